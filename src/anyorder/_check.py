@@ -1,0 +1,91 @@
+"""Checks of arguments at the public boundary. Each returns the checked value or raises ArgumentError."""
+
+import importlib
+import math
+import operator
+from collections.abc import Collection
+from types import ModuleType
+from typing import Any, SupportsFloat
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anyorder.errors import ArgumentError, MissingDependencyError
+
+__all__ = ["array", "choice", "integer", "optional", "positive", "probability", "real"]
+
+
+def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
+    """An integer in [low, high]; NumPy integers are converted, floats and bools are refused."""
+    try:
+        result = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        result = None
+    if result is None or result < low or (high is not None and result > high):
+        rule = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+        raise ArgumentError(f"{name} must be {rule}, got {value!r}")
+    return result
+
+
+def real(name: str, value: SupportsFloat, *, low: float = -math.inf, high: float = math.inf) -> float:
+    """A finite float in [low, high]."""
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        result = math.nan
+    if isinstance(value, bool) or not math.isfinite(result) or not low <= result <= high:
+        bounds = " from" if low > -math.inf or high < math.inf else ""
+        bounds += f" {low:g} to {high:g}" if bounds else ""
+        raise ArgumentError(f"{name} must be a finite number{bounds}, got {value!r}")
+    return result
+
+
+def positive(name: str, value: SupportsFloat) -> float:
+    """A finite float above zero."""
+    result = real(name, value)
+    if result <= 0:
+        raise ArgumentError(f"{name} must be above 0, got {value!r}")
+    return result
+
+
+def probability(name: str, value: SupportsFloat) -> float:
+    """A float strictly between 0 and 1."""
+    result = real(name, value)
+    if not 0 < result < 1:
+        raise ArgumentError(f"{name} must lie strictly between 0 and 1, got {value!r}")
+    return result
+
+
+def choice(name: str, value: str, options: Collection[str]) -> str:
+    """One of the given words."""
+    if value not in options:
+        listed = ", ".join(repr(option) for option in sorted(options))
+        raise ArgumentError(f"{name} must be one of {listed}, got {value!r}")
+    return value
+
+
+def array(name: str, value: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
+    """A finite, non-empty float64 array of the given number of dimensions, copied and read-only."""
+    try:
+        result = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{name} must be an array of numbers: {error}") from error
+    if result.ndim != ndim or result.size == 0:
+        raise ArgumentError(f"{name} must be a non-empty array of {ndim} dimension(s), got shape {result.shape}")
+    if not np.isfinite(result).all():
+        raise ArgumentError(f"{name} must be finite, got {int((~np.isfinite(result)).sum())} entries that are not")
+    result.flags.writeable = False
+    return result
+
+
+def optional(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """Import an optional dependency, or say which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # the package is there but broken: its own message says more
+        raise MissingDependencyError(
+            f"{purpose} needs the package {module.split('.')[0]!r}, which is not installed; "
+            f"install it with: pip install 'anyorder[{extra}]'"
+        ) from error

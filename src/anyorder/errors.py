@@ -1,0 +1,64 @@
+"""The error tree. Every message says what was wrong, the rule, the value received, and what to do."""
+
+__all__ = [
+    "AnyorderError",
+    "ArgumentError",
+    "CertificateError",
+    "CheckpointError",
+    "LoaderError",
+    "MissingDependencyError",
+    "ModelError",
+    "NonFiniteError",
+    "ParticipationError",
+    "PlanError",
+    "StepsExhaustedError",
+    "TrainingError",
+]
+
+
+class AnyorderError(Exception):
+    """Base of all errors of this package."""
+
+
+class ArgumentError(AnyorderError, ValueError):
+    """An argument breaks its rule."""
+
+
+class PlanError(AnyorderError, ValueError):
+    """The parts of a plan do not fit together, or no plan meets the request."""
+
+
+class LoaderError(PlanError):
+    """The order that a loader will use is unknown, or the plan does not cover it."""
+
+
+class ModelError(AnyorderError, ValueError):
+    """The model cannot be trained with a per-unit guarantee."""
+
+
+class TrainingError(AnyorderError, RuntimeError):
+    """The training loop called the parts in an order that the guarantee does not cover."""
+
+
+class ParticipationError(TrainingError):
+    """A unit takes part too early, too often, or where the plan does not expect it."""
+
+
+class StepsExhaustedError(TrainingError):
+    """All planned steps are used."""
+
+
+class NonFiniteError(TrainingError):
+    """A gradient or a loss is NaN or infinite: its norm bounds nothing, so nothing is released."""
+
+
+class CheckpointError(AnyorderError, RuntimeError):
+    """A checkpoint cannot be written, read, or resumed without harm to privacy."""
+
+
+class CertificateError(AnyorderError, ValueError):
+    """A plan or certificate file is malformed, or a number in it does not follow from the others."""
+
+
+class MissingDependencyError(AnyorderError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""

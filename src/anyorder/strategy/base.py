@@ -1,0 +1,133 @@
+"""What a strategy is: the matrix C of the release A G + std B Z = B (C G + std Z), as pure numbers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import _check
+
+__all__ = ["Combination", "Row", "State", "Strategy", "Terms"]
+
+Floats = NDArray[np.float64]
+Vector = NDArray[np.float32]
+
+Row = Callable[[int], Vector]
+"""Row id r -> Z[r] over the coordinates in hand, float32. Pure: the same id gives the same numbers."""
+
+State = tuple[Vector, ...]
+"""Arrays over the coordinates in hand; never written in place once returned."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A row of the noising matrix as a short combination of rows of Z."""
+
+    rows: NDArray[np.int64]
+    coefficients: Floats
+
+
+class Strategy(ABC):
+    """The matrix C (num_rows, n) of a factorisation A = B C, and how its noise is made step by step.
+
+    Step t of n releases the gradient g_t + std * (K Z)[t], where K (n, num_rows) is the noising matrix and Z has
+    num_rows rows of independent standard normals; K C = I. For square C, K = C^-1; a tree has more rows than
+    columns, and K is one of its left inverses (the estimator). Row r of C is paired with row r of Z.
+
+    A strategy holds float64 numbers only: no randomness, no torch. It is immutable, compares by value, and is
+    saved by `to_dict`.
+    """
+
+    @property
+    @abstractmethod
+    def n(self) -> int:
+        """Number of steps."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of C and of Z."""
+        return self.n
+
+    @abstractmethod
+    def matrix(self) -> Floats:
+        """C, (num_rows, n) float64. For tests and small n: O(n num_rows) memory."""
+
+    @abstractmethod
+    def noising_matrix(self) -> Floats:
+        """K, (n, num_rows) float64 with K C = I. For tests and small n."""
+
+    @abstractmethod
+    def init(self, size: int) -> State:
+        """The state before step 0, for `size` coordinates."""
+
+    @abstractmethod
+    def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
+        """The noise (K Z)[t] and the state after step t.
+
+        Args:
+            t: step, 0 <= t < n; steps are taken in order.
+            state: what `init` or the step before returned; it is not written.
+            row: gives Z[r] by row id; it may be asked for any row, any number of times.
+        Returns: float32 noise of shape (size,), a fresh array, and the next state.
+        """
+
+    @property
+    @abstractmethod
+    def state_rows(self) -> int:
+        """Number of vectors of the size of the model that the state holds at most."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values from which `anyorder.strategy.from_dict` makes an equal strategy; "kind" names the class."""
+
+    def prefix_variance(self) -> Floats:
+        """(n,) variance of the noise in each prefix sum of the gradients, unit-variance rows of Z.
+
+        variance[t] = || sum_{s <= t} K[s] ||^2
+        """
+        prefix: Floats = np.cumsum(self.noising_matrix(), axis=0)
+        variance: Floats = np.square(prefix).sum(axis=1)
+        return variance
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Strategy) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.n))
+
+
+class Combination(Strategy):
+    """A strategy whose noise is, at every step, a short combination of rows of Z: nothing is kept between steps."""
+
+    @abstractmethod
+    def terms(self, t: int) -> Terms:
+        """Row t of K as row ids of Z and their coefficients."""
+
+    def init(self, size: int) -> State:
+        """No state."""
+        _check.integer("size", size, low=0)
+        return ()
+
+    def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
+        """The combination of regenerated rows, in the order of `terms`."""
+        terms = self.terms(t)
+        noise = row(int(terms.rows[0])) * np.float32(terms.coefficients[0])
+        for r, coefficient in zip(terms.rows[1:], terms.coefficients[1:], strict=True):
+            noise += row(int(r)) * np.float32(coefficient)
+        return noise, state
+
+    @property
+    def state_rows(self) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def noising_matrix(self) -> Floats:
+        """K, filled from the terms of each step."""
+        K = np.zeros((self.n, self.num_rows))
+        for t in range(self.n):
+            terms = self.terms(t)
+            np.add.at(K[t], terms.rows, terms.coefficients)
+        return K

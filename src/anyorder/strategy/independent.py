@@ -1,0 +1,48 @@
+"""C = I: independent noise at every step, as in DP-SGD."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import _check
+from anyorder.strategy.base import Combination, Terms
+
+__all__ = ["Independent"]
+
+
+class Independent(Combination):
+    """Independent noise at every step: C = I, the noise of DP-SGD.
+
+    The prefix sum of t + 1 gradients has noise variance t + 1.
+
+    Args:
+        n: number of steps.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n = _check.integer("n", n, low=1)
+
+    @property
+    def n(self) -> int:
+        """Number of steps."""
+        return self._n
+
+    def matrix(self) -> NDArray[np.float64]:
+        """The identity, (n, n)."""
+        return np.eye(self._n)
+
+    def terms(self, t: int) -> Terms:
+        """Row t alone."""
+        return Terms(np.array([t], dtype=np.int64), np.ones(1))
+
+    def prefix_variance(self) -> NDArray[np.float64]:
+        """1, 2, .., n."""
+        return np.arange(1.0, self._n + 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """{"kind": "independent", "n": n}."""
+        return {"kind": "independent", "n": self._n}
+
+    def __repr__(self) -> str:
+        return f"Independent(n={self._n})"
