@@ -1,3 +1,41 @@
-"""anyorder: differentially private training for data that arrives in any order."""
+"""anyorder: differentially private training for data that arrives in any order.
+
+The rooms, in reading order: workload (A), participation (who takes part when), strategy (C), sensitivity, error,
+optimize (choose C), accounting (epsilon), noise (addressable), sampling (loaders and their order), plan (the claim),
+clipping, ledger (enforces the claim), certificate (shows it), train (the engine).
+"""
+
+from anyorder import accounting, clipping, errors, noise, participation, sampling, strategy, train, workload
+from anyorder.certificate import Certificate, verify
+from anyorder.error import last_loss, max_loss, rmse
+from anyorder.plan import Plan, plan
+from anyorder.sampling import FixedOrderSampler
+from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
+from anyorder.train import FTRL, PrivacyEngine
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "FTRL",
+    "Bound",
+    "Certificate",
+    "FixedOrderSampler",
+    "Plan",
+    "PrivacyEngine",
+    "accounting",
+    "clipping",
+    "errors",
+    "last_loss",
+    "max_loss",
+    "noise",
+    "participation",
+    "plan",
+    "rmse",
+    "sampling",
+    "sensitivity",
+    "strategy",
+    "train",
+    "unit_sensitivities",
+    "verify",
+    "workload",
+]

@@ -27,6 +27,7 @@ __all__ = [
     "Participation",
     "PoissonSampling",
     "SingleEpoch",
+    "covers",
     "from_dict",
 ]
 
@@ -384,3 +385,25 @@ def from_dict(data: dict[str, Any]) -> Participation:
     if kind == "known_order":
         return KnownOrder._from_dict(data)
     return _SIMPLE[kind](**{key: value for key, value in data.items() if key != "kind"})
+
+
+def covers(planned: Participation, actual: Participation) -> bool:
+    """Whether the patterns of `actual`, within the planned steps, are known to be among those of `planned`.
+
+    A known order covers whatever the ledger lets pass, step by step, so it is not judged here.
+    """
+    match planned:
+        case SingleEpoch():
+            return actual.max_participations == 1
+        case FixedOrder(b=b):
+            same = isinstance(actual, FixedOrder) and actual.b == b and actual.max_participations <= planned.k
+            return same or (isinstance(actual, SingleEpoch) and actual.n <= b)
+        case EpochShuffle(k=k, steps_per_epoch=s):
+            same = isinstance(actual, EpochShuffle) and actual.steps_per_epoch == s and actual.k <= k
+            return same or covers(FixedOrder(k * s, k, s), actual)
+        case MinSeparation(b=b):
+            return actual.min_separation >= b and actual.max_participations <= planned.max_participations
+        case KnownOrder():
+            return True
+        case _:
+            return planned == actual

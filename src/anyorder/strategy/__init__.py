@@ -4,12 +4,54 @@ from collections.abc import Callable
 from typing import Any
 
 from anyorder import _check
+from anyorder.strategy.banded import Banded
+from anyorder.strategy.banded_inverse import BandedInverse
 from anyorder.strategy.base import Combination, Row, State, Strategy, Terms
+from anyorder.strategy.blt import BLT
+from anyorder.strategy.dense import Dense
 from anyorder.strategy.independent import Independent
+from anyorder.strategy.low_rank import BandedLowRank
+from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.toeplitz import SquareRoot, Toeplitz, ToeplitzBanded
+from anyorder.strategy.tree import Tree
 
-__all__ = ["Combination", "Independent", "Row", "State", "Strategy", "Terms", "from_dict"]
+__all__ = [
+    "BLT",
+    "Banded",
+    "BandedInverse",
+    "BandedLowRank",
+    "Combination",
+    "Dense",
+    "Independent",
+    "Rescaled",
+    "Row",
+    "SquareRoot",
+    "State",
+    "Strategy",
+    "Terms",
+    "Toeplitz",
+    "ToeplitzBanded",
+    "Tree",
+    "from_dict",
+]
 
-_KINDS: dict[str, Callable[..., Strategy]] = {"independent": Independent}
+
+def _rescaled(strategy: dict[str, Any], scales: list[float]) -> Rescaled:
+    return Rescaled(from_dict(strategy), scales)
+
+
+_KINDS: dict[str, Callable[..., Strategy]] = {
+    "banded": Banded._from_dict,
+    "banded_inverse": BandedInverse,
+    "banded_low_rank": BandedLowRank._from_dict,
+    "blt": BLT,
+    "dense": Dense._from_dict,
+    "independent": Independent,
+    "rescaled": _rescaled,
+    "square_root": SquareRoot,
+    "toeplitz_banded": ToeplitzBanded,
+    "tree": Tree,
+}
 
 
 def from_dict(data: dict[str, Any]) -> Strategy:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
 
@@ -91,6 +91,14 @@ class Strategy(ABC):
         prefix: Floats = np.cumsum(self.noising_matrix(), axis=0)
         variance: Floats = np.square(prefix).sum(axis=1)
         return variance
+
+    def columns(self, steps: ArrayLike) -> Floats:
+        """C[:, steps], (num_rows, len(steps)): what one unit that takes part in these steps adds to C G."""
+        return np.asarray(self.matrix()[:, np.asarray(steps)])
+
+    def column_norms_squared(self) -> Floats:
+        """(n,) squared norms of the columns of C, the diagonal of X = C^T C."""
+        return np.asarray(np.square(self.matrix()).sum(axis=0))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Strategy) and self.to_dict() == other.to_dict()

@@ -1,0 +1,49 @@
+"""What every benchmark shares: its options, a timer, and one way to print."""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterable
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measurement: ours, the peer's (None where there is none), and peer / ours: above 1, ours is faster."""
+
+    name: str
+    ours: float
+    peer: float | None
+    ratio: float | None
+    unit: str
+
+
+def options(description: str) -> argparse.Namespace:
+    """`--quick` (small sizes) and `--json` (one object a line)."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    return parser.parse_args()
+
+
+def seconds(work: Callable[[], object], repeats: int) -> float:
+    """The shortest of some runs after one to warm up: what the machine does when nothing disturbs it."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def show(rows: Iterable[Row], as_json: bool) -> None:
+    """Print each row when it is measured."""
+    if not as_json:
+        print(f"{'':<44}{'ours':>10}{'peer':>10}{'ratio':>10}  unit")
+    for row in rows:
+        if as_json:
+            print(json.dumps(dataclasses.asdict(row)), flush=True)
+        else:
+            peer, ratio = ("-" if number is None else f"{number:.3g}" for number in (row.peer, row.ratio))
+            print(f"{row.name:<44}{row.ours:>10.3g}{peer:>10}{ratio:>10}  {row.unit}", flush=True)

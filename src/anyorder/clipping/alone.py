@@ -1,0 +1,194 @@
+"""A module as a function of one example alone, in the form that torch.func maps over a batch."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from anyorder.errors import ModelError
+
+__all__ = ["Alone", "Tensors", "mappable"]
+
+Tensors = tuple[Tensor, ...]
+
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_SETTING = (type(None), bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an output tensor goes in the module's output structure."""
+
+    differentiable: bool
+
+
+class Alone:
+    """The call `module(*args, **kwargs)` on a batch, as a function of the parameters and of one example.
+
+    The module sees a batch of one. It cannot see another example, since no other is among what it is given.
+
+    Args:
+        module: the module. Its buffers are copied: every example sees what they hold now.
+        args, kwargs: what the module is called with on the batch; see `PerUnitClipping.forward`.
+
+    Attributes:
+        tensors: the tensors among the arguments, each with leading dimension `size`.
+        size: B, the number of examples.
+
+    Raises: ModelError if the tensors do not share a leading dimension, or an argument cannot be split by example.
+    """
+
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for argument in (*args, *kwargs.values()):
+            _check_argument(argument)
+        leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        self._slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._settings = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.tensors: Tensors = tuple(leaves[i] for i in self._slots)
+        self.size = _batch_size(self.tensors)
+        self._module = module
+        self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        self._versions = {name: _version(buffer) for name, buffer in self._buffers.items()}
+        self._output: tuple[list[Any], pytree.TreeSpec]
+
+    def __call__(self, parameters: dict[str, Tensor], example: Tensors) -> tuple[Tensors, Tensors]:
+        """The output tensors of one example, without the batch dimension: the differentiable ones, and the others.
+
+        Args:
+            parameters: the parameters to use in the place of the module's, by name.
+            example: one slice of every tensor in `tensors`, without the batch dimension.
+        """
+        leaves: list[Any] = list(self._settings)
+        for slot, tensor in zip(self._slots, example, strict=True):
+            leaves[slot] = tensor.unsqueeze(0)
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        output = functional_call(self._module, self._buffers | parameters, args, kwargs, tie_weights=True)
+        self._check_buffers()
+        places, structure = pytree.tree_flatten(output)
+        differentiable: list[Tensor] = []
+        others: list[Tensor] = []
+        for i, leaf in enumerate(places):
+            _check_output(leaf)
+            if isinstance(leaf, Tensor):
+                places[i] = _Place(leaf.is_floating_point() or leaf.is_complex())
+                (differentiable if places[i].differentiable else others).append(leaf.squeeze(0) if leaf.dim() else leaf)
+        if not differentiable:
+            raise ModelError("the model has no floating-point output, so that no loss can train it; return one")
+        self._output = places, structure
+        return tuple(differentiable), tuple(others)
+
+    def assemble(self, differentiable: Tensors, others: Tensors) -> Any:
+        """The module's output structure of the last call, filled with batched tensors."""
+        places, structure = self._output
+        sources = {True: iter(differentiable), False: iter(others)}
+        leaves = [next(sources[place.differentiable]) if isinstance(place, _Place) else place for place in places]
+        return pytree.tree_unflatten(leaves, structure)
+
+    def _check_buffers(self) -> None:
+        written = [name for name, buffer in self._buffers.items() if _version(buffer) != self._versions[name]]
+        if written:
+            raise ModelError(
+                f"the module writes its buffers {', '.join(written)} in forward: what it writes would not be private. "
+                "Keep such state out of the model, or call .eval() on the part that writes it"
+            )
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was written; torch does not count under inference_mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _check_argument(argument: Any) -> None:
+    """A setting stands alone; a container holds tensors. A list of lengths would tell one example of the others."""
+    if isinstance(argument, (Tensor, *_SETTING)):
+        return
+    leaves = pytree.tree_leaves(argument)
+    strange = next((leaf for leaf in leaves if leaf is not None and not isinstance(leaf, Tensor)), None)
+    if strange is not None:
+        raise ModelError(
+            "the model's arguments must be tensors (or containers of tensors) that can be split by example, and "
+            f"settings None, bool, int, float, str outside containers; got a {type(strange).__name__}"
+            f"{'' if strange is argument else f' inside a {type(argument).__name__}'}: make it a tensor with one row "
+            "for each example"
+        )
+
+
+def _batch_size(tensors: Tensors) -> int:
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
+        raise ModelError(
+            "the tensors given to the model must share their leading dimension, the examples of the batch; got shapes "
+            f"{shapes}. Repeat a shared tensor for each example, or make it a buffer of the model"
+        )
+    if any(tensor.requires_grad for tensor in tensors):
+        raise ModelError(
+            "the tensors given to the model must not require gradients: what came before the model would get a "
+            "gradient that is not private. Put those layers into the model, or detach the tensors"
+        )
+    return size
+
+
+def _check_output(leaf: Any) -> None:
+    if not isinstance(leaf, (Tensor, *_SETTING)):
+        raise ModelError(
+            "the model's output must be tensors, or tuples, lists, dicts of tensors; got a "
+            f"{type(leaf).__name__}: return its tensors instead"
+        )
+    if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] != 1:
+        raise ModelError(
+            "every output of the model must have the examples as its leading dimension; on one example it has shape "
+            f"{tuple(leaf.shape)}, not (1, ...): use batch_first=True, or move that dimension to the front"
+        )
+
+
+@contextmanager
+def mappable(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Torch's settings under which more modules can be mapped; the functions that they compute do not change."""
+    backends = torch.backends
+    recurrent = [part for part in module.modules() if isinstance(part, _RECURRENT)]
+    with ExitStack() as stack:
+        # Fused kernels have no batching rule: they would fail, or loop over the examples.
+        stack.callback(backends.mha.set_fastpath_enabled, backends.mha.get_fastpath_enabled())
+        backends.mha.set_fastpath_enabled(False)
+        if device.type == "cpu":
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if recurrent:
+            stack.callback(setattr, backends.mkldnn, "enabled", backends.mkldnn.enabled)
+            stack.callback(setattr, backends.cudnn, "enabled", backends.cudnn.enabled)
+            backends.mkldnn.enabled = False  # type: ignore[assignment]
+            backends.cudnn.enabled = False
+        for part in recurrent:
+            stack.callback(part.register_forward_pre_hook(_map_state, with_kwargs=True).remove)
+        yield
+
+
+def _map_state(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:
+    """Give a recurrent layer an initial state that is mapped like its input, as it adds the input to it in place."""
+    x = args[0] if args else kwargs["input"]
+    state = args[1] if len(args) > 1 else kwargs.get("hx")
+    if not isinstance(x, Tensor):
+        raise ModelError(
+            f"{type(part).__name__} must be given a padded tensor, got a {type(x).__name__}, which joins the examples"
+        )
+    if state is None:
+        state = _zero_state(part, x)
+    return (x,), {"hx": pytree.tree_map(lambda s: s + x.new_zeros(s.shape, dtype=s.dtype), state)}
+
+
+def _zero_state(part: nn.Module, x: Tensor) -> Any:
+    if isinstance(part, nn.RNNBase):
+        batch = () if x.dim() == 2 else (x.shape[0 if part.batch_first else 1],)
+        layers = part.num_layers * (2 if part.bidirectional else 1)
+        hidden = x.new_zeros(layers, *batch, part.proj_size or part.hidden_size)
+        return (hidden, x.new_zeros(layers, *batch, part.hidden_size)) if isinstance(part, nn.LSTM) else hidden
+    assert isinstance(part, nn.RNNCellBase)
+    hidden = x.new_zeros(*x.shape[:-1], part.hidden_size)
+    return (hidden, hidden) if isinstance(part, nn.LSTMCell) else hidden

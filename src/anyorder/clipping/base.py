@@ -1,0 +1,60 @@
+"""What a clipping engine is: a module's outputs, and on backward the sum of the units' clipped gradients."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["PerUnitClipping", "Receive"]
+
+Receive = Callable[[dict[str, Tensor]], None]
+"""Takes the sum over units of their clipped gradients, by parameter name."""
+
+
+class PerUnitClipping(ABC):
+    """Makes the one number a Gaussian mechanism needs true: no unit adds more than clip_norm to the sum.
+
+        sum over units u of  clip(scale * sum_{i in u} grad l_i),   clip(v) = v min(1, clip_norm / ||v||)
+                                                                    [Kairouz et al. 2021, Algorithm 1, line 4]
+
+    The norm is over all trainable parameters together, and over the whole unit: the gradients of a unit's examples
+    are added before they are clipped.
+
+    Guarantee: removing a unit's examples changes the sum by at most clip_norm, replacing them by at most
+    2 clip_norm, for fixed parameters -- if the loss is a sum over examples of terms, each of that example's output
+    and target alone, times a constant (`nn.CrossEntropyLoss()` is; a contrastive loss, and a mean over the unmasked
+    tokens of the batch, are not). The criterion belongs to the caller and is not checked.
+    """
+
+    @abstractmethod
+    def forward(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        groups: Tensor,
+        clip_norm: float,
+        scale: float,
+        receive: Receive,
+    ) -> Any:
+        """The module's outputs; their backward calls `receive` once with the sum of clipped gradients.
+
+        Args:
+            args, kwargs: what the module is called with; every tensor in them has leading dimension B. A setting
+                (None, bool, int, float, str) stands directly as an argument, not inside a container.
+            groups: (B,) int64, equal for examples of one unit.
+            clip_norm: L2 bound on a unit's gradient, above 0.
+            scale: what the gradients are multiplied by before they are clipped: B for a loss that is a mean.
+            receive: called during backward with {parameter name: sum}, one entry for each trainable parameter, in
+                float32 (float64 where the parameter is); `p.grad` is never written.
+        Returns: the outputs, tensors with leading dimension B, attached to autograd. With gradients disabled they
+            are detached, and `receive` is never called.
+
+        Raises:
+            ArgumentError: groups, clip_norm or scale break their rule.
+            ModelError: the inputs do not share B, or the module cannot be run on one example alone.
+            NonFiniteError: in backward, a unit's gradient is NaN or infinite; `receive` is not called.
+            TrainingError: in backward, a second time on the same outputs, or with create_graph=True, or after a
+                parameter or an input was changed in place.
+        """

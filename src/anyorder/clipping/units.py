@@ -1,0 +1,113 @@
+"""The sum of the clipped gradients of whole units, from per-example gradients that come in chunks."""
+
+import torch
+from torch import Tensor
+
+from anyorder.errors import NonFiniteError
+
+__all__ = ["ClippedSum", "accumulator_dtype"]
+
+
+def accumulator_dtype(tensor: Tensor) -> torch.dtype:
+    """float64 for float64, else float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+BLOCK = 2**19  # numbers
+
+
+class ClippedSum:
+    """Adds per-example gradients up to units, clips each unit once, and adds the units up.
+
+    The norm of every clipped unit is at most clip_norm in exact arithmetic: squares are added in float64, the
+    factor is rounded down, and no product goes through a matrix unit of reduced precision. Between chunks it holds
+    the sum and one unclipped unit.
+
+    Args:
+        parameters: shapes, devices and dtypes of the gradients, by name.
+        clip_norm: L2 bound on a unit's gradient.
+        scale: what the gradients are multiplied by before they are clipped.
+    """
+
+    def __init__(self, parameters: dict[str, Tensor], *, clip_norm: float, scale: float) -> None:
+        self._scale = scale
+        self._sum = {
+            name: torch.zeros(p.numel(), dtype=accumulator_dtype(p), device=p.device) for name, p in parameters.items()
+        }
+        # Just under clip_norm, so that the rounding of each product (eps / 2) and of the norm cannot carry a unit over.
+        slack = max(1e-12, *(4 * torch.finfo(total.dtype).eps for total in self._sum.values()))
+        self._clip_norm = clip_norm * (1 - slack)
+        self._shapes = {name: p.shape for name, p in parameters.items()}
+        self._open: dict[str, Tensor] = {}
+        self._units = 0
+        self._non_finite: Tensor | int = 0
+
+    def add(self, gradients: dict[str, Tensor], units: Tensor, *, complete: bool) -> None:
+        """Add a chunk of c examples, sorted by unit.
+
+        Args:
+            gradients: {name: (c, *shape)}; not written.
+            units: (c,) int64 on the CPU, 0, .., u - 1 in order. A unit that the chunk before left open is unit 0.
+            complete: whether the last unit has no examples in later chunks.
+        """
+        count = int(units[-1]) + 1
+        rows = {name: self._by_unit(name, gradients[name], units, count) for name in self._sum}
+        self._open = {} if complete else {name: row[-1].clone() for name, row in rows.items()}
+        self._clip_and_add(rows if complete else {name: row[:-1] for name, row in rows.items()})
+
+    def finish(self) -> dict[str, Tensor]:
+        """The sum over units, {name: (*shape)}.
+
+        Raises: NonFiniteError if any unit's gradient is NaN or infinite.
+        """
+        bad = int(self._non_finite)
+        if bad:
+            raise NonFiniteError(
+                f"the gradients of {bad} of {self._units} units are NaN or infinite; every unit's gradient must be "
+                "finite, since no norm bounds it otherwise. Nothing was released: check the inputs and the loss, "
+                "lower the learning rate, or train in float32"
+            )
+        return {name: total.view(self._shapes[name]) for name, total in self._sum.items()}
+
+    def _by_unit(self, name: str, gradient: Tensor, units: Tensor, count: int) -> Tensor:
+        """(count, size) sums over the examples of a unit, with what the open unit has so far."""
+        total = self._sum[name]
+        flat = gradient.reshape(len(gradient), total.numel()).to(total.dtype)
+        if count == len(units) and not self._open:
+            return flat
+        result = flat.new_zeros(count, total.numel()).index_add_(0, units.to(flat.device), flat)
+        if self._open:
+            result[0] += self._open[name]
+        return result
+
+    def _clip_and_add(self, rows: dict[str, Tensor]) -> None:
+        """Clip every unit, rows {name: (u, size)}, to clip_norm over all names jointly; add to the sum."""
+        first = next(iter(rows.values()))
+        if not len(first):
+            return
+        squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)
+        for row in rows.values():
+            norms = [torch.linalg.vector_norm(row[block], dim=1, dtype=torch.float64) for block in _blocks(row)]
+            squares += torch.cat(norms).square().to(squares.device)
+        norm = self._scale * squares.sqrt()
+        self._units += len(norm)
+        self._non_finite += (~norm.isfinite()).sum()
+        # A zero norm gives clip_norm / 0 = inf, and so the factor of an unclipped unit.
+        factors = self._scale * (self._clip_norm / norm).clamp(max=1.0)
+        for name, row in rows.items():
+            weights = _round_down(factors, row.dtype).to(row.device)
+            # Elementwise: a matrix product may run in TF32 or bfloat16, and so leave a unit over the bound.
+            for block in _blocks(row):
+                self._sum[name] += (row[block] * weights[block, None]).sum(0)
+
+
+def _blocks(rows: Tensor) -> list[slice]:
+    """Slices of the rows, such that what is computed from one of them stays small."""
+    size = max(1, BLOCK // max(1, rows.shape[1]))
+    return [slice(i, i + size) for i in range(0, len(rows), size)]
+
+
+def _round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """Positive float64 factors in dtype, never larger than they were."""
+    rounded = factors.to(dtype)
+    return torch.where(rounded.double() > factors, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)

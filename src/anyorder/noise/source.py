@@ -1,0 +1,130 @@
+"""The source of all randomness: a key, and pure functions of (key, row, element)."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import _check
+from anyorder.errors import ArgumentError
+from anyorder.noise import chacha, transform
+
+__all__ = ["NoiseSource"]
+
+_BLOCK = 16  # words, and normals, of a block
+_CHUNK = 4096  # blocks at a time: 256 KiB of words, which a core's cache holds
+_RAW = np.uint64(1 << 62)  # counters of `words`
+_EXTENSION = np.uint64(1 << 63)  # counters of the further bits of rare radii
+_MAX_ELEMENT = 1 << 62  # sixteen times this side of the domain bits
+_MAX_ROW = (1 << 63) - 1
+
+
+class NoiseSource:
+    """Standard normals Z[row, element] and raw words, addressed and never stored.
+
+    Whoever has the key can compute the noise and take it off: keep it as secret as the data. It must come from the
+    operating system's entropy (`NoiseSource.random`) and serve one plan only; pass a key in tests and on resume.
+
+    Args:
+        key: 32 bytes.
+        rounds: of ChaCha: 8 (the best attacks known reach 7, in theory), 12, or 20 (as in TLS).
+    Raises: ArgumentError for any other key or rounds; the message never shows the key.
+    """
+
+    def __init__(self, key: bytes, rounds: int = 8) -> None:
+        if not isinstance(key, bytes):
+            raise ArgumentError(f"key must be 32 bytes, got {type(key).__name__}")
+        if len(key) != 32:
+            raise ArgumentError(f"key must be 32 bytes, got {len(key)}; NoiseSource.random() makes one")
+        if _check.integer("rounds", rounds, low=8) not in chacha.ROUNDS:
+            raise ArgumentError(f"rounds must be 8, 12 or 20, got {rounds!r}")
+        self._key = key
+        self._rounds = int(rounds)
+        self._key_words = np.frombuffer(key, "<u4").astype(np.uint32)
+
+    @classmethod
+    def random(cls, rounds: int = 8) -> "NoiseSource":
+        """A source with a fresh key from the operating system."""
+        return cls(os.urandom(32), rounds)
+
+    @property
+    def key(self) -> bytes:
+        """The secret key, for checkpoints that are kept as safe as the data."""
+        return self._key
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of ChaCha."""
+        return self._rounds
+
+    def derive(self, label: bytes) -> "NoiseSource":
+        """A source for another purpose: its key is BLAKE2b of the label under this key.
+
+        Equal labels give equal sources; without this key, sources of different labels look unrelated.
+        """
+        if not isinstance(label, bytes):
+            raise ArgumentError(f"label must be bytes, got {label!r}")
+        key = hashlib.blake2b(label, digest_size=32, key=self._key, person=b"anyorder derive").digest()
+        return NoiseSource(key, self._rounds)
+
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that tell two sources apart and reveal nothing of the key."""
+        text = f"layout 1, ChaCha{self._rounds}".encode()
+        return hashlib.blake2b(text, digest_size=16, key=self._key, person=b"anyorder finger").hexdigest()
+
+    def normal(self, row: int, start: int, stop: int) -> NDArray[np.float32]:
+        """Z[row, start:stop], independent N(0, 1).
+
+        Args:
+            row: 0 <= row < 2^63.
+            start, stop: elements, 0 <= start <= stop <= 2^62.
+        Returns: (stop - start,) float32, a fresh array; the same bits however a range is split.
+        Cost: whole blocks of 16 elements; 1.5 MiB of working memory.
+        """
+        _check_range(row, start, stop)
+
+        def make(counters: NDArray[np.uint64]) -> NDArray[np.float32]:
+            def further(columns: NDArray[np.intp]) -> NDArray[np.uint32]:
+                return self._blocks(row, counters[columns] | _EXTENSION)
+
+            return transform.normals(self._blocks(row, counters), further)
+
+        result = np.empty(stop - start, np.float32)
+        _fill(result, start, make)
+        return result
+
+    def words(self, row: int, start: int, stop: int) -> NDArray[np.uint32]:
+        """Uniform 32-bit words for coins and shuffles, from blocks that no normal uses (counter bit 62).
+
+        Args and Returns: as `normal`, in uint32.
+        """
+        _check_range(row, start, stop)
+        result = np.empty(stop - start, np.uint32)
+        _fill(result, start, lambda counters: self._blocks(row, counters | _RAW))
+        return result
+
+    def _blocks(self, row: int, counters: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        return chacha.blocks(self._key_words, counters, row, self._rounds)
+
+    def __repr__(self) -> str:
+        return f"NoiseSource(fingerprint={self.fingerprint()!r}, rounds={self._rounds})"
+
+
+def _check_range(row: int, start: int, stop: int) -> None:
+    _check.integer("row", row, low=0, high=_MAX_ROW)
+    _check.integer("start", start, low=0, high=_MAX_ELEMENT)
+    _check.integer("stop", stop, low=start, high=_MAX_ELEMENT)
+
+
+def _fill(result: NDArray[Any], start: int, make: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> None:
+    """Write elements start, start + 1, .. from the (16, B) blocks that `make` returns for B counters."""
+    stop = start + len(result)
+    end = -(-stop // _BLOCK)
+    for block in range(start // _BLOCK, end, _CHUNK):
+        flat = make(np.arange(block, min(block + _CHUNK, end), dtype=np.uint64)).T.reshape(-1)
+        first = block * _BLOCK
+        low, high = max(start, first), min(stop, first + len(flat))
+        result[low - start : high - start] = flat[low - first : high - first]

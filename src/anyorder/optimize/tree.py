@@ -1,0 +1,77 @@
+"""Choose the tree: where to restart, whether to complete, for a workload and a participation."""
+
+from collections.abc import Iterator
+
+from anyorder import _check, error
+from anyorder.errors import PlanError
+from anyorder.participation import EpochShuffle, FixedOrder, Participation
+from anyorder.strategy import Tree
+from anyorder.workload import Workload
+
+__all__ = ["fit_tree", "restart_steps"]
+
+# Dense error costs O(n * nodes); beyond this many steps a momentum workload is ranked by its prefix sums.
+_DENSE_LIMIT = 4096
+
+
+def fit_tree(
+    workload: Workload,
+    participation: Participation,
+    *,
+    objective: str = "mean",
+    estimator: str = "full",
+    restart_every: int | None = None,
+    completion: str = "auto",
+) -> Tree:
+    """The binary tree of least error, sensitivity included, among restart schedules and completion on or off.
+
+    Args:
+        workload: what the optimizer applies.
+        participation: who takes part when; restarts fall on its epochs where it has epochs.
+        objective: "mean", "max" or "last" error.
+        estimator: "vanilla", "online" or "full"; full is never worse.
+        restart_every: a fresh tree every so many epochs; 0 for never; None chooses.
+        completion: "on", "off", or "auto", which completes where that lowers the error.
+    Returns: the best `Tree`.
+    Cost: one error and one sensitivity for each of about 2 log2(epochs) candidates.
+    """
+    _check.choice("objective", objective, _OBJECTIVES)
+    _check.choice("completion", completion, {"auto", "on", "off"})
+    ranked = workload if workload.n <= _DENSE_LIMIT else Workload(workload.n)
+    loss = _OBJECTIVES[objective]
+    candidates = _candidates(participation, estimator, restart_every, completion)
+    return min(candidates, key=lambda tree: loss(tree, ranked, participation))
+
+
+_OBJECTIVES = {"mean": error.rmse, "max": error.max_loss, "last": error.last_loss}
+
+
+def restart_steps(participation: Participation, every: int) -> tuple[int, ...]:
+    """The steps at which a fresh tree begins, one every `every` epochs; none for every = 0."""
+    _check.integer("restart_every", every, low=0)
+    if every == 0:
+        return ()
+    if not isinstance(participation, (EpochShuffle, FixedOrder)):
+        raise PlanError(
+            f"restart_every needs a participation with epochs (EpochShuffle, FixedOrder), got {participation!r}; "
+            "give restarts to strategy.Tree by step"
+        )
+    steps = participation.steps_per_epoch if isinstance(participation, EpochShuffle) else participation.b
+    return tuple(range(every * steps, participation.n, every * steps))
+
+
+def _candidates(
+    participation: Participation, estimator: str, restart_every: int | None, completion: str
+) -> Iterator[Tree]:
+    schedules = _schedules(participation) if restart_every is None else [restart_every]
+    completions = {"on": [True], "off": [False], "auto": [False, True]}[completion]
+    for restarts in dict.fromkeys(restart_steps(participation, every) for every in schedules):
+        for complete in completions if restarts else [False]:
+            yield Tree(participation.n, estimator=estimator, restarts=restarts, completion=complete)
+
+
+def _schedules(participation: Participation) -> list[int]:
+    if not isinstance(participation, (EpochShuffle, FixedOrder)):
+        return [0]
+    k = participation.max_participations
+    return [0, *(2**i for i in range(k.bit_length()) if 2**i < k)]

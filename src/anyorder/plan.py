@@ -1,0 +1,382 @@
+"""The plan: workload, participation, strategy, clip norm and noise joined into one frozen, printable, saved claim."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, nextafter
+from pathlib import Path
+from typing import Any
+from zlib import error as ZlibError
+
+from numpy.typing import ArrayLike
+
+from anyorder import _check, accounting, error, participation, strategy, workload
+from anyorder.errors import ArgumentError, CertificateError, PlanError
+from anyorder.optimize.tree import fit_tree
+from anyorder.participation import (
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    Participation,
+    PoissonSampling,
+    SingleEpoch,
+)
+from anyorder.sampling import find_participation
+from anyorder.sensitivity import Bound, sensitivity
+from anyorder.strategy import Independent, Strategy
+from anyorder.workload import Workload
+
+__all__ = ["Plan", "plan"]
+
+FORMAT = "anyorder-plan/1"
+_NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
+_CLAIMS = ("sensitivity", "sensitivity_exact", "noise_std", "mu", "epsilon")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A complete claim: what is released, how noisy, in which order, and the (epsilon, delta) that follows.
+
+    Each of n steps releases `sum of clipped unit gradients + noise_std * (K Z)[t]`, then divides by `batch_size`.
+
+        noise_std = noise_multiplier * clip_norm * sens(C, participation)
+        mu = f / noise_multiplier,  f = 1 (zero-out, add-or-remove) or 2 (replace-one)        Gaussian DP, exact
+
+    Under `PoissonSampling` with independent noise, noise_std = noise_multiplier * clip_norm and epsilon comes from
+    privacy loss distributions; mu does not exist.
+
+    Attributes:
+        noise_multiplier: sigma, unitless. Not the multiplier per tree node of Kairouz et al. 2021, which is
+            `noise_std / clip_norm`.
+        batch_size: the public constant that sums are divided by.
+        unit: what is protected, in words: "example", "user", ..
+        neighbours: "zero-out" (one unit's gradients replaced by zero), "replace-one", or "add-or-remove" (only
+            where the absence of a unit moves no other: PoissonSampling, MinSeparation, KnownOrder).
+        dataset_size: number of units where it is known and public.
+    """
+
+    participation: Participation
+    strategy: Strategy
+    workload: Workload
+    clip_norm: float
+    noise_multiplier: float
+    delta: float
+    batch_size: int
+    unit: str = "example"
+    neighbours: str = "zero-out"
+    dataset_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _check.positive("clip_norm", self.clip_norm)
+        _check.positive("noise_multiplier", self.noise_multiplier)
+        _check.probability("delta", self.delta)
+        _check.integer("batch_size", self.batch_size, low=1)
+        _check.choice("neighbours", self.neighbours, _NEIGHBOURS)
+        if not isinstance(self.unit, str) or not self.unit:
+            raise ArgumentError(f"unit must be a word such as 'example' or 'user', got {self.unit!r}")
+        if self.dataset_size is not None:
+            _check.integer("dataset_size", self.dataset_size, low=1)
+        lengths = {"participation": self.participation.n, "strategy": self.strategy.n, "workload": self.workload.n}
+        if len(set(lengths.values())) != 1:
+            raise PlanError(f"participation, strategy and workload must have the same number of steps, got {lengths}")
+        _check_neighbours(self.neighbours, self.participation, self.strategy)
+
+    @property
+    def n(self) -> int:
+        """Number of steps."""
+        return self.participation.n
+
+    @property
+    def amplified(self) -> bool:
+        """Whether the claim rests on secret Poisson sampling."""
+        return isinstance(self.participation, PoissonSampling)
+
+    @cached_property
+    def sensitivity(self) -> Bound:
+        """sens(C, participation) for clip norm 1; 1 per step under Poisson sampling."""
+        return Bound(1.0, True) if self.amplified else sensitivity(self.strategy, self.participation)
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of each entry of the noise std * Z, in gradient units; rounded up."""
+        return nextafter(self.noise_multiplier * self.clip_norm * self.sensitivity.value, inf)
+
+    @property
+    def mu(self) -> float | None:
+        """Gaussian DP parameter; None under Poisson sampling, which is not Gaussian."""
+        return None if self.amplified else _NEIGHBOURS[self.neighbours] / self.noise_multiplier
+
+    @cached_property
+    def epsilon(self) -> float:
+        """The smallest epsilon that holds at `delta`, rounded up."""
+        if isinstance(self.participation, PoissonSampling):
+            q, n = self.participation.sampling_probability, self.n
+            return accounting.poisson_epsilon(self.noise_multiplier, q, n, self.delta)
+        assert self.mu is not None
+        return accounting.gdp_epsilon(self.mu, self.delta)
+
+    @cached_property
+    def rmse(self) -> float:
+        """Root mean square error of the workload's rows, clip norm 1 and noise multiplier 1; sensitivity included."""
+        if self.amplified:
+            return error.rmse(self.strategy, self.workload, SingleEpoch(self.n))
+        return error.rmse(self.strategy, self.workload, self.participation)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of everything that the plan fixes; noise keys are bound to it."""
+        return hashlib.sha256(_canonical(self.to_dict()).encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the plan fixes, as JSON values; what follows from it is in `claims`."""
+        return {
+            "participation": self.participation.to_dict(),
+            "strategy": self.strategy.to_dict(),
+            "workload": self.workload.to_dict(),
+            "clip_norm": self.clip_norm,
+            "noise_multiplier": self.noise_multiplier,
+            "delta": self.delta,
+            "batch_size": self.batch_size,
+            "unit": self.unit,
+            "neighbours": self.neighbours,
+            "dataset_size": self.dataset_size,
+        }
+
+    def claims(self) -> dict[str, Any]:
+        """What follows from the plan; a verifier recomputes it."""
+        values = (self.sensitivity.value, self.sensitivity.exact, self.noise_std, self.mu, self.epsilon)
+        return dict(zip(_CLAIMS, values, strict=True))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Plan":
+        """The plan that `to_dict` described. Raises CertificateError where the data is malformed."""
+        try:
+            parts = {
+                "participation": participation.from_dict(data["participation"]),
+                "strategy": strategy.from_dict(data["strategy"]),
+                "workload": workload.from_dict(data["workload"]),
+            }
+            return cls(**{**data, **parts})
+        except (KeyError, TypeError, ValueError, AttributeError, ZlibError) as problem:
+            raise CertificateError(f"the plan in the file is malformed: {problem!r}") from problem
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan and its claims as JSON."""
+        save_json(path, {"format": FORMAT, "plan": self.to_dict(), "claims": self.claims()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Read a plan; every claim is recomputed. Raises CertificateError if one does not follow."""
+        data = load_json(path, FORMAT)
+        plan = cls.from_dict(data.get("plan", {}))
+        check_claims(plan, data.get("claims", {}))
+        return plan
+
+    def __str__(self) -> str:
+        sens = self.sensitivity
+        rows = [
+            ("privacy", f"({self.epsilon:.4g}, {self.delta:g})-DP for each {self.unit}, {self.neighbours} neighbours"),
+            ("order", self.participation.describe()),
+            ("amplification", "by secret Poisson sampling" if self.amplified else "none claimed"),
+            ("mechanism", f"{self.strategy!r}"),
+            ("clip norm", f"{self.clip_norm:g}, sums divided by {self.batch_size}"),
+            ("sensitivity", f"{sens.value:.6g} ({'exact' if sens.exact else 'upper bound'})"),
+            ("noise", f"multiplier {self.noise_multiplier:.6g}, std {self.noise_std:.6g} in gradient units"),
+            ("Gaussian DP", "does not apply" if self.mu is None else f"mu = {self.mu:.6g}"),
+            ("error", f"{self.rmse:.6g} (root mean square over steps, per unit of noise multiplier and clip norm)"),
+            ("memory", f"{self.strategy.state_rows} vectors of the size of the model"),
+        ]
+        return "\n".join(f"{name:>14}  {text}" for name, text in rows)
+
+
+def plan(
+    *,
+    delta: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    dataset_size: int | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    loader: Iterable[Any] | None = None,
+    order: str = "shuffled",
+    participation: Participation | None = None,
+    drop_last: bool = False,
+    mechanism: str | Strategy = "auto",
+    momentum: float = 0.0,
+    learning_rates: ArrayLike | None = None,
+    clip_norm: float = 1.0,
+    unit: str = "example",
+    neighbours: str = "zero-out",
+) -> Plan:
+    """Join an order, a mechanism and a budget into a `Plan`.
+
+    The number of steps and the order come from one of: `loader` and `epochs`; `dataset_size`, `batch_size` and
+    `epochs` with `order` in words; or `participation` and `batch_size`.
+
+    Args:
+        delta: target delta.
+        epsilon: target epsilon; the noise is the least that keeps (epsilon, delta). Or
+        noise_multiplier: sigma, and epsilon follows. Exactly one of the two.
+        dataset_size: number of examples, public.
+        batch_size: examples in a step; the constant that sums are divided by.
+        epochs: passes over the data.
+        loader: a torch DataLoader; its order is read off its sampler.
+        order: "shuffled" (anew in each epoch; it covers "sequential" and "fixed" too), "sequential" or "fixed"
+            (the same order in each epoch: less noise), or "poisson" (secret sampling by this package's own sampler,
+            with independent noise: DP-SGD).
+        participation: the order as a rule; the ledger holds the run to it, whatever the loader.
+        drop_last: whether an incomplete last batch is dropped.
+        mechanism: "auto" (least error for this workload and order), "tree" (best binary tree), "independent"
+            (DP-SGD's noise), or a `Strategy`.
+        momentum, learning_rates: the optimizer's, for the workload whose error is minimised; see `Workload`.
+        clip_norm: L2 bound on one unit's gradient in one step.
+        unit, neighbours: see `Plan`.
+    """
+    if loader is not None:
+        if participation is not None:
+            raise ArgumentError("participation must not be given together with loader, whose order is read")
+        rule, batch_size, dataset_size = _read_loader(loader, epochs, batch_size, dataset_size)
+    elif participation is not None:
+        rule = participation
+    else:
+        rule = _participation(order, dataset_size, batch_size, epochs, drop_last)
+    if batch_size is None:
+        raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
+    work = Workload(rule.n, momentum=momentum, learning_rates=learning_rates)
+    chosen = _strategy(mechanism, work, rule)
+    if isinstance(rule, PoissonSampling) and neighbours == "zero-out":
+        neighbours = "add-or-remove"  # what the sampler's accounting is about
+    sigma = _noise_multiplier(rule, neighbours, delta, epsilon, noise_multiplier)
+    return Plan(
+        participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, noise_multiplier=sigma, delta=delta,
+        batch_size=batch_size, unit=unit, neighbours=neighbours, dataset_size=dataset_size,
+    )  # fmt: skip
+
+
+def _read_loader(
+    loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None
+) -> tuple[Participation, int, int | None]:
+    if epochs is None:
+        raise ArgumentError("epochs must be given together with loader")
+    if batch_size is not None or dataset_size is not None:
+        raise ArgumentError("batch_size and dataset_size must not be given together with loader, which has them")
+    found = find_participation(loader, epochs)
+    return found.participation, found.batch_size, found.dataset_size
+
+
+def _participation(
+    order: str, dataset_size: int | None, batch_size: int | None, epochs: int | None, drop_last: bool
+) -> Participation:
+    _check.choice("order", order, {"shuffled", "sequential", "fixed", "poisson"})
+    if dataset_size is None or batch_size is None or epochs is None:
+        missing = {"dataset_size": dataset_size, "batch_size": batch_size, "epochs": epochs}
+        raise ArgumentError(f"dataset_size, batch_size and epochs must be given where order is a word, got {missing}")
+    size = _check.integer("dataset_size", dataset_size, low=1)
+    batch = _check.integer("batch_size", batch_size, low=1, high=size)
+    epochs = _check.integer("epochs", epochs, low=1)
+    steps = size // batch if drop_last else -(-size // batch)
+    if order == "poisson":
+        return PoissonSampling(epochs * steps, batch / size)
+    if epochs == 1:
+        return SingleEpoch(steps)
+    return EpochShuffle(epochs, steps) if order == "shuffled" else FixedOrder(epochs * steps, epochs, steps)
+
+
+def _strategy(mechanism: str | Strategy, work: Workload, order: Participation) -> Strategy:
+    if isinstance(mechanism, Strategy):
+        return mechanism
+    _check.choice("mechanism", mechanism, {"auto", "tree", "independent"})
+    if isinstance(order, PoissonSampling):
+        if mechanism == "tree":
+            raise PlanError("mechanism 'tree' has no amplified accounting: use order 'shuffled', or 'independent'")
+        return Independent(order.n)
+    if mechanism == "independent":
+        return Independent(order.n)
+    tree = fit_tree(work, order)
+    if mechanism == "tree":
+        return tree
+    return min((tree, Independent(order.n)), key=lambda candidate: error.rmse(candidate, work, order))
+
+
+def _noise_multiplier(
+    order: Participation, neighbours: str, delta: float, epsilon: float | None, noise_multiplier: float | None
+) -> float:
+    _check.choice("neighbours", neighbours, _NEIGHBOURS)
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ArgumentError(
+            f"exactly one of epsilon and noise_multiplier must be given, got epsilon={epsilon!r}, "
+            f"noise_multiplier={noise_multiplier!r}"
+        )
+    if noise_multiplier is not None:
+        return _check.positive("noise_multiplier", noise_multiplier)
+    assert epsilon is not None
+    epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+    if isinstance(order, PoissonSampling):
+        return accounting.calibrate_poisson(epsilon, delta, order.sampling_probability, order.n)
+    return nextafter(_NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
+
+
+def _check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:
+    if isinstance(order, PoissonSampling):
+        if not isinstance(chosen, Independent):
+            raise PlanError(f"PoissonSampling is accounted for independent noise only, got {chosen!r}")
+        if neighbours != "add-or-remove":
+            raise PlanError(f"PoissonSampling is accounted for add-or-remove neighbours only, got {neighbours!r}")
+    elif neighbours == "add-or-remove" and not isinstance(order, (MinSeparation, KnownOrder)):
+        raise PlanError(
+            f"neighbours 'add-or-remove' do not fit {type(order).__name__}: without one unit, a loader would put "
+            "others into other batches; use 'zero-out' (its gradients replaced by zero) or 'replace-one'"
+        )
+
+
+def _canonical(data: dict[str, Any]) -> str:
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def save_json(path: str | Path, data: dict[str, Any]) -> None:
+    """Write data with the sha256 of its canonical form, so that any altered number shows."""
+    sealed = {**data, "sha256": hashlib.sha256(_canonical(data).encode()).hexdigest()}
+    try:
+        Path(path).write_text(json.dumps(sealed, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as problem:
+        raise CertificateError(f"cannot write {path}: {problem.strerror or problem}") from problem
+
+
+def load_json(path: str | Path, *formats: str) -> dict[str, Any]:
+    """Read what `save_json` wrote; refuses other formats, damaged JSON, and altered content."""
+    try:
+        data: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise CertificateError(f"cannot read {path}: {problem.strerror or problem}") from problem
+    except ValueError as problem:
+        raise CertificateError(f"{path} is not JSON: {problem}") from problem
+    found = data.get("format") if isinstance(data, dict) else type(data).__name__
+    if found not in formats:
+        raise CertificateError(f"{path} must be of format {' or '.join(formats)}, got {found!r}")
+    digest = data.pop("sha256", None)
+    try:
+        actual = hashlib.sha256(_canonical(data).encode()).hexdigest()
+    except ValueError as problem:
+        raise CertificateError(f"{path} holds a number that is not finite: {problem}") from problem
+    if digest != actual:
+        raise CertificateError(f"{path} was altered: its sha256 is {actual}, the file says {digest}")
+    return data
+
+
+def check_claims(plan: Plan, claims: dict[str, Any]) -> None:
+    """Recompute the claims of a file. Raises CertificateError naming the first that does not follow."""
+    if not isinstance(claims, dict) or set(claims) != set(_CLAIMS):
+        raise CertificateError(f"claims must be {', '.join(_CLAIMS)}, got {claims!r}")
+    for name, value in plan.claims().items():
+        claimed = claims[name]
+        same = claimed is value if value is None or isinstance(value, bool) else _close(claimed, value)
+        if not same:
+            raise CertificateError(f"the file claims {name} = {claimed!r}; recomputed from its plan it is {value!r}")
+
+
+def _close(claimed: Any, value: float) -> bool:
+    # Other versions of numerical libraries may differ in the last digits, not in the ninth.
+    return isinstance(claimed, (int, float)) and abs(claimed - value) <= 1e-9 * abs(value)

@@ -1,0 +1,15 @@
+"""Sampling: samplers that are pure functions of a seed, and loaders whose order is read off and followed."""
+
+from anyorder.sampling.loader import Found, PrivateLoader, Unit, find_participation, poisson_loader
+from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
+
+__all__ = [
+    "EpochShuffleSampler",
+    "FixedOrderSampler",
+    "Found",
+    "PoissonBatchSampler",
+    "PrivateLoader",
+    "Unit",
+    "find_participation",
+    "poisson_loader",
+]

@@ -1,0 +1,396 @@
+"""Loaders: reads the participation off a DataLoader, and hands out its batches with the units in them."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from anyorder import _check
+from anyorder.errors import ArgumentError, LoaderError
+from anyorder.ledger import Units, as_units
+from anyorder.noise import NoiseSource
+from anyorder.participation import EpochShuffle, FixedOrder, Participation, PoissonSampling, SingleEpoch
+from anyorder.sampling.orders import Order, check_loader, check_ranks, read_order, take_order
+from anyorder.sampling.samplers import PoissonBatchSampler, key_of
+
+__all__ = ["Found", "PrivateLoader", "Unit", "extract_units", "find_participation", "poisson_loader"]
+
+Unit = str | int | Callable[[Any], Any] | None
+"""Whose privacy: None for each example its own; else where a batch keeps the id of each example's unit."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a loader's order says about participation.
+
+    Attributes:
+        participation: who takes part when, if every batch is one step.
+        batch_size: examples in a full batch, over all ranks together; the expected size under Poisson sampling.
+        dataset_size: examples that take part.
+        steps_per_epoch: batches in one epoch.
+        order: the order found, in words.
+    """
+
+    participation: Participation
+    batch_size: int
+    dataset_size: int
+    steps_per_epoch: int
+    order: str
+
+
+def find_participation(loader: Any, epochs: int, *, unit: Unit = None) -> Found:
+    """The participation of the examples of a loader that is run through `epochs` times, one step for each batch.
+
+        sequential, FixedOrderSampler, DistributedSampler(shuffle=False)                             FixedOrder
+        shuffle=True, RandomSampler, SubsetRandomSampler, EpochShuffleSampler, DistributedSampler    EpochShuffle
+        any of these for one epoch                                                                   SingleEpoch
+        PoissonBatchSampler                                                                          PoissonSampling
+
+    A step under a DistributedSampler is one batch on all ranks together; all ranks must use one seed.
+
+    Raises: LoaderError for an order that is not known, in which an example may come twice in an epoch, or with `unit`.
+    """
+    epochs = _check.integer("epochs", epochs, low=1)
+    if unit is not None:
+        raise LoaderError(
+            "a sampler orders examples, and says nothing on when the units named by unit= take part; pass "
+            "participation= to ao.plan (for example MinSeparation), which the ledger then enforces step by step"
+        )
+    check_loader(loader)
+    order = read_order(loader, 0)
+    check_ranks(order)
+    participation = _participation(order, epochs, loader)
+    return Found(participation, order.batch_size * order.ranks, order.dataset_size, order.steps, order.phrase)
+
+
+def _participation(order: Order, epochs: int, loader: DataLoader[Any]) -> Participation:
+    n = epochs * order.steps
+    if order.kind == "poisson":
+        sampler: Any = loader.batch_sampler or loader.sampler
+        return PoissonSampling(n, sampler.sampling_probability)
+    if epochs == 1:
+        return SingleEpoch(n)
+    if order.kind == "fixed":
+        return FixedOrder(n, k=epochs, b=order.steps)
+    return EpochShuffle(k=epochs, steps_per_epoch=order.steps)
+
+
+class PrivateLoader:
+    """The user's DataLoader, which names the units of every batch before it hands the batch out.
+
+    Batches are those of the loader, untouched, with its workers, collation and pinning. A shuffled order
+    (`shuffle=True`) is drawn from `seed` instead of torch's generator, so that it is a pure function of seed and epoch
+    and a resumed run finds its place without loading what it skips. Samplers with a `set_epoch` are told the epoch.
+
+    Each `iter()` begins the next epoch; after `seek` or `load_state_dict` the first one may begin within an epoch. An
+    iteration that is left early is continued by the next, behind the last batch that was marked as used.
+
+    Args:
+        loader: a torch DataLoader. A sampler that `find_participation` refuses is taken as it is: the ledger judges.
+        unit: None: units are the indices of the examples. A string, an integer: the field of a dict batch, the
+            position in a tuple batch, where the units' ids are. A callable: batch -> ids. Ids are integers or
+            strings, one for each example.
+        on_batch: called with (units, position) before a batch is handed out: one id for each example, in the batch's
+            order; position counts batches over all epochs. What it raises reaches the user, and the batch does not.
+        seed: an integer >= 0 or bytes, for shuffled orders.
+    Raises: LoaderError if the loader cannot be followed: no DataLoader, an overridden `__iter__`, `in_order=False`, or
+        a stream without `unit`.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        unit: Unit = None,
+        on_batch: Callable[[Units, int], None],
+        seed: int | bytes,
+    ) -> None:
+        check_loader(loader)
+        self._unit, self._on_batch = unit, on_batch
+        self._user_loader: DataLoader[Any] = loader
+        self._loader: DataLoader[Any] = loader
+        self._batches: _Batches | None = None  # None for a stream
+        self._position = 0
+        self._used = 0
+        self._seed = seed
+        self._iteration = 0  # tells an iteration that was left from the one that replaced it
+        if not isinstance(loader.dataset, IterableDataset):
+            self._batches = _Batches(take_order(loader, seed))
+        elif unit is None:
+            raise LoaderError(
+                "an IterableDataset has no indices that could tell examples apart; pass unit= with the place of an id "
+                "of each example in the batch (a field of a dict, a position in a tuple, or a callable)"
+            )
+        self._loader = _rebuild(loader, self._batches)
+
+    @property
+    def dataset(self) -> Any:
+        """The user's data set."""
+        return self._user_loader.dataset
+
+    @property
+    def sampler(self) -> Any:
+        """The user's sampler."""
+        return self._user_loader.sampler
+
+    @property
+    def batch_size(self) -> int | None:
+        """The user's batch size; None under a batch sampler."""
+        return self._user_loader.batch_size
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """Batches in a whole epoch; None for a stream."""
+        return None if self._batches is None else self._batches.order.steps
+
+    @property
+    def position(self) -> int:
+        """The batch behind the last one used, counted over all epochs: where a resumed run goes on."""
+        return self._used
+
+    def mark_used(self) -> None:
+        """The batch that was handed out last was trained on."""
+        self._used = self._position
+
+    def __len__(self) -> int:
+        """Batches of the epoch; in one that is begun in the middle, those from there on."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iteration += 1
+        mine, batches = self._iteration, self._batches
+        if batches is not None:
+            self._position = self._used = batches.position
+        # What a DataLoader draws for its workers must not come from torch's global generator: a resumed run begins
+        # an epoch in the middle, and dropout would see other numbers.
+        generator = self._loader.generator
+        generator.manual_seed(_draw(self._seed, self._position // (self.batches_per_epoch or 1)))
+        iterator = iter(self._loader)
+        sent = None
+        if batches is not None:
+            sent = batches.sent
+            batches.go(batches.epoch + 1, 0)  # for the next iteration; this one has begun
+        finished = False
+        try:
+            for batch in iterator:
+                self._on_batch(self._units(batch, sent), self._position)
+                self._position += 1
+                yield batch
+            finished = True
+        finally:
+            if batches is not None and mine == self._iteration:
+                if not finished:
+                    batches.go(*divmod(self._used, batches.order.steps))
+                self._position = self._used = batches.position
+
+    def _units(self, batch: Any, sent: deque[list[int]] | None) -> Units:
+        if sent is None or self._unit is not None:
+            return extract_units(batch, self._unit)
+        indices = as_units(sent.popleft())
+        if not isinstance(indices, list) and indices.min(initial=0) < 0:
+            raise LoaderError(f"the sampler gave index {indices.min()}: a negative index is an example's second name")
+        return indices
+
+    def seek(self, position: int) -> None:
+        """Let the next iteration begin at the batch of this number, counted over all epochs.
+
+        Raises: LoaderError for a stream, and for a sampler whose epochs cannot be called up again.
+        """
+        position = _check.integer("position", position, low=0)
+        if position == self._position == 0:
+            return
+        batches = self._batches
+        if batches is None:
+            raise LoaderError(
+                f"a stream cannot be moved to batch {position}: only its source can. Let the IterableDataset begin "
+                "there; the ledger refuses units that come too early"
+            )
+        if position and not batches.order.repeatable:
+            raise LoaderError(
+                f"batch {position} cannot be called up again: the order, {batches.order.phrase}, is not a function of "
+                "the epoch. Give the sampler a set_epoch(epoch) that determines the order, or use shuffle=True or "
+                "anyorder.FixedOrderSampler"
+            )
+        self._iteration += 1
+        self._position = self._used = position
+        batches.go(*divmod(position, batches.order.steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what the order depends on: for checkpoints."""
+        state: dict[str, Any] = {"position": self.position}
+        if self._batches is not None:
+            order = self._batches.order
+            state |= {"order": order.phrase, "steps_per_epoch": order.steps, "dataset_size": order.dataset_size}
+            state["key"] = None if order.keyed is None else order.keyed.key
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the saved loader was, in its order. A stream must have been positioned by the user.
+
+        Raises: LoaderError if this loader's order or length is not the saved one.
+        """
+        found = self.state_dict()
+        for name in ("order", "steps_per_epoch", "dataset_size"):
+            if found.get(name) != state.get(name):
+                raise LoaderError(
+                    f"this loader is not the one of the checkpoint: {name} was {state.get(name)!r} and is "
+                    f"{found.get(name)!r}; resume with the same data set, batch size and sampler"
+                )
+        if self._batches is None:
+            self._position = self._used = _check.integer("position", state["position"], low=0)
+            return
+        keyed = self._batches.order.keyed
+        if keyed is not None:
+            keyed.key = state["key"]
+        self.seek(state["position"])
+
+
+class _Batches:
+    """A batch sampler that begins where it is told, and remembers what it gave.
+
+    A DataLoader hands batches out in the order in which it took their indices, with any number of workers; so the
+    units of the next batch are the first in `sent`, and neither data set nor workers need be touched.
+
+    Attributes:
+        epoch, start: where the next iteration begins.
+        sent: index lists of the current iteration whose batches are still to come.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.epoch = self.start = 0
+        self.sent: deque[list[int]] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.sent = deque()
+        return self._noted(self.order.batches(self.epoch, self.start), self.sent)
+
+    @staticmethod
+    def _noted(batches: Iterator[list[int]], sent: deque[list[int]]) -> Iterator[list[int]]:
+        for batch in batches:
+            sent.append(batch)
+            yield batch
+
+    def __len__(self) -> int:
+        return self.order.steps - self.start
+
+    @property
+    def position(self) -> int:
+        """The batch where the next iteration begins, counted over all epochs."""
+        return self.epoch * self.order.steps + self.start
+
+    def go(self, epoch: int, start: int) -> None:
+        """Choose where the next iteration begins."""
+        self.epoch, self.start = epoch, start
+
+
+def _rebuild(loader: DataLoader[Any], batches: Any, collate_fn: Any = None) -> DataLoader[Any]:
+    """A DataLoader with the same settings, other batches (None for a stream, which has its own), its own generator."""
+    place: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if batches is not None:
+        # With batch_size=None the data set is asked for a list of indices at once, and the sampler yields the lists.
+        place = {"batch_size": None, "sampler": batches} if loader.batch_sampler is None else {"batch_sampler": batches}
+    return DataLoader(
+        loader.dataset,
+        **place,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn if collate_fn is None else collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator(),
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        pin_memory_device=loader.pin_memory_device,
+    )
+
+
+def _draw(seed: int | bytes, epoch: int) -> int:
+    """A seed for torch, a function of the loader's seed and the epoch."""
+    return int(NoiseSource(key_of(seed)).derive(b"workers").words(epoch, 0, 1)[0])
+
+
+def extract_units(batch: Any, unit: Unit) -> Units:
+    """The ids of the units of a batch, example by example: (m,) int64, or a list of strings.
+
+    Raises: LoaderError if they are not where `unit` says, or are not integers or strings in one dimension.
+    """
+    if callable(unit):
+        ids = unit(batch)
+    else:
+        fields = batch if isinstance(batch, Mapping) else {}
+        if isinstance(batch, (tuple, list)):
+            fields = dict(enumerate(batch))
+        if unit not in fields:
+            raise LoaderError(
+                f"unit={unit!r} is not in the batch, a {type(batch).__name__} with the fields {list(fields)}; name a "
+                "field of a dict, a position in a tuple, or pass a callable: batch -> ids"
+            )
+        ids = fields[unit]
+    try:
+        return as_units(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
+    except (ArgumentError, TypeError) as problem:
+        raise LoaderError(f"unit={unit!r} must give the id of each example in the batch: {problem}") from problem
+
+
+# -- Poisson sampling ------------------------------------------------------------------------------------------------
+
+
+def poisson_loader(loader: Any, participation: PoissonSampling, source: NoiseSource) -> DataLoader[Any]:
+    """A DataLoader with the settings of `loader` that draws the batches of Poisson sampling from its data set.
+
+    One iteration gives ceil(1/q) batches, which are an epoch in expectation, where that divides the planned n; else
+    all n. An empty batch has tensors of shape (0, ..): the first example,
+    collated and cut to none.
+
+    Args:
+        loader: names the data set, collation, workers; its own order is dropped.
+        participation: how many steps, and the probability.
+        source: where the secret coins come from: derived from the run's key.
+    """
+    check_loader(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        raise LoaderError("Poisson sampling picks examples by index, and an IterableDataset has none")
+    if loader.batch_sampler is None:
+        raise LoaderError(
+            "Poisson sampling needs a loader that collates examples, got batch_size=None; set a batch_size"
+        )
+    size = len(loader.dataset)
+    q, n = participation.sampling_probability, participation.n
+    epoch = math.ceil(1 / q)
+    sampler = PoissonBatchSampler(size, q, n if n % epoch else epoch, source)
+    return _rebuild(loader, sampler, collate_fn=_CollateAny(loader.dataset, loader.collate_fn))
+
+
+class _CollateAny:
+    """Collates like the user's function, and no examples too."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+        self._dataset, self._collate = dataset, collate_fn
+
+    def __call__(self, examples: Any) -> Any:
+        return self._collate(examples) if len(examples) else _none_of(self._collate([self._dataset[0]]))
+
+
+def _none_of(batch: Any) -> Any:
+    """A batch of one example, cut to none, in the same containers."""
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return {key: _none_of(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_none_of, batch))
+    if isinstance(batch, (list, tuple)):
+        # Fields are containers and stay; what is left is the one example's value (a string, say), and goes.
+        containers = (torch.Tensor, np.ndarray, Mapping, list, tuple)
+        return type(batch)([_none_of(part) for part in batch if isinstance(part, containers)])
+    raise LoaderError(
+        f"a batch of no examples cannot be made from {type(batch).__name__}; let collate_fn return tensors, or lists, "
+        "tuples or dicts of them"
+    )

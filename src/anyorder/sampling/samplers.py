@@ -1,0 +1,138 @@
+"""Samplers whose order is a pure function of a seed and an epoch, so that any epoch and batch can be begun anew."""
+
+import os
+from collections.abc import Iterator, Sized
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from anyorder import _check
+from anyorder.errors import ArgumentError
+from anyorder.noise import NoiseSource
+
+__all__ = ["EpochShuffleSampler", "FixedOrderSampler", "PoissonBatchSampler", "key_of"]
+
+
+def key_of(seed: int | bytes | None) -> bytes:
+    """32 bytes: BLAKE2b of a seed; fresh ones from the operating system for None."""
+    if seed is None:
+        return os.urandom(32)
+    text = b"bytes" + seed if isinstance(seed, bytes) else b"int%d" % _check.integer("seed", seed, low=0)
+    return blake2b(text, digest_size=32, person=b"anyorder sampler").digest()
+
+
+class _KeyedSampler(Sampler[int]):
+    """Indices of one epoch in an order drawn from a key.
+
+    Attributes:
+        key: what the order is drawn from; kept in checkpoints.
+    """
+
+    def __init__(self, data: Sized | int, seed: int | bytes | None) -> None:
+        self.size = _check.integer("size", len(data) if isinstance(data, Sized) else data, low=1)
+        self.key = key_of(seed)
+
+    def _permutation(self, row: int) -> NDArray[np.int64]:
+        """The order that sorts 64-bit words: uniform up to ties, which come in one of 2^65 / size^2 draws."""
+        words = NoiseSource(self.key).derive(b"order").words(row, 0, 2 * self.size)
+        return np.argsort(words.view(np.uint64), kind="stable")
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The indices of an epoch, (size,) int64."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class FixedOrderSampler(_KeyedSampler):
+    """Shuffles once and keeps the order in every epoch.
+
+    A unit then comes back after exactly one epoch, so the plan's participation is `FixedOrder`, which needs less
+    noise than an order that is shuffled anew (`EpochShuffle`), where last and first steps of epochs may meet.
+
+    Args:
+        data: the data set, or its size.
+        seed: an integer >= 0 or bytes; None draws one from the operating system.
+    """
+
+    def __init__(self, data: Sized | int, seed: int | bytes | None = None) -> None:
+        super().__init__(data, seed)
+
+    def order(self, epoch: int = 0) -> NDArray[np.int64]:
+        """The indices, (size,) int64; the same in every epoch."""
+        return self._permutation(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order().tolist())
+
+
+class EpochShuffleSampler(_KeyedSampler):
+    """Shuffles anew in each epoch; the order is a pure function of the seed and the epoch.
+
+    Args:
+        data: the data set, or its size.
+        seed: an integer >= 0 or bytes.
+    """
+
+    def __init__(self, data: Sized | int, seed: int | bytes) -> None:
+        super().__init__(data, seed)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration gives."""
+        self.epoch = _check.integer("epoch", epoch, low=0)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The indices of an epoch, (size,) int64."""
+        return self._permutation(_check.integer("epoch", epoch, low=0))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order(self.epoch).tolist())
+
+
+class PoissonBatchSampler(Sampler[list[int]]):
+    """Batches in which every example is independently with the same probability: the sampling of amplified DP-SGD.
+
+    Example i is in batch t iff its coin, a 32-bit word addressed by (t, i), is below q 2^32. The probability is
+    rounded down to a multiple of 2^-32, which is the private side. Batches differ in size and may be empty.
+
+    Privacy: amplification holds only while the coins are secret. `source` must come from the run's secret key.
+
+    Args:
+        size: number of examples.
+        sampling_probability: q in (0, 1].
+        steps: batches in one epoch.
+        source: where the coins come from.
+    """
+
+    def __init__(self, size: int, sampling_probability: float, steps: int, source: NoiseSource) -> None:
+        self.size = _check.integer("size", size, low=1)
+        self.sampling_probability = _check.real("sampling_probability", sampling_probability, low=0.0, high=1.0)
+        self.steps = _check.integer("steps", steps, low=1)
+        self._threshold = int(self.sampling_probability * 2**32)  # exact: a float's exponent moves, then truncation
+        if self._threshold == 0:
+            raise ArgumentError(f"sampling_probability must be at least 2^-32, got {sampling_probability!r}")
+        self._source = source.derive(b"poisson")
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration gives."""
+        self.epoch = _check.integer("epoch", epoch, low=0)
+
+    def batch(self, t: int) -> list[int]:
+        """The indices of batch t, counted over all epochs; ascending, perhaps none."""
+        coins = self._source.words(t, 0, self.size)
+        return np.flatnonzero(coins.astype(np.uint64) < self._threshold).tolist()
+
+    def batches(self, epoch: int, start: int) -> Iterator[list[int]]:
+        """The batches of an epoch from its batch `start` on."""
+        return (self.batch(epoch * self.steps + i) for i in range(start, self.steps))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.batches(self.epoch, 0)
+
+    def __len__(self) -> int:
+        return self.steps

@@ -1,0 +1,163 @@
+"""The generic route: from X = C^T C itself, for n up to 4096."""
+
+from collections.abc import Iterable
+from itertools import accumulate
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder.errors import PlanError
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, Participation, SingleEpoch
+from anyorder.sensitivity.bound import Bound, from_sum, roots
+from anyorder.sensitivity.shuffled import two_point_bound
+from anyorder.strategy import Strategy
+
+__all__ = ["bound", "gram_bound", "units"]
+
+Floats = NDArray[np.float64]
+
+_MAX_STEPS = 4096
+_MAX_PATTERNS = 2000  # tried one by one; the closed bounds take about as long
+_NOISE = 1e-12  # entries of X this small against its diagonal are rounding errors
+
+
+def bound(strategy: Strategy, participation: Participation) -> Bound:
+    """`gram_bound` of X = C^T C."""
+    return gram_bound(_gram(strategy), participation, terms=strategy.num_rows)
+
+
+def units(strategy: Strategy, order: KnownOrder) -> Floats:
+    """Of each unit: sum |X| over its steps squared."""
+    X = np.abs(_gram(strategy))
+    return roots(np.array([X[np.ix_(steps, steps)].sum() for steps in order.patterns()]), strategy.num_rows + order.n)
+
+
+def gram_bound(X: Floats, participation: Participation, *, terms: int) -> Bound:
+    """The sensitivity from the matrix X = C^T C, (n, n).
+
+    For one pattern pi, the Gram matrix Y has |Y_ij| <= 1, so sens(pi)^2 <= sum |X_pi,pi|; with equality if signs s
+    exist with s_i s_j X_ij >= 0 on pi (Y = s s^T), as for X_pi,pi >= 0 and for |pi| <= 2.
+
+    Over all patterns of MinSeparation or EpochShuffle the maximum of a quadratic form is hard. With
+
+        R_i = max over allowed pi that contain i of sum_{j in pi} |X_ij|,
+
+    sum_{i,j in pi} |X_ij| <= sum_{i in pi} R_i <= max over pi of the same: two linear maxima, which are solved
+    by dynamic programming (MinSeparation) or epoch by epoch (EpochShuffle). The bound is exact where the pattern
+    that attains the outer maximum really has this value, always if X_ij = 0 for |i - j| >= b. Few patterns are
+    tried one by one. For EpochShuffle `two_point_bound` is another bound; the smaller one is taken.
+
+    Args:
+        X: symmetric, positive semidefinite.
+        participation: any but PoissonSampling.
+        terms: number of products that were summed in an entry of X, for rounding.
+    Cost: O(n^2) for a list of patterns, EpochShuffle, or MinSeparation where all that fit are allowed; else O(n^2 k).
+    """
+    if isinstance(participation, SingleEpoch):
+        return from_sum(float(X.diagonal().max()), terms, exact=True)
+    if isinstance(participation, (FixedOrder, KnownOrder)) or _is_short_list(participation):
+        squared, exact = _largest(X, participation.patterns())
+        return from_sum(squared, terms + participation.n, exact=exact)
+    weights = np.abs(X)
+    if isinstance(participation, EpochShuffle):
+        epochs = (participation.k, participation.steps_per_epoch)
+        best = _epoch_rows(weights, *epochs).reshape(epochs)
+        pattern = (best.argmax(axis=1) + np.arange(epochs[0]) * epochs[1]).tolist()
+        squared = min(float(best.max(axis=1).sum()), two_point_bound(weights, *epochs))
+    else:
+        b, k = participation.min_separation, participation.max_participations
+        squared, pattern = _heaviest(_separated_rows(weights, b, k), b, k)
+    attained, signed = _largest(X, [tuple(pattern)])
+    exact = signed and attained >= squared * (1 - _NOISE)
+    return from_sum(squared, terms + participation.n, exact=exact)
+
+
+def _gram(strategy: Strategy) -> Floats:
+    if strategy.n > _MAX_STEPS:
+        raise PlanError(
+            f"the sensitivity of {strategy!r} needs its dense matrix, which is made for at most {_MAX_STEPS} steps, "
+            f"got {strategy.n}; use a structured strategy"
+        )
+    C = strategy.matrix()
+    return np.asarray(C.T @ C)
+
+
+def _largest(X: Floats, patterns: Iterable[tuple[int, ...]]) -> tuple[float, bool]:
+    """The largest sum |X| over the patterns, and whether signs show that it is attained."""
+    squared, exact = -1.0, True
+    for steps in patterns:
+        part = X[np.ix_(steps, steps)]
+        value = float(np.abs(part).sum())
+        if value > squared:
+            signs = np.where(part[0] < 0, -1.0, 1.0)
+            aligned = part * signs * signs[:, None]
+            squared, exact = value, bool((aligned >= -_NOISE * part.diagonal().max()).all())
+    return squared, exact
+
+
+def _is_short_list(participation: Participation) -> bool:
+    """Whether the patterns are few enough to try one by one."""
+    if isinstance(participation, EpochShuffle):
+        return bool(participation.steps_per_epoch ** min(participation.k, 64) <= _MAX_PATTERNS)
+    total = 0
+    for size in range(1, participation.max_participations + 1):
+        total += comb(participation.n - (size - 1) * (participation.min_separation - 1), size)
+        if total > _MAX_PATTERNS:
+            return False
+    return True
+
+
+def _epoch_rows(weights: Floats, k: int, s: int) -> Floats:
+    """R_i: its own weight, and the largest of each other epoch."""
+    n = k * s
+    largest = weights.reshape(n, k, s).max(axis=2)
+    own = np.arange(n) // s
+    return np.asarray(largest.sum(axis=1) - largest[np.arange(n), own] + weights.diagonal())
+
+
+def _separated_rows(weights: Floats, b: int, k: int) -> Floats:
+    """R_i: its own weight, and the heaviest k - 1 steps that are at least b from i and from each other."""
+    n = len(weights)
+    steps = np.arange(n)
+    others = np.where(np.abs(np.subtract.outer(steps, steps)) < b, 0.0, weights)
+    if k >= -(-n // b):  # all that fit
+        return np.asarray(weights.diagonal() + _unlimited(others.T, b)[-1])
+    best = np.zeros_like(others)
+    for _ in range(k - 1):
+        best = _one_more(others, best, b)
+    return np.asarray(weights.diagonal() + best[:, -1])
+
+
+def _one_more(weights: Floats, best: Floats, b: int) -> Floats:
+    """The heaviest choice of one step more than in `best`, among the first 1, .., n (last axis)."""
+    chosen = weights.copy()
+    chosen[..., b:] += best[..., :-b]
+    return np.maximum.accumulate(chosen, axis=-1)
+
+
+def _unlimited(weights: Floats, b: int) -> Floats:
+    """The heaviest choice of steps among the first 0, .., n (first axis)."""
+    best = np.zeros((len(weights) + 1, *weights.shape[1:]))
+    for t, weight in enumerate(weights):
+        best[t + 1] = np.maximum(best[t], weight + best[max(t + 1 - b, 0)])
+    return best
+
+
+def _heaviest(weights: Floats, b: int, k: int) -> tuple[float, list[int]]:
+    """The largest sum of k weights at most, at least b apart, and the steps that attain it."""
+    n = len(weights)
+    if k >= -(-n // b):
+        tables = [_unlimited(weights, b)] * (n + 1)
+    else:
+        tables = list(accumulate(range(k), lambda best, _: _one_more(weights, best, b), initial=np.zeros(n)))
+        tables = [np.append(0.0, table) for table in tables]
+    steps: list[int] = []
+    t, left = n, len(tables) - 1
+    while t > 0:
+        if tables[left][t] == tables[left][t - 1]:
+            t -= 1
+        else:
+            steps.append(t - 1)
+            t, left = max(t - b, 0), left - 1
+    return float(tables[-1][n]), steps[::-1]

@@ -1,0 +1,73 @@
+"""C diag(s)^-1: X' = D^-1 X D^-1, from whatever the structure of C gives."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder.participation import FixedOrder, KnownOrder, Participation
+from anyorder.sensitivity import banded, blt, dense, toeplitz
+from anyorder.sensitivity.bound import Bound, roots
+from anyorder.sensitivity.visits import UnitSquares, Visits, largest, visits
+from anyorder.strategy import BLT, Banded, Independent, Rescaled, Strategy, Toeplitz, ToeplitzBanded
+
+__all__ = ["bound", "units"]
+
+Floats = NDArray[np.float64]
+
+
+def bound(strategy: Rescaled, participation: Participation) -> Bound:
+    """The sensitivity of C diag(s)^-1.
+
+    Banded C stays banded. For Toeplitz C, FixedOrder and KnownOrder unit by unit; all else by X itself, n up to 4096.
+    """
+    inner, weights = _flat(strategy)
+    gram = _banded(inner, weights)
+    if gram is not None:
+        return banded.gram_bound(gram, participation)
+    if isinstance(participation, (FixedOrder, KnownOrder)) and isinstance(inner, Toeplitz):
+        return largest(_unit_squares(inner, weights, visits(participation)), _terms(strategy, participation))
+    if isinstance(inner, Toeplitz) and strategy.n <= toeplitz.MAX_GRAM:
+        X = toeplitz.gram_matrix(inner.toeplitz_coefficients()) * weights * weights[:, None]
+        return dense.gram_bound(X, participation, terms=strategy.n)
+    return dense.bound(strategy, participation)
+
+
+def units(strategy: Rescaled, order: KnownOrder) -> Floats:
+    """Of each unit: sum |X'| over its steps squared."""
+    inner, weights = _flat(strategy)
+    gram = _banded(inner, weights)
+    if gram is not None:
+        return roots(banded.unit_squares(gram, visits(order)).upper, _terms(strategy, order))
+    if isinstance(inner, Toeplitz):
+        return roots(_unit_squares(inner, weights, visits(order)).upper, _terms(strategy, order))
+    return dense.units(strategy, order)
+
+
+def _flat(strategy: Rescaled) -> tuple[Strategy, Floats]:
+    """The strategy inside, and 1 / scales, also where scales are nested."""
+    inner: Strategy = strategy
+    weights = np.ones(strategy.n)
+    while isinstance(inner, Rescaled):
+        weights, inner = weights / inner.scales, inner.strategy
+    return inner, weights
+
+
+def _banded(inner: Strategy, weights: Floats) -> banded.Gram | None:
+    """X' if it is banded."""
+    if isinstance(inner, Independent):
+        return banded.Gram(inner.n, 1, lambda gaps, steps: weights[steps] ** 2)
+    if not isinstance(inner, (Banded, ToeplitzBanded)):
+        return None
+    gram = banded.gram_of(inner)
+    return banded.Gram(
+        gram.n, gram.num_bands, lambda gaps, steps: gram.entry(gaps, steps) * weights[steps] * weights[steps + gaps]
+    )
+
+
+def _unit_squares(inner: Toeplitz, weights: Floats, units: Visits) -> UnitSquares:
+    if isinstance(inner, BLT) and blt.is_positive(inner):
+        return blt.unit_squares(inner, units, weights)
+    return toeplitz.unit_squares(inner.toeplitz_coefficients(), units, weights)
+
+
+def _terms(strategy: Strategy, participation: Participation) -> int:
+    return strategy.n + participation.max_participations

@@ -1,0 +1,165 @@
+"""Toeplitz C: the first participation as early as possible, the others as close as possible."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation
+from anyorder.sensitivity import banded, dense
+from anyorder.sensitivity.bound import Bound, from_sum, roots
+from anyorder.sensitivity.shuffled import toeplitz_bound
+from anyorder.sensitivity.visits import TOLERANCE, UnitSquares, Visits, better, largest, visits
+from anyorder.strategy import Toeplitz, ToeplitzBanded
+
+__all__ = ["bound", "gram_matrix", "majorant", "unit_squares", "units"]
+
+Floats = NDArray[np.float64]
+
+MAX_GRAM = 4096  # steps up to which X itself is an option
+_BLOCK = 256  # columns of X in hand
+
+
+def bound(strategy: Toeplitz, participation: Participation) -> Bound:
+    """The sensitivity of a lower-triangular Toeplitz C with first column c.
+
+    A pattern that is moved to later steps keeps fewer rows of C, so of all patterns with the same gaps the one that
+    begins at step 0 counts. With steps 0, b, 2b, ..:
+
+        sens^2 = || sum_{j < k} shift^{jb} c ||^2
+
+    - SingleEpoch: k = 1. FixedOrder(k, b): exact where X >= 0 on the pattern; else the sum of |X|.
+    - MinSeparation(b, k): exact for c non-negative and non-increasing [Kalinin & Lampert 2024]; else c is replaced
+      by its non-increasing majorant max_{s >= t} |c_s|, and the result is exact where it equals what c attains.
+      With at most b bands the columns are orthogonal: exact.
+    - EpochShuffle(k, s): an upper bound, see `toeplitz_bound`. KnownOrder: see `unit_squares`.
+
+    Where that is not exact, the bands of X, or X itself for n up to 4096, may give a smaller bound.
+
+    Cost: O(n) for exact ones.
+    """
+    if isinstance(participation, KnownOrder):
+        return largest(_unit_squares(strategy, visits(participation)), _terms(strategy, participation))
+    found = _closed(strategy, participation)
+    if not found.exact and isinstance(strategy, ToeplitzBanded):
+        found = better(found, banded.gram_bound(banded.gram_of(strategy), participation))
+    if not found.exact and isinstance(participation, FixedOrder):
+        steps = np.arange(0, strategy.n, participation.b)
+        if len(steps) * strategy.n <= MAX_GRAM**2:
+            columns = strategy.columns(steps)
+            one = FixedOrder(len(steps), len(steps), 1)
+            found = better(found, dense.gram_bound(columns.T @ columns, one, terms=strategy.n))
+    elif not found.exact and strategy.n <= MAX_GRAM:
+        X = gram_matrix(strategy.toeplitz_coefficients())
+        found = better(found, dense.gram_bound(X, participation, terms=strategy.n))
+    return found
+
+
+def units(strategy: Toeplitz, order: KnownOrder) -> Floats:
+    """Of each unit: sum |X| over its steps squared."""
+    return roots(_unit_squares(strategy, visits(order)).upper, _terms(strategy, order))
+
+
+def majorant(c: Floats) -> Floats:
+    """max_{s >= t} |c_s|: the least non-increasing sequence that is not below |c|."""
+    return np.maximum.accumulate(np.abs(c)[::-1])[::-1]
+
+
+def gram_matrix(c: Floats) -> Floats:
+    """X = C^T C, (n, n), from X[s, t] = X[s + 1, t + 1] + c_{n-1-s} c_{n-1-t}: O(n^2)."""
+    n = len(c)
+    X = np.empty((n, n))
+    for t, column in _gram_columns(c):
+        X[: t + 1, t] = column
+        X[t, : t + 1] = column
+    return X
+
+
+def _closed(strategy: Toeplitz, participation: Participation) -> Bound:
+    n, k = participation.n, participation.max_participations
+    if isinstance(participation, EpochShuffle) and k > 1:
+        longer = strategy.toeplitz_coefficients(n + participation.steps_per_epoch)
+        squared = toeplitz_bound(longer, k, participation.steps_per_epoch)
+        return from_sum(min(squared, _folded(majorant(longer[:n]), 1, k)), n + k * k, exact=False)
+    c = strategy.toeplitz_coefficients()
+    b = participation.min_separation
+    terms = 2 * k + 64  # sums of k, squared and added in pairs
+    attained = _folded(c, b, k)
+    if not c[b:].any():
+        return from_sum(_orthogonal(c, b, k), int(np.count_nonzero(c)) + k, exact=True)
+    separated = isinstance(participation, MinSeparation)
+    upper = _folded(majorant(c) if separated else np.abs(c), b, k)
+    return from_sum(upper, terms, exact=upper <= attained * (1 + TOLERANCE))
+
+
+def _folded(c: Floats, b: int, k: int) -> float:
+    """|| sum_{j < k} shift^{jb} c ||^2 in n rows: O(n)."""
+    n = len(c)
+    rows = -(-n // b)
+    padded = np.zeros(rows * b)
+    padded[:n] = c
+    sums = np.cumsum(padded.reshape(rows, b), axis=0)
+    if k < rows:
+        sums[k:] -= sums[:-k].copy()
+    flat = sums.ravel()[:n]
+    return float(np.square(flat).sum())
+
+
+def _orthogonal(c: Floats, b: int, k: int) -> float:
+    """The norms of columns 0, b, 2b, .. squared: no two have a row in common."""
+    norms = np.cumsum(np.square(c))[::-1]
+    return float(norms[::b][:k].sum())
+
+
+def _gram_columns(c: Floats) -> Iterator[tuple[int, Floats]]:
+    """Pairs (t, X[: t + 1, t]), for t = n - 1 down to 0."""
+    n = len(c)
+    tails = c[::-1]
+    column = np.zeros(n + 1)
+    for t in range(n - 1, -1, -1):
+        column = column[1:] + tails[: t + 1] * tails[t]
+        yield t, column
+
+
+def _unit_squares(strategy: Toeplitz, units: Visits) -> UnitSquares:
+    if isinstance(strategy, ToeplitzBanded):
+        return banded.unit_squares(banded.gram_of(strategy), units)
+    return unit_squares(strategy.toeplitz_coefficients(), units)
+
+
+def unit_squares(c: Floats, units: Visits, weights: Floats | None = None) -> UnitSquares:
+    """Of every unit: the sums of |X| and of X over its steps squared.
+
+    With (n,) weights, of diag(weights) X diag(weights). The columns of X are made one after the other, a block is
+    kept, and every participation meets the earlier ones of its unit there. Cost: O(n^2 + M k) time, O(M + n) memory,
+    for M participations and at most k of a unit.
+    """
+    n, steps = units.n, units.steps
+    order = np.argsort(steps, kind="stable")
+    bounds = np.searchsorted(steps[order], np.arange(0, n + _BLOCK, _BLOCK))
+    upper = np.empty(len(steps))
+    lower = np.empty(len(steps))
+    block = np.empty((_BLOCK, n))
+    for t, column in _gram_columns(c):
+        block[t % _BLOCK, : t + 1] = column
+        if t % _BLOCK:
+            continue
+        later = order[bounds[t // _BLOCK] : bounds[t // _BLOCK + 1]]
+        distance = 0
+        while len(later):
+            earlier = steps[later - distance]
+            values = block[steps[later] - t, earlier]
+            if weights is not None:
+                values *= weights[steps[later]] * weights[earlier]
+            if distance == 0:
+                upper[later], lower[later] = values, values
+            else:
+                upper[later] += 2 * np.abs(values)
+                lower[later] += 2 * values
+            distance += 1
+            later = later[units.ranks[later] >= distance]
+    return UnitSquares(units.per_unit(upper), units.per_unit(lower))
+
+
+def _terms(strategy: Toeplitz, participation: Participation) -> int:
+    return strategy.n + participation.max_participations

@@ -1,0 +1,58 @@
+"""Trees: sens^2 is the largest sum of squared counts, over the nodes, of the steps of one unit under the node.
+
+C^T C counts the nodes that two steps share, so it has no negative entry and this is exact for every participation.
+All counts are integers: no rounding before the last root.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder.errors import PlanError
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.sensitivity import tree_epochs, tree_separation
+from anyorder.sensitivity.bound import Bound, from_integer, roots
+from anyorder.strategy import Tree
+
+__all__ = ["bound", "units"]
+
+Integers = NDArray[np.int64]
+
+
+def bound(strategy: Tree, participation: Participation) -> Bound:
+    """Exact. Costs: see `units`, `tree_epochs`, `tree_separation`."""
+    match participation:
+        case SingleEpoch():
+            squared = max(tree.level + 1 for tree in strategy.subtrees)
+        case FixedOrder():
+            steps = np.arange(participation.n)
+            by_unit = np.argsort(steps % participation.b, kind="stable")
+            squared = int(_counts_squared(strategy, steps[by_unit], steps[by_unit] % participation.b).max())
+        case KnownOrder():
+            squared = int(_counts_squared(strategy, participation.steps, participation.indices).max())
+        case EpochShuffle():
+            squared = tree_epochs.squared(strategy, participation.steps_per_epoch)
+        case MinSeparation():
+            squared = tree_separation.squared(strategy, participation.b, participation.max_participations)
+        case _:
+            raise PlanError(f"the sensitivity of a Tree is not known for {participation!r}")
+    return from_integer(squared)
+
+
+def units(strategy: Tree, order: KnownOrder) -> NDArray[np.float64]:
+    """Of each unit of the order, [Kairouz et al. 2021, Alg. 4]: O(M log n) for M participations."""
+    return roots(_counts_squared(strategy, order.steps, order.indices), 1)
+
+
+def _counts_squared(strategy: Tree, steps: Integers, units: Integers) -> Integers:
+    """Of each unit, the sum of its squared counts. `steps` sorted by unit, then step, so equal nodes are adjacent."""
+    starts = np.array([tree.start for tree in strategy.subtrees])
+    levels = np.array([tree.level for tree in strategy.subtrees])
+    trees = np.searchsorted(starts, steps, side="right") - 1
+    squared = np.zeros(int(units.max()) + 1, dtype=np.int64)
+    for level in range(int(levels.max()) + 1):
+        has = levels[trees] >= level
+        keys = np.stack([units[has], trees[has], (steps[has] - starts[trees[has]]) >> level])
+        first = np.flatnonzero(np.append(True, (np.diff(keys) != 0).any(axis=0))) if has.any() else np.empty(0, int)
+        counts = np.diff(np.append(first, keys.shape[1]))
+        np.add.at(squared, keys[0, first], counts**2)
+    return squared

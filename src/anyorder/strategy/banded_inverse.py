@@ -1,0 +1,75 @@
+"""C^-1 is Toeplitz with p bands: every step's noise is a combination of the last p rows of Z."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from anyorder import _check
+from anyorder.strategy.base import Combination, Terms
+from anyorder.strategy.toeplitz import (
+    Floats,
+    Toeplitz,
+    _padded,
+    check_series,
+    inverse_series,
+    square_root_series,
+)
+from anyorder.workload import Workload
+
+__all__ = ["BandedInverse"]
+
+
+class BandedInverse(Toeplitz, Combination):
+    """(C^-1)[i, j] = g_{i-j} for i - j < p, else 0; C is full.
+
+    Noise g_0 z_t + .. + g_{p-1} z_{t-p+1}, O(p d) a step, nothing kept between steps [Kalinin et al. 2025].
+
+    Args:
+        coefficients: (p,) g_0 > 0, .., g_{p-1}; p <= n.
+        n: number of steps.
+    """
+
+    def __init__(self, coefficients: ArrayLike, n: int) -> None:
+        super().__init__(n)
+        self.coefficients = check_series("coefficients", coefficients, self.n)
+
+    @classmethod
+    def from_square_root(cls, workload: Workload, num_bands: int) -> "BandedInverse":
+        """BISR: the first num_bands coefficients of the inverse square root of a Toeplitz workload.
+
+        For the prefix sum g_k = g_{k-1} (1 - 3/(2k)).                              [Kalinin et al. 2025, BISR]
+        """
+        num_bands = _check.integer("num_bands", num_bands, low=1, high=workload.n)
+        inverse = inverse_series(workload.toeplitz_coefficients()[:num_bands], num_bands)
+        return cls(square_root_series(inverse, num_bands), workload.n)
+
+    @classmethod
+    def lambda_cgd(cls, weight: float, n: int) -> "BandedInverse":
+        """Noise z_t - weight z_{t-1}, 0 <= weight < 1: two bands [DP-lambda-CGD]."""
+        return cls([1.0, -_check.real("weight", weight, low=0.0, high=1.0)], n)
+
+    @property
+    def num_bands(self) -> int:
+        """Number of coefficients p."""
+        return len(self.coefficients)
+
+    def toeplitz_coefficients(self, m: int | None = None) -> Floats:
+        """(m,) coefficients of 1 / g."""
+        return inverse_series(self.coefficients, self.n if m is None else m)
+
+    def noising_coefficients(self, m: int | None = None) -> Floats:
+        """(m,) g_0, .., g_{p-1}, 0, .."""
+        return _padded(self.coefficients, self.n if m is None else m)
+
+    def terms(self, t: int) -> Terms:
+        """Rows t, t - 1, .., t - p + 1."""
+        count = min(t + 1, self.num_bands)
+        return Terms(np.arange(t, t - count, -1), self.coefficients[:count])
+
+    def to_dict(self) -> dict[str, Any]:
+        """{"kind": "banded_inverse", "coefficients": [..], "n": n}."""
+        return {"kind": "banded_inverse", "coefficients": self.coefficients.tolist(), "n": self.n}
+
+    def __repr__(self) -> str:
+        return f"BandedInverse(num_bands={self.num_bands}, n={self.n})"

@@ -1,0 +1,168 @@
+"""C^-1 is banded plus low rank: the dense optimum, made short enough to stream."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import solve_triangular
+
+from anyorder import _check
+from anyorder.errors import ArgumentError
+from anyorder.strategy._packing import pack, unpack
+from anyorder.strategy.base import Row, State, Strategy, Vector
+
+__all__ = ["BandedLowRank"]
+
+Floats = NDArray[np.float64]
+
+PENALTY = 1e-12  # ridge of the alternating least squares, relative to the largest entry: keeps them solvable, no more
+SWEEPS = 200
+
+
+class BandedLowRank(Strategy):
+    """K = C^-1 with p free bands and, below them, the entries of a matrix of rank r [Denisov et al. 2022, App. H].
+
+        K[t, s] = bands[t, t - s]        for t - s < p
+                = left[t] . right[s]     for t - s >= p
+
+    Noise from r accumulators, a_t = a_{t-1} + right[t-p] z_{t-p}, and the last p rows of Z: O((p + r) d) a step.
+
+    The paper gives this form to B, of the prefix sum; then K, the differences of its rows, has it too.
+
+    Args:
+        bands: (n, p) bands[t, l] = K[t, t - l], 0 where l > t; bands[:, 0] > 0.
+        left: (n, r).
+        right: (n, r).
+    """
+
+    def __init__(self, bands: ArrayLike, left: ArrayLike, right: ArrayLike) -> None:
+        self.bands: Floats = _check.array("bands", bands, ndim=2)
+        self.left: Floats = _check.array("left", left, ndim=2)
+        self.right: Floats = _check.array("right", right, ndim=2)
+        n, p = self.bands.shape
+        if p > n:
+            raise ArgumentError(f"bands must be (n, p) with p <= n, got shape {self.bands.shape}")
+        if self.left.shape != self.right.shape or len(self.left) != n:
+            raise ArgumentError(
+                f"left and right must both be (n, r) with n={n}, got {self.left.shape} and {self.right.shape}"
+            )
+        if (self.bands[:, 0] <= 0).any():
+            raise ArgumentError(f"bands[:, 0], the diagonal, must be above 0, got {self.bands[:, 0].min()!r}")
+        if self.bands[np.arange(p) > np.arange(n)[:, None]].any():
+            raise ArgumentError("bands[t, l] must be 0 where l > t: those entries lie beside the matrix")
+
+    @classmethod
+    def approximate(cls, strategy: Strategy, *, num_bands: int, rank: int) -> "BandedLowRank":
+        """The banded and low-rank strategy near a given one, such as the dense optimum.
+
+        The noise of the prefix sums, B = A C^-1 with A all ones below the diagonal, is what is approximated: its
+        first num_bands - 1 bands are kept, the rest is fitted by alternating least squares, and K = A^-1 B. A fit
+        to B of another workload is no better: momentum only smooths the prefix sums. C is the inverse of this K,
+        so privacy is exact, whatever the fit.
+
+        Args:
+            strategy: square; its n is at least num_bands.
+            num_bands: p of the result, at least 2.
+            rank: r.
+        Cost: O(n^3) time, O(n^2 + n rank^2) memory.
+        """
+        n = strategy.n
+        if strategy.num_rows != n:
+            raise ArgumentError(
+                f"strategy must be square, got {strategy.num_rows} rows for {n} steps; a tree has no inverse"
+            )
+        num_bands = _check.integer("num_bands", num_bands, low=2, high=n)
+        rank = _check.integer("rank", rank, low=1, high=n)
+        B: Floats = np.cumsum(strategy.noising_matrix(), axis=0)
+        left, right = _complete(B, num_bands - 1, rank)
+        kept = np.tril(np.triu(B, 2 - num_bands)) + np.tril(left @ right.T, 1 - num_bands)
+        K = np.diff(kept, axis=0, prepend=0.0)
+        bands = np.zeros((n, num_bands))
+        for band in range(num_bands):
+            bands[band:, band] = np.diagonal(K, -band)
+        return cls(bands, np.diff(left, axis=0, prepend=0.0), right)
+
+    @property
+    def n(self) -> int:
+        """Number of steps."""
+        return len(self.bands)
+
+    @property
+    def num_bands(self) -> int:
+        """Number of bands p."""
+        return int(self.bands.shape[1])
+
+    @property
+    def rank(self) -> int:
+        """Number of accumulators r."""
+        return int(self.left.shape[1])
+
+    def noising_matrix(self) -> Floats:
+        """C^-1, (n, n)."""
+        K = np.tril(self.left @ self.right.T, -self.num_bands)
+        for band in range(self.num_bands):
+            K[np.arange(band, self.n), np.arange(self.n - band)] = self.bands[band:, band]
+        return K
+
+    def matrix(self) -> Floats:
+        """C, (n, n), by back substitution: O(n^3)."""
+        return np.asarray(solve_triangular(self.noising_matrix(), np.eye(self.n), lower=True))
+
+    def init(self, size: int) -> State:
+        """Empty accumulators."""
+        _check.integer("size", size, low=0)
+        return tuple(np.zeros(size, dtype=np.float32) for _ in range(self.rank))
+
+    def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
+        """The last p rows of Z, made again, and the accumulators."""
+        p = self.num_bands
+        if t >= p:
+            leaving = row(t - p)
+            weights = self.right[t - p].astype(np.float32)
+            state = tuple(total + weight * leaving for total, weight in zip(state, weights, strict=True))
+        bands = self.bands[t].astype(np.float32)
+        noise = bands[0] * row(t)
+        for band in range(1, min(p, t + 1)):
+            noise += bands[band] * row(t - band)
+        for weight, total in zip(self.left[t].astype(np.float32), state, strict=True):
+            noise += weight * total
+        return noise, state
+
+    @property
+    def state_rows(self) -> int:
+        """The accumulators."""
+        return self.rank
+
+    def to_dict(self) -> dict[str, Any]:
+        """{"kind": "banded_low_rank", "n": n, "p": p, "rank": r, "bands", "left", "right": base64}."""
+        return {
+            "kind": "banded_low_rank", "n": self.n, "p": self.num_bands, "rank": self.rank,
+            "bands": pack(self.bands), "left": pack(self.left), "right": pack(self.right),
+        }  # fmt: skip
+
+    @classmethod
+    def _from_dict(cls, n: int, p: int, rank: int, bands: str, left: str, right: str) -> "BandedLowRank":
+        return cls(unpack("bands", bands, (n, p)), unpack("left", left, (n, rank)), unpack("right", right, (n, rank)))
+
+    def __repr__(self) -> str:
+        return f"BandedLowRank(num_bands={self.num_bands}, rank={self.rank}, n={self.n})"
+
+
+def _complete(B: Floats, p: int, rank: int) -> tuple[Floats, Floats]:
+    """left, right (n, rank) with left @ right.T near B on the entries t - s >= p, by alternating least squares.
+
+    Row t of left sees columns s <= t - p only, so all its normal equations are prefix sums over s.
+    """
+    n = len(B)
+    lower = np.tril(B, -p)
+    left_vectors, values, _ = np.linalg.svd(lower)
+    left = left_vectors[:, :rank] * np.sqrt(values[:rank])
+    right = np.zeros((n, rank))
+    penalty = PENALTY * max(float(np.abs(lower).max()), 1.0) * np.eye(rank)
+    for _ in range(SWEEPS):
+        moments = np.cumsum((left[:, :, None] * left[:, None, :])[::-1], axis=0)[::-1]
+        right[: n - p] = np.linalg.solve(moments[p:] + penalty, (lower.T @ left)[: n - p, :, None])[..., 0]
+        moments = np.cumsum(right[:, :, None] * right[:, None, :], axis=0)
+        left[p:] = np.linalg.solve(moments[: n - p] + penalty, (lower @ right)[p:, :, None])[..., 0]
+        left[:p] = 0.0
+    return left, right

@@ -1,0 +1,57 @@
+"""The model as the training loop sees it: private where gradients flow, ordinary elsewhere."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+__all__ = ["PrivateModule"]
+
+
+class PrivateModule(nn.Module):
+    """A model whose backward pass yields clipped sums to its engine and never writes `.grad`.
+
+    In training mode with gradients on, `forward` runs under the engine. In evaluation mode, or under
+    `torch.no_grad()`, it is the model's own forward, cut off from its parameters, so that no unclipped gradient of
+    them can arise. `state_dict` and `load_state_dict` are those of the model.
+
+    Attributes:
+        module: the user's model; the same object, with the same parameters.
+    """
+
+    def __init__(self, module: nn.Module, private_forward: Callable[..., Any], discard: Callable[[], None]) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self._private_forward = private_forward
+        self._discard = discard
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs, one row for each example."""
+        if not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        if not self.training:
+            detached = {name: p.detach() for name, p in self.module.named_parameters()}
+            return functional_call(self.module, detached, args, kwargs)
+        return self._private_forward(args, kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the step that has not been taken."""
+        self._discard()
+        self.module.zero_grad(set_to_none)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """The model's own state."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load the model's own state."""
+        return self.module.load_state_dict(state_dict, strict, assign)
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module | Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)

@@ -1,0 +1,112 @@
+"""Laws of every strategy: K C = I, streamed noise is K Z, prefix variances, saved and loaded alike."""
+
+import json
+
+import numpy as np
+import pytest
+
+from anyorder.errors import ArgumentError
+from anyorder.strategy import Combination, Strategy, from_dict
+from laws.cases import STRATEGIES
+
+SIZES = [1, 2, 3, 7, 16, 29]
+
+every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+every_size = pytest.mark.parametrize("n", SIZES)
+
+
+def stream(strategy: Strategy, Z: np.ndarray) -> np.ndarray:
+    """All noise, step by step. Rows come in one buffer; the noise is written over; each step is taken twice."""
+    buffer = np.empty_like(Z[0])
+
+    def row(r: int) -> np.ndarray:
+        buffer[:] = Z[r]
+        return buffer
+
+    state, noise = strategy.init(Z.shape[1]), []
+    for t in range(strategy.n):
+        made, _ = strategy.step(t, state, row)
+        assert made.dtype == np.float32
+        noise.append(made.copy())
+        made[:] = np.nan  # the caller's own array
+        again, state = strategy.step(t, state, row)  # the state before is as it was
+        np.testing.assert_array_equal(again, noise[-1])
+        again[:] = np.nan
+        assert len(state) <= strategy.state_rows
+    return np.array(noise)
+
+
+@every_strategy
+@every_size
+def test_noising_matrix_inverts_the_strategy(name: str, n: int) -> None:
+    strategy = STRATEGIES[name](n)
+    C, K = strategy.matrix(), strategy.noising_matrix()
+    assert (strategy.n, C.shape, K.shape) == (n, (strategy.num_rows, n), (n, strategy.num_rows))
+    np.testing.assert_allclose(K @ C, np.eye(n), rtol=0, atol=1e-12)
+    A = np.tri(n)
+    np.testing.assert_allclose((A @ K) @ C, A, rtol=0, atol=1e-11)
+
+
+@every_strategy
+@every_size
+def test_columns_are_those_of_the_matrix(name: str, n: int) -> None:
+    strategy = STRATEGIES[name](n)
+    C, steps = strategy.matrix(), np.arange(0, n, 2)
+    np.testing.assert_allclose(strategy.columns(steps), C[:, steps], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(strategy.column_norms_squared(), np.square(C).sum(axis=0), rtol=1e-12)
+
+
+@every_strategy
+@every_size
+def test_streamed_noise_is_the_dense_product(name: str, n: int) -> None:
+    strategy = STRATEGIES[name](n)
+    Z = np.random.default_rng(n).standard_normal((strategy.num_rows, 6)).astype(np.float32)
+    expected = strategy.noising_matrix() @ Z
+    np.testing.assert_allclose(stream(strategy, Z), expected, rtol=0, atol=1e-5 * max(1, np.abs(expected).max()))
+
+
+@every_strategy
+def test_chunks_of_coordinates_give_the_same_noise(name: str) -> None:
+    strategy = STRATEGIES[name](29)
+    Z = np.random.default_rng(0).standard_normal((strategy.num_rows, 6)).astype(np.float32)
+    parts = [stream(strategy, np.ascontiguousarray(Z[:, cut])) for cut in (slice(0, 1), slice(1, 4), slice(4, 6))]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), stream(strategy, Z))
+
+
+@every_strategy
+@every_size
+def test_prefix_variance_is_that_of_the_dense_matrix(name: str, n: int) -> None:
+    strategy = STRATEGIES[name](n)
+    expected = np.square(np.tri(n) @ strategy.noising_matrix()).sum(axis=1)
+    np.testing.assert_allclose(strategy.prefix_variance(), expected, rtol=1e-10)
+
+
+@every_strategy
+@every_size
+def test_saved_and_loaded(name: str, n: int) -> None:
+    strategy = STRATEGIES[name](n)
+    loaded = from_dict(json.loads(json.dumps(strategy.to_dict())))
+    assert loaded == strategy
+    assert hash(loaded) == hash(strategy)
+    assert strategy != STRATEGIES[name](n + 1)
+    np.testing.assert_array_equal(loaded.noising_matrix(), strategy.noising_matrix())
+
+
+@every_strategy
+def test_terms_of_combinations_are_the_rows_of_the_noising_matrix(name: str) -> None:
+    strategy = STRATEGIES[name](29)
+    if isinstance(strategy, Combination):
+        K = strategy.noising_matrix()
+        for t in range(strategy.n):
+            terms = strategy.terms(t)
+            assert terms.rows.dtype == np.int64
+            dense = np.zeros(strategy.num_rows)
+            np.add.at(dense, terms.rows, terms.coefficients)
+            np.testing.assert_allclose(dense, K[t], atol=1e-14)
+
+
+@every_strategy
+@pytest.mark.parametrize("size", [-1, 1.5, None])
+def test_init_refuses_a_bad_size(name: str, size: object) -> None:
+    with pytest.raises(ArgumentError, match="size"):
+        STRATEGIES[name](5).init(size)  # type: ignore[arg-type]

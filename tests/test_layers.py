@@ -1,0 +1,65 @@
+"""Each room imports only from the rooms above it, and the pure rooms never import torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import anyorder
+
+ROOMS = [
+    "errors", "_check", "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting",
+    "noise", "ledger", "sampling", "plan", "clipping", "certificate", "train", "report", "run", "cli", "__main__",
+]  # fmt: skip
+PURE = ["workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting", "noise"]
+ROOT = Path(anyorder.__file__).parent
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("anyorder.")}
+
+
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def test_every_room_is_named() -> None:
+    assert {room_of(path) for path in FILES} == set(ROOMS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_only_from_rooms_above(path: Path) -> None:
+    own = ROOMS.index(room_of(path))
+    below = {name for name in imported_rooms(path) & set(ROOMS) if ROOMS.index(name) > own}
+    assert not below, f"{path} imports from rooms below it: {below}"
+
+
+def test_pure_rooms_do_not_import_torch() -> None:
+    # The package's own __init__ brings torch in, so a bare package of that name stands in for it here.
+    code = (
+        "import importlib, sys, types; package = types.ModuleType('anyorder'); "
+        f"package.__path__ = [{str(ROOT)!r}]; sys.modules['anyorder'] = package; "
+        f"[importlib.import_module('anyorder.' + room) for room in {PURE!r}]; "
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names_exist_and_are_documented() -> None:
+    for name in anyorder.__all__:
+        assert hasattr(anyorder, name), name
+        if callable(getattr(anyorder, name)):
+            assert getattr(anyorder, name).__doc__, f"{name} has no docstring"

@@ -1,0 +1,86 @@
+"""Participations: their patterns, their round trips, their refusals."""
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyorder import participation
+from anyorder.errors import ArgumentError
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+
+EXAMPLES = [
+    SingleEpoch(5),
+    FixedOrder(8, 3, 3),
+    EpochShuffle(2, 3),
+    MinSeparation(7, 3, 2),
+    MinSeparation(7, 1),
+    KnownOrder([1, 2, 3, 1, 4]),
+    KnownOrder([["ann", "bob"], [], ["ann"]]),
+    PoissonSampling(4, 0.25),
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=repr)
+def test_patterns_obey_the_stated_bounds(example):
+    patterns = list(example.patterns())
+    assert max(map(len, patterns)) == example.max_participations
+    for pattern in patterns:
+        assert pattern == tuple(sorted(pattern))
+        assert 0 <= pattern[0] <= pattern[-1] < example.n
+        assert all(b - a >= example.min_separation for a, b in pairwise(pattern))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=repr)
+def test_round_trip(example):
+    again = participation.from_dict(example.to_dict())
+    assert again == example
+    assert list(again.patterns()) == list(example.patterns())
+    assert hash(again) == hash(example)
+    assert example.describe()
+
+
+@given(n=st.integers(1, 9), b=st.integers(1, 5), k=st.integers(1, 5))
+def test_min_separation_is_all_subsets_with_the_distance(n, b, k):
+    allowed = {
+        steps
+        for size in range(1, k + 1)
+        for steps in combinations(range(n), size)
+        if all(y - x >= b for x, y in pairwise(steps))
+    }
+    assert set(MinSeparation(n, b, k).patterns()) == allowed
+
+
+def test_separation_counts_from_step_to_step():
+    """b = 3 allows steps 0 and 3, with two steps between them."""
+    assert (0, 3) in set(MinSeparation(4, 3).patterns())
+    assert (0, 2) not in set(MinSeparation(4, 3).patterns())
+
+
+def test_known_order_counts_a_unit_once_a_step():
+    order = KnownOrder([[7, 7, 8], [7]])
+    assert list(order.patterns()) == [(0, 1), (0,)]
+    assert order.min_separation == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: SingleEpoch(0), "n"),
+        (lambda: SingleEpoch(2.0), "n"),
+        (lambda: SingleEpoch(True), "n"),
+        (lambda: FixedOrder(10, 3, 3), "n must be at most k b"),
+        (lambda: EpochShuffle(0, 3), "k"),
+        (lambda: MinSeparation(5, 0), "b"),
+        (lambda: KnownOrder([]), "order"),
+        (lambda: KnownOrder([[], []]), "order"),
+        (lambda: KnownOrder([["a", 1]]), "order"),
+        (lambda: PoissonSampling(3, 0.0), "sampling_probability"),
+        (lambda: PoissonSampling(3, 1.5), "sampling_probability"),
+        (lambda: participation.from_dict({"kind": "magic"}), "participation kind"),
+    ],
+)
+def test_bad_arguments_are_named(make, name):
+    with pytest.raises(ArgumentError, match=name):
+        make()

@@ -1,0 +1,170 @@
+"""The plan joins the parts, calibrates to the safe side, and its files show any alteration."""
+
+import json
+import math
+
+import pytest
+
+import anyorder as ao
+from anyorder.errors import ArgumentError, CertificateError, PlanError
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.strategy import Independent, Tree
+
+
+def small(**changes):
+    settings = {"dataset_size": 100, "batch_size": 10, "epochs": 3, "epsilon": 4.0, "delta": 1e-5, "mechanism": "tree"}
+    return ao.plan(**{**settings, **changes})
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "fixed"])
+@pytest.mark.parametrize("mechanism", ["tree", "independent"])
+@pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
+def test_calibration_lands_at_or_under_the_target(order, mechanism, neighbours):
+    plan = small(order=order, mechanism=mechanism, neighbours=neighbours)
+    assert 4.0 * (1 - 1e-6) <= plan.epsilon <= 4.0
+    factor = {"zero-out": 1, "replace-one": 2}[neighbours]
+    mu = factor * plan.clip_norm * plan.sensitivity.value / plan.noise_std
+    assert plan.mu == pytest.approx(mu, rel=1e-12)
+    assert ao.accounting.gdp_delta(mu, 4.0) <= 1e-5
+
+
+def test_order_in_words_is_the_participation_of_that_order():
+    assert small().participation == EpochShuffle(3, 10)
+    assert small(order="sequential").participation == small(order="fixed").participation == FixedOrder(30, 3, 10)
+    assert small(epochs=1).participation == SingleEpoch(10)
+    assert small(dataset_size=101).participation == EpochShuffle(3, 11)
+    assert small(dataset_size=101, drop_last=True).participation == EpochShuffle(3, 10)
+    order = KnownOrder([[0], [1], [0]])
+    assert ao.plan(participation=order, batch_size=1, epsilon=1, delta=1e-5, mechanism="tree").participation == order
+
+
+def test_the_truth_about_a_shuffled_loader():
+    """3 epochs, sigma = 1, delta = 1e-5: mu = sqrt(3), epsilon 8.39, whatever a Poisson accountant says."""
+    plan = small(mechanism="independent", epsilon=None, noise_multiplier=1 / math.sqrt(3))
+    assert plan.noise_std == pytest.approx(1.0, rel=1e-12)
+    assert plan.epsilon == pytest.approx(8.39, abs=0.005)
+
+
+def test_poisson_plan_is_amplified_and_only_that():
+    plan = small(order="poisson", mechanism="independent")
+    assert plan.participation == PoissonSampling(30, 0.1)
+    assert plan.amplified
+    assert plan.mu is None
+    assert plan.noise_std == pytest.approx(plan.noise_multiplier)
+    assert 3.9 < plan.epsilon <= 4.0
+    with pytest.raises(PlanError, match="amplified"):
+        small(order="poisson", mechanism="tree")
+    with pytest.raises(PlanError, match="add-or-remove"):
+        small(order="poisson", mechanism="independent", neighbours="replace-one")
+
+
+def test_add_or_remove_is_refused_where_absence_moves_others():
+    with pytest.raises(PlanError, match="zero-out"):
+        small(neighbours="add-or-remove")
+    plan = ao.plan(
+        participation=MinSeparation(20, 5, 2),
+        batch_size=4,
+        epsilon=1,
+        delta=1e-5,
+        mechanism="tree",
+        neighbours="add-or-remove",
+    )
+    assert plan.epsilon <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"epsilon": 0}, "epsilon"),
+        ({"epsilon": math.nan}, "epsilon"),
+        ({"delta": 0}, "delta"),
+        ({"delta": 1.5}, "delta"),
+        ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
+        ({"noise_multiplier": 1.0}, "exactly one of epsilon and noise_multiplier"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 101}, "batch_size"),
+        ({"epochs": None}, "epochs"),
+        ({"order": "random"}, "order"),
+        ({"mechanism": "magic"}, "mechanism"),
+        ({"clip_norm": 0}, "clip_norm"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"neighbours": "cousins"}, "neighbours"),
+        ({"unit": ""}, "unit"),
+    ],
+)
+def test_bad_arguments_are_named(changes, name):
+    with pytest.raises(ArgumentError, match=name):
+        small(**changes)
+
+
+def test_parts_of_different_length_do_not_join():
+    with pytest.raises(PlanError, match="same number of steps"):
+        small(mechanism=Independent(7))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"momentum": 0.9, "learning_rates": [1.0] * 20 + [0.5] * 10},
+        {"order": "poisson", "mechanism": "independent"},
+        {"mechanism": Tree(30, "online", restarts=(10, 20), completion=True)},
+    ],
+)
+def test_save_and_load_give_an_equal_plan(tmp_path, changes):
+    plan = small(**changes)
+    plan.save(tmp_path / "plan.json")
+    again = ao.Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert again.digest == plan.digest
+    assert str(again) == str(plan)
+    assert f"{plan.epsilon:.4g}" in str(plan)
+
+
+def numbers(data, path=()):
+    """Every path to a number inside JSON data."""
+    if isinstance(data, bool) or data is None or isinstance(data, str):
+        return
+    if isinstance(data, (int, float)):
+        yield path
+    else:
+        items = data.items() if isinstance(data, dict) else enumerate(data)
+        for key, value in items:
+            yield from numbers(value, (*path, key))
+
+
+def altered(data, path):
+    copy = json.loads(json.dumps(data))
+    place = copy
+    for key in path[:-1]:
+        place = place[key]
+    value = place[path[-1]]
+    place[path[-1]] = value * 1.01 if isinstance(value, float) and value else value + 1
+    return copy
+
+
+def test_every_altered_number_is_caught(tmp_path):
+    """Law 10, the plan's part: by the file's hash, and for claims also without it."""
+    from anyorder.plan import FORMAT, save_json
+
+    plan = small(mechanism=Tree(30, "online", restarts=(10, 20), completion=True))
+    plan.save(tmp_path / "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text())
+    paths = list(numbers(data))
+    assert len(paths) > 12
+    for path in paths:
+        (tmp_path / "altered.json").write_text(json.dumps(altered(data, path)))
+        with pytest.raises(CertificateError):
+            ao.Plan.load(tmp_path / "altered.json")
+    for name in ("sensitivity", "noise_std", "mu", "epsilon"):
+        body = altered({"format": FORMAT, "plan": plan.to_dict(), "claims": plan.claims()}, ("claims", name))
+        save_json(tmp_path / "resealed.json", body)
+        with pytest.raises(CertificateError, match=name):
+            ao.Plan.load(tmp_path / "resealed.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "anyorder-plan/1"}', '{"format": NaN}'])
+def test_damaged_files_are_refused(tmp_path, text):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(CertificateError):
+        ao.Plan.load(tmp_path / "plan.json")

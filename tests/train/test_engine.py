@@ -1,0 +1,420 @@
+"""The engine: the released gradient is the planned mechanism, and nothing else gets through."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyorder as ao
+from anyorder.errors import (
+    ArgumentError,
+    LoaderError,
+    ModelError,
+    NonFiniteError,
+    ParticipationError,
+    StepsExhaustedError,
+    TrainingError,
+)
+from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation
+from anyorder.strategy import Independent, Tree
+
+KEY = bytes(range(32))
+N, B, EPOCHS = 24, 4, 3
+STEPS = N // B
+
+
+def data(n=N, features=3):
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(n, features, generator=generator), torch.arange(n) % 2)
+
+
+def network(dropout=0.0):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(dropout), nn.Linear(4, 2))
+
+
+def planned(**changes):
+    settings = {"dataset_size": N, "batch_size": B, "epochs": EPOCHS, "epsilon": 8, "delta": 1e-5, "mechanism": "tree"}
+    return ao.plan(**{**settings, **changes})
+
+
+def private(plan=None, *, dropout=0.0, optimizer=None, loader=None, checkpoint=None, **options):
+    engine = ao.PrivacyEngine(plan or planned(), key=KEY, checkpoint=checkpoint)
+    model = network(dropout)
+    optimizer = (optimizer or (lambda p: torch.optim.SGD(p, lr=0.5)))(model.parameters())
+    if loader is None:
+        loader = DataLoader(data(), batch_size=B, shuffle=True)
+    return engine, *engine.make_private(model, optimizer, loader, **options)
+
+
+def backward(model, batch):
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+
+
+def gradients(model):
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+def weights(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def train(engine, model, optimizer, loader, epochs=EPOCHS):
+    for _ in range(epochs):
+        for batch in loader:
+            optimizer.zero_grad()
+            backward(model, batch)
+            optimizer.step()
+
+
+def clipped_sum(model, batch, clip_norm, groups=None):
+    """Brute force: one example at a time."""
+    per_unit = {}
+    for i, (x, y) in enumerate(zip(*batch[:2], strict=True)):
+        loss = nn.functional.cross_entropy(model(x[None]), y[None])
+        flat = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
+        unit = i if groups is None else groups[i]
+        per_unit[unit] = per_unit.get(unit, 0) + flat
+    return sum(g * min(1.0, clip_norm / g.norm().item()) for g in per_unit.values())
+
+
+@pytest.mark.parametrize("mechanism", [Independent(18), Tree(18, "online", restarts=(6, 12), completion=True)])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_released_gradient_is_clipped_sum_plus_planned_noise(mechanism, reduction):
+    """Every step equals (brute-force clipped sum + std K Z) / batch_size. Half the noise would fail here."""
+    plan = planned(mechanism=mechanism, clip_norm=0.3)
+    engine, model, optimizer, loader = private(plan, loss_reduction=reduction)
+    source = NoiseSource(KEY).derive(plan.digest.encode())
+    noise = plan.noise_std * (mechanism.noising_matrix() @ rows(source, mechanism.num_rows, weights(model).numel()))
+    t = 0
+    for _ in range(EPOCHS):
+        for batch in loader:
+            expected = clipped_sum(copy.deepcopy(model.module), batch, plan.clip_norm)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(batch[0]), batch[1], reduction=reduction).backward()
+            assert all(p.grad is None for p in model.parameters())
+            optimizer.step()
+            expected = (expected + torch.from_numpy(noise[t]).float()) / plan.batch_size
+            torch.testing.assert_close(gradients(model), expected, rtol=1e-4, atol=1e-5 * plan.noise_std)
+            t += 1
+    assert t == plan.n == engine.step
+
+
+def rows(source, count, size):
+    return np.stack([source.normal(r, 0, size) for r in range(count)]).astype(np.float64)
+
+
+def test_noise_in_the_gradient_has_the_claimed_size():
+    """A model with zero gradients shows the bare noise: its scale is the certificate's, to 5 standard errors."""
+    plan = planned(mechanism=Independent(18), clip_norm=2.0)
+    engine = ao.PrivacyEngine(plan)
+    model = nn.Linear(3000, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader = DataLoader(TensorDataset(torch.zeros(N, 3000)), batch_size=B, shuffle=True)
+    model, optimizer, loader = engine.make_private(model, optimizer, loader)
+    (batch,) = next(iter(loader))
+    (model(batch) * 0).sum().backward()
+    optimizer.step()
+    noise = gradients(model) * plan.batch_size
+    error = 1 / math.sqrt(2 * noise.numel())
+    assert noise.std().item() == pytest.approx(plan.noise_std, rel=5 * error)
+    true_mu = plan.clip_norm * plan.sensitivity.value / noise.std().item()
+    assert ao.accounting.gdp_epsilon(true_mu, plan.delta) == pytest.approx(plan.epsilon, rel=8 * error)
+
+
+def test_units_by_key_are_summed_before_clipping():
+    users = torch.tensor([0, 0, 1, 2] * (N // B)) + 3 * torch.arange(N // B).repeat_interleave(B)
+    loader = DataLoader(TensorDataset(*data().tensors, users), batch_size=B)
+    plan = ao.plan(
+        participation=MinSeparation(STEPS, STEPS), batch_size=B, epsilon=8, delta=1e-5, mechanism="tree", clip_norm=0.2
+    )
+    engine, model, optimizer, loader = private(plan, loader=loader, unit=2)
+    noise = NoiseStream(plan.strategy, engine._source, plan.noise_std, weights(model).numel())
+    for batch in loader:
+        expected = clipped_sum(copy.deepcopy(model.module), batch, plan.clip_norm, groups=batch[2].tolist())
+        backward(model, batch)
+        optimizer.step()
+        expected = (expected + torch.from_numpy(noise.next())) / B
+        torch.testing.assert_close(gradients(model), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_micro_batches_give_the_step_of_the_whole_batch():
+    whole = private(loader=DataLoader(data(), batch_size=B))
+    pieces = private(loader=DataLoader(data(), batch_size=B // 2), accumulate=2)
+    train(*whole)
+    engine, model, optimizer, loader = pieces
+    for _ in range(EPOCHS):
+        for i, batch in enumerate(loader):
+            backward(model, batch)
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert engine.step == whole[0].step == 18
+    torch.testing.assert_close(weights(model), weights(whole[1]), rtol=1e-4, atol=1e-5)
+
+
+def test_short_last_batch_is_divided_by_the_planned_size():
+    plan = planned(dataset_size=22)
+    engine, model, optimizer, loader = private(plan, loader=DataLoader(data(22), batch_size=B))
+    noise = NoiseStream(plan.strategy, engine._source, plan.noise_std, weights(model).numel())
+    for batch in loader:
+        expected = clipped_sum(copy.deepcopy(model.module), batch, 1.0)
+        backward(model, batch)
+        optimizer.step()
+
+        torch.testing.assert_close(
+            gradients(model), (expected + torch.from_numpy(noise.next())) / B, rtol=1e-4, atol=1e-5
+        )
+    assert len(batch[0]) == 2
+
+
+def test_ftrl_equals_sgd_on_the_same_noise():
+    by_sgd = private(optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    by_ftrl = private(optimizer=lambda p: ao.FTRL(p, lr=0.1, momentum=0.9))
+    train(*by_sgd)
+    train(*by_ftrl)
+    torch.testing.assert_close(weights(by_sgd[1]), weights(by_ftrl[1]), rtol=1e-4, atol=1e-4)
+
+
+def test_any_torch_optimizer_and_scheduler():
+    engine, model, optimizer, loader = private(optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 18)
+    before = weights(model)
+    for _ in range(EPOCHS):
+        for batch in loader:
+            optimizer.zero_grad()
+            backward(model, batch)
+            optimizer.step()
+            scheduler.step()
+    assert engine.step == 18
+    assert torch.isfinite(weights(model)).all()
+    assert not torch.equal(before, weights(model))
+
+
+def test_poisson_sampling_trains_and_takes_empty_batches():
+    plan = planned(order="poisson", mechanism="independent", batch_size=1, epochs=2)
+    engine, model, optimizer, loader = private(plan, loader=DataLoader(data(), batch_size=1))
+    sizes = []
+    for _ in range(2):
+        for batch in loader:
+            sizes.append(len(batch[0]))
+            optimizer.zero_grad()
+            backward(model, batch) if sizes[-1] else model(batch[0]).sum().backward()
+            optimizer.step()
+    assert engine.step == plan.n == len(sizes)
+    assert 0 in sizes
+    assert max(sizes) > 1
+
+
+def test_evaluation_takes_any_input_and_leaves_no_gradient():
+    engine, model, optimizer, loader = private()
+    model.eval()
+    loss = model(torch.randn(9, 3, requires_grad=True)).sum()
+    loss.backward()
+    assert all(p.grad is None for p in model.parameters())
+    model.train()
+    with torch.no_grad():
+        assert model(torch.randn(9, 3)).shape == (9, 2)
+    assert engine.step == 0
+
+
+def test_model_is_wrapped_without_changing_its_names():
+    _, model, _, _ = private()
+    assert set(model.state_dict()) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    model.load_state_dict(network().state_dict())
+    assert model.module[0].in_features == 3
+
+
+class TestRefusals:
+    """What the plan does not cover is refused, and nothing has changed afterwards."""
+
+    def test_more_steps_than_planned(self):
+        engine, model, optimizer, loader = private()
+        train(engine, model, optimizer, loader)
+        before = weights(model)
+        with pytest.raises((StepsExhaustedError, LoaderError), match="18"):
+            train(engine, model, optimizer, loader, epochs=1)
+        assert torch.equal(before, weights(model))
+        assert engine.step == 18
+
+    def test_unit_used_twice_in_an_epoch(self):
+        engine, model, optimizer, loader = private()
+        batch = next(iter(loader))
+        backward(model, batch)
+        optimizer.step()
+        before = weights(model)
+        engine._begin(next(engine.ledger.history()), 1)  # the loader hands out the same units again
+        with pytest.raises(ParticipationError):
+            backward(model, batch)
+        assert torch.equal(before, weights(model))
+        assert engine.step == 1
+
+    def test_same_batch_backward_twice_in_a_step(self):
+        _, model, optimizer, loader = private()
+        batch = next(iter(loader))
+        backward(model, batch)
+        with pytest.raises(TrainingError, match="already used"):
+            backward(model, batch)
+        optimizer.step()
+
+    def test_unit_in_two_micro_batches(self):
+        _, model, _, loader = private(loader=DataLoader(data(), batch_size=2), accumulate=2)
+        batch = next(iter(loader))
+        backward(model, batch)
+        model._private_forward.__self__._begin([0, 5], 1)
+        with pytest.raises(TrainingError, match="two micro-batches"):
+            backward(model, batch)
+
+    def test_too_many_micro_batches(self):
+        _, model, _, loader = private()
+        batches = iter(loader)
+        backward(model, next(batches))
+        with pytest.raises(TrainingError, match="accumulate"):
+            backward(model, next(batches))
+
+    def test_unknown_unit_of_a_known_order(self):
+        order = KnownOrder([[4 * t + i for i in range(B)] for t in range(STEPS)])
+        plan = ao.plan(participation=order, batch_size=B, epsilon=8, delta=1e-5, mechanism="tree")
+        _, model, _, loader = private(plan, loader=DataLoader(data(), batch_size=B, sampler=[*list(range(1, N)), 0]))
+        with pytest.raises(ParticipationError):
+            backward(model, next(iter(loader)))
+
+    def test_shuffled_loader_under_a_plan_for_fixed_order(self):
+        with pytest.raises(LoaderError, match="same order"):
+            private(planned(order="fixed"))
+
+    def test_loader_of_another_batch_size(self):
+        with pytest.raises(LoaderError, match="steps|batch_size"):
+            private(loader=DataLoader(data(), batch_size=3, shuffle=True))
+
+    def test_step_without_backward(self):
+        _, model, optimizer, loader = private()
+        with pytest.raises(TrainingError, match="without a backward"):
+            optimizer.step()
+        backward(model, next(iter(loader)))
+        optimizer.zero_grad()
+        with pytest.raises(TrainingError, match="without a backward"):
+            optimizer.step()
+
+    def test_raw_gradient_of_the_original_model_is_not_used(self):
+        engine, model, optimizer, loader = private()
+        nn.functional.cross_entropy(model.module(data()[:][0]), data()[:][1]).backward()
+        with pytest.raises(TrainingError, match="without a backward"):
+            optimizer.step()
+
+    def test_closure(self):
+        _, model, optimizer, loader = private()
+        backward(model, next(iter(loader)))
+        with pytest.raises(TrainingError, match="closure"):
+            optimizer.step(lambda: torch.tensor(0.0))
+
+    def test_input_that_is_not_the_batch(self):
+        _, model, _, loader = private()
+        with pytest.raises(TrainingError, match="loader"):
+            model(torch.randn(4, 3))
+        next(iter(loader))
+        with pytest.raises(ArgumentError, match="whole batch"):
+            model(torch.randn(7, 3))
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_non_finite_loss_or_input(self, bad):
+        engine, model, optimizer, loader = private()
+        x, y = next(iter(loader))
+        before = weights(model)
+        with pytest.raises(NonFiniteError):
+            (nn.functional.cross_entropy(model(x), y) * bad).backward()
+        with pytest.raises(TrainingError):
+            optimizer.step()
+        x[1, 1] = bad
+        with pytest.raises(NonFiniteError):
+            backward(model, (x, y))
+        assert torch.equal(before, weights(model))
+        assert engine.step == 0
+
+    def test_optimizer_with_foreign_parameters(self):
+        stranger = nn.Parameter(torch.zeros(3))
+        with pytest.raises(ArgumentError, match="optimizer"):
+            private(optimizer=lambda p: torch.optim.SGD([*p, stranger], lr=0.1))
+        engine, model, optimizer, loader = private()
+        optimizer.add_param_group({"params": [stranger]})
+        backward(model, next(iter(loader)))
+        with pytest.raises(ArgumentError, match="optimizer"):
+            optimizer.step()
+        assert engine.step == 0
+
+    def test_batch_norm(self):
+        engine = ao.PrivacyEngine(planned(), key=KEY)
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        with pytest.raises(ModelError, match="GroupNorm"):
+            engine.make_private(
+                model, torch.optim.SGD(model.parameters(), lr=1), DataLoader(data(), batch_size=B, shuffle=True)
+            )
+
+    def test_frozen_after_make_private(self):
+        _, model, _, loader = private()
+        batch = next(iter(loader))
+        model.module[0].weight.requires_grad_(False)
+        with pytest.raises(TrainingError, match="frozen"):
+            model(batch[0])
+
+    def test_make_private_twice(self):
+        engine, model, optimizer, loader = private()
+        with pytest.raises(TrainingError, match="already"):
+            engine.make_private(network(), optimizer, loader)
+
+
+def test_frozen_parameters_stay():
+    engine = ao.PrivacyEngine(planned(), key=KEY)
+    model = network()
+    model[0].requires_grad_(False)
+    frozen = model[0].weight.clone()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    model, optimizer, loader = engine.make_private(model, optimizer, DataLoader(data(), batch_size=B, shuffle=True))
+    train(engine, model, optimizer, loader, epochs=1)
+    assert torch.equal(model.module[0].weight, frozen)
+
+
+def test_same_key_under_another_plan_gives_other_noise():
+    noise = []
+    for clip_norm in (1.0, 1.0 + 1e-9):
+        plan = planned(mechanism=Independent(18), clip_norm=clip_norm)
+        engine, model, optimizer, loader = private(plan, loader=DataLoader(data(), batch_size=B))
+        x, _ = next(iter(loader))
+        (model(x) * 0).sum().backward()
+        optimizer.step()
+        noise.append(gradients(model))
+    assert abs(np.corrcoef(noise[0], noise[1])[0, 1]) < 0.9
+
+
+def test_shuffled_plan_covers_a_sequential_loader_and_says_what_it_found():
+    engine, *_ = private(loader=DataLoader(data(), batch_size=B))
+    assert "sequential" in engine.order
+    engine, *_ = private()
+    assert "shuffled" in engine.order
+
+
+def test_fixed_order_sampler_runs_under_a_fixed_order_plan():
+    dataset = data()
+    loader = DataLoader(dataset, batch_size=B, sampler=ao.FixedOrderSampler(dataset, seed=3))
+    plan = ao.plan(loader=loader, epochs=EPOCHS, epsilon=8, delta=1e-5, mechanism="tree")
+    assert plan.participation == FixedOrder(18, 3, 6)
+    engine, model, optimizer, loader = private(plan, loader=loader)
+    train(engine, model, optimizer, loader)
+    history = [sorted(units) for units in engine.ledger.history()]
+    assert history[:6] == history[6:12] == history[12:]
+    assert history[:6] != sorted(history[:6])
+
+
+def test_shuffled_loader_takes_each_example_once_an_epoch():
+    engine, model, optimizer, loader = private()
+    assert engine.plan.participation == EpochShuffle(3, 6)
+    train(engine, model, optimizer, loader)
+    history = list(engine.ledger.history())
+    epochs = [sorted(int(u) for units in history[e * 6 : e * 6 + 6] for u in units) for e in range(3)]
+    assert epochs == [list(range(N))] * 3
+    assert [sorted(u) for u in history[:6]] != [sorted(u) for u in history[6:12]]
