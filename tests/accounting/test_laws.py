@@ -42,7 +42,7 @@ CALIBRATIONS = {
 
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
-@pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("mu", [0.1, 1.0, 2.0])
 @pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-10])
 def test_never_below_the_oracle(name, mu, delta):
     accountant, oracle, excess = ACCOUNTANTS[name]

@@ -52,10 +52,10 @@ def test_calibration_of_the_reference():
 
 
 def test_what_an_assumed_sampling_hides():
-    # three epochs at sigma 1, batches of a twentieth: Opacus prints 3.368 (Rényi) or 2.86 (PRV), true only under
-    # Poisson sampling; read in any other order the same noise gives 8.39
+    # three epochs at sigma 1, batches of a twentieth: Rényi accounting of the sampling prints 3.368, an independent
+    # numerical one 2.8569; read in an order that is not sampled, the same noise gives 8.39
     assert poisson_epsilon(1.0, 0.05, 60, 1e-5) == pytest.approx(2.8569, abs=1e-3)
-    assert gdp_epsilon(math.sqrt(3), 1e-5) == pytest.approx(8.394, abs=1e-3)
+    assert gdp_epsilon(math.sqrt(3), 1e-5) == pytest.approx(8.3854, abs=1e-3)
 
 
 def two_step_delta(sigma, q, epsilon):
@@ -99,7 +99,8 @@ def test_float_error_of_the_transform_is_covered(mu, steps, delta):
 
 def test_where_the_transform_cannot_tell_the_unamplified_epsilon_stands():
     assert poisson_epsilon(2.0, 0.01, 1000, 1e-14) == gdp_epsilon(math.sqrt(1000) / 2, 1e-14)
-    assert poisson_epsilon(1e-4, 0.5, 10, 1e-5) == gdp_epsilon(math.sqrt(10) * 1e4, 1e-5)
+    unsampled = gdp_epsilon(math.sqrt(10) * 1e4, 1e-5)
+    assert poisson_epsilon(1e-4, 0.5, 10, 1e-5) == pytest.approx(unsampled, rel=1e-12)
     assert poisson_epsilon(1e-200, 0.5, 10, 1e-5) == math.inf
     assert poisson_epsilon(1e200, 0.5, 10, 1e-5) == 0.0
 

@@ -143,7 +143,7 @@ def test_deployed_numbers_as_printed():
 
 
 def check_renyi(mu, delta, orders, theirs):
-    """Equal at their orders; over all orders a little less; exact 4 % less or more."""
+    """Equal at their orders; over all orders a little less; the exact one 1 % less or more."""
     assert at_orders(mu, delta, orders) == pytest.approx(theirs, rel=1e-9)
     assert theirs * 0.99 <= gdp_epsilon(mu, delta, "rdp") <= theirs * (1 + 1e-12)
     assert gdp_epsilon(mu, delta) < theirs * 0.99
