@@ -6,11 +6,11 @@ import json
 import pytest
 
 import anyorder as ao
+from anyorder._sealed import save_json
 from anyorder.certificate import FORMAT, Certificate
 from anyorder.errors import CertificateError
 from anyorder.ledger import Ledger
 from anyorder.participation import FixedOrder, MinSeparation, PoissonSampling
-from anyorder.plan import save_json
 from anyorder.strategy import Tree
 
 

@@ -145,7 +145,8 @@ def altered(data, path):
 
 def test_every_altered_number_is_caught(tmp_path):
     """Law 10, the plan's part: by the file's hash, and for claims also without it."""
-    from anyorder.plan import FORMAT, save_json
+    from anyorder._sealed import save_json
+    from anyorder.plan import FORMAT
 
     plan = small(mechanism=Tree(30, "online", restarts=(10, 20), completion=True))
     plan.save(tmp_path / "plan.json")

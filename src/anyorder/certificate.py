@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anyorder._sealed import load_json, save_json
 from anyorder.errors import AnyorderError, CertificateError
 from anyorder.ledger import Ledger
 from anyorder.plan import FORMAT as PLAN_FORMAT
-from anyorder.plan import Plan, check_claims, load_json, save_json
+from anyorder.plan import Plan, check_claims
 
 __all__ = ["Certificate", "Verification", "verify"]
 

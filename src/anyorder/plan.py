@@ -1,7 +1,6 @@
 """The plan: workload, participation, strategy, clip norm and noise joined into one frozen, printable, saved claim."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from zlib import error as ZlibError
 from numpy.typing import ArrayLike
 
 from anyorder import _check, accounting, error, participation, strategy, workload
+from anyorder._sealed import canonical, load_json, save_json
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import (
@@ -128,7 +128,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """sha256 of everything that the plan fixes; noise keys are bound to it."""
-        return hashlib.sha256(_canonical(self.to_dict()).encode()).hexdigest()
+        return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """What the plan fixes, as JSON values; what follows from it is in `claims`."""
@@ -330,40 +330,6 @@ def _check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -
             f"neighbours 'add-or-remove' do not fit {type(order).__name__}: without one unit, a loader would put "
             "others into other batches; use 'zero-out' (its gradients replaced by zero) or 'replace-one'"
         )
-
-
-def _canonical(data: dict[str, Any]) -> str:
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def save_json(path: str | Path, data: dict[str, Any]) -> None:
-    """Write data with the sha256 of its canonical form, so that any altered number shows."""
-    sealed = {**data, "sha256": hashlib.sha256(_canonical(data).encode()).hexdigest()}
-    try:
-        Path(path).write_text(json.dumps(sealed, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as problem:
-        raise CertificateError(f"cannot write {path}: {problem.strerror or problem}") from problem
-
-
-def load_json(path: str | Path, *formats: str) -> dict[str, Any]:
-    """Read what `save_json` wrote; refuses other formats, damaged JSON, and altered content."""
-    try:
-        data: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise CertificateError(f"cannot read {path}: {problem.strerror or problem}") from problem
-    except ValueError as problem:
-        raise CertificateError(f"{path} is not JSON: {problem}") from problem
-    found = data.get("format") if isinstance(data, dict) else type(data).__name__
-    if found not in formats:
-        raise CertificateError(f"{path} must be of format {' or '.join(formats)}, got {found!r}")
-    digest = data.pop("sha256", None)
-    try:
-        actual = hashlib.sha256(_canonical(data).encode()).hexdigest()
-    except ValueError as problem:
-        raise CertificateError(f"{path} holds a number that is not finite: {problem}") from problem
-    if digest != actual:
-        raise CertificateError(f"{path} was altered: its sha256 is {actual}, the file says {digest}")
-    return data
 
 
 def check_claims(plan: Plan, claims: dict[str, Any]) -> None:

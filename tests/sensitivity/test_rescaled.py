@@ -58,3 +58,15 @@ def test_long_runs_in_a_fixed_order() -> None:
     assert bound.exact
     first = Rescaled(inner, scales).columns(np.arange(0, n, n // k)).sum(axis=1)
     assert bound.value == pytest.approx(np.linalg.norm(first), rel=1e-10)
+
+
+def test_long_runs_in_other_orders_divide_by_the_least_scale() -> None:
+    n = 5000
+    for inner in (BLT([0.99], [0.1], n), BandedInverse([1.0, -0.5], n)):
+        for rule in (MinSeparation(n, 100, 5), EpochShuffle(5, 1000)):
+            bound = sensitivity(Rescaled(inner, np.linspace(0.5, 2, n)), rule)
+            assert not bound.exact
+            assert bound.value == pytest.approx(2 * sensitivity(inner, rule).value, rel=1e-12)
+        single = sensitivity(Rescaled(inner, np.linspace(0.5, 2, n)), SingleEpoch(n))
+        assert single.exact
+        assert single.value == pytest.approx(2 * sensitivity(inner, SingleEpoch(n)).value, rel=1e-10)

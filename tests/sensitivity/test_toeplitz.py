@@ -1,5 +1,7 @@
 """Toeplitz C: Kalinin & Lampert's pattern, majorants, orthogonal columns, reference values."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -148,3 +150,16 @@ def test_shuffled_epochs_lie_between_the_same_order_and_any_order() -> None:
         shuffled = sensitivity(strategy, EpochShuffle(k, n // k)).value
         anything = sensitivity(strategy, MinSeparation(n, 1, k)).value
         assert same < shuffled < anything
+
+
+def test_known_orders_of_very_long_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, rng = 400, np.random.default_rng(0)
+    order = KnownOrder([rng.integers(0, 60, 3).tolist() for _ in range(n)])
+    for strategy in (SquareRoot(n), BandedInverse([1.0, -0.9, 0.5], n)):
+        exact = unit_sensitivities(strategy, order)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["anyorder.sensitivity.toeplitz"], "_MAX_COLUMNS", 0)
+            bounds = unit_sensitivities(strategy, order)
+            assert not sensitivity(strategy, order).exact
+        assert (bounds >= exact * (1 - 1e-12)).all()
+        assert bounds.max() < 1.3 * exact.max()

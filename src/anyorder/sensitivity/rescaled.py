@@ -1,11 +1,13 @@
 """C diag(s)^-1: X' = D^-1 X D^-1, from whatever the structure of C gives."""
 
+from math import inf, nextafter
+
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.participation import FixedOrder, KnownOrder, Participation
 from anyorder.sensitivity import banded, blt, dense, toeplitz
-from anyorder.sensitivity.bound import Bound, roots
+from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.visits import UnitSquares, Visits, largest, visits
 from anyorder.strategy import BLT, Banded, Independent, Rescaled, Strategy, Toeplitz, ToeplitzBanded
 
@@ -17,15 +19,22 @@ Floats = NDArray[np.float64]
 def bound(strategy: Rescaled, participation: Participation) -> Bound:
     """The sensitivity of C diag(s)^-1.
 
-    Banded C stays banded. For Toeplitz C, FixedOrder and KnownOrder unit by unit; all else by X itself, n up to 4096.
+    Banded C stays banded. For Toeplitz C, FixedOrder and KnownOrder go unit by unit, all else by X itself, for n up to
+    4096; beyond, sens(C) / min(s) is an upper bound, since u_t / s_t is no longer than 1 / min(s).
     """
     inner, weights = _flat(strategy)
     gram = _banded(inner, weights)
     if gram is not None:
         return banded.gram_bound(gram, participation)
+    if participation.max_participations == 1:
+        largest_norm = float(strategy.column_norms_squared().max())
+        return from_sum(largest_norm, _terms(strategy, participation), exact=True)
     if isinstance(participation, (FixedOrder, KnownOrder)) and isinstance(inner, Toeplitz):
         return largest(_unit_squares(inner, weights, visits(participation)), _terms(strategy, participation))
-    if isinstance(inner, Toeplitz) and strategy.n <= toeplitz.MAX_GRAM:
+    if isinstance(inner, Toeplitz):
+        if strategy.n > toeplitz.MAX_GRAM:
+            whole = blt.bound(inner, participation) if isinstance(inner, BLT) else toeplitz.bound(inner, participation)
+            return Bound(nextafter(whole.value * float(weights.max()), inf), exact=False)
         X = toeplitz.gram_matrix(inner.toeplitz_coefficients()) * weights * weights[:, None]
         return dense.gram_bound(X, participation, terms=strategy.n)
     return dense.bound(strategy, participation)

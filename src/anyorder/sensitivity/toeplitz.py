@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.fft import irfft, next_fast_len, rfft
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation
 from anyorder.sensitivity import banded, dense
@@ -15,9 +16,11 @@ from anyorder.strategy import Toeplitz, ToeplitzBanded
 __all__ = ["bound", "gram_matrix", "majorant", "unit_squares", "units"]
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 MAX_GRAM = 4096  # steps up to which X itself is an option
-_BLOCK = 256  # columns of X in hand
+_MAX_COLUMNS = 100_000  # steps up to which the columns of X are made one after the other: about ten seconds
+_BLOCK_ENTRIES = 1 << 22  # entries of X in hand
 
 
 def bound(strategy: Toeplitz, participation: Participation) -> Bound:
@@ -132,25 +135,27 @@ def unit_squares(c: Floats, units: Visits, weights: Floats | None = None) -> Uni
 
     With (n,) weights, of diag(weights) X diag(weights). The columns of X are made one after the other, a block is
     kept, and every participation meets the earlier ones of its unit there. Cost: O(n^2 + M k) time, O(M + n) memory,
-    for M participations and at most k of a unit.
+    for M participations and at most k of a unit. Beyond 100 000 steps an upper bound, see `_uncut`.
     """
     n, steps = units.n, units.steps
+    weights = np.ones(n) if weights is None else weights
+    if n > _MAX_COLUMNS:
+        return _uncut(c, units, weights)
     order = np.argsort(steps, kind="stable")
-    bounds = np.searchsorted(steps[order], np.arange(0, n + _BLOCK, _BLOCK))
+    size = max(1, min(n, _BLOCK_ENTRIES // n))
+    bounds = np.searchsorted(steps[order], np.arange(0, n + size, size))
     upper = np.empty(len(steps))
     lower = np.empty(len(steps))
-    block = np.empty((_BLOCK, n))
+    block = np.empty((size, n))
     for t, column in _gram_columns(c):
-        block[t % _BLOCK, : t + 1] = column
-        if t % _BLOCK:
+        block[t % size, : t + 1] = column * weights[: t + 1] * weights[t]
+        if t % size:
             continue
-        later = order[bounds[t // _BLOCK] : bounds[t // _BLOCK + 1]]
+        later = order[bounds[t // size] : bounds[t // size + 1]]
         distance = 0
         while len(later):
             earlier = steps[later - distance]
             values = block[steps[later] - t, earlier]
-            if weights is not None:
-                values *= weights[steps[later]] * weights[earlier]
             if distance == 0:
                 upper[later], lower[later] = values, values
             else:
@@ -159,6 +164,21 @@ def unit_squares(c: Floats, units: Visits, weights: Floats | None = None) -> Uni
             distance += 1
             later = later[units.ranks[later] >= distance]
     return UnitSquares(units.per_unit(upper), units.per_unit(lower))
+
+
+def _uncut(c: Floats, units: Visits, weights: Floats) -> UnitSquares:
+    """Upper bounds with all n rows for every pair, |X[s, t]| <= sum_l |c_l c_{l+t-s}|: O(n log n + M k)."""
+    n = len(c)
+    norms = np.cumsum(np.square(c))[::-1]
+    size = next_fast_len(2 * n, real=True)
+    overlaps = irfft(np.square(np.abs(rfft(np.abs(c), size))), size)[:n]
+
+    def entry(gaps: Integers, steps: Integers) -> Floats:
+        pairs = np.where(gaps == 0, norms[steps], overlaps[gaps])
+        return np.asarray(pairs * weights[steps] * weights[steps + gaps])
+
+    upper = banded.unit_squares(banded.Gram(n, n, entry), units).upper
+    return UnitSquares(upper, np.zeros_like(upper))
 
 
 def _terms(strategy: Toeplitz, participation: Participation) -> int:

@@ -164,5 +164,4 @@ def _complete(B: Floats, p: int, rank: int) -> tuple[Floats, Floats]:
         right[: n - p] = np.linalg.solve(moments[p:] + penalty, (lower.T @ left)[: n - p, :, None])[..., 0]
         moments = np.cumsum(right[:, :, None] * right[:, None, :], axis=0)
         left[p:] = np.linalg.solve(moments[: n - p] + penalty, (lower @ right)[p:, :, None])[..., 0]
-        left[:p] = 0.0
     return left, right
