@@ -10,7 +10,8 @@ import pytest
 import anyorder
 
 ROOMS = [
-    "errors", "_check", "_sealed", "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting",
+    "errors", "_check", "_sealed",
+    "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting",
     "noise", "ledger", "sampling", "plan", "clipping", "certificate", "train", "report", "run", "cli", "__main__",
 ]  # fmt: skip
 PURE = ["workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting", "noise"]

@@ -80,6 +80,7 @@ def test_epsilon_of_huge_mu_tends_to_its_rho(mu):
     epsilon = gdp_epsilon(mu, 1e-5)
     assert mu * mu / 2 <= epsilon <= (mu * mu / 2 + 5 * mu) * (1 + 1e-14)
     assert gdp_delta(mu, epsilon) <= 1e-5
+    assert mu * mu / 2 <= gdp_epsilon(mu, 1e-5, "rdp") <= (mu * mu / 2 + 5 * mu) * (1 + 1e-14)
 
 
 def test_epsilon_beyond_floats_is_infinite_and_of_no_signal_zero():
@@ -124,6 +125,13 @@ def test_monotone(mu, more_mu, epsilon, more_epsilon, power):
     assert gdp_epsilon(mu, delta) <= gdp_epsilon(mu * (1 + more_mu), delta)
     assert gdp_epsilon(mu, delta) >= gdp_epsilon(mu, min(0.9, delta * (1 + more_epsilon)))
     assert gdp_mu(epsilon, delta) <= gdp_mu(epsilon * (1 + more_epsilon), delta)
+
+
+def test_mu_allows_for_a_curve_that_is_not_monotone_in_its_last_digits():
+    generator = np.random.default_rng(7)
+    for power, delta in zip(generator.uniform(-7, -5, 300), generator.uniform(0.2, 0.5, 300), strict=True):
+        epsilon = float(10**power)
+        assert gdp_epsilon(gdp_mu(epsilon, float(delta)), float(delta)) <= epsilon
 
 
 def test_examples_in_the_docstrings():

@@ -204,7 +204,7 @@ def test_poisson_sampling_trains_and_takes_empty_batches():
         for batch in loader:
             sizes.append(len(batch[0]))
             optimizer.zero_grad()
-            backward(model, batch) if sizes[-1] else model(batch[0]).sum().backward()
+            backward(model, batch)  # the mean over no examples is NaN; no gradient comes of it
             optimizer.step()
     assert engine.step == plan.n == len(sizes)
     assert 0 in sizes
@@ -306,6 +306,23 @@ class TestRefusals:
         nn.functional.cross_entropy(model.module(data()[:][0]), data()[:][1]).backward()
         with pytest.raises(TrainingError, match="without a backward"):
             optimizer.step()
+
+    def test_gradient_from_elsewhere(self):
+        """A penalty on weights would be overwritten in silence, or join the private gradient."""
+        engine, model, optimizer, loader = private()
+        for batch in loader:
+            backward(model, batch)
+            optimizer.step()  # no zero_grad: the gradient of the step before is the engine's own
+        backward(model, next(iter(loader)))
+        sum(p.square().sum() for p in model.parameters()).backward()
+        before = weights(model)
+        with pytest.raises(TrainingError, match="weight_decay"):
+            optimizer.step()
+        assert torch.equal(before, weights(model))
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        assert engine.step == 7
 
     def test_closure(self):
         _, model, optimizer, loader = private()

@@ -110,9 +110,8 @@ def gdp_epsilon(mu: float, delta: float, conversion: str = "exact") -> float:
         return upper
     if gdp_delta(mu, 0.0) <= delta:
         return 0.0
-    while gdp_delta(mu, upper) > delta:  # by rounding alone, at huge mu
-        upper = math.nextafter(upper * (1 + 2.0**-40), math.inf)
-    return _bisect(lambda epsilon: gdp_delta(mu, epsilon) <= delta, inside=upper, outside=0.0)
+    inside = upper * (1 + 2.0**-40)  # delta there is at most half of delta, also as rounded, whatever mu is
+    return _bisect(lambda epsilon: gdp_delta(mu, epsilon) <= delta, inside=inside, outside=0.0)
 
 
 def gdp_mu(epsilon: float, delta: float) -> float:

@@ -74,6 +74,7 @@ class PrivacyEngine:
         self._path = None if checkpoint is None else Path(checkpoint)
         self._key = NoiseSource.random().key if key is None else NoiseSource(key).key
         self._journal: Journal | None = None
+        self._written: dict[nn.Parameter, tuple[Tensor, int]] = {}
         self._ready = False
         self._closed = False
 
@@ -256,6 +257,7 @@ class PrivacyEngine:
                 "optimizer.step() without a backward pass through the private model since the last step"
             )
         self._check_optimizer()
+        self._check_gradients()
         self.ledger.check(step, self._units)
         flat = torch.cat([self._sums[name].reshape(-1) for name in self._parameters])
         if not torch.isfinite(flat).all():
@@ -268,6 +270,18 @@ class PrivacyEngine:
         private = (flat + noise) / self.plan.batch_size
         for p, part in zip(self._parameters.values(), _split(private, self._parameters), strict=True):
             p.grad = part.to(p.dtype)
+            self._written[p] = (p.grad, p.grad._version)
+
+    def _check_gradients(self) -> None:
+        """Refuse gradients that did not come through the private model: they would be lost, or not be private."""
+        for name, p in self._parameters.items():
+            own, version = self._written.get(p, (None, 0))
+            if p.grad is None or (p.grad is own and own._version == version) or not p.grad.any():
+                continue
+            raise TrainingError(
+                f"parameter {name} has a gradient that did not come through the private model, from a penalty on "
+                "weights or another loss perhaps; use the optimizer's weight_decay, and zero_grad() before each step"
+            )
 
     def _sum_digest(self, flat: Tensor) -> bytes:
         """Tells two sums apart; keyed, so that it says nothing without the checkpoint."""

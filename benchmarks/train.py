@@ -1,0 +1,103 @@
+"""Whole training runs: what others print and we print for a shuffled loader, digits, and the MNIST grid of a paper.
+
+    python -m benchmarks.train                    the two below
+    python -m benchmarks.train --only opacus      epsilon of an ordinary loader: ours beside Opacus 1.6
+    python -m benchmarks.train --only digits      test accuracy at epsilon 8, five seeds
+    python -m benchmarks.train --only mnist       Figure 1(a) of Kairouz et al. 2021: hours; writes docs/mnist.md
+
+The grid goes on where it was stopped: every run is a line of benchmarks/results/mnist.jsonl.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+import anyorder as ao
+from anyorder.run import Settings, train
+from benchmarks import mnist
+from benchmarks._report import Row, show
+
+PEERS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
+OPACUS = ("opacus==1.6.*", "torch==2.13.0")
+PARTS = ("opacus", "digits", "mnist")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two seeds")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be repeated")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each")
+    mnist.add_options(parser)
+    chosen = parser.parse_args()
+    parts = chosen.only or PARTS[:2]
+    one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    with ProcessPoolExecutor(chosen.processes, get_context("spawn"), **one_thread) as pool:
+        rows = {
+            "opacus": opacus,
+            "digits": lambda: digits(pool, seeds=2 if chosen.quick else 5),
+            "mnist": lambda: mnist.grid(pool, chosen),
+        }
+        show((row for part in parts for row in rows[part]()), chosen.json)
+
+
+def opacus() -> Iterator[Row]:
+    """The true epsilon of three epochs (q = 0.05, noise multiplier 1, delta 1e-5), and what Opacus prints."""
+    found = subprocess.run(
+        [_opacus_python(), str(Path(__file__).parent / "peers" / "opacus_loaders.py")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    printed = json.loads(found.stdout)
+    for text in sorted({text for run in printed["runs"].values() for text in run["warnings"]}):
+        print(f"Opacus {printed['version']} warned: {text}", file=sys.stderr)  # of other things than the loader
+    for name, run in printed["runs"].items():
+        order = name.split()[0]
+        epsilon = ao.plan(
+            dataset_size=2000, batch_size=100, epochs=3, order=order, mechanism="independent",
+            noise_multiplier=3**-0.5, delta=1e-5,  # of the plan: std 1 over clip norm 1 times sensitivity sqrt(3)
+        ).epsilon  # fmt: skip
+        yield Row(f"{name} (Opacus {printed['version']})", epsilon, run["epsilon"], run["epsilon"] / epsilon, "epsilon")
+
+
+def _opacus_python() -> str:
+    """The interpreter of an environment that has the peer; made on first use."""
+    folder = PEERS / "opacus-1.6"
+    python = folder / "bin" / "python"
+    if not python.exists() or subprocess.run([python, "-c", "import opacus"], check=False).returncode:
+        print(f"installing {' '.join(OPACUS)} into {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *OPACUS], check=True, stdout=sys.stderr)
+    return str(python)
+
+
+def digits(pool: ProcessPoolExecutor, seeds: int) -> Iterator[Row]:
+    """Mean test accuracy at epsilon 8, delta 1e-5, of the main job: the tree beside DP-SGD's noise."""
+    tree = mean(pool.map(_digits, ["tree"] * seeds, range(seeds)))
+    for name in ("independent", "poisson"):
+        peer = mean(pool.map(_digits, [name] * seeds, range(seeds)))
+        yield Row(f"digits at epsilon 8, tree; peer: {name}", tree, peer, peer / tree, "test accuracy")
+
+
+_RATES = {"tree": 0.2, "independent": 0.1, "poisson": 0.2}  # the best of 0.02, 0.05, 0.1, 0.2, 0.5 for each
+
+
+def _digits(mechanism: str, seed: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings.of("digits", epsilon=8.0, mechanism=mechanism, lr=_RATES[mechanism], seed=seed)
+        return train(settings, Path(folder) / "run").accuracy[-1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""`anyorder` on the command line, and `python -m anyorder`."""
+
+import sys
+
+from anyorder import _check
+from anyorder.errors import MissingDependencyError
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; leaves with 0 (ok), 1 (a verification or a run failed) or 2 (bad usage)."""
+    try:
+        for package in ("typer", "rich"):
+            _check.optional(package, extra="cli", purpose="the command line")
+    except MissingDependencyError as problem:
+        print(f"anyorder: {problem}", file=sys.stderr)
+        sys.exit(2)
+    from anyorder.cli import run
+
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,397 @@
+"""The command line: train, plan, epsilon, verify."""
+
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from anyorder import __version__
+from anyorder import run as job
+from anyorder.certificate import verify as verify_file
+from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
+from anyorder.plan import Plan
+from anyorder.report import card, comparison_table, facts_panel, plot_noise
+from anyorder.run.planning import Mechanism, Row, compare, make_plan, noise_lines, poisson_claim
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="anyorder", no_args_is_help=False, add_completion=False, rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Differentially private training for data that arrives in any order.\n\n"
+    "$ anyorder train --dataset digits --epsilon 8\n\n"
+    "$ anyorder plan --dataset-size 60000 --batch-size 500 --epochs 5 --epsilon 8\n\n"
+    "$ anyorder epsilon --dataset-size 60000 --batch-size 3000 --noise-multiplier 1\n\n"
+    "$ anyorder verify run.privacy.json\n\n"
+    "Exit codes: 0 ok, 1 a verification or a run failed, 2 bad usage.",
+)  # fmt: skip
+
+P = ParamSpec("P")
+_USAGE = (ArgumentError, PlanError, LoaderError, ModelError, MissingDependencyError)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run a command line (sys.argv by default); returns the exit code. A usage error is one line on stderr."""
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="anyorder", standalone_mode=False)
+    except Exception as problem:
+        # Usage errors; their class has moved between versions of typer, what they carry has not.
+        if not hasattr(problem, "format_message"):
+            raise
+        _fail(f"{problem.format_message()} (see anyorder --help)", 2)
+    return int(code or 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"anyorder: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """The package's own errors become one line on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except AnyorderError as problem:
+            _fail(str(problem), 2 if isinstance(problem, _USAGE) else 1)
+
+    return guarded
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    print(json.dumps(data, allow_nan=False))
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+# -- options that commands share -------------------------------------------------------------------------------------
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for machines.")]
+Epsilon = Annotated[float | None, typer.Option(help="Target epsilon. This or --noise-multiplier.")]
+Delta = Annotated[float, typer.Option(help="Target delta.")]
+Noise = Annotated[
+    float | None,
+    typer.Option(
+        help="Noise std over clip norm in one step, as DP-SGD users mean it (for the tree: at each node). In "
+        "[bold]anyorder.plan[/bold], noise_multiplier is this over the sensitivity."
+    ),
+]
+Size = Annotated[int, typer.Option(help="Number of training examples.")]
+Batch = Annotated[int, typer.Option(help="Examples in a step; sums of gradients are divided by it.")]
+Epochs = Annotated[int, typer.Option(help="Passes over the data.")]
+ORDER = (
+    "Order of the data: [bold]shuffled[/bold] (anew in each epoch), [bold]fixed[/bold] (shuffled once, then kept), "
+    "[bold]sequential[/bold] (as stored), or [bold]poisson[/bold] (secret random sampling, by this package's sampler)."
+)
+MECHANISM = (
+    "Noise: [bold]auto[/bold] (least error), [bold]tree[/bold] (DP-FTRL), [bold]independent[/bold] (DP-SGD without "
+    "amplification), [bold]poisson[/bold] (DP-SGD with amplification), or a name from plan --compare."
+)
+ESTIMATOR = "Tree: [bold]full[/bold], [bold]online[/bold] or [bold]vanilla[/bold] estimates of prefix sums."
+RESTART = "Tree: a fresh tree every so many epochs; 0 for never. Default: what gives least error."
+COMPLETION = "Tree: complete each tree before a restart: [bold]auto[/bold], [bold]on[/bold] or [bold]off[/bold]."
+Order = Annotated[str, typer.Option(help=ORDER)]
+MechanismName = Annotated[str, typer.Option(help=MECHANISM)]
+Estimator = Annotated[str, typer.Option(help=ESTIMATOR)]
+RestartEvery = Annotated[int | None, typer.Option(help=RESTART)]
+Completion = Annotated[str, typer.Option(help=COMPLETION)]
+Momentum = Annotated[float, typer.Option(help="Of SGD; the mechanism is fitted to it.")]
+Clip = Annotated[float, typer.Option(help="L2 bound on one example's gradient.")]
+
+
+# -- train -----------------------------------------------------------------------------------------------------------
+
+
+class _Progress(job.Observer):
+    """A progress bar and the privacy card."""
+
+    def __init__(self, console: Console) -> None:
+        self.path: Path | None = None
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.fields[epoch]} epochs,"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
+            TimeRemainingColumn(), TextColumn("{task.fields[accuracy]}"), console=console,
+        )  # fmt: skip
+
+    def started(self, plan: Plan, path: Path, step: int) -> None:
+        self.path = path
+        self._console.print(card(plan))
+        self._console.print(f"{'Going on' if step else 'Writing'} in {path}", highlight=False, markup=False)
+        self._bar.start()
+        self._task = self._bar.add_task("", total=plan.n, completed=step, epoch=0, accuracy="")
+
+    def stepped(self, step: int) -> None:
+        self._bar.update(self._task, completed=step)
+
+    def epoch_ended(self, epoch: int, accuracy: float) -> None:
+        self._bar.update(self._task, epoch=epoch, accuracy=f"test accuracy {100 * accuracy:.1f} %")
+
+    def stop(self) -> None:
+        if self.path is not None:  # a bar that never started would print an empty line
+            self._bar.stop()
+
+
+@app.command()
+@_one_line_errors
+def train(
+    dataset: Annotated[
+        str | None, typer.Option(help="digits, mnist, fashion_mnist, cifar10, or module:function -> (train, test).")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="mlp, cnn, linear, or module:function, called with (input_shape, num_classes).")
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder with the data set's parquet files.")] = None,
+    epsilon: Epsilon = None,
+    delta: Annotated[float | None, typer.Option(help="Target delta. Default: 1e-5.")] = None,
+    noise_multiplier: Noise = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples in a step.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of SGD or FTRL. Default: 0.9.")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="L2 bound on one example's gradient.")] = None,
+    mechanism: Annotated[str | None, typer.Option(help=MECHANISM)] = None,
+    estimator: Annotated[str | None, typer.Option(help=ESTIMATOR)] = None,
+    restart_every: RestartEvery = None,
+    completion: Annotated[str | None, typer.Option(help=COMPLETION)] = None,
+    order: Annotated[str | None, typer.Option(help=ORDER)] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd or ftrl.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of initial weights and data order; never of the noise.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, .. Default: cpu.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps from one checkpoint to the next. Default: each epoch's end.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="New folder. Default: runs/<dataset>-<time>.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder; it has the settings.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard event files.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model privately; leaves a folder with model, metrics, plots and certificate.
+
+    $ anyorder train --dataset digits --epsilon 8
+
+    $ anyorder train --dataset mnist --data-dir data/mnist --epsilon 8
+
+    $ anyorder train --dataset mydata:load --model mymodels:build --epsilon 2
+
+    $ anyorder train --resume runs/digits-20250101-120000
+
+    No loss or accuracy on training data is shown: it would be a release that
+    the guarantee does not cover. The checkpoint holds the noise key: keep it
+    as secret as the data; model.pt and run.privacy.json may be published.
+    """
+    every: dict[str, Any] = {
+        "dataset": dataset, "model": model, "data_dir": data_dir, "epsilon": epsilon, "delta": delta,
+        "noise_multiplier": noise_multiplier, "batch_size": batch_size, "epochs": epochs, "lr": lr,
+        "momentum": momentum, "clip_norm": clip_norm, "mechanism": mechanism, "estimator": estimator,
+        "restart_every": restart_every, "completion": completion, "order": order, "optimizer": optimizer,
+        "seed": seed, "device": device, "checkpoint_every": checkpoint_every,
+    }  # fmt: skip
+    given = {name: value for name, value in every.items() if value is not None}
+    console = Console(stderr=as_json)
+    observer = _Progress(console)
+    try:
+        if resume is None:
+            result = job.train(job.Settings.of(**given), output, observer=observer, tensorboard=tensorboard)
+        else:
+            if given or output is not None:
+                names = [*given, "output"] if output is not None else list(given)
+                extra = ", ".join("--" + name.replace("_", "-") for name in names)
+                raise ArgumentError(f"--resume takes the settings from its folder: leave out {extra}")
+            result = job.resume(resume, observer=observer, tensorboard=tensorboard)
+    except KeyboardInterrupt:
+        observer.stop()
+        hint = "" if observer.path is None else f"; go on with: anyorder train --resume {observer.path}"
+        _fail(f"stopped{hint}", 1)
+    finally:
+        observer.stop()
+    if as_json:
+        _print_json({"output": str(result.path), **result.to_dict()})
+        return
+    rows = [
+        ("test accuracy", f"{100 * result.accuracy[-1]:.2f} %"),
+        ("privacy", f"epsilon <= {result.plan.epsilon:.4g} at delta = {result.plan.delta:g}"),
+        ("time", f"{result.seconds:.1f} s for {result.steps} steps"),
+        ("files", str(result.path)),
+        ("check it", f"anyorder verify {result.path / 'run.privacy.json'}"),
+    ]
+    console.print(facts_panel("result", rows, style="green"))
+
+
+# -- plan and epsilon ------------------------------------------------------------------------------------------------
+
+
+@app.command()
+@_one_line_errors
+def plan(
+    dataset_size: Size,
+    batch_size: Batch,
+    epochs: Epochs = 1,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-5,
+    noise_multiplier: Noise = None,
+    order: Order = "shuffled",
+    mechanism: MechanismName = "auto",
+    estimator: Estimator = "full",
+    restart_every: RestartEvery = None,
+    completion: Completion = "auto",
+    momentum: Momentum = 0.0,
+    clip_norm: Clip = 1.0,
+    comparison: Annotated[bool, typer.Option("--compare", help="A table of all mechanisms at this budget.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the plan as JSON, for anyorder.Plan.load.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG: the noise in each iterate.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the mechanism and the noise for a data set, an order and a budget.
+
+    $ anyorder plan --dataset-size 60000 --batch-size 500 --epsilon 8 --epochs 5
+
+    .. --compare for a table of mechanisms, --plot noise.png for a picture of
+    their noise, --order fixed for a loader that shuffles once, --save
+    plan.json for anyorder.Plan.load and anyorder verify.
+    """
+    words = Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
+    chosen = make_plan(
+        words, delta=delta, epsilon=epsilon, noise_multiplier=noise_multiplier, order=order, momentum=momentum,
+        dataset_size=dataset_size, batch_size=batch_size, epochs=epochs, clip_norm=clip_norm,
+    )  # fmt: skip
+    rows = compare(chosen) if comparison else []
+    if save is not None:
+        chosen.save(save)
+    if plot is not None:
+        lines = {row.name: row.plan for row in rows} if comparison else noise_lines(chosen)
+        plot_noise(lines, plot, f"noise over {chosen.n} steps, epsilon {chosen.epsilon:.3g}, delta {chosen.delta:g}")
+    if as_json:
+        described = {"plan": chosen.to_dict(), "claims": chosen.claims(), "rmse": chosen.rmse}
+        _print_json({**described, **({"compare": [row.to_dict() for row in rows]} if comparison else {})})
+        return
+    console = Console()
+    console.print(card(chosen))
+    if comparison:
+        console.print(_comparison(rows))
+
+
+def _comparison(rows: list[Row]) -> Any:
+    columns = {"mechanism": "left", "error": "right", "over least": "right", "last step": "right", "vectors": "right",
+               "epsilon": "right"}  # fmt: skip
+    least = rows[0].error
+    texts = [
+        (
+            row.name + ("  (secret sampling only)" if row.plan.amplified else ""), f"{row.error:.5g}",
+            f"{row.error / least:.3f}", f"{row.last:.5g}", str(row.plan.strategy.state_rows), f"{row.plan.epsilon:.4g}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    return comparison_table("error: noise in the iterates, root mean square over steps, in clip norms", columns, texts)
+
+
+@app.command()
+@_one_line_errors
+def epsilon(
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise std over clip norm in one step, as DP-SGD users (and Opacus) mean it.")
+    ],
+    dataset_size: Size,
+    batch_size: Batch,
+    epochs: Epochs = 1,
+    delta: Delta = 1e-5,
+    order: Order = "shuffled",
+    mechanism: MechanismName = "independent",
+    estimator: Estimator = "full",
+    restart_every: RestartEvery = None,
+    completion: Completion = "auto",
+    as_json: Json = False,
+) -> None:
+    """The epsilon that a run really has, in the order in which it saw the data.
+
+    $ anyorder epsilon --dataset-size 2000 --batch-size 100 --noise-multiplier 1
+
+    .. --epochs 3 for three passes, --order poisson for secret sampling,
+    --mechanism tree for DP-FTRL.
+
+    For an ordinary DataLoader it also says what an accountant for Poisson
+    sampling would print for the same run, which is not true of it.
+    """
+    if order == "poisson" and mechanism == "independent":
+        mechanism = "poisson"
+    words = Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
+    truth = make_plan(
+        words, delta=delta, noise_multiplier=noise_multiplier, order=order,
+        dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+    )  # fmt: skip
+    claim = None
+    if mechanism == "independent":
+        with contextlib.suppress(MissingDependencyError):  # the truth needs no such accountant
+            claim = poisson_claim(noise_multiplier, batch_size, dataset_size, truth.n, delta)
+    if as_json:
+        sampled = {"poisson_epsilon": claim, "poisson_epsilon_holds": truth.amplified}
+        _print_json({"epsilon": truth.epsilon, "delta": delta, "mu": truth.mu, "steps": truth.n, **sampled})
+        return
+    print(f"epsilon = {truth.epsilon:.4g} at delta = {delta:g} ({truth.participation.describe()})")
+    if claim is not None:
+        q = batch_size / dataset_size
+        print(
+            f"An accountant for Poisson sampling (q = {q:.4g}, {truth.n} steps) would print {claim:.4g} for this run. "
+            f"That does not hold: it needs secret random sampling, and this order is {order}."
+        )
+
+
+# -- verify ----------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+@_one_line_errors
+def verify(
+    file: Annotated[Path, typer.Argument(help="A certificate (run.privacy.json) or a plan (plan.json).")],
+    as_json: Json = False,
+) -> None:
+    """Recompute every claim of a certificate or plan from the file alone.
+
+    $ anyorder verify runs/digits-20250101-120000/run.privacy.json
+
+    Exit code 0 if all holds, 1 if anything does not or the file cannot be read.
+    """
+    try:
+        found = verify_file(file)
+    except AnyorderError as problem:
+        if as_json:
+            _print_json({"ok": False, "file": str(file), "problem": str(problem)})
+            raise typer.Exit(1) from problem
+        _fail(f"NOT verified: {problem}", 1)
+    plan, certificate = found.plan, found.certificate
+    checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
+    if certificate is not None:
+        checked += [f"that every unit kept to the order in all {certificate.steps} steps", "the ledger's digest"]
+    if as_json:
+        steps = None if certificate is None else certificate.steps
+        _print_json({"ok": True, "file": str(file), "claims": plan.claims(), "checked": checked, "steps": steps})
+        return
+    console = Console()
+    console.print(card(plan))
+    for text in checked:
+        console.print(f"ok  {text}", highlight=False, markup=False)
+    kind = "plan" if certificate is None else "certificate"
+    promise = f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}"
+    console.print(f"verified: this {kind} claims {promise}", style="green")

@@ -1,0 +1,169 @@
+"""Plans from the words of a command line, and the comparison of mechanisms at one budget."""
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from anyorder import _check, accounting
+from anyorder.errors import ArgumentError, MissingDependencyError
+from anyorder.optimize.tree import fit_tree
+from anyorder.participation import Participation, PoissonSampling
+from anyorder.plan import Plan, plan
+from anyorder.report import describe_strategy, noise_profile
+from anyorder.strategy import Independent, Strategy
+from anyorder.workload import Workload
+
+__all__ = ["Mechanism", "Row", "candidates", "compare", "make_plan", "noise_lines", "poisson_claim", "with_budget"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """Which noise: a name and, for the tree, how it is used.
+
+    Attributes:
+        name: "auto" (least error), "poisson" (independent noise and secret sampling: amplified DP-SGD), or one of
+            `candidates`.
+        estimator: "vanilla", "online" or "full"; tree only.
+        restart_every: a fresh tree every so many epochs, 0 for never, None for the best; tree only.
+        completion: "on", "off" or "auto"; tree only.
+    """
+
+    name: str = "auto"
+    estimator: str = "full"
+    restart_every: int | None = None
+    completion: str = "auto"
+
+    def strategy(self, work: Workload, order: Participation) -> Strategy:
+        """The strategy of that name, one of `candidates`; for "tree", with the options."""
+        if self.name == "tree":
+            options = {"estimator": self.estimator, "restart_every": self.restart_every, "completion": self.completion}
+            return fit_tree(work, order, **options)  # type: ignore[arg-type]
+        known = candidates(work, order)
+        if self.name not in known:
+            words = ", ".join(["auto", "poisson", *known])
+            raise ArgumentError(f"mechanism must be one of {words}, got {self.name!r}")
+        return known[self.name]
+
+
+def candidates(work: Workload, order: Participation) -> dict[str, Strategy]:
+    """Every mechanism by name, fitted to a workload and a participation."""
+    return {"tree": fit_tree(work, order), "independent": Independent(work.n)}
+
+
+def make_plan(
+    mechanism: Mechanism,
+    *,
+    delta: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    order: str = "shuffled",
+    **sizes: Any,
+) -> Plan:
+    """A plan like `anyorder.plan`'s, with the mechanism in words and DP-SGD's noise multiplier.
+
+    Args:
+        noise_multiplier: std of a row of Z over the clip norm, as DP-SGD means it: sigma of the plan times the
+            sensitivity. Exactly one of it and epsilon.
+        order: "shuffled", "sequential", "fixed" or "poisson"; mechanism "poisson" implies "poisson".
+        sizes: `dataset_size`, `batch_size`, `epochs`, `momentum`, `clip_norm`, .. of `anyorder.plan`.
+    """
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ArgumentError(
+            f"exactly one of epsilon and noise_multiplier must be given, got epsilon={epsilon!r}, "
+            f"noise_multiplier={noise_multiplier!r}"
+        )
+    if mechanism.name != "tree" and mechanism != Mechanism(name=mechanism.name):
+        raise ArgumentError(
+            f"estimator, restart_every and completion are for mechanism 'tree' only, got {mechanism.name!r}"
+        )
+    if "poisson" in (order, mechanism.name):
+        if mechanism.name not in ("poisson", "independent", "auto"):
+            raise ArgumentError(f"order 'poisson' is for mechanism 'poisson' only, got {mechanism.name!r}")
+        order, mechanism = "poisson", replace(mechanism, name="poisson")
+    word = mechanism.name if mechanism.name == "auto" else "independent"
+    base = plan(delta=delta, noise_multiplier=1.0, mechanism=word, order=order, **sizes)
+    if mechanism.name not in ("auto", "independent", "poisson"):
+        base = replace(base, strategy=mechanism.strategy(base.workload, base.participation))
+    return with_budget(base, epsilon, noise_multiplier)
+
+
+def with_budget(base: Plan, epsilon: float | None, noise_multiplier: float | None) -> Plan:
+    """The plan at another budget; arguments as in `make_plan`."""
+    if noise_multiplier is not None:
+        sigma = _check.positive("noise_multiplier", noise_multiplier) / base.sensitivity.value
+        return replace(base, noise_multiplier=sigma)
+    budget = plan(
+        delta=base.delta, epsilon=epsilon, participation=base.participation, batch_size=base.batch_size,
+        mechanism=base.strategy, neighbours=base.neighbours,
+    )  # fmt: skip
+    return replace(base, noise_multiplier=budget.noise_multiplier)
+
+
+def poisson_claim(noise_multiplier: float, batch_size: int, dataset_size: int, n: int, delta: float) -> float:
+    """The epsilon that an accountant for Poisson sampling gives for n steps at q = batch_size / dataset_size.
+
+    It holds for secret Poisson sampling only. Many programs print it for shuffled and sequential loaders.
+    """
+    return accounting.poisson_epsilon(noise_multiplier, batch_size / dataset_size, n, delta)
+
+
+def noise_lines(chosen: Plan) -> dict[str, Plan]:
+    """The plan by its mechanism's name, and independent noise in the same order and budget, for a plot."""
+    name = type(chosen.strategy).__name__
+    if isinstance(chosen.strategy, Independent):
+        return {"independent noise": chosen}
+    independent = with_budget(replace(chosen, strategy=Independent(chosen.n)), chosen.epsilon, None)
+    return {f"this plan ({name})": chosen, "independent noise, same epsilon and order": independent}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mechanism in a comparison at one budget."""
+
+    name: str
+    plan: Plan
+
+    @property
+    def error(self) -> float:
+        """Noise of one coordinate, root mean square over iterates, in clip norms, for learning rate and batch 1."""
+        return self.plan.rmse * self.plan.noise_multiplier
+
+    @property
+    def last(self) -> float:
+        """The same in the last iterate."""
+        return float(noise_profile(self.plan)[-1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        chosen = self.plan
+        return {
+            "name": self.name, "mechanism": describe_strategy(chosen.strategy), "error": self.error,
+            "last": self.last, "vectors": chosen.strategy.state_rows, "epsilon": chosen.epsilon,
+            "order": chosen.participation.describe(),
+        }  # fmt: skip
+
+
+def compare(chosen: Plan) -> list[Row]:
+    """Every mechanism of `candidates`, in the order and at the epsilon of a plan; least error first.
+
+    A row of DP-SGD with secret Poisson sampling is added, for reference, where its accounting is installed.
+    """
+    if chosen.amplified:
+        raise ArgumentError("a comparison needs an order other than 'poisson', which allows independent noise only")
+    rows = [
+        Row(name, with_budget(replace(chosen, strategy=strategy), chosen.epsilon, None))
+        for name, strategy in candidates(chosen.workload, chosen.participation).items()
+    ]
+    with contextlib.suppress(MissingDependencyError):
+        rows.append(Row("poisson", _sampled(chosen)))
+    return sorted(rows, key=lambda row: row.error)
+
+
+def _sampled(chosen: Plan) -> Plan:
+    """Amplified DP-SGD with as many steps of the same expected size."""
+    assert chosen.dataset_size is not None
+    order = PoissonSampling(chosen.n, chosen.batch_size / chosen.dataset_size)
+    base = replace(
+        chosen, participation=order, strategy=Independent(chosen.n), neighbours="add-or-remove", noise_multiplier=1.0
+    )
+    return with_budget(base, chosen.epsilon, None)

@@ -1,0 +1,99 @@
+"""What the main job is asked to do, with defaults that suit each data set."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from anyorder import _check
+from anyorder.errors import ArgumentError
+from anyorder.run.planning import Mechanism
+
+__all__ = ["Settings"]
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "digits": {"model": "mlp", "batch_size": 128, "epochs": 20, "lr": 0.2, "order": "fixed"},
+    "mnist": {"model": "cnn", "batch_size": 250, "epochs": 5, "lr": 0.2},
+    "fashion_mnist": {"model": "cnn", "batch_size": 250, "epochs": 5, "lr": 0.2},
+    "cifar10": {"model": "cnn", "batch_size": 500, "epochs": 10, "lr": 0.2},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One training run; `Settings.of` fills in what suits the data set.
+
+    Attributes:
+        dataset, data_dir: see `anyorder.run.datasets.load`.
+        model: see `anyorder.run.models.build`.
+        epsilon, noise_multiplier, delta: the budget; exactly one of the first two. The multiplier is the std of the
+            noise over the clip norm, as DP-SGD means it.
+        batch_size, epochs, lr, momentum: of SGD on sums of clipped gradients divided by batch_size.
+        clip_norm: L2 bound on one example's gradient.
+        mechanism, estimator, restart_every, completion: see `anyorder.run.planning.Mechanism`.
+        order: "shuffled" (anew in each epoch), "fixed" (shuffled once, then kept: least noise over several epochs),
+            "sequential" (as stored, in each epoch) or "poisson" (secret random sampling).
+        optimizer: "sgd" or "ftrl".
+        seed: of the initialisation and of the fixed order; never of the noise.
+        device: "cpu", "cuda", ..
+        checkpoint_every: steps from one checkpoint to the next; None for each epoch's end only.
+    """
+
+    dataset: str
+    data_dir: str | None = None
+    model: str = "mlp"
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    batch_size: int = 100
+    epochs: int = 5
+    lr: float = 0.1
+    momentum: float = 0.9
+    clip_norm: float = 1.0
+    mechanism: str = "auto"
+    estimator: str = "full"
+    restart_every: int | None = None
+    completion: str = "auto"
+    order: str = "shuffled"
+    optimizer: str = "sgd"
+    seed: int = 0
+    device: str = "cpu"
+    checkpoint_every: int | None = None
+
+    @classmethod
+    def of(cls, dataset: str = "digits", **given: Any) -> "Settings":
+        """Settings for a data set: what is given and not None, else the data set's defaults."""
+        chosen = {name: value for name, value in given.items() if value is not None}
+        if "poisson" in (chosen.get("order"), chosen.get("mechanism")):
+            chosen = {"order": "poisson", "mechanism": "poisson", **chosen}
+        return cls(dataset=dataset, **{**_DEFAULTS.get(dataset, {}), **chosen})
+
+    def __post_init__(self) -> None:
+        _check.integer("batch_size", self.batch_size, low=1)
+        _check.integer("epochs", self.epochs, low=1)
+        _check.integer("seed", self.seed, low=0, high=2**63 - 1)
+        _check.positive("lr", self.lr)
+        _check.choice("order", self.order, {"shuffled", "fixed", "sequential", "poisson"})
+        _check.choice("optimizer", self.optimizer, {"sgd", "ftrl"})
+        if self.checkpoint_every is not None:
+            _check.integer("checkpoint_every", self.checkpoint_every, low=1)
+        if (self.order == "poisson") != (self.mechanism == "poisson"):
+            raise ArgumentError(
+                "order 'poisson' and mechanism 'poisson' are one thing, amplified DP-SGD; got "
+                f"order {self.order!r} with mechanism {self.mechanism!r}"
+            )
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as problem:  # torch says so when it was built without a device
+            raise ArgumentError(f"device {self.device!r} cannot be used: {str(problem).splitlines()[0]}") from problem
+
+    @property
+    def noise(self) -> Mechanism:
+        """The mechanism in words."""
+        return Mechanism(
+            name=self.mechanism, estimator=self.estimator, restart_every=self.restart_every, completion=self.completion
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; `Settings(**values)` makes equal settings."""
+        return asdict(self)

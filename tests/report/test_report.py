@@ -1,0 +1,89 @@
+"""Cards say what a plan promises; plots are pictures of the numbers."""
+
+import io
+
+import numpy as np
+import pytest
+
+import anyorder as ao
+from anyorder.errors import ArgumentError
+from anyorder.report import (
+    card,
+    comparison_table,
+    describe_strategy,
+    fact_rows,
+    facts_panel,
+    noise_profile,
+    plot_accuracy,
+    plot_noise,
+)  # fmt: skip
+from anyorder.strategy import Independent, SquareRoot, Tree
+
+console = pytest.importorskip("rich.console")
+
+
+def small(**changes):
+    settings = {"dataset_size": 100, "batch_size": 10, "epochs": 3, "epsilon": 4.0, "delta": 1e-5, "mechanism": "tree"}
+    return ao.plan(**{**settings, **changes})
+
+
+def printed(renderable, width=100):
+    out = io.StringIO()
+    console.Console(file=out, width=width).print(renderable)
+    return out.getvalue()
+
+
+def test_the_card_says_what_is_promised():
+    text = printed(card(small(clip_norm=2.0)))
+    for phrase in (
+        "epsilon <= 4 at delta = 1e-05", "one example (its gradients replaced by zero)", "shuffled anew in each",
+        "none claimed", "binary tree, full estimator", "L2 norm 2; sums divided by 10", "(exact)", "mu = ",
+    ):  # fmt: skip
+        assert phrase in text, phrase
+
+
+def test_the_card_of_an_amplified_plan_has_no_mu():
+    rows = dict(fact_rows(small(order="poisson", mechanism="independent", epsilon=None, noise_multiplier=2.0)))
+    assert rows["amplification"] == "by secret Poisson sampling"
+    assert rows["protects"] == "one example (with or without it)"
+    assert "sensitivity" not in rows
+
+
+def test_noise_is_in_clip_norms():
+    plan = small(clip_norm=5.0)
+    assert dict(fact_rows(plan))["noise"].startswith(f"std {plan.noise_std / 5:.5g} clip norms")
+
+
+def test_strategies_in_one_phrase():
+    assert describe_strategy(Independent(8)) == "independent noise at every step"
+    assert describe_strategy(Tree(8)) == "binary tree, vanilla estimator, never restarted"
+    restarted = Tree(9, "full", restarts=(3, 6), completion=(True, False))
+    assert describe_strategy(restarted) == "binary tree, full estimator, 2 restart(s), 1 of them completed"
+    assert describe_strategy(SquareRoot(8)) == repr(SquareRoot(8))
+
+
+def test_texts_are_never_read_as_markup():
+    text = printed(facts_panel("a [title]", [("[name]", "[red]text[/red]")]))
+    assert "a [title]" in text
+    assert "[red]text[/red]" in text
+    table = printed(comparison_table("rows", {"left": "left", "right": "right"}, [("[x]", "1"), ("y", "22")]))
+    assert "[x]" in table
+    assert "22" in table
+
+
+def test_the_profile_is_the_noise_of_the_iterates():
+    plan = small(momentum=0.5, clip_norm=3.0)
+    B = plan.workload.matrix() @ plan.strategy.noising_matrix()
+    np.testing.assert_allclose(noise_profile(plan), plan.noise_std / 3 * np.linalg.norm(B, axis=1), rtol=1e-12)
+    assert np.sqrt(np.mean(noise_profile(plan) ** 2)) == pytest.approx(plan.rmse * plan.noise_multiplier)
+
+
+def test_plots_are_pictures(tmp_path):
+    plan = small()
+    plot_noise({"one": plan, "other": small(mechanism="independent")}, tmp_path / "noise.png", "noise")
+    plot_accuracy([0.5], tmp_path / "one.png", "one epoch")
+    plot_accuracy([0.2, 0.9, 1.0], tmp_path / "three.png", "three epochs")
+    for name in ("noise", "one", "three"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ArgumentError, match="cannot write the plot"):
+        plot_accuracy([0.5], tmp_path / "absent" / "one.png", "title")

@@ -1,0 +1,253 @@
+"""The main job leaves a folder that says what was done, and goes on after a kill as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from anyorder.certificate import verify
+from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ModelError
+from anyorder.plan import Plan
+from anyorder.run import Observer, Settings, models, resume, train
+
+KEY = bytes(range(32))
+FILES = {
+    "accuracy.png", "checkpoint.pt", "metrics.json", "model.pt", "noise.png", "plan.json", "run.privacy.json",
+}  # fmt: skip
+# Dropout shows that torch's generator goes on too.
+MODEL = (
+    "from torch import nn\n"
+    "def build(shape, classes):\n"
+    "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, classes))\n"
+)
+
+
+def small(order="fixed", **changes):
+    noise = {"epsilon": 8.0, "mechanism": "tree"}
+    if order == "poisson":
+        noise = {"noise_multiplier": 1.0}  # a search for the noise of an epsilon takes seconds
+    return Settings.of("digits", **{"order": order, "epochs": 2, "batch_size": 240, **noise, **changes})
+
+
+def visible(folder):
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+class Steps(Observer):
+    def __init__(self):
+        self.steps, self.epochs = [], []
+
+    def stepped(self, step):
+        self.steps.append(step)
+
+    def epoch_ended(self, epoch, accuracy):
+        self.epochs.append((epoch, accuracy))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    observer = Steps()
+    result = train(small(), tmp_path_factory.mktemp("run"), key=KEY, observer=observer)
+    return result, observer
+
+
+def test_the_folder_says_what_was_done(finished):
+    result, observer = finished
+    assert visible(result.path) == FILES
+    assert observer.steps == list(range(1, 13))
+    assert observer.epochs == [(1, result.accuracy[0]), (2, result.accuracy[1])]
+    metrics = json.loads((result.path / "metrics.json").read_text())
+    assert metrics == result.to_dict()
+    assert metrics["finished"]
+    assert metrics["test_accuracy"] == result.accuracy
+    assert metrics["settings"]["epsilon"] == 8.0
+    assert metrics["claims"]["epsilon"] == result.plan.epsilon <= 8
+    assert not [name for name in metrics if "loss" in name or "train" in name]
+    for picture in ("accuracy.png", "noise.png"):
+        assert (result.path / picture).read_bytes().startswith(b"\x89PNG")
+    assert Plan.load(result.path / "plan.json") == result.plan
+    state = torch.load(result.path / "model.pt", weights_only=True)
+    assert [tuple(value.shape) for value in state.values()] == [(32, 64), (32,), (10, 32), (10,)]
+
+
+def test_the_certificate_verifies_and_names_every_row_once_an_epoch(finished):
+    found = verify(finished[0].path / "run.privacy.json")
+    assert found.plan == finished[0].plan
+    assert found.certificate.steps == 12
+    rows = [list(units) for units in found.certificate.ledger.history()]
+    for epoch in (rows[:6], rows[6:]):
+        assert sorted(row for step in epoch for row in step) == list(range(1437))
+    assert [sorted(step) for step in rows[:6]] == [sorted(step) for step in rows[6:]]  # order "fixed"
+
+
+def test_the_seed_draws_weights_and_order_and_never_the_noise(tmp_path):
+    def run(name, seed, key):
+        result = train(small(seed=seed, epochs=1), tmp_path / name, key=key)
+        ledger = verify(result.path / "run.privacy.json").certificate.ledger
+        return torch.load(result.path / "model.pt")["1.bias"], ledger.digest()
+
+    same, same_order = run("a", 1, KEY)
+    again, again_order = run("b", 1, KEY)
+    noise, noise_order = run("c", 1, None)
+    _, other_order = run("d", 2, KEY)
+    assert torch.equal(same, again)
+    assert not torch.equal(same, noise)
+    assert same_order == again_order == noise_order != other_order
+
+
+@pytest.mark.parametrize(
+    ("order", "optimizer"), [("shuffled", "sgd"), ("fixed", "ftrl"), ("sequential", "sgd"), ("poisson", "ftrl")]
+)
+def test_every_order_and_optimizer_runs(order, optimizer, tmp_path):
+    result = train(small(order=order, optimizer=optimizer), tmp_path / "run")
+    assert result.steps == result.plan.n == 12
+    assert result.plan.amplified == (order == "poisson")
+    assert verify(tmp_path / "run" / "run.privacy.json").certificate.steps == 12
+
+
+def test_it_learns(tmp_path):
+    """Half the data set's default epochs; 93 % and more after all of them."""
+    result = train(Settings.of("digits", epsilon=8.0, mechanism="tree", epochs=10), tmp_path / "run", key=KEY)
+    assert result.accuracy[-1] > 0.88
+
+
+KILL = """
+import os, signal, sys
+from anyorder.run import Observer, Settings, train
+class Killer(Observer):
+    def stepped(self, step):
+        if step == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+noise = {"noise_multiplier": 1.0} if sys.argv[4] == "poisson" else {"epsilon": 8.0, "mechanism": "tree"}
+settings = Settings.of("digits", epochs=2, batch_size=240, order=sys.argv[4], optimizer=sys.argv[5], **noise,
+                       model="dropout_model:build", checkpoint_every=int(sys.argv[3]) or None)
+train(settings, sys.argv[1], observer=Killer(), key=bytes(range(32)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "order", "optimizer"),
+    [
+        (9, 4, "fixed", "sgd"),  # one step after a checkpoint within an epoch: that step is replayed
+        (6, 3, "shuffled", "ftrl"),  # the last step of an epoch is in the checkpoint, its test is not
+        (3, 0, "poisson", "sgd"),  # before the first epoch's end: from the checkpoint of step 0
+    ],
+)
+def test_a_killed_run_goes_on_bit_for_bit(step, every, order, optimizer, tmp_path, monkeypatch):
+    (tmp_path / "dropout_model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "dropout_model", raising=False)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    killed = subprocess.run(
+        [sys.executable, "-c", KILL, "killed", str(step), str(every), order, optimizer],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not Path("killed/model.pt").exists()
+    assert not json.loads(Path("killed/metrics.json").read_text())["finished"]
+    resumed = resume("killed")
+
+    whole = train(small(order, optimizer=optimizer, model="dropout_model:build"), "whole", key=KEY)
+    left, right = (torch.load(f"{name}/model.pt", weights_only=True) for name in ("killed", "whole"))
+    assert all(torch.equal(left[name], right[name]) for name in right)
+    assert resumed.accuracy == whole.accuracy
+    digests = [verify(f"{name}/run.privacy.json").certificate.ledger.digest() for name in ("killed", "whole")]
+    assert digests[0] == digests[1]
+    assert resume("killed").accuracy == whole.accuracy  # a finished run is left as it is
+
+
+def test_what_cannot_be_resumed_is_said(finished, tmp_path):
+    with pytest.raises(CheckpointError, match="not the folder of a run"):
+        resume(tmp_path)
+    (tmp_path / "metrics.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="JSON object"):
+        resume(tmp_path)
+    (tmp_path / "metrics.json").write_text('{"settings": {"colour": 1}}')
+    with pytest.raises(CheckpointError, match="no settings"):
+        resume(tmp_path)
+    (tmp_path / "metrics.json").write_bytes((finished[0].path / "metrics.json").read_bytes())
+    with pytest.raises(CheckpointError, match=r"no checkpoint\.pt"):
+        resume(tmp_path)
+    (tmp_path / "checkpoint.pt").write_bytes((finished[0].path / "checkpoint.pt").read_bytes())
+    other = train(small(epsilon=3.0, epochs=1), tmp_path / "other")
+    (tmp_path / "plan.json").write_bytes((other.path / "plan.json").read_bytes())
+    with pytest.raises(AnyorderError):
+        resume(tmp_path)
+
+
+def test_output_folders_that_cannot_be_used(finished, tmp_path):
+    with pytest.raises(ArgumentError, match="holds files already"):
+        train(small(), finished[0].path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        train(small(), tmp_path / "file" / "run")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    if not os.access(closed, os.W_OK):  # root may write anywhere
+        with pytest.raises(ArgumentError, match="cannot be written"):
+            train(small(), closed / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "cnn"}, "20 pixels"),
+        ({"batch_size": 5000}, "batch_size"),
+        ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
+        ({"momentum": 1.5}, "momentum"),
+    ],
+)
+def test_a_refused_run_leaves_nothing(changes, message, tmp_path):
+    with pytest.raises(AnyorderError, match=message):
+        train(small(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_a_guarantee_leaves_nothing(tmp_path, monkeypatch):
+    normed = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))
+    monkeypatch.setitem(models.MODELS, "normed", lambda shape, classes: normed)
+    with pytest.raises(ModelError, match="BatchNorm"):
+        train(small(model="normed"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": float("nan")}, "lr must be"),
+        ({"epochs": 0}, "epochs must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be"),
+        ({"optimizer": "adam"}, "optimizer must be one of 'ftrl', 'sgd'"),
+        ({"order": "random"}, "order must be one of"),
+        ({"order": "poisson", "mechanism": "tree"}, "one thing, amplified DP-SGD"),
+        ({"device": "abacus"}, "device 'abacus' cannot be used"),
+    ],
+)
+def test_settings_are_checked(changes, message):
+    with pytest.raises(ArgumentError, match=message):
+        small(**changes)
+
+
+def test_settings_take_the_data_sets_defaults_where_nothing_is_given():
+    assert Settings.of("mnist").model == "cnn"
+    assert Settings.of("mnist", model=None, lr=3.0).model == "cnn"
+    assert Settings.of("mnist", model="mlp", lr=3.0).lr == 3.0
+    assert Settings.of("own:data").order == "shuffled"
+    assert Settings.of("digits", order="poisson").mechanism == "poisson"
+    assert Settings.of("digits", mechanism="poisson").order == "poisson"
+    settings = small()
+    assert Settings(**json.loads(json.dumps(settings.to_dict()))) == settings
+
+
+def test_event_files_are_written(tmp_path):
+    pytest.importorskip("tensorboard")
+    train(small(epochs=1), tmp_path / "run", tensorboard=tmp_path / "events")
+    assert any(path.name.startswith("events.out") for path in (tmp_path / "events").iterdir())

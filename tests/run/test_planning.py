@@ -1,0 +1,90 @@
+"""Plans from words: DP-SGD's noise multiplier, mechanisms by name, and comparisons at one budget."""
+
+import math
+
+import numpy as np
+import pytest
+
+import anyorder as ao
+from anyorder.errors import AnyorderError, ArgumentError
+from anyorder.report import noise_profile
+from anyorder.run.planning import Mechanism, compare, make_plan, noise_lines, poisson_claim
+from anyorder.strategy import Independent, Tree
+
+SIZES = {"dataset_size": 2000, "batch_size": 100, "delta": 1e-5}
+
+
+def test_the_noise_multiplier_is_that_of_dp_sgd():
+    """q = 0.05, 3 epochs, noise multiplier 1: mu = sqrt(3), epsilon 8.385, for every loader without sampling."""
+    for order in ("shuffled", "sequential", "fixed"):
+        plan = make_plan(Mechanism(name="independent"), epochs=3, order=order, noise_multiplier=1.0, **SIZES)
+        assert plan.noise_std == pytest.approx(1.0, rel=1e-12)
+        assert plan.mu == pytest.approx(math.sqrt(3), rel=1e-12)
+        assert plan.epsilon == pytest.approx(8.3854, abs=1e-4)
+    tree = make_plan(Mechanism(name="tree"), epochs=3, noise_multiplier=2.5, clip_norm=4.0, **SIZES)
+    assert tree.noise_std == pytest.approx(10.0, rel=1e-12)
+    assert tree.noise_multiplier == pytest.approx(2.5 / tree.sensitivity.value)
+
+
+def test_poisson_sampling_by_order_or_by_mechanism():
+    by_order = make_plan(Mechanism(), epochs=3, order="poisson", noise_multiplier=1.0, **SIZES)
+    by_name = make_plan(Mechanism(name="poisson"), epochs=3, noise_multiplier=1.0, **SIZES)
+    assert by_order == by_name
+    assert by_order.amplified
+    assert by_order.epsilon == poisson_claim(1.0, 100, 2000, 60, 1e-5)
+    assert by_order.epsilon == pytest.approx(2.857, abs=0.002)  # 2.867 by Opacus 1.6's PRV accountant
+    with pytest.raises(ArgumentError, match="mechanism 'poisson' only"):
+        make_plan(Mechanism(name="tree"), epochs=3, order="poisson", noise_multiplier=1.0, **SIZES)
+
+
+def test_tree_options_reach_the_tree_and_only_the_tree():
+    words = Mechanism(name="tree", estimator="online", restart_every=1, completion="on")
+    tree = make_plan(words, epochs=3, epsilon=4.0, **SIZES).strategy
+    assert tree == Tree(60, "online", restarts=(20, 40), completion=True)
+    for option in ({"estimator": "online"}, {"restart_every": 2}, {"completion": "on"}):
+        with pytest.raises(ArgumentError, match="'tree' only"):
+            make_plan(Mechanism(name="independent", **option), epochs=3, epsilon=4.0, **SIZES)
+
+
+def test_unknown_mechanisms_and_double_budgets_are_refused():
+    with pytest.raises(ArgumentError, match="mechanism must be one of auto, poisson, tree, independent, got 'magic'"):
+        make_plan(Mechanism(name="magic"), epochs=3, epsilon=4.0, **SIZES)
+    for budget in ({}, {"epsilon": 1.0, "noise_multiplier": 1.0}):
+        with pytest.raises(ArgumentError, match="exactly one of epsilon and noise_multiplier"):
+            make_plan(Mechanism(), epochs=3, **budget, **SIZES)
+    with pytest.raises(AnyorderError, match="noise_multiplier must be above 0"):
+        make_plan(Mechanism(name="tree"), epochs=3, noise_multiplier=0.0, **SIZES)
+
+
+def test_auto_is_the_plans_own_choice():
+    ours = make_plan(Mechanism(), epochs=3, epsilon=4.0, momentum=0.9, **SIZES)
+    assert ours == ao.plan(epochs=3, epsilon=4.0, momentum=0.9, **SIZES)
+
+
+def test_a_comparison_is_at_one_epsilon_least_error_first():
+    chosen = make_plan(Mechanism(), epochs=2, epsilon=4.0, **SIZES)
+    rows = compare(chosen)
+    assert {"tree", "independent", "poisson"} <= {row.name for row in rows}
+    errors = [row.error for row in rows]
+    assert errors == sorted(errors)
+    for row in rows:
+        assert 4.0 * (1 - 1e-5) <= row.plan.epsilon <= 4.0
+        assert row.plan.participation == chosen.participation or row.plan.amplified
+    independent = next(row for row in rows if row.name == "independent")
+    # The error of independent noise in closed form: std sqrt((n + 1) / 2), over n prefix sums.
+    assert independent.error == pytest.approx(independent.plan.noise_std * math.sqrt(41 / 2))
+    assert independent.last == pytest.approx(independent.plan.noise_std * math.sqrt(40))
+    assert independent.to_dict()["vectors"] == 0
+    with pytest.raises(ArgumentError, match="other than 'poisson'"):
+        compare(rows[[row.name for row in rows].index("poisson")].plan)
+
+
+def test_the_plot_sets_independent_noise_of_the_same_privacy_beside_the_plan():
+    tree = make_plan(Mechanism(name="tree"), epochs=2, epsilon=4.0, **SIZES)
+    ours, independent = noise_lines(tree).values()
+    assert ours is tree
+    assert isinstance(independent.strategy, Independent)
+    assert independent.epsilon == pytest.approx(tree.epsilon, rel=1e-6)
+    assert noise_profile(tree)[-1] < noise_profile(independent)[-1]
+    assert list(noise_lines(independent).values()) == [independent]
+    np.testing.assert_allclose(noise_profile(independent), independent.noise_std * np.sqrt(np.arange(1, 41)))

@@ -1,0 +1,278 @@
+"""The command line: what it prints, writes and refuses, and with which exit code."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner
+
+import anyorder
+from anyorder import accounting
+from anyorder.__main__ import main
+from anyorder.cli import app, run
+from anyorder.plan import Plan
+
+SIZES = ["--dataset-size", "2000", "--batch-size", "100", "--epochs", "3"]
+TRAIN = ["train", "--epsilon", "8", "--mechanism", "tree", "--epochs", "1", "--batch-size", "480"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def process(*arguments, **options):
+    command = [sys.executable, "-m", "anyorder", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def refused(outcome, code, *phrases):
+    """One line on stderr, nothing on stdout, no traceback."""
+    assert outcome.exit_code == code, outcome.output
+    assert outcome.stdout == ""
+    line, *rest = outcome.stderr.splitlines()
+    assert not rest
+    assert line.startswith("anyorder: ")
+    for phrase in phrases:
+        assert phrase in line
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("train") / "run"
+    outcome = invoke(*TRAIN, "--output", folder)
+    assert outcome.exit_code == 0, outcome.output
+    return folder, outcome
+
+
+# -- train -----------------------------------------------------------------------------------------------------------
+
+
+def test_train_prints_the_card_and_the_result(run_folder):
+    folder, outcome = run_folder
+    for phrase in ("privacy card", "epsilon <= 8 at delta", "at most one of 3 steps", "test accuracy", "check it"):
+        assert phrase in outcome.stdout, phrase
+    assert (folder / "model.pt").exists()
+    assert "loss" not in outcome.stdout
+
+
+def test_train_as_json_in_a_process_of_its_own(tmp_path):
+    done = process(*TRAIN, "--json", "--seed", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)  # one object, nothing else
+    assert result["output"].startswith("runs/digits-")
+    assert result["settings"]["seed"] == 3
+    assert result["steps"] == 3
+    assert result["claims"]["epsilon"] <= 8
+    assert "privacy card" in done.stderr
+    metrics = json.loads((tmp_path / result["output"] / "metrics.json").read_text())
+    assert metrics == {name: value for name, value in result.items() if name != "output"}
+
+
+def test_resume_of_a_finished_run_and_what_goes_with_it(run_folder):
+    folder, _ = run_folder
+    outcome = invoke("train", "--resume", folder, "--json")
+    assert outcome.exit_code == 0
+    assert json.loads(outcome.stdout)["finished"]
+    refused(invoke("train", "--resume", folder, "--lr", "1"), 2, "--resume takes the settings", "--lr")
+    refused(invoke("train", "--resume", folder, "--output", "x", "--batch-size", 3), 2, "--batch-size, --output")
+    refused(invoke("train", "--resume", folder / "absent"), 1, "not the folder of a run")
+
+
+def test_own_data_and_model(tmp_path, monkeypatch):
+    (tmp_path / "own_parts.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import TensorDataset\n"
+        "def data():\n"
+        "    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))\n"
+        "    pairs = TensorDataset(x, (x[:, 0] > 0).long())\n"
+        "    return pairs, pairs\n"
+        "def model(shape, classes): return torch.nn.Linear(*shape, classes)\n"
+    )
+    parts = ["--dataset", "own_parts:data", "--model", "own_parts:model"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    outcome = invoke("train", *parts, "--batch-size", 20, "--noise-multiplier", 0.1, "--json")
+    assert outcome.exit_code == 0, outcome.output
+    result = json.loads(outcome.stdout)
+    assert result["steps"] == 15
+    assert result["test_accuracy"][-1] > 0.6
+    assert result["claims"]["noise_std"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        (["--epsilon", "-1"], "epsilon must be above 0, got -1.0"),
+        ([], "exactly one of epsilon and noise_multiplier"),
+        (["--epsilon", "8", "--noise-multiplier", "1"], "exactly one of epsilon and noise_multiplier"),
+        (["--epsilon", "8", "--delta", "2"], "delta must lie strictly between 0 and 1"),
+        (["--epsilon", "8", "--dataset", "imagenet"], "dataset must be one of"),
+        (["--epsilon", "8", "--dataset", "absent_module:load"], "cannot be found"),
+        (["--epsilon", "8", "--model", "cnn"], "20 pixels"),
+        (["--epsilon", "8", "--batch-size", "0"], "batch_size must be"),
+        (["--epsilon", "8", "--lr", "nan"], "lr must be a finite number"),
+        (["--epsilon", "8", "--order", "poisson", "--mechanism", "tree"], "amplified DP-SGD"),
+        (["--epsilon", "8", "--mechanism", "independent", "--restart-every", "1"], "'tree' only"),
+        (["--epsilon", "8", "--device", "abacus"], "device 'abacus'"),
+    ],
+)
+def test_a_bad_value_is_one_line(arguments, phrase, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(invoke("train", *arguments), 2, phrase)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    refused(invoke(*TRAIN, "--output", tmp_path / "file" / "run"), 2, "cannot be written")
+    refused(invoke(*TRAIN, "--output", tmp_path), 2, "holds files already")
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anyorder.cli._Progress.stepped", interrupt)
+    outcome = invoke(*TRAIN, "--output", tmp_path / "run")
+    assert outcome.exit_code == 1
+    assert outcome.stderr == f"anyorder: stopped; go on with: anyorder train --resume {tmp_path / 'run'}\n"
+
+
+# -- plan and epsilon ------------------------------------------------------------------------------------------------
+
+
+def test_plan_as_json_is_the_plan(tmp_path):
+    outcome = invoke(
+        "plan", *SIZES, "--epsilon", "4", "--order", "fixed", "--mechanism", "tree", "--momentum", "0.9", "--json",
+        "--save", tmp_path / "plan.json", "--plot", tmp_path / "noise.png",
+    )  # fmt: skip
+    assert outcome.exit_code == 0, outcome.output
+    described = json.loads(outcome.stdout)
+    expected = anyorder.plan(
+        dataset_size=2000, batch_size=100, epochs=3, order="fixed", epsilon=4, delta=1e-5, mechanism="tree",
+        momentum=0.9,
+    )  # fmt: skip
+    assert described["plan"] == json.loads(json.dumps(expected.to_dict()))
+    assert described["claims"]["epsilon"] == expected.epsilon
+    assert Plan.load(tmp_path / "plan.json") == expected
+    assert (tmp_path / "noise.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_compares_mechanisms(monkeypatch):
+    monkeypatch.setattr(accounting, "calibrate_poisson", lambda *_: 1.0)  # the search takes seconds
+    shown = invoke("plan", *SIZES, "--noise-multiplier", "2", "--mechanism", "tree", "--compare")
+    assert shown.exit_code == 0, shown.output
+    for phrase in ("privacy card", "over least", "secret", "tree", "independent", "poisson"):
+        assert phrase in shown.stdout
+    described = json.loads(invoke("plan", *SIZES, "--noise-multiplier", "2", "--mechanism", "tree", "--json").stdout)
+    assert described["claims"]["noise_std"] == pytest.approx(2.0)
+
+
+def test_epsilon_tells_the_truth_and_what_would_be_printed_elsewhere():
+    for order in ("shuffled", "sequential"):
+        shown = invoke("epsilon", *SIZES, "--noise-multiplier", "1", "--order", order)
+        assert shown.stdout.startswith("epsilon = 8.385 at delta = 1e-05")
+        assert "would print 2.857" in shown.stdout
+        assert "does not hold" in shown.stdout
+    described = json.loads(invoke("epsilon", *SIZES, "--noise-multiplier", "1", "--json").stdout)
+    assert described["epsilon"] == pytest.approx(8.3854, abs=1e-4)
+    assert described["mu"] == pytest.approx(3**0.5)
+    assert described["poisson_epsilon"] == pytest.approx(2.857, abs=0.002)
+    assert described["poisson_epsilon_holds"] is False
+
+
+def test_epsilon_of_a_sampled_run_and_of_a_tree():
+    sampled = invoke("epsilon", *SIZES, "--noise-multiplier", "1", "--order", "poisson")
+    assert sampled.stdout.startswith("epsilon = 2.857")
+    assert "does not hold" not in sampled.stdout
+    tree = json.loads(invoke("epsilon", *SIZES, "--noise-multiplier", "4", "--mechanism", "tree", "--json").stdout)
+    plan = anyorder.plan(dataset_size=2000, batch_size=100, epochs=3, mechanism="tree", noise_multiplier=1, delta=1e-5)
+    assert tree["mu"] == pytest.approx(plan.sensitivity.value / 4)
+    assert tree["poisson_epsilon"] is None
+
+
+# -- verify ----------------------------------------------------------------------------------------------------------
+
+
+def test_verify_says_what_was_checked(run_folder):
+    folder, _ = run_folder
+    shown = invoke("verify", folder / "run.privacy.json")
+    assert shown.exit_code == 0
+    for phrase in ("every unit kept to the order in all 3 steps", "recomputed", "verified: this certificate"):
+        assert phrase in shown.stdout
+    described = json.loads(invoke("verify", folder / "run.privacy.json", "--json").stdout)
+    assert described["ok"]
+    assert described["steps"] == 3
+    plan = invoke("verify", folder / "plan.json")
+    assert "verified: this plan" in plan.stdout
+
+
+@pytest.mark.parametrize("file", ["run.privacy.json", "plan.json"])
+def test_verify_refuses_any_altered_claim(file, run_folder, tmp_path):
+    original = json.loads((run_folder[0] / file).read_text())
+    altered = tmp_path / "altered.json"
+    places = [("claims", name) for name in original["claims"]]
+    places += [("plan", name) for name in ("noise_multiplier", "clip_norm", "delta", "batch_size", "unit")]
+    places += [("run", name) for name in original.get("run", {})]
+    for part, name in places:
+        data = json.loads(json.dumps(original))
+        value = data[part][name]
+        data[part][name] = value + "x" if isinstance(value, str) else (not value if value is True else value * 1.25)
+        altered.write_text(json.dumps(data))
+        outcome = invoke("verify", altered)
+        refused(outcome, 1, "NOT verified")
+        assert json.loads(invoke("verify", altered, "--json").stdout)["ok"] is False
+
+
+def test_verify_of_what_is_no_certificate(tmp_path):
+    refused(invoke("verify", tmp_path / "absent.json"), 1, "NOT verified", "cannot read")
+    (tmp_path / "text").write_text("no json")
+    refused(invoke("verify", tmp_path / "text"), 1, "NOT verified", "not JSON")
+    refused(invoke("verify", tmp_path), 1, "NOT verified")
+
+
+# -- the program -----------------------------------------------------------------------------------------------------
+
+
+def test_version_and_help():
+    assert invoke("--version").stdout.strip() == anyorder.__version__
+    assert "Exit codes" in invoke("--help").stdout
+    for command in ("train", "plan", "epsilon", "verify"):
+        assert f"anyorder {command} " in invoke(command, "--help").stdout.replace("Usage:", "")
+    assert invoke().exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        (["epsilon", "--noise-multiplier", "much"], "--noise-multiplier"),
+        (["plan"], "Missing option"),
+        (["trian"], "No such command"),
+        (["verify", "file", "--quickly"], "No such option"),
+    ],
+)
+def test_bad_usage_is_one_line_and_2(arguments, phrase, capsys):
+    with pytest.raises(SystemExit) as left:
+        run(arguments)
+    assert left.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert phrase in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_without_its_extra_the_program_says_so(package, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert f"the package '{package}', which is not installed" in message
+    assert "anyorder[cli]" in message
