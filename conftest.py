@@ -1,12 +1,20 @@
-"""The code blocks of README and docs are tests; each page runs in a folder of its own."""
+"""The code blocks of README and docs are tests; each page runs in a folder of its own.
+
+Tests run one thread to a process (`pytest -n` brings the processes), and with a cache of fits of their own.
+"""
 
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch are imported
+
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+_cache = tempfile.TemporaryDirectory()
+os.environ["ANYORDER_CACHE"] = _cache.name
 
 
 def _setup(namespace: dict[str, Any]) -> None:

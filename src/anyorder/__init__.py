@@ -5,7 +5,18 @@ optimize (choose C), accounting (epsilon), noise (addressable), sampling (loader
 clipping, ledger (enforces the claim), certificate (shows it), train (the engine).
 """
 
-from anyorder import accounting, clipping, errors, noise, participation, sampling, strategy, train, workload
+from anyorder import (
+    accounting,
+    clipping,
+    errors,
+    noise,
+    optimize,
+    participation,
+    sampling,
+    strategy,
+    train,
+    workload,
+)
 from anyorder.certificate import Certificate, verify
 from anyorder.error import last_loss, max_loss, rmse
 from anyorder.plan import Plan, plan
@@ -28,6 +39,7 @@ __all__ = [
     "last_loss",
     "max_loss",
     "noise",
+    "optimize",
     "participation",
     "plan",
     "rmse",

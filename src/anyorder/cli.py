@@ -18,7 +18,7 @@ from anyorder.certificate import verify as verify_file
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
 from anyorder.plan import Plan
 from anyorder.report import card, comparison_table, facts_panel, plot_noise
-from anyorder.run.planning import Mechanism, Row, compare, make_plan, noise_lines, poisson_claim
+from anyorder.run.planning import Mechanism, Row, best_of_each_kind, compare, make_plan, noise_lines, poisson_claim
 
 __all__ = ["app", "run"]
 
@@ -281,10 +281,10 @@ def plan(
     if save is not None:
         chosen.save(save)
     if plot is not None:
-        lines = {row.name: row.plan for row in rows} if comparison else noise_lines(chosen)
+        lines = best_of_each_kind(rows) if comparison else noise_lines(chosen)
         plot_noise(lines, plot, f"noise over {chosen.n} steps, epsilon {chosen.epsilon:.3g}, delta {chosen.delta:g}")
     if as_json:
-        described = {"plan": chosen.to_dict(), "claims": chosen.claims(), "rmse": chosen.rmse}
+        described = {"plan": chosen.to_dict(), "claims": chosen.claims()}
         _print_json({**described, **({"compare": [row.to_dict() for row in rows]} if comparison else {})})
         return
     console = Console()
@@ -294,17 +294,20 @@ def plan(
 
 
 def _comparison(rows: list[Row]) -> Any:
-    columns = {"mechanism": "left", "error": "right", "over least": "right", "last step": "right", "vectors": "right",
-               "epsilon": "right"}  # fmt: skip
-    least = rows[0].error
+    columns = dict.fromkeys(("mechanism", "error", "over bound", "last step", "vectors", "epsilon"), "right")
     texts = [
         (
             row.name + ("  (secret sampling only)" if row.plan.amplified else ""), f"{row.error:.5g}",
-            f"{row.error / least:.3f}", f"{row.last:.5g}", str(row.plan.strategy.state_rows), f"{row.plan.epsilon:.4g}",
+            "" if row.ratio is None else f"{row.ratio:.3f}", f"{row.last:.5g}",
+            str(row.plan.strategy.state_rows), f"{row.plan.epsilon:.4g}",
         )
         for row in rows
     ]  # fmt: skip
-    return comparison_table("error: noise in the iterates, root mean square over steps, in clip norms", columns, texts)
+    title = (
+        "error: noise in the iterates, root mean square over steps, in clip norms\n"
+        "over bound: over a certified lower bound of all mechanisms without sampling"
+    )
+    return comparison_table(title, {**columns, "mechanism": "left"}, texts)
 
 
 @app.command()

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 from zlib import error as ZlibError
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check, accounting, error, participation, strategy, workload
+from anyorder import _check, accounting, participation, strategy, workload
 from anyorder._sealed import canonical, load_json, save_json
 from anyorder.errors import ArgumentError, CertificateError, PlanError
+from anyorder.optimize import choose
 from anyorder.optimize.tree import fit_tree
+from anyorder.optimize.variance import has_variances, row_variances
 from anyorder.participation import (
     EpochShuffle,
     FixedOrder,
@@ -33,6 +36,11 @@ __all__ = ["Plan", "plan"]
 
 FORMAT = "anyorder-plan/1"
 _NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
+_NEIGHBOUR_TEXTS = {
+    "zero-out": "its gradients replaced by zero",
+    "replace-one": "replaced by any other",
+    "add-or-remove": "with or without it",
+}
 _CLAIMS = ("sensitivity", "sensitivity_exact", "noise_std", "mu", "epsilon")
 
 
@@ -118,12 +126,26 @@ class Plan:
         assert self.mu is not None
         return accounting.gdp_epsilon(self.mu, self.delta)
 
-    @cached_property
-    def rmse(self) -> float:
-        """Root mean square error of the workload's rows, clip norm 1 and noise multiplier 1; sensitivity included."""
-        if self.amplified:
-            return error.rmse(self.strategy, self.workload, SingleEpoch(self.n))
-        return error.rmse(self.strategy, self.workload, self.participation)
+    @property
+    def reaches_iterates(self) -> bool:
+        """Whether the noise in the iterates can be computed: up to 4096 steps always, beyond for some structures."""
+        return has_variances(self.strategy, self.workload)
+
+    def noise_profile(self, *, sums: bool = False) -> NDArray[np.float64]:
+        """(n,) std of the noise of one coordinate of each iterate, in clip norms, for learning rate 1 and batch size 1.
+
+            std[t] = noise_std / clip_norm * || (A K)[t] ||
+
+        Args:
+            sums: of each prefix sum of gradients instead, as if A were the prefix sum: no momentum, no schedule.
+        Raises: PlanError where the iterates' noise cannot be computed, see `reaches_iterates`.
+        """
+        variances = self.strategy.prefix_variance() if sums else row_variances(self.strategy, self.workload)
+        return np.asarray(self.noise_std / self.clip_norm * np.sqrt(variances))
+
+    def noise_error(self, *, sums: bool = False) -> float:
+        """The root mean square of `noise_profile` over steps."""
+        return float(np.sqrt(np.square(self.noise_profile(sums=sums)).mean()))
 
     @property
     def digest(self) -> str:
@@ -175,21 +197,31 @@ class Plan:
         check_claims(plan, data.get("claims", {}))
         return plan
 
-    def __str__(self) -> str:
-        sens = self.sensitivity
+    def facts(self) -> list[tuple[str, str]]:
+        """(name, text): what the plan promises, for whom, and at what price. `print(plan)` shows them."""
+        sens, per_clip = self.sensitivity, self.noise_std / self.clip_norm
         rows = [
-            ("privacy", f"({self.epsilon:.4g}, {self.delta:g})-DP for each {self.unit}, {self.neighbours} neighbours"),
+            ("privacy", f"epsilon <= {self.epsilon:.4g} at delta = {self.delta:g}"),
+            ("protects", f"one {self.unit} ({_NEIGHBOUR_TEXTS[self.neighbours]})"),
             ("order", self.participation.describe()),
-            ("amplification", "by secret Poisson sampling" if self.amplified else "none claimed"),
-            ("mechanism", f"{self.strategy!r}"),
-            ("clip norm", f"{self.clip_norm:g}, sums divided by {self.batch_size}"),
-            ("sensitivity", f"{sens.value:.6g} ({'exact' if sens.exact else 'upper bound'})"),
-            ("noise", f"multiplier {self.noise_multiplier:.6g}, std {self.noise_std:.6g} in gradient units"),
-            ("Gaussian DP", "does not apply" if self.mu is None else f"mu = {self.mu:.6g}"),
-            ("error", f"{self.rmse:.6g} (root mean square over steps, per unit of noise multiplier and clip norm)"),
+            ("amplification", "by secret Poisson sampling" if self.amplified else "none claimed, none needed"),
+            ("mechanism", self.strategy.describe()),
+            ("clipping", f"a {self.unit}'s gradient to L2 norm {self.clip_norm:g}; sums divided by {self.batch_size}"),
+        ]
+        if self.mu is not None:
+            kind = "exact" if sens.exact else "upper bound"
+            rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind}); mu = {self.mu:.5g} (Gaussian DP)"))
+        sums = not self.reaches_iterates
+        place = "sums of gradients" if sums else "iterates"
+        return [
+            *rows,
+            ("noise", f"std {per_clip:.5g} clip norms on each row of Z (noise multiplier {self.noise_multiplier:.5g})"),
+            ("error", f"{self.noise_error(sums=sums):.5g} clip norms in the {place}, root mean square over steps"),
             ("memory", f"{self.strategy.state_rows} vectors of the size of the model"),
         ]
-        return "\n".join(f"{name:>14}  {text}" for name, text in rows)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
 
 
 def plan(
@@ -295,10 +327,7 @@ def _strategy(mechanism: str | Strategy, work: Workload, order: Participation) -
         return Independent(order.n)
     if mechanism == "independent":
         return Independent(order.n)
-    tree = fit_tree(work, order)
-    if mechanism == "tree":
-        return tree
-    return min((tree, Independent(order.n)), key=lambda candidate: error.rmse(candidate, work, order))
+    return fit_tree(work, order) if mechanism == "tree" else choose(work, order)[0].strategy
 
 
 def _noise_multiplier(

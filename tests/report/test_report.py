@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.errors import ArgumentError
+from anyorder.errors import ArgumentError, PlanError
 from anyorder.report import (
     card,
     comparison_table,
-    describe_strategy,
-    fact_rows,
     facts_panel,
-    noise_profile,
     plot_accuracy,
     plot_noise,
 )  # fmt: skip
@@ -43,7 +40,7 @@ def test_the_card_says_what_is_promised():
 
 
 def test_the_card_of_an_amplified_plan_has_no_mu():
-    rows = dict(fact_rows(small(order="poisson", mechanism="independent", epsilon=None, noise_multiplier=2.0)))
+    rows = dict(small(order="poisson", mechanism="independent", epsilon=None, noise_multiplier=2.0).facts())
     assert rows["amplification"] == "by secret Poisson sampling"
     assert rows["protects"] == "one example (with or without it)"
     assert "sensitivity" not in rows
@@ -51,15 +48,15 @@ def test_the_card_of_an_amplified_plan_has_no_mu():
 
 def test_noise_is_in_clip_norms():
     plan = small(clip_norm=5.0)
-    assert dict(fact_rows(plan))["noise"].startswith(f"std {plan.noise_std / 5:.5g} clip norms")
+    assert dict(plan.facts())["noise"].startswith(f"std {plan.noise_std / 5:.5g} clip norms")
 
 
 def test_strategies_in_one_phrase():
-    assert describe_strategy(Independent(8)) == "independent noise at every step"
-    assert describe_strategy(Tree(8)) == "binary tree, vanilla estimator, never restarted"
+    assert Independent(8).describe() == "independent noise at every step"
+    assert Tree(8).describe() == "binary tree, vanilla estimator, never restarted"
     restarted = Tree(9, "full", restarts=(3, 6), completion=(True, False))
-    assert describe_strategy(restarted) == "binary tree, full estimator, 2 restart(s), 1 of them completed"
-    assert describe_strategy(SquareRoot(8)) == repr(SquareRoot(8))
+    assert restarted.describe() == "binary tree, full estimator, 2 restart(s), 1 of them completed"
+    assert SquareRoot(8).describe() == repr(SquareRoot(8))
 
 
 def test_texts_are_never_read_as_markup():
@@ -74,16 +71,31 @@ def test_texts_are_never_read_as_markup():
 def test_the_profile_is_the_noise_of_the_iterates():
     plan = small(momentum=0.5, clip_norm=3.0)
     B = plan.workload.matrix() @ plan.strategy.noising_matrix()
-    np.testing.assert_allclose(noise_profile(plan), plan.noise_std / 3 * np.linalg.norm(B, axis=1), rtol=1e-12)
-    assert np.sqrt(np.mean(noise_profile(plan) ** 2)) == pytest.approx(plan.rmse * plan.noise_multiplier)
+    np.testing.assert_allclose(plan.noise_profile(), plan.noise_std / 3 * np.linalg.norm(B, axis=1), rtol=1e-12)
+    work, order = plan.workload, plan.participation
+    assert plan.noise_error() == pytest.approx(ao.rmse(plan.strategy, work, order) * plan.noise_multiplier)
+
+
+def test_beyond_matrices_the_sums_of_gradients_stand_in_and_are_named_so(tmp_path):
+    plan = small(dataset_size=50_000, momentum=0.9, epochs=1)
+    assert plan.n == 5000
+    assert not plan.reaches_iterates
+    with pytest.raises(PlanError, match="4096"):
+        plan.noise_profile()
+    sums = plan.noise_profile(sums=True)
+    np.testing.assert_allclose(sums, small(dataset_size=50_000, epochs=1).noise_profile(), rtol=1e-12)
+    assert plan.noise_error(sums=True) == pytest.approx(np.sqrt(np.mean(sums**2)))
+    assert "in the sums of gradients" in dict(plan.facts())["error"]
+    plot_noise({"tree": plan}, tmp_path / "noise.png", "noise")
 
 
 def test_plots_are_pictures(tmp_path):
     plan = small()
     plot_noise({"one": plan, "other": small(mechanism="independent")}, tmp_path / "noise.png", "noise")
+    plot_noise(dict.fromkeys("abcdefghijkl", plan), tmp_path / "many.png", "many lines")
     plot_accuracy([0.5], tmp_path / "one.png", "one epoch")
     plot_accuracy([0.2, 0.9, 1.0], tmp_path / "three.png", "three epochs")
-    for name in ("noise", "one", "three"):
+    for name in ("noise", "many", "one", "three"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ArgumentError, match="cannot write the plot"):
         plot_accuracy([0.5], tmp_path / "absent" / "one.png", "title")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from anyorder.certificate import verify
-from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ModelError
+from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, MissingDependencyError, ModelError
 from anyorder.plan import Plan
 from anyorder.run import Observer, Settings, models, resume, train
 
@@ -207,6 +207,13 @@ def test_output_folders_that_cannot_be_used(finished, tmp_path):
 def test_a_refused_run_leaves_nothing(changes, message, tmp_path):
     with pytest.raises(AnyorderError, match=message):
         train(small(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_not_installed_is_said_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependencyError, match=r"anyorder\[train\]"):
+        train(small(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -7,11 +7,16 @@ import pytest
 
 import anyorder as ao
 from anyorder.errors import AnyorderError, ArgumentError
-from anyorder.report import noise_profile
-from anyorder.run.planning import Mechanism, compare, make_plan, noise_lines, poisson_claim
+from anyorder.optimize import choose
+from anyorder.run.planning import Mechanism, best_of_each_kind, compare, make_plan, noise_lines, poisson_claim
 from anyorder.strategy import Independent, Tree
 
 SIZES = {"dataset_size": 2000, "batch_size": 100, "delta": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch):
+    monkeypatch.setenv("ANYORDER_CACHE", "off")
 
 
 def test_the_noise_multiplier_is_that_of_dp_sgd():
@@ -47,13 +52,24 @@ def test_tree_options_reach_the_tree_and_only_the_tree():
 
 
 def test_unknown_mechanisms_and_double_budgets_are_refused():
-    with pytest.raises(ArgumentError, match="mechanism must be one of auto, poisson, tree, independent, got 'magic'"):
+    with pytest.raises(ArgumentError, match="one of auto, poisson, .*blt, .*tree, got 'magic'"):
         make_plan(Mechanism(name="magic"), epochs=3, epsilon=4.0, **SIZES)
     for budget in ({}, {"epsilon": 1.0, "noise_multiplier": 1.0}):
         with pytest.raises(ArgumentError, match="exactly one of epsilon and noise_multiplier"):
             make_plan(Mechanism(), epochs=3, **budget, **SIZES)
     with pytest.raises(AnyorderError, match="noise_multiplier must be above 0"):
         make_plan(Mechanism(name="tree"), epochs=3, noise_multiplier=0.0, **SIZES)
+
+
+def test_a_kind_stands_for_its_best_size():
+    chosen = make_plan(Mechanism(name="tree"), epochs=2, epsilon=4.0, **SIZES)
+    candidates = choose(chosen.workload, chosen.participation)
+    bands = [candidate for candidate in candidates if candidate.name.startswith("banded inverse,")]
+    assert len(bands) > 1
+    by_kind = make_plan(Mechanism(name="banded inverse"), epochs=2, epsilon=4.0, **SIZES)
+    assert by_kind.strategy == bands[0].strategy
+    by_name = make_plan(Mechanism(name=bands[1].name), epochs=2, epsilon=4.0, **SIZES)
+    assert by_name.strategy == bands[1].strategy
 
 
 def test_auto_is_the_plans_own_choice():
@@ -67,6 +83,15 @@ def test_a_comparison_is_at_one_epsilon_least_error_first():
     assert {"tree", "independent", "poisson"} <= {row.name for row in rows}
     errors = [row.error for row in rows]
     assert errors == sorted(errors)
+    bounds = [row.error / row.ratio for row in rows if row.ratio is not None]
+    assert bounds == pytest.approx([bounds[0]] * len(bounds))
+    assert bounds[0] <= errors[0]
+    assert [row.ratio for row in rows if row.plan.amplified] == [None]
+    strategies = [row.plan.strategy for row in rows if not row.plan.amplified]
+    assert len(set(strategies)) == len(strategies)
+    shown = best_of_each_kind(rows)
+    assert {"tree", "independent", "poisson", "blt"} <= set(shown)
+    assert next(iter(shown.values())) == rows[0].plan
     for row in rows:
         assert 4.0 * (1 - 1e-5) <= row.plan.epsilon <= 4.0
         assert row.plan.participation == chosen.participation or row.plan.amplified
@@ -85,6 +110,6 @@ def test_the_plot_sets_independent_noise_of_the_same_privacy_beside_the_plan():
     assert ours is tree
     assert isinstance(independent.strategy, Independent)
     assert independent.epsilon == pytest.approx(tree.epsilon, rel=1e-6)
-    assert noise_profile(tree)[-1] < noise_profile(independent)[-1]
+    assert tree.noise_profile()[-1] < independent.noise_profile()[-1]
     assert list(noise_lines(independent).values()) == [independent]
-    np.testing.assert_allclose(noise_profile(independent), independent.noise_std * np.sqrt(np.arange(1, 41)))
+    np.testing.assert_allclose(independent.noise_profile(), independent.noise_std * np.sqrt(np.arange(1, 41)))

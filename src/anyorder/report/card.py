@@ -5,54 +5,13 @@ from typing import Any
 
 from anyorder import _check
 from anyorder.plan import Plan
-from anyorder.strategy import Independent, Strategy, Tree
 
-__all__ = ["card", "comparison_table", "describe_strategy", "fact_rows", "facts_panel"]
-
-_NEIGHBOURS = {
-    "zero-out": "its gradients replaced by zero",
-    "replace-one": "replaced by any other",
-    "add-or-remove": "with or without it",
-}
-
-
-def fact_rows(plan: Plan) -> list[tuple[str, str]]:
-    """(name, text) rows: what a plan promises, for whom, and at what price."""
-    sens = plan.sensitivity
-    per_clip = plan.noise_std / plan.clip_norm
-    rows = [
-        ("privacy", f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}"),
-        ("protects", f"one {plan.unit} ({_NEIGHBOURS[plan.neighbours]})"),
-        ("order", plan.participation.describe()),
-        ("amplification", "by secret Poisson sampling" if plan.amplified else "none claimed, none needed"),
-        ("mechanism", describe_strategy(plan.strategy)),
-        ("clipping", f"each {plan.unit}'s gradient to L2 norm {plan.clip_norm:g}; sums divided by {plan.batch_size}"),
-    ]
-    if plan.mu is not None:
-        kind = "exact" if sens.exact else "upper bound"
-        rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind}); mu = {plan.mu:.5g} (Gaussian DP)"))
-    return [
-        *rows,
-        ("noise", f"std {per_clip:.5g} clip norms on each row of Z (noise multiplier {plan.noise_multiplier:.5g})"),
-        ("error", f"{plan.rmse * plan.noise_multiplier:.5g} clip norms in the iterates (root mean square over steps)"),
-        ("memory", f"{plan.strategy.state_rows} vectors of the size of the model"),
-    ]
-
-
-def describe_strategy(strategy: Strategy) -> str:
-    """One phrase: the kind of strategy and what sets it apart."""
-    if isinstance(strategy, Tree):
-        completed = f", {sum(strategy.completion)} of them completed" if any(strategy.completion) else ""
-        restarts = f"{len(strategy.restarts)} restart(s){completed}" if strategy.restarts else "never restarted"
-        return f"binary tree, {strategy.estimator} estimator, {restarts}"
-    if isinstance(strategy, Independent):
-        return "independent noise at every step"
-    return repr(strategy)
+__all__ = ["card", "comparison_table", "facts_panel"]
 
 
 def card(plan: Plan, title: str = "privacy card") -> Any:
     """The plan as a rich panel."""
-    return facts_panel(title, fact_rows(plan))
+    return facts_panel(title, plan.facts())
 
 
 def facts_panel(title: str, rows: Iterable[tuple[str, str]], style: str = "cyan") -> Any:

@@ -5,39 +5,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder.error import row_variances
 from anyorder.errors import ArgumentError
 from anyorder.plan import Plan
 
-__all__ = ["noise_profile", "plot_accuracy", "plot_noise"]
+__all__ = ["plot_accuracy", "plot_noise"]
 
 _COLOURS = ("#0b5fa5", "#d1495b", "#2e8b57", "#8a5fbf", "#c77800", "#3a9ea5", "#7a5230", "#6c757d")
 _STYLES = ("-", "--", "-.", ":")
 
 
-def noise_profile(plan: Plan) -> NDArray[np.float64]:
-    """(n,) std of the noise of one coordinate of each iterate, in clip norms, for learning rate 1 and batch size 1.
-
-    std[t] = noise_std / clip_norm * || (A K)[t] ||
-    """
-    return np.asarray(plan.noise_std / plan.clip_norm * np.sqrt(row_variances(plan.strategy, plan.workload)))
-
-
 def plot_noise(plans: Mapping[str, Plan], path: str | Path, title: str) -> None:
-    """Draw the noise in every iterate, a line for each named plan; see `noise_profile`."""
+    """Draw the noise in every iterate, a line for each named plan; see `Plan.noise_profile`.
+
+    Where one of them is too long for that, the noise in the prefix sums of gradients is drawn of all, and named so.
+    """
     figure, axes = _axes(title)
+    sums = not all(plan.reaches_iterates for plan in plans.values())
     for i, (name, plan) in enumerate(plans.items()):
-        profile = noise_profile(plan)
+        profile = plan.noise_profile(sums=sums)
         steps = np.arange(1, len(profile) + 1)
-        axes.plot(steps, profile, _STYLES[i % 4], color=_COLOURS[i % len(_COLOURS)], linewidth=1.6, label=name)
+        axes.plot(steps, profile, _STYLES[i // len(_COLOURS) % len(_STYLES)], linewidth=1.4, label=name)
     axes.set_xlabel("step")
-    axes.set_ylabel("noise in the iterate: std of one coordinate\n(clip norms, for learning rate 1 and batch size 1)")
+    unit = "clip norms" if sums else "clip norms, for learning rate 1 and batch size 1"
+    axes.set_ylabel(f"noise in the {'sum of gradients' if sums else 'iterate'}: std of one coordinate\n({unit})")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    if len(plans) > 3:
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    else:
+        axes.legend(frameon=False)
     _save(figure, path)
 
 
@@ -60,9 +58,10 @@ def plot_accuracy(accuracy: Sequence[float], path: str | Path, title: str) -> No
 
 def _axes(title: str) -> tuple[Any, Any]:
     module = _check.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
-    figure = module.Figure(figsize=(7.2, 4.4), layout="constrained")
+    figure = module.Figure(figsize=(7.2, 4.8), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=11, loc="left")
+    axes.set_prop_cycle(color=_COLOURS)
     axes.grid(alpha=0.3, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

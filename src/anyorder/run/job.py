@@ -15,7 +15,7 @@ from anyorder import _check
 from anyorder.clipping import check_model
 from anyorder.errors import CheckpointError
 from anyorder.plan import Plan
-from anyorder.report import describe_strategy, plot_accuracy, plot_noise
+from anyorder.report import plot_accuracy, plot_noise
 from anyorder.run import datasets, folder, models
 from anyorder.run.datasets import Data
 from anyorder.run.planning import make_plan, noise_lines
@@ -66,7 +66,7 @@ class Result:
             "settings": self.settings.to_dict(),
             "claims": self.plan.claims(),
             "order": self.plan.participation.describe(),
-            "mechanism": describe_strategy(self.plan.strategy),
+            "mechanism": self.plan.strategy.describe(),
             "test_accuracy": self.accuracy,
             "steps": self.steps,
             "seconds": round(self.seconds, 3),
@@ -98,6 +98,7 @@ def train(
         key: 32 bytes for reproducible tests; a run whose key is known has no privacy.
     Raises: ArgumentError, PlanError for settings that do not fit; TrainingError if the run fails.
     """
+    _check.optional("matplotlib.figure", extra="train", purpose="drawing a run")  # now, not after the training
     data = data or datasets.load(settings.dataset, settings.data_dir)
     plan = make_plan(
         settings.noise, order=settings.order, epsilon=settings.epsilon, noise_multiplier=settings.noise_multiplier,

@@ -2,18 +2,28 @@
 
 import contextlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from anyorder import _check, accounting
 from anyorder.errors import ArgumentError, MissingDependencyError
+from anyorder.optimize import choose
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import Participation, PoissonSampling
 from anyorder.plan import Plan, plan
-from anyorder.report import describe_strategy, noise_profile
 from anyorder.strategy import Independent, Strategy
 from anyorder.workload import Workload
 
-__all__ = ["Mechanism", "Row", "candidates", "compare", "make_plan", "noise_lines", "poisson_claim", "with_budget"]
+__all__ = [
+    "Mechanism",
+    "Row",
+    "best_of_each_kind",
+    "compare",
+    "make_plan",
+    "noise_lines",
+    "poisson_claim",
+    "with_budget",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +31,9 @@ class Mechanism:
     """Which noise: a name and, for the tree, how it is used.
 
     Attributes:
-        name: "auto" (least error), "poisson" (independent noise and secret sampling: amplified DP-SGD), or one of
-            `candidates`.
+        name: "auto" (least error), "poisson" (independent noise and secret sampling: amplified DP-SGD), "tree",
+            "independent", or a kind or full name from `anyorder.optimize.choose` ("blt", "blt, 2 buffers", ..); a
+            kind stands for the best of it.
         estimator: "vanilla", "online" or "full"; tree only.
         restart_every: a fresh tree every so many epochs, 0 for never, None for the best; tree only.
         completion: "on", "off" or "auto"; tree only.
@@ -34,20 +45,21 @@ class Mechanism:
     completion: str = "auto"
 
     def strategy(self, work: Workload, order: Participation) -> Strategy:
-        """The strategy of that name, one of `candidates`; for "tree", with the options."""
+        """The strategy of that name, fitted; for "tree", with the options."""
         if self.name == "tree":
             options = {"estimator": self.estimator, "restart_every": self.restart_every, "completion": self.completion}
             return fit_tree(work, order, **options)  # type: ignore[arg-type]
-        known = candidates(work, order)
-        if self.name not in known:
-            words = ", ".join(["auto", "poisson", *known])
-            raise ArgumentError(f"mechanism must be one of {words}, got {self.name!r}")
-        return known[self.name]
+        known = choose(work, order)
+        for candidate in known:
+            if self.name in (candidate.name, _kind(candidate.name)):
+                return candidate.strategy
+        kinds = sorted({_kind(candidate.name) for candidate in known})
+        raise ArgumentError(f"mechanism must be one of auto, poisson, {', '.join(kinds)}, got {self.name!r}")
 
 
-def candidates(work: Workload, order: Participation) -> dict[str, Strategy]:
-    """Every mechanism by name, fitted to a workload and a participation."""
-    return {"tree": fit_tree(work, order), "independent": Independent(work.n)}
+def _kind(name: str) -> str:
+    """The kind in a name such as "blt, 2 buffers"."""
+    return name.split(",")[0]
 
 
 def make_plan(
@@ -118,45 +130,59 @@ def noise_lines(chosen: Plan) -> dict[str, Plan]:
 
 @dataclass(frozen=True)
 class Row:
-    """One mechanism in a comparison at one budget."""
+    """One mechanism in a comparison at one budget.
+
+    Attributes:
+        ratio: error over the certified lower bound of all mechanisms without sampling; None with sampling.
+    """
 
     name: str
     plan: Plan
+    ratio: float | None
 
-    @property
+    @cached_property
     def error(self) -> float:
         """Noise of one coordinate, root mean square over iterates, in clip norms, for learning rate and batch 1."""
-        return self.plan.rmse * self.plan.noise_multiplier
+        return self.plan.noise_error()
 
     @property
     def last(self) -> float:
         """The same in the last iterate."""
-        return float(noise_profile(self.plan)[-1])
+        return float(self.plan.noise_profile()[-1])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         chosen = self.plan
         return {
-            "name": self.name, "mechanism": describe_strategy(chosen.strategy), "error": self.error,
-            "last": self.last, "vectors": chosen.strategy.state_rows, "epsilon": chosen.epsilon,
+            "name": self.name, "mechanism": chosen.strategy.describe(), "error": self.error,
+            "ratio": self.ratio, "last": self.last, "vectors": chosen.strategy.state_rows, "epsilon": chosen.epsilon,
             "order": chosen.participation.describe(),
         }  # fmt: skip
 
 
 def compare(chosen: Plan) -> list[Row]:
-    """Every mechanism of `candidates`, in the order and at the epsilon of a plan; least error first.
+    """Every mechanism of `anyorder.optimize.choose`, in the order and at the epsilon of a plan; least error first.
 
     A row of DP-SGD with secret Poisson sampling is added, for reference, where its accounting is installed.
     """
     if chosen.amplified:
         raise ArgumentError("a comparison needs an order other than 'poisson', which allows independent noise only")
-    rows = [
-        Row(name, with_budget(replace(chosen, strategy=strategy), chosen.epsilon, None))
-        for name, strategy in candidates(chosen.workload, chosen.participation).items()
-    ]
+    rows: dict[Strategy, Row] = {}
+    for candidate in choose(chosen.workload, chosen.participation):
+        plan = with_budget(replace(chosen, strategy=candidate.strategy), chosen.epsilon, None)
+        rows.setdefault(candidate.strategy, Row(candidate.name, plan, candidate.ratio))  # sizes may share an optimum
+    found = list(rows.values())
     with contextlib.suppress(MissingDependencyError):
-        rows.append(Row("poisson", _sampled(chosen)))
-    return sorted(rows, key=lambda row: row.error)
+        found.append(Row("poisson", _sampled(chosen), None))
+    return sorted(found, key=lambda row: row.error)
+
+
+def best_of_each_kind(rows: list[Row]) -> dict[str, Plan]:
+    """The row of least error of each kind of mechanism, for a plot."""
+    best: dict[str, Plan] = {}
+    for row in sorted(rows, key=lambda row: row.error):
+        best.setdefault(_kind(row.name), row.plan)
+    return best
 
 
 def _sampled(chosen: Plan) -> Plan:

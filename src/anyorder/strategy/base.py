@@ -79,6 +79,10 @@ class Strategy(ABC):
     def state_rows(self) -> int:
         """Number of vectors of the size of the model that the state holds at most."""
 
+    def describe(self) -> str:
+        """One phrase for people."""
+        return repr(self)
+
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """JSON values from which `anyorder.strategy.from_dict` makes an equal strategy; "kind" names the class."""

@@ -44,5 +44,9 @@ class Independent(Combination):
         """{"kind": "independent", "n": n}."""
         return {"kind": "independent", "n": self._n}
 
+    def describe(self) -> str:
+        """One phrase for people."""
+        return "independent noise at every step"
+
     def __repr__(self) -> str:
         return f"Independent(n={self._n})"

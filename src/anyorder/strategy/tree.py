@@ -187,6 +187,12 @@ class Tree(Combination):
             "completion": list(self.completion), "regenerate": self.regenerate,
         }  # fmt: skip
 
+    def describe(self) -> str:
+        """One phrase for people."""
+        completed = f", {sum(self.completion)} of them completed" if any(self.completion) else ""
+        restarts = f"{len(self.restarts)} restart(s){completed}" if self.restarts else "never restarted"
+        return f"binary tree, {self.estimator} estimator, {restarts}"
+
     def __repr__(self) -> str:
         restarts = f", restarts={self.restarts}, completion={self.completion}" if self.restarts else ""
         return f"Tree(n={self._n}, estimator={self.estimator!r}{restarts}, regenerate={self.regenerate})"

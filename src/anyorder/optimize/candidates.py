@@ -1,0 +1,213 @@
+"""Choose a strategy: fit every kind that the budget allows, and rank them by error."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import _check, error
+from anyorder.errors import PlanError
+from anyorder.optimize import cache
+from anyorder.optimize.blt import fit_blts
+from anyorder.optimize.bounds import OBJECTIVES, lower_bound
+from anyorder.optimize.patterns import describes_all
+from anyorder.optimize.rescale import rescale
+from anyorder.optimize.structured import fit, fit_dense
+from anyorder.optimize.toeplitz import DENSE_STEPS
+from anyorder.optimize.variance import has_variances, row_variances
+from anyorder.participation import EpochShuffle, Participation
+from anyorder.sensitivity import sensitivity
+from anyorder.strategy import BLT, BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy
+from anyorder.workload import Custom, Workload
+
+__all__ = ["Candidate", "choose", "rows_touched"]
+
+Floats = NDArray[np.float64]
+
+MAX_COST = 32.0
+_BUFFERS = 4
+_BANDS = (2, 4, 8, 16, 32)
+_DENSE = 1536  # steps up to which the dense optimum is solved for the lower bound
+_BANDED = 768  # and column-by-column bands are fitted
+_RESCALED = 2048
+_TOLERANCE = 1e-3  # relative gap of the dense optimum here
+_TIE = 1e-6
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy and what it is worth for one workload, participation and objective.
+
+    Attributes:
+        strategy: the strategy.
+        name: kind and size.
+        loss: error at clip norm 1 and noise multiplier 1, root scale, sensitivity included.
+        ratio: loss over the certified lower bound of all strategies, at least 1.
+        state_rows: vectors of the size of the model that it keeps.
+        cost: vectors of that size that a step reads or makes, on average.
+        sensitivity: of the strategy, clip norm 1.
+        exact: whether that sensitivity is proven attained.
+    """
+
+    strategy: Strategy
+    name: str
+    loss: float
+    ratio: float
+    state_rows: int
+    cost: float
+    sensitivity: float
+    exact: bool
+
+
+@dataclass(frozen=True)
+class _Budget:
+    state: float
+    cost: float
+
+    def allows(self, state: float, cost: float) -> bool:
+        return state <= self.state and cost <= self.cost
+
+
+def choose(
+    workload: Workload,
+    participation: Participation,
+    max_state: int | None = None,
+    objective: str = "mean",
+    *,
+    max_cost: float | None = MAX_COST,
+) -> list[Candidate]:
+    """All strategies within the budget, the one of least error first; of equal ones the cheapest.
+
+    Independent noise, the best tree, BLTs, banded inverses, banded Toeplitz; time rescaling where it is known which
+    steps one unit takes; for small n also bands with columns of their own and the dense optimum. What is too long for
+    a kind is left out: beyond 4096 steps trees where A is not the prefix sum, bands where it is not Toeplitz.
+
+    Args:
+        workload: A.
+        participation: any but PoissonSampling, for which only independent noise is accounted.
+        max_state: vectors of the size of the model that may be kept between steps; None for any number.
+        objective: "mean", "max" or "last" error.
+        max_cost: vectors of that size that a step may read or make, on average; None for any number. The dense optimum
+            needs n / 2.
+    Cost: seconds for 1000 steps, hardly more for many; results are kept on disk, see `cache`.
+    """
+    _check.choice("objective", objective, OBJECTIVES)
+    if workload.n != participation.n:
+        raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
+    budget = _Budget(
+        math.inf if max_state is None else _check.integer("max_state", max_state, low=0),
+        math.inf if max_cost is None else _check.real("max_cost", max_cost, low=1.0),
+    )
+    bound = _bound(workload, participation, objective)
+    found = []
+    for name, strategy in _fits(workload, participation, objective, budget):
+        cost = rows_touched(strategy)
+        if budget.allows(strategy.state_rows, cost) and has_variances(strategy, workload):
+            sens = sensitivity(strategy, participation)
+            loss = sens.value * math.sqrt(_error(strategy, workload, objective))
+            ratio = max(1.0, loss / bound)
+            found.append(Candidate(strategy, name, loss, ratio, strategy.state_rows, cost, sens.value, sens.exact))
+    return sorted(found, key=lambda c: (round(math.log(c.loss) / _TIE), c.state_rows, c.cost))
+
+
+def rows_touched(strategy: Strategy) -> float:
+    """Rows of Z made and vectors of state read in a step, on average over the run."""
+    if isinstance(strategy, Rescaled):
+        return rows_touched(strategy.strategy)
+    if isinstance(strategy, BandedLowRank):
+        return strategy.num_bands + strategy.rank + 1.0
+    if isinstance(strategy, Combination) and strategy.state_rows == 0:
+        steps = np.unique(np.linspace(0, strategy.n - 1, 64).astype(int))
+        return float(np.mean([len(strategy.terms(int(t)).rows) for t in steps]))
+    return 1.0 + strategy.state_rows
+
+
+def _bound(workload: Workload, participation: Participation, objective: str) -> float:
+    options: dict[str, Any] = {"resolution": _DENSE, "tolerance": _TOLERANCE}
+    return cache.remember(
+        _question("bound", workload, participation, objective) | options,
+        lambda: lower_bound(workload, participation, objective, **options),
+        encode=float,
+        decode=float,
+    )
+
+
+def _question(kind: str, workload: Workload, participation: Participation, objective: str) -> dict[str, Any]:
+    return {
+        "kind": kind, "workload": workload.to_dict(), "participation": participation.to_dict(), "objective": objective,
+    }  # fmt: skip
+
+
+def _fits(
+    workload: Workload, participation: Participation, objective: str, budget: _Budget
+) -> Iterator[tuple[str, Strategy]]:
+    """The candidates, without those whose size is known to be over the budget."""
+    n, b = workload.n, participation.min_separation
+    yield "independent", Independent(n)
+    if b == 1 and participation.max_participations == n:
+        return  # a unit may be in every step: columns of C must be orthogonal, nothing correlated helps
+    if workload.is_prefix_sum or n <= DENSE_STEPS:
+        yield "tree", fit("tree", workload, participation, objective)
+    series = list(_series(workload, participation, objective, budget))
+    yield from series
+    if n <= _RESCALED and describes_all(participation) and objective == "mean":
+        for name, strategy in _best_of_each(series, workload, participation):
+            yield f"{name}, rescaled", rescale(strategy, workload, participation)
+    apart = participation.steps_per_epoch if isinstance(participation, EpochShuffle) else b
+    bands = int(min(apart, n, _BANDS[-1], budget.cost, budget.state + 1))
+    if n <= _BANDED and bands > 1 and objective == "mean":
+        yield f"banded, {bands} bands", fit("banded", workload, participation, objective, bands=bands)
+    if n <= _DENSE and budget.allows(0, n / 2):
+        yield "dense", Dense(fit_dense(workload, participation, objective, tolerance=_TOLERANCE).C)
+
+
+def _series(
+    workload: Workload, participation: Participation, objective: str, budget: _Budget
+) -> Iterator[tuple[str, Strategy]]:
+    """The Toeplitz kinds."""
+    n, b = workload.n, participation.min_separation
+    small = n <= DENSE_STEPS
+    buffers = int(min(_BUFFERS, budget.state, budget.cost - 1))
+    if buffers and (small or not isinstance(workload, Custom)):
+        for strategy in _blts(workload, participation, objective, buffers):
+            yield f"blt, {strategy.num_buffers} buffers", strategy
+    for p in _BANDS:
+        if budget.allows(0, p) and p <= n and (small or workload.is_toeplitz):
+            yield f"banded inverse, {p} bands", fit("banded_inverse", workload, participation, objective, bands=p)
+        if budget.allows(p - 1, p) and p <= min(n, b) and (small or workload.is_toeplitz):
+            yield f"banded toeplitz, {p} bands", fit("toeplitz", workload, participation, objective, bands=p)
+
+
+def _blts(workload: Workload, participation: Participation, objective: str, buffers: int) -> list[BLT]:
+    question = _question("blts", workload, participation, objective) | {"buffers": buffers}
+
+    def decode(values: list[dict[str, Any]]) -> list[BLT]:
+        return [BLT(value["decays"], value["scales"], value["n"]) for value in values]
+
+    return cache.remember(
+        question,
+        lambda: fit_blts(workload, participation, buffers, objective),
+        encode=lambda found: [strategy.to_dict() for strategy in found],
+        decode=decode,
+    )
+
+
+def _best_of_each(
+    series: list[tuple[str, Strategy]], workload: Workload, participation: Participation
+) -> list[tuple[str, Strategy]]:
+    """The one of least mean error of each class."""
+    best: dict[type, tuple[float, str, Strategy]] = {}
+    for name, strategy in series:
+        loss = error.rmse(strategy, workload, participation)
+        if type(strategy) not in best or loss < best[type(strategy)][0]:
+            best[type(strategy)] = (loss, name, strategy)
+    return [(name, strategy) for _, name, strategy in best.values()]
+
+
+def _error(strategy: Strategy, workload: Workload, objective: str) -> float:
+    """The squared error of the objective."""
+    variances = row_variances(strategy, workload)
+    return float({"mean": variances.mean(), "max": variances.max(), "last": variances[-1]}[objective])

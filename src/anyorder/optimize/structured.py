@@ -1,0 +1,196 @@
+"""Fit one kind of strategy to a workload and a participation."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import block_diag, solve_triangular
+
+from anyorder import _check
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.optimize import cache, dense
+from anyorder.optimize.banded import epoch_factors, epoch_shares, fit_banded
+from anyorder.optimize.blt import fit_blt
+from anyorder.optimize.bounds import OBJECTIVES
+from anyorder.optimize.patterns import disjoint, grouped
+from anyorder.optimize.toeplitz import Problem, fit_banded_inverse, fit_toeplitz
+from anyorder.optimize.tree import fit_tree
+from anyorder.participation import EpochShuffle, MinSeparation, Participation
+from anyorder.strategy import Banded, BandedLowRank, Dense, Strategy, from_dict
+from anyorder.workload import Workload, weighted
+
+__all__ = ["KINDS", "fit", "fit_dense"]
+
+Floats = NDArray[np.float64]
+
+_OTHERS = 0.03  # weight of all other iterates where the last alone counts: without them no C attains the optimum
+_ROUNDS = 8  # of reweighting rows, for the maximum error of fits that know the mean error only
+_MAX_STEPS = 4096
+
+
+def fit(
+    kind: str,
+    workload: Workload,
+    participation: Participation,
+    objective: str = "mean",
+    *,
+    bands: int | None = None,
+    buffers: int | None = None,
+    rank: int | None = None,
+) -> Strategy:
+    """The strategy of one kind with the least error found, sensitivity included.
+
+    | kind | size | what |
+    |---|---|---|
+    | "dense" | | the optimum over all C; n <= 4096 |
+    | "banded" | bands | banded C, every column its own; n <= 2048 |
+    | "toeplitz" | bands | banded Toeplitz C |
+    | "blt" | buffers | buffered linear Toeplitz; any n |
+    | "banded_inverse" | bands | Toeplitz C with banded inverse |
+    | "banded_low_rank" | bands, rank | the dense optimum made short [Denisov et al. 2022, App. H] |
+    | "tree" | | the best binary tree |
+
+    Results are kept on disk, see `cache`. Some are local optima, none is worse than its well-known start.
+
+    Args:
+        kind: see the table.
+        workload: A.
+        participation: any but PoissonSampling. For a KnownOrder whose units mix, and for EpochShuffle, the fit uses a
+            likely worst pattern; `anyorder.sensitivity` says what it is really worth.
+        objective: "mean", "max" or "last" error.
+        bands, buffers, rank: the sizes that the kind needs, and no others.
+    Raises: ArgumentError for a wrong kind or size; PlanError where n is too large for the kind.
+    """
+    _check.choice("kind", kind, KINDS)
+    _check.choice("objective", objective, OBJECTIVES)
+    given = {"bands": bands, "buffers": buffers, "rank": rank}
+    sizes = {name: value for name, value in given.items() if value is not None}
+    fitter, needed = KINDS[kind]
+    if set(sizes) != set(needed):
+        raise ArgumentError(f"kind {kind!r} needs the sizes {list(needed)}, got {sorted(sizes)}")
+    if workload.n != participation.n:
+        raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
+    question = {
+        "kind": kind, "workload": workload.to_dict(), "participation": participation.to_dict(),
+        "objective": objective, "size": sizes,
+    }  # fmt: skip
+
+    def answer() -> Strategy:
+        return fitter(workload, participation, objective, **sizes)
+
+    return cache.remember(question, answer, encode=lambda found: found.to_dict(), decode=from_dict)
+
+
+def fit_dense(
+    workload: Workload, participation: Participation, objective: str = "mean", *, tolerance: float | None = None
+) -> dense.Optimum:
+    """The dense optimum and its certificate.
+
+    - SingleEpoch, FixedOrder, a KnownOrder whose units do not mix: over all C, to `tolerance`, a relative gap of the
+      squared losses: 1e-6 by default, 1e-3 for "max".
+    - EpochShuffle: over all C that start anew in every epoch, X = 0 between epochs. `lower` is a bound for all C.
+    - MinSeparation: over all C with X_st = 0 at distances b and more, unit columns: the banded fit with b bands.
+
+    Attributes of the result refer to the objective; for "last" the other iterates count a thousandth.
+    """
+    if workload.n > _MAX_STEPS:
+        raise PlanError(f"dense strategies are fitted for at most {_MAX_STEPS} steps, got {workload.n}")
+    groups = disjoint(participation)
+    if tolerance is None:
+        tolerance = 1e-3 if objective == "max" else 1e-6
+    single = participation.max_participations == 1
+    if objective == "last":
+        workload, objective = _mostly_last(workload), "mean"
+    options: dict[str, Any] = {"objective": objective, "tolerance": tolerance}
+    if single or not isinstance(participation, (EpochShuffle, MinSeparation)):
+        return dense.optimum(workload.matrix(), groups, **options)
+    found = dense.optimum(workload.matrix(), groups, **{**options, "tolerance": max(tolerance, 1e-3)})
+    inner = _epochs if isinstance(participation, EpochShuffle) else _separated
+    C = _by_rows(inner, workload, participation, objective)
+    errors = _errors(workload, C)
+    upper = math.sqrt(errors.max() if objective == "max" else errors.mean())
+    return dense.Optimum(C, found.lower, upper, found.iterations)
+
+
+def _epochs(workload: Workload, participation: EpochShuffle) -> Floats:
+    s = participation.steps_per_epoch
+    singles = grouped(list(np.arange(s)[:, None]), s)
+    found = [dense.optimum(R, singles) for R in epoch_factors(workload.matrix(), s)]
+    shares = epoch_shares([part.upper**2 for part in found])
+    return np.asarray(block_diag(*(share * part.C for share, part in zip(shares, found, strict=True))))
+
+
+def _separated(workload: Workload, participation: MinSeparation) -> Floats:
+    found = fit_banded(workload, participation, workload.n)
+    return found.matrix() / math.sqrt(participation.max_participations)
+
+
+def _by_rows(inner: Callable[..., Floats], workload: Workload, participation: Participation, objective: str) -> Floats:
+    """The C of a fit to the mean error; for "max" with rows weighted until their errors are even."""
+    if objective == "mean":
+        return inner(workload, participation)
+    weights, best, least = np.ones(workload.n), None, math.inf
+    for _ in range(_ROUNDS):
+        C = inner(weighted(workload, np.sqrt(weights)), participation)
+        errors = _errors(workload, C)
+        if errors.max() < least:
+            best, least = C, float(errors.max())
+        weights = np.maximum(weights * errors / errors.max(), 1e-6)
+    assert best is not None
+    return best
+
+
+def _errors(workload: Workload, C: Floats) -> Floats:
+    """(n,) squared norms of the rows of A C^-1."""
+    K = solve_triangular(C, np.eye(len(C)), lower=True)
+    return np.asarray(np.square(workload.apply(K)).sum(axis=1))
+
+
+def _mostly_last(workload: Workload) -> Workload:
+    weights = np.full(workload.n, _OTHERS)
+    weights[-1] = 1.0
+    return weighted(workload, weights)
+
+
+def _fit_dense(workload: Workload, participation: Participation, objective: str) -> Strategy:
+    return Dense(fit_dense(workload, participation, objective).C)
+
+
+def _fit_banded(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
+    if objective == "last":
+        workload, objective = _mostly_last(workload), "mean"
+    return Banded(_by_rows(lambda w, p: fit_banded(w, p, bands).matrix(), workload, participation, objective))
+
+
+def _fit_blt(workload: Workload, participation: Participation, objective: str, buffers: int) -> Strategy:
+    return fit_blt(workload, participation, buffers, objective)
+
+
+def _fit_toeplitz(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
+    return fit_toeplitz(Problem(workload, participation, objective), bands)
+
+
+def _fit_banded_inverse(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
+    return fit_banded_inverse(Problem(workload, participation, objective), bands)
+
+
+def _fit_low_rank(workload: Workload, participation: Participation, objective: str, bands: int, rank: int) -> Strategy:
+    optimum = fit("dense", workload, participation, objective)
+    return BandedLowRank.approximate(optimum, num_bands=bands, rank=rank)
+
+
+def _fit_tree(workload: Workload, participation: Participation, objective: str) -> Strategy:
+    return fit_tree(workload, participation, objective=objective)
+
+
+KINDS: dict[str, tuple[Callable[..., Strategy], tuple[str, ...]]] = {
+    "banded": (_fit_banded, ("bands",)),
+    "banded_inverse": (_fit_banded_inverse, ("bands",)),
+    "banded_low_rank": (_fit_low_rank, ("bands", "rank")),
+    "blt": (_fit_blt, ("buffers",)),
+    "dense": (_fit_dense, ()),
+    "toeplitz": (_fit_toeplitz, ("bands",)),
+    "tree": (_fit_tree, ()),
+}

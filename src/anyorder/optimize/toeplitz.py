@@ -1,0 +1,268 @@
+"""Fits of Toeplitz strategies: banded C, and C with a banded inverse.
+
+With C Toeplitz of first column c, C^-1 is Toeplitz of first column d, the power series 1 / c. The loss is a quadratic
+form in d times one in c, both with exact gradients: for x = 1 / y a gradient g with respect to x is
+
+    - sum_t g_t (x * x)_{t-j}                                                                                   (1)
+
+with respect to y_j. Quasi-Newton steps (L-BFGS) on the logarithm of the loss do the rest.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.signal import fftconvolve, lfilter
+
+from anyorder import _check
+from anyorder.errors import PlanError
+from anyorder.optimize.bounds import OBJECTIVES
+from anyorder.optimize.patterns import check_optimisable, spread
+from anyorder.participation import EpochShuffle, FixedOrder, Participation
+from anyorder.strategy import BandedInverse, ToeplitzBanded
+from anyorder.strategy.toeplitz import inverse_series, square_root_series
+from anyorder.workload import Workload
+
+__all__ = ["DENSE_STEPS", "Problem", "descend", "fit_banded_inverse", "fit_toeplitz", "square_root_start"]
+
+Floats = NDArray[np.float64]
+Valued = tuple[float, Floats]
+"""A value and its gradient."""
+
+DENSE_STEPS = 4096  # steps up to which a workload that is not Toeplitz is handled as a matrix
+_STIFFNESS = (1e1, 1e3, 1e5)  # of the penalty on a rising c, on the way to its majorant
+_POWER = 48  # of the norm that stands for the maximum over rows
+
+
+class Problem:
+    """The loss of Toeplitz strategies, for one workload, participation and objective.
+
+    Args:
+        workload: Toeplitz, or of at most 4096 steps.
+        participation: its worst pattern is taken to be `worst_steps`, which is exact for non-increasing c >= 0.
+        objective: "mean", "max" or "last".
+    """
+
+    def __init__(self, workload: Workload, participation: Participation, objective: str = "mean") -> None:
+        self.objective = _check.choice("objective", objective, OBJECTIVES)
+        self.workload, self.participation, self.n = workload, participation, workload.n
+        if workload.n != participation.n:
+            raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
+        check_optimisable(participation)
+        self.steps = worst_steps(participation)
+        self._error = self._error_function()
+
+    def error(self, d: Floats) -> Valued:
+        """|| A D ||_F^2 / n, or the squared norm of the last, of the largest row, with D of first column d, 0, 0, ..
+
+        Args: d: (m,) with m <= n. The gradient is (m,). Cost: O(n log n), or O(n^2) where A is not Toeplitz.
+        """
+        return self._error(d)
+
+    def sens(self, c: Floats, stiffness: float = np.inf) -> Valued:
+        """The squared sensitivity for the first column c, 0, 0, .. of C, and its gradient; c is (m,) with m <= n.
+
+        Exact for one participation, for bands that do not meet, for FixedOrder and c >= 0; else of the non-increasing
+        majorant of |c|, which is never less. That has kinks; with a finite stiffness, |c| itself counts, and
+        stiffness times the squares of its rises as a penalty.
+        """
+        gaps = np.diff(self.steps)
+        if len(self.steps) == 1 or len(c) <= gaps.min():
+            return len(self.steps) * float(c @ c), 2 * len(self.steps) * c
+        padded = np.zeros(self.n)
+        padded[: len(c)] = np.abs(c)
+        source = np.arange(self.n)
+        rises = np.zeros(self.n + 1)
+        if isinstance(self.participation, FixedOrder):
+            stiffness = 0.0
+        elif np.isfinite(stiffness):
+            rises[1:-1] = np.maximum(np.diff(padded), 0.0)
+        else:
+            backwards = padded[::-1]
+            top = np.maximum.accumulate(backwards)
+            latest = np.maximum.accumulate(np.where(backwards == top, np.arange(self.n), 0))
+            source = self.n - 1 - latest[::-1]
+        sums = np.zeros(self.n)
+        for t in self.steps:
+            sums[t:] += padded[source[: self.n - t]]
+        gradient = np.zeros(self.n)
+        for t in self.steps:
+            gradient += np.bincount(source[: self.n - t], 2 * sums[t:], minlength=self.n)
+        value = float(sums @ sums)
+        if rises.any():
+            value += stiffness * float(rises @ rises)
+            gradient -= 2 * stiffness * np.diff(rises)
+        return value, gradient[: len(c)] * np.where(c < 0, -1.0, 1.0)
+
+    def _error_function(self) -> Callable[[Floats], Valued]:
+        if self.workload.is_toeplitz:
+            a = self.workload.toeplitz_coefficients()
+            mean = self.objective == "mean"  # a Toeplitz A: the last row is the largest
+            weights = (self.n - np.arange(self.n)) / self.n if mean else np.ones(self.n)
+            return lambda d: _toeplitz_error(a, weights, d)
+        if self.n > DENSE_STEPS:
+            raise PlanError(
+                f"a workload that is not Toeplitz is fitted for at most {DENSE_STEPS} steps with this kind of "
+                f"strategy, got {self.n}; fit kind 'blt', or a workload with constant learning rate"
+            )
+        A = self.workload.matrix()
+        if self.objective == "max":
+            return lambda d: _largest_row(A, d)
+        if self.objective == "last":
+            return lambda d: _row_error(A[-1], d)
+        Q = _lagged(A.T @ A) / self.n
+        return lambda d: _quadratic(Q[: len(d), : len(d)], d)
+
+
+def worst_steps(participation: Participation) -> NDArray[np.int64]:
+    """The pattern of largest sensitivity for Toeplitz C with a non-increasing first column; a guess for EpochShuffle.
+
+    As early and as close as allowed. In shuffled epochs: last of one, first of the next, and so in pairs. For a
+    KnownOrder: evenly spread.
+    """
+    n, k = participation.n, participation.max_participations
+    if k == 1:
+        return np.zeros(1, dtype=np.int64)
+    if isinstance(participation, EpochShuffle):
+        epochs, s = np.arange(k), participation.steps_per_epoch
+        return np.asarray(epochs * s + np.where((epochs % 2 == 0) & (epochs < k - 1), s - 1, 0))
+    known = participation.to_dict()["kind"] == "known_order"
+    return np.arange(0, n, spread(participation) if known else participation.min_separation)[:k]
+
+
+def _toeplitz_error(a: Floats, weights: Floats, d: Floats) -> Valued:
+    n = len(a)
+    b = fftconvolve(a, d)[:n] if len(d) > 64 else lfilter(d, [1.0], a)
+    weighted = weights * b
+    if len(d) > 64:
+        gradient = fftconvolve(weighted[::-1], a)[:n][::-1][: len(d)]
+    else:
+        gradient = np.array([weighted[lag:] @ a[: n - lag] for lag in range(len(d))])
+    return float(weighted @ b), 2 * gradient
+
+
+def _row_error(row: Floats, d: Floats) -> Valued:
+    """|| a D ||^2 for one row a: entries sum_u a_u d_{u-s}."""
+    n = len(row)
+    entries = fftconvolve(row[::-1], d)[:n]  # reversed
+    return float(entries @ entries), 2 * fftconvolve(entries, row)[n - 1 : n - 1 + len(d)]
+
+
+def _quadratic(Q: Floats, d: Floats) -> Valued:
+    product = Q @ d
+    return float(d @ product), 2 * product
+
+
+def _lagged(M: Floats) -> Floats:
+    """Q with tr(D^T M D) = d^T Q d: Q[i, j] = sum_s M[i + s, j + s], from the lower right corner."""
+    Q = M.copy()
+    for i in range(len(M) - 2, -1, -1):
+        Q[i, :-1] += Q[i + 1, 1:]
+    return Q
+
+
+def _largest_row(A: Floats, d: Floats) -> Valued:
+    """The p-norm, p = 48, of the squared row norms of A D: above the largest by n^(1/p) at most."""
+    n = len(A)
+    spectrum = np.fft.rfft(d, 2 * n)
+    B = np.fft.irfft(np.fft.rfft(A[:, ::-1], 2 * n, axis=1) * spectrum, 2 * n, axis=1)[:, :n][:, ::-1]
+    rows = np.square(B).sum(axis=1)
+    value = float(rows.max() * ((rows / rows.max()) ** _POWER).sum() ** (1 / _POWER))
+    shares = (rows / value) ** (_POWER - 1)
+    G = A.T @ (shares[:, None] * B)
+    return value, 2 * np.array([np.trace(G, -lag) for lag in range(len(d))])
+
+
+def reciprocal(y: Floats, m: int, gradient: Callable[[Floats], Valued]) -> Valued:
+    """The value of a function of x = 1 / y, m coefficients, and its gradient in y by (1)."""
+    x = inverse_series(y, m)
+    value, g = gradient(x)
+    square = lfilter([1.0], y, x) if len(y) <= 64 else fftconvolve(x, x)[:m]
+    if len(y) <= 64:
+        return value, -np.array([g[lag:] @ square[: m - lag] for lag in range(len(y))])
+    return value, -fftconvolve(g[::-1], square)[:m][::-1][: len(y)]
+
+
+def descend(
+    loss: Callable[[Floats], Valued],
+    start: Floats,
+    *,
+    max_iterations: int = 500,
+    restarts: int = 5,
+    gain: float = 1e-11,
+) -> tuple[Floats, float]:
+    """The local minimum of log(loss) near the start by L-BFGS, and the loss there; a loss that overflows is a wall.
+
+    Each search ends where a step gains less than `gain`; another follows, since at the kinks of the majorant a stale
+    curvature stops a search too early.
+    """
+
+    def logarithm(x: Floats) -> Valued:
+        with np.errstate(all="ignore"):
+            value, gradient = loss(x)
+            result = float(np.log(value)), gradient / value
+        if not np.isfinite(result[0]) or not np.isfinite(result[1]).all():
+            return 1e3, np.zeros_like(x)
+        return result
+
+    options = {"maxiter": max_iterations, "maxfun": 2 * max_iterations, "maxcor": 30, "ftol": gain, "gtol": 1e-8}
+    value = np.inf
+    for _ in range(restarts):
+        found = minimize(logarithm, start, jac=True, method="L-BFGS-B", options=options)
+        gained, value, start = value - float(found.fun), float(found.fun), found.x
+        if gained < 1e-7:
+            break
+    return start, float(np.exp(value))
+
+
+def square_root_start(workload: Workload, m: int) -> Floats:
+    """The first m coefficients of the square root of the workload, or, with a schedule, of its constant-rate form."""
+    shape = workload if workload.is_toeplitz else Workload(workload.n, momentum=getattr(workload, "momentum", 0.0))
+    a = shape.toeplitz_coefficients()[:m]
+    return square_root_series(a / a[0], m)
+
+
+def fit_toeplitz(problem: Problem, bands: int) -> ToeplitzBanded:
+    """The banded Toeplitz C of least loss: from the square root, and from the fit with half the bands."""
+    bands = _check.integer("bands", bands, low=1, high=problem.n)
+
+    def loss(stiffness: float, free: Floats) -> Valued:
+        c = np.concatenate([[1.0], free])
+        error, g_error = reciprocal(c, problem.n, problem.error)
+        sens, g_sens = problem.sens(c, stiffness)
+        return error * sens, (g_error * sens + error * g_sens)[1:]
+
+    return ToeplitzBanded(_fit_series(problem, bands, loss, inverse=False), problem.n)
+
+
+def fit_banded_inverse(problem: Problem, bands: int) -> BandedInverse:
+    """The C of banded Toeplitz inverse of least loss: from the inverse square root, and from half the bands."""
+    bands = _check.integer("bands", bands, low=1, high=problem.n)
+
+    def loss(stiffness: float, free: Floats) -> Valued:
+        d = np.concatenate([[1.0], free])
+        sens, g_sens = reciprocal(d, problem.n, lambda c: problem.sens(c, stiffness))
+        error, g_error = problem.error(d)
+        return error * sens, (g_error * sens + error * g_sens)[1:]
+
+    return BandedInverse(_fit_series(problem, bands, loss, inverse=True), problem.n)
+
+
+def _fit_series(problem: Problem, bands: int, loss: Callable[[float, Floats], Valued], *, inverse: bool) -> Floats:
+    """Coefficients 1, x_1, .., x_{bands-1} of least loss; never worse than with half as many."""
+    if bands == 1:
+        return np.ones(1)
+    root = square_root_start(problem.workload, bands)
+    start = (inverse_series(root, bands) if inverse else root)[1:]
+    half = _fit_series(problem, bands // 2, loss, inverse=inverse)[1:]
+    starts = [start, np.concatenate([half, np.zeros(bands - 1 - len(half))])]
+    smooth = len(problem.steps) == 1 or isinstance(problem.participation, FixedOrder)
+    best, least = starts[1], np.inf
+    for x in starts:
+        for stiffness in (np.inf,) if smooth else (*_STIFFNESS, np.inf):
+            x, value = descend(partial(loss, stiffness), x)
+        if value < least:
+            best, least = x, value
+    return np.concatenate([[1.0], best])

@@ -1,0 +1,155 @@
+"""BLT fits: the closed forms against series, targets, and long runs."""
+
+import numpy as np
+import pytest
+
+from anyorder import error
+from anyorder import workload as W
+from anyorder.errors import PlanError
+from anyorder.optimize.blt import Blt, _series_loss, _stepped, fit_blt
+from anyorder.optimize.toeplitz import Problem
+from anyorder.optimize.variance import row_variances
+from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.sensitivity import sensitivity
+from anyorder.strategy import BLT, SquareRoot
+from optimize.test_toeplitz import slope
+from references import reference, scenario
+
+N = 30
+POINT = np.array([-3.0, -0.5, -1.0, -2.0])
+CONSTANT = {
+    "prefix": {},
+    "momentum": {"momentum": 0.8},
+    "coupled": {"momentum": 0.8, "weight_decay": 0.1},
+    "decoupled": {"momentum": 0.8, "weight_decay": 0.1, "coupled": False},
+    "nesterov": {"momentum": 0.8, "weight_decay": 0.1, "nesterov": True},
+}
+PARTICIPATIONS = [SingleEpoch(N), FixedOrder(N, 3, 10), MinSeparation(N, 7, 3), EpochShuffle(3, 10)]
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=repr)
+@pytest.mark.parametrize("options", CONSTANT)
+@pytest.mark.parametrize("objective", ["mean", "max", "last"])
+def test_closed_form_is_the_series(options: str, participation: Participation, objective: str) -> None:
+    A = W.Workload(N, **CONSTANT[options])
+    for point in (POINT, POINT + np.array([0, 0, 1.5, 1.5])):  # c_1 below and above 1
+        value, gradient = _stepped(Blt(A, participation, objective), point)
+        expected, slopes = _series_loss(Problem(A, participation, objective), point)
+        assert value == pytest.approx(expected, rel=1e-11)
+        np.testing.assert_allclose(gradient, slopes, rtol=1e-8, atol=1e-9 * value)
+
+
+@pytest.mark.parametrize("objective", ["mean", "max", "last"])
+def test_gradient_for_a_schedule(objective: str) -> None:
+    problem = Problem(W.momentum(N, 0.8, W.cosine(N)), FixedOrder(N, 3, 10), objective)
+    value, gradient = _series_loss(problem, POINT)
+    np.testing.assert_allclose(gradient, slope(lambda x: _series_loss(problem, x), POINT), rtol=1e-5, atol=1e-6 * value)
+
+
+def test_loss_is_what_error_says() -> None:
+    A, participation = W.momentum(N, 0.8), MinSeparation(N, 7, 3)
+    strategy = BLT(np.exp(-np.exp(POINT[:2])), np.exp(POINT[2:]), N)
+    value, _ = _stepped(Blt(A, participation, "mean"), POINT)
+    assert value == pytest.approx(error.rmse(strategy, A, participation) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "b", "buffers", "target", "name"),
+    [
+        (1000, 10, 100, 1, 12.46, "n1000_k10_b100"),
+        (1000, 10, 100, 2, 12.20, "n1000_k10_b100"),
+        (2000, 20, 100, 2, 21.38, "cifar_2000_k20_b100"),
+        (2052, 6, 342, 2, 9.19, "so_2052_k6_b342"),
+    ],
+)
+def test_mean_error_targets(n: int, k: int, b: int, buffers: int, target: float, name: str) -> None:
+    A, participation = W.prefix_sum(n), MinSeparation(n, b, k)
+    found = fit_blt(A, participation, buffers)
+    loss = error.rmse(found, A, participation)
+    assert loss <= target
+    assert loss <= scenario(name, f"BLT{buffers}_mean")["rmse"] * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("n", [1000, 2000])
+def test_maximum_error_against_the_toeplitz_optimum(n: int) -> None:
+    targets = {1000: [1.180, 1.018, 1.002, 1.0005], 2000: [1.236, 1.027, 1.004, 1.001]}[n]
+    A, participation = W.prefix_sum(n), SingleEpoch(n)
+    best = error.max_loss(SquareRoot(n), A, participation)
+    losses = [error.max_loss(fit_blt(A, participation, m, "max"), A, participation) for m in range(1, 5)]
+    assert all(loss <= target * best for loss, target in zip(losses, targets, strict=True))
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_fit_knows_the_workload() -> None:
+    participation = FixedOrder(1000, 10, 100)
+    A = W.momentum(1000, 0.9)
+    assert error.rmse(fit_blt(A, participation, 2), A, participation) <= 92.1
+    B = W.momentum(1000, 0.9, W.cosine(1000))
+    assert error.rmse(fit_blt(B, participation, 2), B, participation) <= 69.25
+    assert error.last_loss(fit_blt(B, participation, 2, "last"), B, participation) <= 68.03
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=repr)
+@pytest.mark.parametrize("objective", ["mean", "last"])
+def test_more_buffers_are_never_worse(participation: Participation, objective: str) -> None:
+    A = W.momentum(N, 0.5)
+    model = Blt(A, participation, objective)
+    losses = []
+    for buffers in (1, 2, 3):
+        found = fit_blt(A, participation, buffers, objective)
+        losses.append(float(model.sens(found.decays[None], found.scales[None])[0]))
+        losses[-1] *= float(model.error(found.decays[None], found.scales[None])[0])
+    assert losses[2] <= losses[1] * (1 + 1e-9) <= losses[0] * (1 + 1e-8)
+
+
+def test_published_fit_of_a_long_run() -> None:
+    n = 100_000
+    A, participation = W.prefix_sum(n), SingleEpoch(n)
+    for buffers in (1, 5):
+        published = reference(f"blt_opt_max_n100000_buf{buffers}")
+        peer = BLT(published["buf_decay"], published["output_scale"], n)
+        found = fit_blt(A, participation, buffers, "max")
+        assert error.max_loss(found, A, participation) <= error.max_loss(peer, A, participation) * (1 + 1e-4)
+
+
+def test_a_million_steps() -> None:
+    n = 1_000_000
+    A = W.prefix_sum(n)
+    found = fit_blt(A, SingleEpoch(n), 4)
+    assert error.rmse(found, A, SingleEpoch(n)) < 1.01 * (np.log(n) / np.pi + 0.9)
+    often = fit_blt(A, FixedOrder(n, 10, n // 10), 2)
+    assert error.rmse(often, A, FixedOrder(n, 10, n // 10)) < 0.05 * np.sqrt(10 * n / 2)
+
+
+def test_a_long_schedule_is_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 300
+    A, participation = W.momentum(n, 0.9, W.cosine(n)), FixedOrder(n, 3, 100)
+    exact = fit_blt(A, participation, 2)
+    monkeypatch.setattr("anyorder.optimize.blt.DENSE_STEPS", 100)
+    for objective, loss in (("mean", error.rmse), ("last", error.last_loss)):
+        approximate = fit_blt(A, participation, 2, objective)
+        assert loss(approximate, A, participation) < 1.01 * loss(exact, A, participation)
+    with pytest.raises(PlanError, match="custom workload"):
+        fit_blt(W.custom(np.tri(n) + np.eye(n) * np.arange(n)), participation, 1)
+
+
+def test_decays_and_scales_stream() -> None:
+    found = fit_blt(W.prefix_sum(N), MinSeparation(N, 7, 3), 3)
+    assert (found.decays > 0).all()
+    assert (found.decays <= 1).all()
+    assert (found.scales > 0).all()
+    assert (np.diff(found.decays) < 0).all()
+    assert sensitivity(found, MinSeparation(N, 7, 3)).exact
+
+
+def test_variances_of_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = BLT([0.9, 0.3], [0.2, 0.1], N)
+    workloads = [W.Workload(N, **options) for options in CONSTANT.values()]
+    workloads += [W.Workload(N, learning_rates=W.cosine(N), **options) for options in CONSTANT.values()]
+    workloads += [W.weighted(W.momentum(N, 0.5, W.cosine(N)), np.arange(1.0, N + 1))]
+    expected = [error.row_variances(strategy, A) for A in workloads]
+    monkeypatch.setattr("anyorder.optimize.variance.DENSE_STEPS", 0)
+    for A, variances in zip(workloads, expected, strict=True):
+        np.testing.assert_allclose(row_variances(strategy, A), variances, rtol=1e-10)
+    with pytest.raises(PlanError, match="needs matrices"):
+        row_variances(SquareRoot(N), W.momentum(N, 0.5, W.cosine(N)))

@@ -1,0 +1,210 @@
+"""`fit`, `choose` and the cache."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anyorder import error
+from anyorder import workload as W
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.optimize import Candidate, cache, choose, fit, lower_bound
+from anyorder.optimize.candidates import rows_touched
+from anyorder.participation import (
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    Participation,
+    PoissonSampling,
+    SingleEpoch,
+)
+from anyorder.sensitivity import sensitivity
+from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Strategy, from_dict
+
+SIZES = {
+    "dense": {},
+    "banded": {"bands": 4},
+    "toeplitz": {"bands": 4},
+    "blt": {"buffers": 2},
+    "banded_inverse": {"bands": 4},
+    "banded_low_rank": {"bands": 4, "rank": 3},
+    "tree": {},
+}
+PARTICIPATIONS = [
+    SingleEpoch(24),
+    FixedOrder(24, 4, 6),
+    MinSeparation(24, 6, 3),
+    EpochShuffle(4, 6),
+    KnownOrder([[t % 5, 5 + t % 7] for t in range(24)]),
+]
+LOSSES = {"mean": error.rmse, "max": error.max_loss, "last": error.last_loss}
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=repr)
+@pytest.mark.parametrize("kind", SIZES)
+def test_every_kind_fits_every_participation(kind: str, participation: Participation) -> None:
+    A = W.momentum(24, 0.5, W.cosine(24, 0.1))
+    for objective, loss in LOSSES.items():
+        strategy = fit(kind, A, participation, objective, **SIZES[kind])
+        assert from_dict(strategy.to_dict()) == strategy
+        assert loss(strategy, A, participation) >= lower_bound(A, participation, objective)
+        # the sensitivity in the reported loss is never below what one unit can do
+        C = strategy.matrix()
+        steps = max(participation.patterns(), key=len)
+        assert sensitivity(strategy, participation).value >= np.linalg.norm(C[:, list(steps)].sum(axis=1)) * (1 - 1e-9)
+    if kind not in ("banded", "toeplitz"):  # whose bands are few here
+        assert error.rmse(fit(kind, A, participation, **SIZES[kind]), A, participation) < 1.2 * error.rmse(
+            Independent(24), A, participation
+        )
+
+
+def test_wrong_kinds_and_sizes_are_refused() -> None:
+    A, p = W.prefix_sum(8), SingleEpoch(8)
+    with pytest.raises(ArgumentError, match="kind must be one of"):
+        fit("sparse", A, p)
+    with pytest.raises(ArgumentError, match=r"needs the sizes \['bands'\]"):
+        fit("toeplitz", A, p)
+    with pytest.raises(ArgumentError, match=r"got \['bands', 'buffers'\]"):
+        fit("blt", A, p, buffers=1, bands=2)
+    with pytest.raises(ArgumentError, match="objective"):
+        fit("dense", A, p, "median")
+    with pytest.raises(PlanError, match="same n"):
+        fit("dense", A, SingleEpoch(9))
+    with pytest.raises(PlanError, match="independent noise only"):
+        choose(A, PoissonSampling(8, 0.1))
+
+
+def test_nothing_correlated_helps_where_a_unit_is_in_every_step() -> None:
+    for participation in (FixedOrder(32, 32, 1), MinSeparation(32, 1)):
+        assert choose(W.prefix_sum(32), participation)[0].strategy == Independent(32)
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=repr)
+@pytest.mark.parametrize("objective", LOSSES)
+def test_choice_is_ranked_and_true(participation: Participation, objective: str) -> None:
+    A = W.momentum(24, 0.5)
+    found = choose(A, participation, objective=objective)
+    losses = [candidate.loss for candidate in found]
+    assert losses == pytest.approx(sorted(losses), rel=2e-6)
+    assert len({candidate.name for candidate in found}) == len(found)
+    for c in found:
+        assert c.loss == pytest.approx(LOSSES[objective](c.strategy, A, participation))
+        bound = sensitivity(c.strategy, participation)
+        assert (c.sensitivity, c.exact) == (bound.value, bound.exact)
+        assert c.ratio >= 1
+        assert c.state_rows == c.strategy.state_rows
+    assert found[0].loss < next(c.loss for c in found if c.name == "independent")
+
+
+def test_budgets_hold() -> None:
+    A, participation = W.prefix_sum(64), FixedOrder(64, 4, 16)
+    free = choose(A, participation, max_cost=None)
+    assert free[0].name == "dense"
+    assert free[0].cost == pytest.approx(32.5)
+    assert free[0].ratio < 1.01
+    for max_state, max_cost in ((0, None), (2, 8.0), (None, 4.0)):
+        for c in choose(A, participation, max_state, max_cost=max_cost):
+            assert max_state is None or c.state_rows <= max_state
+            assert max_cost is None or c.cost <= max_cost
+    assert {c.name for c in choose(A, participation, 0, max_cost=1.0)} == {"independent"}
+    with pytest.raises(ArgumentError, match="max_state"):
+        choose(A, participation, -1)
+
+
+def test_cost_of_a_step() -> None:
+    assert rows_touched(Independent(10)) == 1
+    assert rows_touched(BLT([0.5], [0.1], 10)) == 2
+    assert rows_touched(BandedInverse([1.0, -0.5], 100)) == pytest.approx(2, rel=0.01)
+    assert rows_touched(Dense(np.eye(101))) == pytest.approx(51, rel=0.01)
+
+
+def test_long_runs_are_chosen_without_matrices() -> None:
+    n = 20_000
+    found = choose(W.momentum(n, 0.9), FixedOrder(n, 5, n // 5), max_cost=5.0)
+    assert isinstance(found[0].strategy, BLT)
+    assert 1 < found[0].ratio < 1.3
+    found = choose(W.prefix_sum(n), SingleEpoch(n), max_cost=5.0)
+    assert "tree" not in {c.name for c in found} or found[0].loss < next(c.loss for c in found if c.name == "tree")
+    assert isinstance(found[0], Candidate)
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("ANYORDER_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def answers(count: list[int]) -> Strategy:
+    count.append(1)
+    return Independent(3)
+
+
+def ask(count: list[int], question: dict) -> Strategy:
+    return cache.remember(question, lambda: answers(count), encode=lambda found: found.to_dict(), decode=from_dict)
+
+
+def test_an_answer_is_kept(folder: Path) -> None:
+    count: list[int] = []
+    assert ask(count, {"a": 1}) == ask(count, {"a": 1}) == Independent(3)
+    assert len(count) == 1
+    ask(count, {"a": 2})
+    assert len(count) == 2
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_damaged_entry_is_computed_anew(folder: Path) -> None:
+    count: list[int] = []
+    ask(count, {"a": 1})
+    (path,) = folder.iterdir()
+    whole = path.read_text()
+    for damaged in ("", whole[: len(whole) // 2], "[]", whole.replace('"n": 3', '"n": 4'), "\x00"):
+        path.write_text(damaged)
+        before = len(count)
+        assert ask(count, {"a": 1}) == Independent(3)
+        assert len(count) == before + 1
+        assert path.read_text() == whole
+    value = {"kind": "unknown"}  # well-formed, but of no use
+    path.write_text(json.dumps({"digest": cache._digest(value), "value": value}))
+    assert ask(count, {"a": 1}) == Independent(3)
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ANYORDER_CACHE", str(tmp_path / "file" / "below"))
+    count: list[int] = []
+    assert ask(count, {"a": 1}) == ask(count, {"a": 1}) == Independent(3)
+    assert len(count) == 2
+    monkeypatch.setenv("ANYORDER_CACHE", "off")
+    assert cache.folder() is None
+
+
+def test_the_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ANYORDER_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    expected = {"linux": ".cache", "darwin": "Library/Caches", "win32": "local"}
+    for platform, part in expected.items():
+        monkeypatch.setattr("sys.platform", platform)
+        assert cache.folder() == tmp_path / part / "anyorder"
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache.folder() == tmp_path / "xdg" / "anyorder"
+
+
+def test_the_key_is_the_content() -> None:
+    assert cache.key({"a": 1, "b": [2.0]}) == cache.key({"b": [2.0], "a": 1})
+    assert cache.key({"a": 1}) != cache.key({"a": 2})
+
+
+def test_fits_are_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    A, participation = W.prefix_sum(16), FixedOrder(16, 2, 8)
+    first = fit("blt", A, participation, buffers=2)
+    assert len(list(folder.iterdir())) == 1
+    ranking = choose(A, participation)
+    monkeypatch.setattr("anyorder.optimize.structured.fit_blt", None)  # not called again
+    assert fit("blt", A, participation, buffers=2) == first
+    assert choose(A, participation) == ranking
