@@ -200,13 +200,14 @@ class Plan:
     def facts(self) -> list[tuple[str, str]]:
         """(name, text): what the plan promises, for whom, and at what price. `print(plan)` shows them."""
         sens, per_clip = self.sensitivity, self.noise_std / self.clip_norm
+        norm, divisor = f"L2 norm {self.clip_norm:g}", self.batch_size
         rows = [
             ("privacy", f"epsilon <= {self.epsilon:.4g} at delta = {self.delta:g}"),
             ("protects", f"one {self.unit} ({_NEIGHBOUR_TEXTS[self.neighbours]})"),
             ("order", self.participation.describe()),
             ("amplification", "by secret Poisson sampling" if self.amplified else "none claimed, none needed"),
             ("mechanism", self.strategy.describe()),
-            ("clipping", f"a {self.unit}'s gradient to L2 norm {self.clip_norm:g}; sums divided by {self.batch_size}"),
+            ("clipping", f"each {self.unit}'s gradient to {norm}; sums divided by {divisor}"),
         ]
         if self.mu is not None:
             kind = "exact" if sens.exact else "upper bound"
