@@ -1,0 +1,159 @@
+"""Factorisations: how good, how long, beside what others reach.
+
+    python -m benchmarks.factorize            certified optima, targets, jax_privacy's dense optimizer
+    python -m benchmarks.factorize --quick    small sizes
+
+Errors are root mean square (or root maximum), sensitivity included; times are of one run after one to warm up, nothing
+read from disk. jax_privacy runs in an environment of its own, made on first use.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from anyorder import error
+from anyorder import workload as W
+from anyorder.optimize import choose, fit, fit_dense, lower_bound
+from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.strategy import SquareRoot, Strategy
+from benchmarks._report import Row, options, seconds, show
+
+PEERS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
+PACKAGE = "jax-privacy==2.0.0"
+SAME = 1e-5  # relative gap of squared losses to which both sides of the race go
+
+
+def main() -> None:
+    """Measure and print."""
+    chosen = options(__doc__ or "")
+    os.environ["ANYORDER_CACHE"] = "off"
+    show(rows(quick=chosen.quick), chosen.json)
+
+
+def rows(*, quick: bool) -> Iterator[Row]:
+    """All measurements."""
+    yield from optima(quick)
+    yield from targets(quick)
+    yield from choices(quick)
+    yield from race(128 if quick else 512, limit_s=60 if quick else 600)
+
+
+def optima(quick: bool) -> Iterator[Row]:
+    """Certified dense optima: the relative gap of squared losses, and the time to it. The peer is the target."""
+    for n, limit in ((256, 10.0),) if quick else ((1024, 10.0), (2048, 90.0)):
+        yield from _certified(f"prefix n={n}", W.prefix_sum(n), SingleEpoch(n), limit)
+    n = 256 if quick else 1024
+    cooled = W.momentum(n, 0.95, W.linear_cooldown(n))
+    yield from _certified(f"momentum 0.95, cooldown n={n}", cooled, SingleEpoch(n), 30.0)
+    n, k = (200, 5) if quick else (1000, 10)
+    yield from _certified(f"prefix n={n}, {k} epochs", W.prefix_sum(n), FixedOrder(n, k, n // k), None)
+
+
+def _certified(name: str, A: W.Workload, participation: Participation, limit: float | None) -> Iterator[Row]:
+    start = time.perf_counter()
+    found = fit_dense(A, participation)
+    took = time.perf_counter() - start
+    yield Row(f"{name}: gap", found.gap, 1e-6, 1e-6 / found.gap, "relative")
+    yield Row(f"{name}: time", took, limit, None if limit is None else limit / took, "s")
+
+
+def targets(quick: bool) -> Iterator[Row]:
+    """Errors of structured fits beside the published ones."""
+    k10, k20, k6 = MinSeparation(1000, 100, 10), MinSeparation(2000, 100, 20), MinSeparation(2052, 342, 6)
+    cases: list[tuple[str, Participation, float, dict[str, int]]] = [
+        ("blt", k10, 12.46, {"buffers": 1}),
+        ("blt", k10, 12.20, {"buffers": 2}),
+        ("toeplitz", k10, 11.58, {"bands": 100}),
+        ("banded_inverse", k10, 12.24, {"bands": 16}),
+        ("blt", k20, 21.38, {"buffers": 2}),
+        ("blt", k6, 9.19, {"buffers": 2}),
+    ]
+    if not quick:
+        cases += [("dense", FixedOrder(1000, 10, 100), 10.55, {}), ("banded", k10, 11.35, {"bands": 100})]
+    for kind, participation, target, size in cases:
+        n, k = participation.n, participation.max_participations
+        label = f"{kind} {' '.join(map(str, size.values()))}, n={n}, k={k}"
+        yield from _fitted(
+            label, W.prefix_sum(n), participation, target, lambda a, p, s=size, c=kind: fit(c, a, p, **s)
+        )
+    momentum = W.momentum(1000, 0.9)
+    fixed = FixedOrder(1000, 10, 100)
+    yield from _fitted("blt 2, momentum 0.9", momentum, fixed, 92.1, functools.partial(fit, "blt", buffers=2))
+    yield from _against_the_root(1000, (1.180, 1.018, 1.002, 1.0005))
+    if not quick:
+        yield from _against_the_root(2000, (1.236, 1.027, 1.004, 1.001))
+        million = W.prefix_sum(1_000_000)
+        took = seconds(functools.partial(fit, "blt", million, SingleEpoch(million.n), buffers=4), 1)
+        yield Row("blt 4, n=1000000: time", took, 60.0, 60.0 / took, "s")
+
+
+def _fitted(
+    label: str, A: W.Workload, participation: Participation, target: float, make: Callable[..., Strategy]
+) -> Iterator[Row]:
+    start = time.perf_counter()
+    strategy = make(A, participation)
+    took = time.perf_counter() - start
+    loss = error.rmse(strategy, A, participation)
+    yield Row(f"{label} ({took:.2f} s)", loss, target, target / loss, "rmse")
+
+
+def _against_the_root(n: int, limits: tuple[float, ...]) -> Iterator[Row]:
+    A, participation = W.prefix_sum(n), SingleEpoch(n)
+    best = error.max_loss(SquareRoot(n), A, participation)
+    for buffers, limit in enumerate(limits, start=1):
+        ratio = error.max_loss(fit("blt", A, participation, "max", buffers=buffers), A, participation) / best
+        yield Row(f"blt {buffers} over the square root, n={n}", ratio, limit, limit / ratio, "max error")
+
+
+def choices(quick: bool) -> Iterator[Row]:
+    """What `choose` finds for 5 epochs, its ratio to the lower bound, and its time."""
+    n = 400 if quick else 1200
+    orders: list[Participation] = [FixedOrder(n, 5, n // 5), EpochShuffle(5, n // 5), MinSeparation(n, n // 6, 5)]
+    if not quick:
+        orders += [FixedOrder(100_000, 5, 20_000)]
+    for order in orders:
+        A = W.prefix_sum(order.n)
+        start = time.perf_counter()
+        best = choose(A, order)[0]
+        took = time.perf_counter() - start
+        bound = lower_bound(A, order, resolution=512 if quick else 1536)
+        name = f"choose, {type(order).__name__} n={order.n}: {best.name} ({took:.1f} s)"
+        yield Row(name, best.loss, bound, bound / best.loss, "rmse; peer: bound")
+
+
+def race(n: int, limit_s: float) -> Iterator[Row]:
+    """Time to the same error for momentum 0.95 with a cooldown, one participation, ours to a certified optimum."""
+    A = W.momentum(n, 0.95, W.linear_cooldown(n))
+    start = time.perf_counter()
+    found = fit_dense(A, SingleEpoch(n), tolerance=SAME)
+    ours = time.perf_counter() - start
+    script = Path(__file__).parent / "peers" / "jax_privacy_dense.py"
+    done = subprocess.run(
+        [_peer_python(), script, str(n), str(found.upper**2), str(limit_s)], capture_output=True, text=True, check=True
+    )
+    peer = json.loads(done.stdout)
+    name = f"dense, momentum n={n}, beside {PACKAGE}"
+    if not peer["reached"]:
+        name += f" (stopped {peer['error'] / found.upper**2 - 1:.0e} above)"
+    yield Row(name, ours, peer["seconds"], peer["seconds"] / ours, "s")
+
+
+def _peer_python() -> str:
+    """The interpreter of an environment that has the peer; made on first use."""
+    folder = PEERS / PACKAGE.replace("==", "-")
+    python = folder / "bin" / "python"
+    if not python.exists() or subprocess.run([python, "-c", "import jax_privacy"], check=False).returncode:
+        print(f"installing {PACKAGE} into {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", PACKAGE], check=True, stdout=sys.stderr)
+    return str(python)
+
+
+if __name__ == "__main__":
+    main()
