@@ -21,13 +21,19 @@ from benchmarks._report import Row
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "mnist.jsonl"
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-FIRST_RATE = 0.1
+FIRST_RATES = {2.0: 0.1, 4.0: 0.1, 8.0: 0.2, 14.0: 0.2, 20.0: 0.5}  # where the search starts
 EPSILONS = (2.0, 4.0, 8.0, 14.0, 20.0)
 MECHANISMS = ("tree-restart", "poisson", "independent")
 TITLES = {
     "tree-restart": "DP-FTRLM: tree, restarted and completed every epoch",
     "poisson": "DP-SGDM, amplified (secret Poisson sampling)",
     "independent": "DP-SGDM, no amplification",
+    "auto": "auto (BLT, 2 buffers)",
+    "tree@fixed": "tree, one fixed order",
+    "blt@fixed": "BLT, fixed order",
+    "banded inverse@fixed": "banded inverse, fixed order",
+    "banded, 240 bands@fixed": "banded, 240 bands, fixed order",
+    "dense@fixed": "dense optimum, fixed order",
 }
 
 Table = dict[tuple[str, float], tuple[float, list[float]]]
@@ -62,8 +68,8 @@ def grid(pool: ProcessPoolExecutor, chosen: argparse.Namespace) -> Iterator[Row]
 def cell(mechanism: str, epsilon: float, seeds: int, data_dir: str | None) -> list[float]:
     """The accuracies of all seeds at the best learning rate."""
     run = functools.partial(_accuracy, mechanism, epsilon, data_dir)
-    i = RATES.index(FIRST_RATE)
-    for step in (1, -1):  # uphill from the middle, first to larger rates
+    i = RATES.index(FIRST_RATES.get(epsilon, 0.1))
+    for step in (1, -1):  # uphill, first to larger rates
         while 0 <= i + step < len(RATES) and run(RATES[i + step], 0) > run(RATES[i], 0):
             i += step
     return [run(RATES[i], seed) for seed in range(seeds)]

@@ -7,7 +7,7 @@ import pytest
 
 import anyorder as ao
 from anyorder.errors import AnyorderError, ArgumentError
-from anyorder.optimize import choose
+from anyorder.optimize import choose, fit
 from anyorder.run.planning import Mechanism, best_of_each_kind, compare, make_plan, noise_lines, poisson_claim
 from anyorder.strategy import Independent, Tree
 
@@ -52,7 +52,7 @@ def test_tree_options_reach_the_tree_and_only_the_tree():
 
 
 def test_unknown_mechanisms_and_double_budgets_are_refused():
-    with pytest.raises(ArgumentError, match="one of auto, poisson, .*blt, .*tree, got 'magic'"):
+    with pytest.raises(ArgumentError, match="one of auto, poisson, .*blt, .*tree, .*got 'magic'"):
         make_plan(Mechanism(name="magic"), epochs=3, epsilon=4.0, **SIZES)
     for budget in ({}, {"epsilon": 1.0, "noise_multiplier": 1.0}):
         with pytest.raises(ArgumentError, match="exactly one of epsilon and noise_multiplier"):
@@ -70,6 +70,28 @@ def test_a_kind_stands_for_its_best_size():
     assert by_kind.strategy == bands[0].strategy
     by_name = make_plan(Mechanism(name=bands[1].name), epochs=2, epsilon=4.0, **SIZES)
     assert by_name.strategy == bands[1].strategy
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "size"),
+    [
+        ("dense", "dense", {}),
+        ("banded, 6 bands", "banded", {"bands": 6}),
+        ("banded toeplitz, 5 bands", "toeplitz", {"bands": 5}),
+        ("blt, 1 buffers", "blt", {"buffers": 1}),
+        ("banded low rank, 3 bands, 2 rank", "banded_low_rank", {"bands": 3, "rank": 2}),
+    ],
+)
+def test_a_kind_with_its_size_is_fitted_at_that_size(name, kind, size):
+    chosen = make_plan(Mechanism(name=name), epochs=2, epsilon=4.0, order="fixed", momentum=0.9, **SIZES)
+    assert chosen.strategy == fit(kind, chosen.workload, chosen.participation, **size)
+    assert chosen.epsilon <= 4.0
+
+
+@pytest.mark.parametrize("name", ["banded, 6 buffers", "dense, 3 bands", "blt, 2 buffers, 3"])
+def test_a_kind_with_a_wrong_size_is_refused(name):
+    with pytest.raises(ArgumentError, match=r"needs the sizes|mechanism must be one of"):
+        make_plan(Mechanism(name=name), epochs=2, epsilon=4.0, order="sequential", **SIZES)
 
 
 def test_auto_is_the_plans_own_choice():

@@ -1,13 +1,14 @@
 """Plans from the words of a command line, and the comparison of mechanisms at one budget."""
 
 import contextlib
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from anyorder import _check, accounting
 from anyorder.errors import ArgumentError, MissingDependencyError
-from anyorder.optimize import choose
+from anyorder.optimize import choose, fit
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import Participation, PoissonSampling
 from anyorder.plan import Plan, plan
@@ -32,8 +33,9 @@ class Mechanism:
 
     Attributes:
         name: "auto" (least error), "poisson" (independent noise and secret sampling: amplified DP-SGD), "tree",
-            "independent", or a kind or full name from `anyorder.optimize.choose` ("blt", "blt, 2 buffers", ..); a
-            kind stands for the best of it.
+            "independent", a kind or full name from `anyorder.optimize.choose` ("blt", "blt, 2 buffers, rescaled"; a
+            kind stands for the best of it), or any kind with its size: "dense", "banded, 64 bands", "blt, 5 buffers",
+            "banded low rank, 16 bands, 8 rank".
         estimator: "vanilla", "online" or "full"; tree only.
         restart_every: a fresh tree every so many epochs, 0 for never, None for the best; tree only.
         completion: "on", "off" or "auto"; tree only.
@@ -49,12 +51,30 @@ class Mechanism:
         if self.name == "tree":
             options = {"estimator": self.estimator, "restart_every": self.restart_every, "completion": self.completion}
             return fit_tree(work, order, **options)  # type: ignore[arg-type]
+        kind, *words = self.name.split(", ")
+        sizes = {size[2]: int(size[1]) for word in words if (size := _SIZES.match(word))}
+        if kind in _FITTED and len(sizes) == len(words) and (sizes or kind == "dense"):
+            return fit(_FITTED[kind], work, order, **sizes)
         known = choose(work, order)
         for candidate in known:
             if self.name in (candidate.name, _kind(candidate.name)):
                 return candidate.strategy
         kinds = sorted({_kind(candidate.name) for candidate in known})
-        raise ArgumentError(f"mechanism must be one of auto, poisson, {', '.join(kinds)}, got {self.name!r}")
+        raise ArgumentError(
+            f"mechanism must be one of auto, poisson, {', '.join(kinds)}, a name from a comparison, or a kind "
+            f"and its size ('dense', 'banded, 64 bands', 'banded low rank, 16 bands, 8 rank'), got {self.name!r}"
+        )
+
+
+_SIZES = re.compile(r"^([0-9]+) (bands|buffers|rank)$")
+_FITTED = {
+    "banded": "banded",
+    "banded inverse": "banded_inverse",
+    "banded low rank": "banded_low_rank",
+    "banded toeplitz": "toeplitz",
+    "blt": "blt",
+    "dense": "dense",
+}  # by the names of `choose`; each fitted at the size in its name
 
 
 def _kind(name: str) -> str:
