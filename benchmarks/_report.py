@@ -18,11 +18,13 @@ class Row:
     unit: str
 
 
-def options(description: str) -> argparse.Namespace:
-    """`--quick` (small sizes) and `--json` (one object a line)."""
+def options(description: str, *, only: Iterable[str] = ()) -> argparse.Namespace:
+    """`--quick` (small sizes), `--json` (one object a line), and, where there are parts, `--only`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    if parts := list(only):
+        parser.add_argument("--only", choices=parts, action="append", help="this part; may be repeated")
     return parser.parse_args()
 
 

@@ -1,7 +1,8 @@
 """Factorisations: how good, how long, beside what others reach.
 
-    python -m benchmarks.factorize            certified optima, targets, jax_privacy's dense optimizer
+    python -m benchmarks.factorize            certified optima, targets, jax_privacy's dense optimizer, all references
     python -m benchmarks.factorize --quick    small sizes
+    python -m benchmarks.factorize --only references    every reference value beside ours, into docs/references.md
 
 Errors are root mean square (or root maximum), sensitivity included; times are of one run after one to warm up, nothing
 read from disk. jax_privacy runs in an environment of its own, made on first use.
@@ -22,6 +23,7 @@ from anyorder import workload as W
 from anyorder.optimize import choose, fit, fit_dense, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.strategy import SquareRoot, Strategy
+from benchmarks import references
 from benchmarks._report import Row, options, seconds, show
 
 PEERS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
@@ -31,17 +33,15 @@ SAME = 1e-5  # relative gap of squared losses to which both sides of the race go
 
 def main() -> None:
     """Measure and print."""
-    chosen = options(__doc__ or "")
+    chosen = options(__doc__ or "", only=PARTS)
     os.environ["ANYORDER_CACHE"] = "off"
-    show(rows(quick=chosen.quick), chosen.json)
+    show(rows(chosen.only or list(PARTS), quick=chosen.quick), chosen.json)
 
 
-def rows(*, quick: bool) -> Iterator[Row]:
-    """All measurements."""
-    yield from optima(quick)
-    yield from targets(quick)
-    yield from choices(quick)
-    yield from race(128 if quick else 512, limit_s=60 if quick else 600)
+def rows(parts: list[str], *, quick: bool) -> Iterator[Row]:
+    """The measurements of the named parts."""
+    for part in parts:
+        yield from PARTS[part](quick)
 
 
 def optima(quick: bool) -> Iterator[Row]:
@@ -127,8 +127,9 @@ def choices(quick: bool) -> Iterator[Row]:
         yield Row(name, best.loss, bound, bound / best.loss, "rmse; peer: bound")
 
 
-def race(n: int, limit_s: float) -> Iterator[Row]:
+def race(quick: bool) -> Iterator[Row]:
     """Time to the same error for momentum 0.95 with a cooldown, one participation, ours to a certified optimum."""
+    n, limit_s = (128, 60) if quick else (512, 600)
     A = W.momentum(n, 0.95, W.linear_cooldown(n))
     start = time.perf_counter()
     found = fit_dense(A, SingleEpoch(n), tolerance=SAME)
@@ -153,6 +154,15 @@ def _peer_python() -> str:
         venv.create(folder, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "-q", PACKAGE], check=True, stdout=sys.stderr)
     return str(python)
+
+
+PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "optima": optima,
+    "targets": targets,
+    "choices": choices,
+    "race": race,
+    "references": references.rows,
+}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from anyorder.strategy import (
     Dense,
     Independent,
     Rescaled,
+    RestartedBLT,
     SquareRoot,
     Strategy,
     ToeplitzBanded,
@@ -37,6 +38,14 @@ def _restarts(n: int) -> tuple[int, ...]:
     return tuple(r for r in (n // 3, n // 3 + 1, 2 * n // 3 + 1) if 0 < r < n)
 
 
+def _restarted(n: int, epochs: int = 3) -> RestartedBLT:
+    """Epochs of their own parameters, the last one shorter where they do not divide n."""
+    s = -(-n // epochs)
+    k = np.arange(-(-n // s))
+    decays, scales = [0.95, 0.5] - 0.1 * k[:, None], [0.2, 0.3] + 0.1 * k[:, None]
+    return RestartedBLT(decays, scales, 0.8 - 0.4 * k, 1 - 0.2 * k, n, s)
+
+
 STRATEGIES: dict[str, Callable[[int], Strategy]] = {
     "independent": Independent,
     "dense": lambda n: Dense(_dense(n)),
@@ -47,6 +56,8 @@ STRATEGIES: dict[str, Callable[[int], Strategy]] = {
     "blt": lambda n: BLT([0.9, 0.4], [0.2, 0.1], n),
     "low rank": _low_rank,
     "rescaled": lambda n: Rescaled(SquareRoot(n), np.linspace(1, 2, n)),
+    "restarted": _restarted,
+    "restarted twice": lambda n: _restarted(n, 2),
     "tree": Tree,
     "tree online": lambda n: Tree(n, "online"),
     "tree full": lambda n: Tree(n, "full"),

@@ -1,13 +1,15 @@
 """BLT fits: the closed forms against series, targets, and long runs."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from anyorder import error
 from anyorder import workload as W
 from anyorder.errors import PlanError
-from anyorder.optimize.blt import Blt, _series_loss, _stepped, fit_blt
-from anyorder.optimize.toeplitz import Problem
+from anyorder.optimize.blt import Blt, _series_loss, _stepped, fit_blt, fit_blts
+from anyorder.optimize.toeplitz import Problem, descend
 from anyorder.optimize.variance import row_variances
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.sensitivity import sensitivity
@@ -153,3 +155,18 @@ def test_variances_of_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(row_variances(strategy, A), variances, rtol=1e-10)
     with pytest.raises(PlanError, match="needs matrices"):
         row_variances(SquareRoot(N), W.momentum(N, 0.5, W.cosine(N)))
+
+
+@pytest.mark.parametrize("participation", [SingleEpoch(600), EpochShuffle(5, 120)], ids=repr)
+def test_no_random_start_ends_lower(participation: Participation) -> None:
+    """Where more buffers gain nothing, none was missed."""
+    A = W.prefix_sum(600)
+    found = fit_blts(A, participation, 3)
+    loss, rng = partial(_stepped, Blt(A, participation, "mean")), np.random.default_rng(0)
+    least = np.inf
+    for _ in range(8):
+        start = np.concatenate([rng.uniform(-7.5, 1.0, 3), rng.uniform(-4.0, 0.0, 3)])
+        least = min(least, descend(loss, start, restarts=1)[1])
+    best = found[-1]
+    value, _ = loss(np.concatenate([np.log(-np.log(best.decays)), np.log(best.scales)]))
+    assert value <= least * (1 + 1e-5)

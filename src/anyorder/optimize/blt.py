@@ -34,6 +34,7 @@ _SEGMENTS = 16  # of constant learning rate that stand for a schedule over more 
 _NEW_SCALE = -7.0  # log of the scale of an added buffer
 _FIRST_SCALE = -1.5
 _STARTS, _TRIAL = 6, 15  # decays at which a new buffer is tried, and for how many iterations
+_SPREADS = ((2.0, 1.2), (20.0, 1.2))  # n times the slowest rate of decay, and the log of the fastest, of a new start
 _FASTEST, _SLOWEST = 1.6, -30.0  # log of -log(decay)
 
 
@@ -49,7 +50,8 @@ def fit_blt(workload: Workload, participation: Participation, buffers: int, obje
 def fit_blts(workload: Workload, participation: Participation, buffers: int, objective: str = "mean") -> list[BLT]:
     """The fits with 1, 2, .., at most `buffers` buffers, as long as another one gains.
 
-    One buffer after the other is added, tried at several decays, and all are optimised again: more are never worse.
+    One buffer after the other is added, tried at several decays, and all are optimised again, so that more are never
+    worse; from three buffers on other searches begin at the square root, which a small new buffer may not reach.
     """
     _check.choice("objective", objective, OBJECTIVES)
     buffers = _check.integer("buffers", buffers, low=1)
@@ -62,8 +64,9 @@ def fit_blts(workload: Workload, participation: Participation, buffers: int, obj
         scale = _NEW_SCALE if m > 1 else _FIRST_SCALE
         starts = [np.concatenate([x[: m - 1], [rate], x[m - 1 :], [scale]]) for rate in rates]
         tried = [descend(loss, start, max_iterations=_TRIAL, restarts=1) for start in starts]
-        x, value = min(tried, key=lambda result: result[1])
-        x, value = descend(loss, x)
+        near, _ = min(tried, key=lambda result: result[1])
+        anew = [_square_root(workload.n, m, *spread) for spread in _SPREADS] if m > 2 else []
+        x, value = min((descend(loss, start) for start in (near, *anew)), key=lambda result: result[1])
         if value > least * (1 - 1e-9):
             break
         least = value
@@ -71,6 +74,12 @@ def fit_blts(workload: Workload, participation: Participation, buffers: int, obj
         order = np.argsort(-decays)
         found.append(BLT(decays[order], scales[order], workload.n))
     return found
+
+
+def _square_root(n: int, m: int, slowest: float, fastest: float) -> Floats:
+    """A start with c_t near t^(-1/2) / sqrt(pi) = (1/pi) integral e^(a/2) exp(-e^a t) da, summed at m places of a."""
+    a = np.linspace(math.log(slowest / n), fastest, m)
+    return np.concatenate([a, a / 2 + math.log((a[1] - a[0]) / math.pi) - np.exp(a)])
 
 
 def _loss(workload: Workload, participation: Participation, objective: str) -> "partial[Valued]":

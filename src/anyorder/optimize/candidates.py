@@ -1,8 +1,9 @@
 """Choose a strategy: fit every kind that the budget allows, and rank them by error."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from anyorder.optimize.blt import fit_blts
 from anyorder.optimize.bounds import OBJECTIVES, lower_bound
 from anyorder.optimize.patterns import describes_all
 from anyorder.optimize.rescale import rescale
+from anyorder.optimize.restarted import restartable
 from anyorder.optimize.structured import fit, fit_dense
-from anyorder.optimize.toeplitz import DENSE_STEPS
+from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, fits_banded_inverse, fits_toeplitz
 from anyorder.optimize.variance import has_variances, row_variances
 from anyorder.participation import EpochShuffle, Participation
 from anyorder.sensitivity import sensitivity
-from anyorder.strategy import BLT, BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy
+from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict
 from anyorder.workload import Custom, Workload
 
 __all__ = ["Candidate", "choose", "rows_touched"]
@@ -29,6 +31,7 @@ Floats = NDArray[np.float64]
 
 MAX_COST = 32.0
 _BUFFERS = 4
+_RESTARTED = 2  # buffers of BLTs that start anew in every epoch
 _BANDS = (2, 4, 8, 16, 32)
 _DENSE = 1536  # steps up to which the dense optimum is solved for the lower bound
 _BANDED = 768  # and column-by-column bands are fitted
@@ -81,9 +84,10 @@ def choose(
 ) -> list[Candidate]:
     """All strategies within the budget, the one of least error first; of equal ones the cheapest.
 
-    Independent noise, the best tree, BLTs, banded inverses, banded Toeplitz; time rescaling where it is known which
-    steps one unit takes; for small n also bands with columns of their own and the dense optimum. What is too long for
-    a kind is left out: beyond 4096 steps trees where A is not the prefix sum, bands where it is not Toeplitz.
+    Independent noise, the best tree, BLTs, banded inverses, banded Toeplitz; for orders shuffled every epoch BLTs that
+    start anew; time rescaling where it is known which steps one unit takes; for small n also bands with columns of
+    their own and the dense optimum. What is too long for a kind is left out: beyond 4096 steps trees where A is not
+    the prefix sum, bands where it is not Toeplitz.
 
     Args:
         workload: A.
@@ -151,6 +155,10 @@ def _fits(
         return  # a unit may be in every step: columns of C must be orthogonal, nothing correlated helps
     if workload.is_prefix_sum or n <= DENSE_STEPS:
         yield "tree", fit("tree", workload, participation, objective)
+    if isinstance(participation, EpochShuffle) and restartable(workload, participation):
+        for m in range(1, 1 + int(min(_RESTARTED, budget.state - 1, budget.cost - 2))):
+            restarted = fit("restarted_blt", workload, participation, objective, buffers=m)
+            yield f"restarted blt, {m} buffers", restarted
     series = list(_series(workload, participation, objective, budget))
     yield from series
     if n <= _RESCALED and describes_all(participation) and objective == "mean":
@@ -170,28 +178,30 @@ def _series(
     """The Toeplitz kinds."""
     n, b = workload.n, participation.min_separation
     small = n <= DENSE_STEPS
+    question = {"workload": workload, "participation": participation, "objective": objective}
     buffers = int(min(_BUFFERS, budget.state, budget.cost - 1))
     if buffers and (small or not isinstance(workload, Custom)):
-        for strategy in _blts(workload, participation, objective, buffers):
-            yield f"blt, {strategy.num_buffers} buffers", strategy
-    for p in _BANDS:
-        if budget.allows(0, p) and p <= n and (small or workload.is_toeplitz):
-            yield f"banded inverse, {p} bands", fit("banded_inverse", workload, participation, objective, bands=p)
-        if budget.allows(p - 1, p) and p <= min(n, b) and (small or workload.is_toeplitz):
-            yield f"banded toeplitz, {p} bands", fit("toeplitz", workload, participation, objective, bands=p)
+        fits = partial(fit_blts, workload, participation, buffers, objective)
+        for strategy in _kept("blts", buffers, fits, **question):
+            yield f"blt, {strategy.state_rows} buffers", strategy
+    if not (small or workload.is_toeplitz):
+        return
+    problem = Problem(workload, participation, objective)
+    inverse = [p for p in _BANDS if p <= n and budget.allows(0, p)]
+    found = _kept("banded_inverses", inverse, partial(fits_banded_inverse, problem, inverse), **question)
+    yield from ((f"banded inverse, {p} bands", strategy) for p, strategy in zip(inverse, found, strict=True))
+    banded = [p for p in _BANDS if p <= min(n, b) and budget.allows(p - 1, p)]
+    found = _kept("toeplitzes", banded, partial(fits_toeplitz, problem, banded), **question)
+    yield from ((f"banded toeplitz, {p} bands", strategy) for p, strategy in zip(banded, found, strict=True))
 
 
-def _blts(workload: Workload, participation: Participation, objective: str, buffers: int) -> list[BLT]:
-    question = _question("blts", workload, participation, objective) | {"buffers": buffers}
-
-    def decode(values: list[dict[str, Any]]) -> list[BLT]:
-        return [BLT(value["decays"], value["scales"], value["n"]) for value in values]
-
+def _kept(kind: str, sizes: Any, answer: Callable[[], Sequence[Strategy]], **question: Any) -> Sequence[Strategy]:
+    """The strategies of several sizes of one kind, from the cache or the fits."""
     return cache.remember(
-        question,
-        lambda: fit_blts(workload, participation, buffers, objective),
+        _question(kind, **question) | {"sizes": sizes},
+        answer,
         encode=lambda found: [strategy.to_dict() for strategy in found],
-        decode=decode,
+        decode=lambda values: [from_dict(value) for value in values],
     )
 
 

@@ -15,6 +15,7 @@ from anyorder.optimize.banded import epoch_factors, epoch_shares, fit_banded
 from anyorder.optimize.blt import fit_blt
 from anyorder.optimize.bounds import OBJECTIVES
 from anyorder.optimize.patterns import disjoint, grouped
+from anyorder.optimize.restarted import fit_restarted
 from anyorder.optimize.toeplitz import Problem, fit_banded_inverse, fit_toeplitz
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import EpochShuffle, MinSeparation, Participation
@@ -48,6 +49,7 @@ def fit(
     | "banded" | bands | banded C, every column its own; n <= 2048 |
     | "toeplitz" | bands | banded Toeplitz C |
     | "blt" | buffers | buffered linear Toeplitz; any n |
+    | "restarted_blt" | buffers | a BLT and a noisy total for each shuffled epoch; epochs of at most 2048 steps |
     | "banded_inverse" | bands | Toeplitz C with banded inverse |
     | "banded_low_rank" | bands, rank | the dense optimum made short [Denisov et al. 2022, App. H] |
     | "tree" | | the best binary tree |
@@ -168,6 +170,11 @@ def _fit_blt(workload: Workload, participation: Participation, objective: str, b
     return fit_blt(workload, participation, buffers, objective)
 
 
+def _fit_restarted(workload: Workload, participation: Participation, objective: str, buffers: int) -> Strategy:
+    workload = _mostly_last(workload) if objective == "last" else workload  # "max": the mean serves it well
+    return fit_restarted(workload, participation, buffers)
+
+
 def _fit_toeplitz(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
     return fit_toeplitz(Problem(workload, participation, objective), bands)
 
@@ -192,5 +199,6 @@ KINDS: dict[str, tuple[Callable[..., Strategy], tuple[str, ...]]] = {
     "blt": (_fit_blt, ("buffers",)),
     "dense": (_fit_dense, ()),
     "toeplitz": (_fit_toeplitz, ("bands",)),
+    "restarted_blt": (_fit_restarted, ("buffers",)),
     "tree": (_fit_tree, ()),
 }

@@ -8,7 +8,7 @@ form in d times one in c, both with exact gradients: for x = 1 / y a gradient g 
 with respect to y_j. Quasi-Newton steps (L-BFGS) on the logarithm of the loss do the rest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,16 @@ from anyorder.strategy import BandedInverse, ToeplitzBanded
 from anyorder.strategy.toeplitz import inverse_series, square_root_series
 from anyorder.workload import Workload
 
-__all__ = ["DENSE_STEPS", "Problem", "descend", "fit_banded_inverse", "fit_toeplitz", "square_root_start"]
+__all__ = [
+    "DENSE_STEPS",
+    "Problem",
+    "descend",
+    "fit_banded_inverse",
+    "fit_toeplitz",
+    "fits_banded_inverse",
+    "fits_toeplitz",
+    "square_root_start",
+]
 
 Floats = NDArray[np.float64]
 Valued = tuple[float, Floats]
@@ -33,6 +42,7 @@ Valued = tuple[float, Floats]
 
 DENSE_STEPS = 4096  # steps up to which a workload that is not Toeplitz is handled as a matrix
 _STIFFNESS = (1e1, 1e3, 1e5)  # of the penalty on a rising c, on the way to its majorant
+_WALL = 60.0  # the logarithm of a loss beyond all that are of use, so that a search turns back
 _POWER = 48  # of the norm that stands for the maximum over rows
 
 
@@ -204,7 +214,7 @@ def descend(
             value, gradient = loss(x)
             result = float(np.log(value)), gradient / value
         if not np.isfinite(result[0]) or not np.isfinite(result[1]).all():
-            return 1e3, np.zeros_like(x)
+            return _WALL, np.zeros_like(x)
         return result
 
     options = {"maxiter": max_iterations, "maxfun": 2 * max_iterations, "maxcor": 30, "ftol": gain, "gtol": 1e-8}
@@ -226,7 +236,11 @@ def square_root_start(workload: Workload, m: int) -> Floats:
 
 def fit_toeplitz(problem: Problem, bands: int) -> ToeplitzBanded:
     """The banded Toeplitz C of least loss: from the square root, and from the fit with half the bands."""
-    bands = _check.integer("bands", bands, low=1, high=problem.n)
+    return fits_toeplitz(problem, [bands])[0]
+
+
+def fits_toeplitz(problem: Problem, sizes: Sequence[int]) -> list[ToeplitzBanded]:
+    """`fit_toeplitz` for many sizes, each fit made once."""
 
     def loss(stiffness: float, free: Floats) -> Valued:
         c = np.concatenate([[1.0], free])
@@ -234,12 +248,16 @@ def fit_toeplitz(problem: Problem, bands: int) -> ToeplitzBanded:
         sens, g_sens = problem.sens(c, stiffness)
         return error * sens, (g_error * sens + error * g_sens)[1:]
 
-    return ToeplitzBanded(_fit_series(problem, bands, loss, inverse=False), problem.n)
+    return [ToeplitzBanded(c, problem.n) for c in _fit_all(problem, sizes, loss, inverse=False)]
 
 
 def fit_banded_inverse(problem: Problem, bands: int) -> BandedInverse:
     """The C of banded Toeplitz inverse of least loss: from the inverse square root, and from half the bands."""
-    bands = _check.integer("bands", bands, low=1, high=problem.n)
+    return fits_banded_inverse(problem, [bands])[0]
+
+
+def fits_banded_inverse(problem: Problem, sizes: Sequence[int]) -> list[BandedInverse]:
+    """`fit_banded_inverse` for many sizes, each fit made once."""
 
     def loss(stiffness: float, free: Floats) -> Valued:
         d = np.concatenate([[1.0], free])
@@ -247,17 +265,30 @@ def fit_banded_inverse(problem: Problem, bands: int) -> BandedInverse:
         error, g_error = problem.error(d)
         return error * sens, (g_error * sens + error * g_sens)[1:]
 
-    return BandedInverse(_fit_series(problem, bands, loss, inverse=True), problem.n)
+    return [BandedInverse(d, problem.n) for d in _fit_all(problem, sizes, loss, inverse=True)]
 
 
-def _fit_series(problem: Problem, bands: int, loss: Callable[[float, Floats], Valued], *, inverse: bool) -> Floats:
-    """Coefficients 1, x_1, .., x_{bands-1} of least loss; never worse than with half as many."""
-    if bands == 1:
-        return np.ones(1)
+def _fit_all(
+    problem: Problem, sizes: Sequence[int], loss: Callable[[float, Floats], Valued], *, inverse: bool
+) -> list[Floats]:
+    """Coefficients 1, x_1, .., x_{bands-1} of least loss for each size; never worse than with half as many."""
+    known = {1: np.ones(1)}
+
+    def coefficients(bands: int) -> Floats:
+        if bands not in known:
+            known[bands] = _fit_series(problem, coefficients(bands // 2), bands, loss, inverse=inverse)
+        return known[bands]
+
+    return [coefficients(_check.integer("bands", bands, low=1, high=problem.n)) for bands in sizes]
+
+
+def _fit_series(
+    problem: Problem, half: Floats, bands: int, loss: Callable[[float, Floats], Valued], *, inverse: bool
+) -> Floats:
+    """The coefficients with so many bands, from those with half of them and from the square root."""
     root = square_root_start(problem.workload, bands)
     start = (inverse_series(root, bands) if inverse else root)[1:]
-    half = _fit_series(problem, bands // 2, loss, inverse=inverse)[1:]
-    starts = [start, np.concatenate([half, np.zeros(bands - 1 - len(half))])]
+    starts = [start, np.concatenate([half[1:], np.zeros(bands - len(half))])]
     smooth = len(problem.steps) == 1 or isinstance(problem.participation, FixedOrder)
     best, least = starts[1], np.inf
     for x in starts:

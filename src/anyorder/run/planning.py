@@ -52,7 +52,7 @@ class Mechanism:
             options = {"estimator": self.estimator, "restart_every": self.restart_every, "completion": self.completion}
             return fit_tree(work, order, **options)  # type: ignore[arg-type]
         kind, *words = self.name.split(", ")
-        sizes = {size[2]: int(size[1]) for word in words if (size := _SIZES.match(word))}
+        sizes: dict[str, Any] = {size[2]: int(size[1]) for word in words if (size := _SIZES.match(word))}
         if kind in _FITTED and len(sizes) == len(words) and (sizes or kind == "dense"):
             return fit(_FITTED[kind], work, order, **sizes)
         known = choose(work, order)
@@ -74,6 +74,7 @@ _FITTED = {
     "banded toeplitz": "toeplitz",
     "blt": "blt",
     "dense": "dense",
+    "restarted blt": "restarted_blt",
 }  # by the names of `choose`; each fitted at the size in its name
 
 

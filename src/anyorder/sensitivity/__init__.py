@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import KnownOrder, Participation, PoissonSampling
-from anyorder.sensitivity import banded, blt, dense, independent, rescaled, toeplitz, tree
+from anyorder.sensitivity import banded, blt, dense, independent, rescaled, restarted, toeplitz, tree
 from anyorder.sensitivity.bound import Bound
 from anyorder.strategy import (
     BLT,
@@ -23,6 +23,7 @@ from anyorder.strategy import (
     BandedInverse,
     Independent,
     Rescaled,
+    RestartedBLT,
     SquareRoot,
     Strategy,
     ToeplitzBanded,
@@ -43,6 +44,7 @@ _RULES: dict[type[Strategy], _Rule] = {
     BandedInverse: _Rule(toeplitz.bound, toeplitz.units),
     Independent: _Rule(independent.bound, independent.units),
     Rescaled: _Rule(rescaled.bound, rescaled.units),
+    RestartedBLT: _Rule(restarted.bound, restarted.units),
     SquareRoot: _Rule(toeplitz.bound, toeplitz.units),
     ToeplitzBanded: _Rule(toeplitz.bound, toeplitz.units),
     Tree: _Rule(tree.bound, tree.units),

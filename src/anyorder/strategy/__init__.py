@@ -12,6 +12,7 @@ from anyorder.strategy.dense import Dense
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.restarted import RestartedBLT
 from anyorder.strategy.toeplitz import SquareRoot, Toeplitz, ToeplitzBanded
 from anyorder.strategy.tree import Tree
 
@@ -24,6 +25,7 @@ __all__ = [
     "Dense",
     "Independent",
     "Rescaled",
+    "RestartedBLT",
     "Row",
     "SquareRoot",
     "State",
@@ -48,6 +50,7 @@ _KINDS: dict[str, Callable[..., Strategy]] = {
     "dense": Dense._from_dict,
     "independent": Independent,
     "rescaled": _rescaled,
+    "restarted_blt": RestartedBLT,
     "square_root": SquareRoot,
     "toeplitz_banded": ToeplitzBanded,
     "tree": Tree,

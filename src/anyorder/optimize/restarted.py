@@ -1,0 +1,218 @@
+"""Fits of `RestartedBLT` to orders shuffled every epoch.
+
+With X = 0 between epochs the mean-square loss is a sum over epochs e of tr(M_e X_e^-1), M_e the diagonal block of
+A^T A. In an epoch all X_tt are 1, and
+
+    X^-1 = D (R - beta y y^T) D,   R = T^-1 T^-T,   v = T^-T 1,   y = T^-1 v,   beta = total^2 / (1 + total^2 |v|^2)
+
+whose gradient follows the chain d, v, y <- coefficients of T and T^-1 <- decays and scales. Sums over the diagonals
+of R need no loop: (s, s) tables with lags as rows.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import lstsq
+from scipy.signal import fftconvolve
+
+from anyorder import _check
+from anyorder.errors import PlanError
+from anyorder.optimize.toeplitz import DENSE_STEPS, Valued, descend
+from anyorder.participation import EpochShuffle, Participation
+from anyorder.strategy import RestartedBLT
+from anyorder.strategy.toeplitz import inverse_series
+from anyorder.workload import Custom, Workload
+
+__all__ = ["epoch_gram", "fit_restarted", "fits_restarted", "restartable"]
+
+Floats = NDArray[np.float64]
+
+_MAX_EPOCH = 2048  # steps in an epoch
+_SHORT = 512  # steps up to which every epoch has a start of its own
+_FITTED = 8  # epochs that are fitted; others take the parameters of the nearest one
+_FASTEST, _SLOWEST = 1.6, -30.0  # log of -log(decay)
+_FAST, _SCALE = -1.0, -1.5  # the fastest such decay and log scale at the start
+_UNSTABLE = 10.0  # entries of T^-1 beyond this: its powers grow, and sums lose their digits
+_GAIN = 1e-9
+
+
+def restartable(workload: Workload, participation: EpochShuffle) -> bool:
+    """Whether there is more than one epoch, and `fit_restarted` knows its steps."""
+    known = workload.n <= DENSE_STEPS or not isinstance(workload, Custom)
+    return known and participation.k > 1 and participation.steps_per_epoch <= _MAX_EPOCH
+
+
+def fit_restarted(workload: Workload, participation: Participation, buffers: int) -> RestartedBLT:
+    """The RestartedBLT of least mean error with at most so many buffers, one epoch of it to each shuffled epoch."""
+    return fits_restarted(workload, participation, buffers)[-1]
+
+
+def fits_restarted(workload: Workload, participation: Participation, buffers: int) -> list[RestartedBLT]:
+    """The fits with 1, 2, .., at most `buffers` buffers, none worse than the one before.
+
+    Of many epochs eight are fitted (four, if they are long): they differ only by how much later iterates carry on.
+
+    Args:
+        workload: of at most 4096 steps if `Custom`.
+        participation: EpochShuffle with at most 2048 steps in an epoch.
+        buffers: m.
+    Cost: O(s^2) an evaluation, some hundreds of them.
+    """
+    buffers = _check.integer("buffers", buffers, low=1)
+    if not isinstance(participation, EpochShuffle):
+        raise PlanError(f"restarts in every epoch need EpochShuffle, got {participation!r}")
+    k, s = participation.k, participation.steps_per_epoch
+    if s > _MAX_EPOCH:
+        raise PlanError(f"restarted BLTs are fitted for epochs of at most {_MAX_EPOCH} steps, got {s}; use kind 'blt'")
+    count = _FITTED if s <= _SHORT else _FITTED // 2
+    fitted = sorted({0, *np.linspace(0, k - 1, min(k, count)).round().astype(int).tolist()})
+    losses = {e: _EpochLoss(epoch_gram(workload, e * s, s)) for e in fitted}
+    points: dict[int, Floats] = {}
+    found = []
+    for m in range(1, buffers + 1):
+        near = None
+        for e in fitted:
+            points[e] = near = _best(losses[e], m, points.get(e), near)
+        found.append(_strategy(points, losses, participation))
+    return found
+
+
+def _best(loss: "_EpochLoss", m: int, fewer: Floats | None, near: Floats | None) -> Floats:
+    """The point of least loss with m buffers: from spread decays, from the neighbour's point, from m - 1 buffers."""
+    rates = np.linspace(math.log(1 / loss.n), _FAST, m + 1)[1:]
+    starts = [np.concatenate([rates, np.full(m, _SCALE), [0.0]])] if near is None or loss.n <= _SHORT else []
+    if near is not None:
+        starts.append(np.append(near[:-1], max(near[-1], 0.0)))  # a total near 0 has no slope to leave it by
+    tried = [descend(loss, start, restarts=2, gain=_GAIN) for start in starts]
+    if fewer is not None:  # the same loss: more buffers are never worse
+        tried.append((same := _split(fewer), loss(same)[0]))
+    return min(tried, key=lambda result: result[1])[0]
+
+
+def _split(x: Floats) -> Floats:
+    """The same C with one buffer more: the last one becomes two of its decay, half its scale each."""
+    m = len(x) // 2
+    a, b, rest = x[:m], x[m : 2 * m].copy(), x[2 * m :]
+    b[-1] -= math.log(2)
+    return np.concatenate([a, a[-1:], b, b[-1:], rest])
+
+
+def _strategy(points: dict[int, Floats], losses: dict[int, "_EpochLoss"], order: EpochShuffle) -> RestartedBLT:
+    """All epochs, with the norms of `epoch_shares`."""
+    fitted = np.array(sorted(points))
+    values = np.array([losses[e](points[e])[0] for e in fitted])
+    roots = np.sqrt(np.exp(np.interp(np.arange(order.k), fitted, np.log(values))))
+    nearest = np.abs(np.arange(order.k)[:, None] - fitted).argmin(axis=1)
+    table = np.array([points[e] for e in fitted])[nearest]
+    m = table.shape[1] // 2
+    decays, scales = np.exp(-np.exp(np.clip(table[:, :m], _SLOWEST, _FASTEST))), np.exp(table[:, m : 2 * m])
+    shares = np.sqrt(roots / roots.sum())
+    return RestartedBLT(decays, scales, np.exp(table[:, -1]), shares, order.n, order.steps_per_epoch)
+
+
+def epoch_gram(workload: Workload, start: int, s: int) -> Floats:
+    """The diagonal block of A^T A for steps start, .., start + s - 1.
+
+    Beyond 4096 steps: rows after the epoch see it through velocity and iterate at its end only, so they are
+    combinations of two of them.
+    """
+    n, end = workload.n, start + s
+    if n <= DENSE_STEPS or isinstance(workload, Custom):
+        block = workload.matrix()[start:, start:end]
+        return np.asarray(block.T @ block)
+    inside = _without_weights(workload, slice(start, end)).matrix() * workload.weights[start:end, None]
+    M = inside.T @ inside
+    if end < n:
+        plain = _without_weights(workload, slice(0, n))
+        rows = plain.apply_transposed(_units(n, np.unique([end, n - 1])))[start:end].T
+        last = np.arange(max(s - 2, 0), s)
+        later = workload.apply(_units(n, start + last))[end:]
+        mixing = lstsq(rows[:, last].T, later.T, cond=1e-10)[0]  # later = mixing^T rows
+        M += rows.T @ (mixing @ mixing.T) @ rows
+    return np.asarray(M)
+
+
+def _without_weights(workload: Workload, steps: slice) -> Workload:
+    rates = workload.learning_rates[steps]
+    return Workload(
+        len(rates),
+        momentum=workload.momentum,
+        learning_rates=rates,
+        weight_decay=workload.weight_decay,
+        coupled=workload.coupled,
+        nesterov=workload.nesterov,
+    )
+
+
+def _units(n: int, steps: NDArray[np.int64]) -> Floats:
+    units = np.zeros((n, len(steps)))
+    units[steps, np.arange(len(steps))] = 1.0
+    return units
+
+
+class _EpochLoss:
+    """tr(M X^-1) over x = (log rates, log scales, log total), for one epoch of n steps."""
+
+    def __init__(self, M: Floats) -> None:
+        self.n, self.M = len(M), M
+        lags, steps = np.indices(M.shape)
+        self.diagonals = np.where(lags + steps < self.n, M[np.minimum(lags + steps, self.n - 1), steps], 0.0)
+        self.diagonals[1:] *= 2
+
+    def __call__(self, x: Floats) -> Valued:
+        m, n = len(x) // 2, self.n
+        rates = np.clip(x[:m], _SLOWEST, _FASTEST)
+        decays, scales, weight = np.exp(-np.exp(rates)), np.exp(x[m : 2 * m]), np.exp(2 * x[-1])
+        powers = decays ** np.arange(n - 1)[:, None]
+        c = np.concatenate([[1.0], powers @ scales])
+        g = inverse_series(c, n)
+        if not np.abs(g).max() < _UNSTABLE:
+            return math.inf, np.zeros_like(x)
+        d = np.sqrt(np.cumsum(np.square(c))[::-1] + weight)
+        value, to_d, to_g = self._without_total(d, g)
+        # less beta y^T N y, with N = D M D
+        v = np.cumsum(g)[::-1]
+        y = fftconvolve(g, v)[:n]
+        moved = self.M @ (d * y)
+        form = (d * y) @ moved
+        denominator = 1 + weight * (v @ v)
+        beta = weight / denominator
+        to_d -= 2 * beta * y * moved
+        to_y = -2 * beta * d * moved
+        to_v = _correlated(to_y, g) + 2 * beta**2 * form * v
+        to_g += _correlated(to_y, v) + np.cumsum(to_v)[::-1]
+        by_weight = (to_d / d).sum() / 2 - form / denominator**2
+        to_c = (c * np.cumsum(to_d / d)[::-1] - _correlated(to_g, fftconvolve(g, g)[:n]))[1:]
+        by_decay = scales * ((to_c * np.arange(n - 1)) @ powers)  # times the decay
+        by_rate = np.where(rates == x[:m], -by_decay * np.exp(rates), 0.0)
+        return float(value - beta * form), np.concatenate([by_rate, scales * (to_c @ powers), [2 * weight * by_weight]])
+
+    def _without_total(self, d: Floats, g: Floats) -> tuple[float, Floats, Floats]:
+        """tr(D M D R) and its gradients in d and g; R[u + lag, u] = sum_{i <= u} g_{i + lag} g_i."""
+        later_d, later_g = _shifted(d), _shifted(g)
+        R = np.cumsum(later_g * g, axis=1)
+        P = self.diagonals * R
+        to_d = (P * later_d).sum(axis=0)
+        value = float(to_d @ d)
+        W = np.cumsum((self.diagonals * later_d * d)[:, ::-1], axis=1)[:, ::-1]
+        to_g = (W * later_g).sum(axis=0) + _skew_sums(W * g)
+        return value, to_d + _skew_sums(P * d), to_g
+
+
+def _shifted(x: Floats) -> Floats:
+    """(n, n) x_{lag + u}, 0 beyond the end."""
+    return np.lib.stride_tricks.sliding_window_view(np.append(x, np.zeros(len(x) - 1)), len(x))
+
+
+def _skew_sums(table: Floats) -> Floats:
+    """(n,) sums over lag + u = t."""
+    n = len(table)
+    padded = np.zeros((n, 2 * n))
+    padded[:, :n] = table
+    return np.asarray(padded.ravel()[: n * (2 * n - 1)].reshape(n, 2 * n - 1).sum(axis=0)[:n])
+
+
+def _correlated(x: Floats, y: Floats) -> Floats:
+    """(n,) sum_t x_t y_{t - l} for each l."""
+    return np.asarray(fftconvolve(x[::-1], y)[: len(x)][::-1])
