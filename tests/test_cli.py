@@ -65,6 +65,21 @@ def test_train_prints_the_card_and_the_result(run_folder):
     assert "loss" not in outcome.stdout
 
 
+def test_train_in_exact_integers(tmp_path):
+    outcome = invoke(*TRAIN, "--secure", "--output", tmp_path / "run")
+    assert outcome.exit_code == 0, outcome.output
+    assert "exact integers" in outcome.stdout
+    assert "exact integers" in invoke("verify", tmp_path / "run" / "run.privacy.json").stdout
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["settings"]["secure"] is True
+
+
+@pytest.mark.parametrize("mechanism", ["poisson", "blt"])
+def test_secure_is_refused_where_it_does_not_hold(tmp_path, mechanism):
+    words = ["train", "--epsilon", "8", "--epochs", "1", "--batch-size", "480", "--mechanism", mechanism, "--secure"]
+    refused(invoke(*words, "--output", tmp_path / "run"), 2, "exact integers")
+    assert not (tmp_path / "run").exists()
+
+
 def test_train_as_json_in_a_process_of_its_own(tmp_path):
     done = process(*TRAIN, "--json", "--seed", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

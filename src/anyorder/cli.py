@@ -108,8 +108,8 @@ ORDER = (
 )
 MECHANISM = (
     "Noise: [bold]auto[/bold] (least error), [bold]tree[/bold] (DP-FTRL), [bold]independent[/bold] (DP-SGD without "
-    "amplification), [bold]poisson[/bold] (DP-SGD with amplification), a name from plan --compare, or a kind and its size: "
-    "dense, 'banded, 64 bands', 'blt, 5 buffers'."
+    "amplification), [bold]poisson[/bold] (DP-SGD with amplification), a name from plan --compare, or a kind and its "
+    "size: dense, 'banded, 64 bands', 'blt, 5 buffers'."
 )
 ESTIMATOR = "Tree: [bold]full[/bold], [bold]online[/bold] or [bold]vanilla[/bold] estimates of prefix sums."
 RESTART = "Tree: a fresh tree every so many epochs; 0 for never. Default: what gives least error."
@@ -178,6 +178,9 @@ def train(
     restart_every: RestartEvery = None,
     completion: Annotated[str | None, typer.Option(help=COMPLETION)] = None,
     order: Annotated[str | None, typer.Option(help=ORDER)] = None,
+    secure: Annotated[
+        bool | None, typer.Option("--secure", help="Exact integers in place of floating-point noise; not with poisson.")
+    ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or ftrl.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of initial weights and data order; never of the noise.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, .. Default: cpu.")] = None,
@@ -207,7 +210,8 @@ def train(
         "dataset": dataset, "model": model, "data_dir": data_dir, "epsilon": epsilon, "delta": delta,
         "noise_multiplier": noise_multiplier, "batch_size": batch_size, "epochs": epochs, "lr": lr,
         "momentum": momentum, "clip_norm": clip_norm, "mechanism": mechanism, "estimator": estimator,
-        "restart_every": restart_every, "completion": completion, "order": order, "optimizer": optimizer,
+        "restart_every": restart_every, "completion": completion, "order": order, "secure": secure,
+        "optimizer": optimizer,
         "seed": seed, "device": device, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
     given = {name: value for name, value in every.items() if value is not None}

@@ -8,6 +8,7 @@ __all__ = [
     "LoaderError",
     "MissingDependencyError",
     "ModelError",
+    "NoiseWarning",
     "NonFiniteError",
     "ParticipationError",
     "PlanError",
@@ -62,3 +63,7 @@ class CertificateError(AnyorderError, ValueError):
 
 class MissingDependencyError(AnyorderError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
+
+
+class NoiseWarning(UserWarning):
+    """The noise is right, and made in a slow way."""

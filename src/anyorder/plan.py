@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, nextafter
+from math import frexp, inf, nextafter
 from pathlib import Path
 from typing import Any
 from zlib import error as ZlibError
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyorder import _check, accounting, participation, strategy, workload
 from anyorder._sealed import canonical, load_json, save_json
 from anyorder.errors import ArgumentError, CertificateError, PlanError
+from anyorder.noise.discrete import check_combination, check_grid
 from anyorder.optimize import choose
 from anyorder.optimize.tree import fit_tree
 from anyorder.optimize.variance import has_variances, row_variances
@@ -29,7 +30,7 @@ from anyorder.participation import (
 )
 from anyorder.sampling import find_participation
 from anyorder.sensitivity import Bound, sensitivity
-from anyorder.strategy import Independent, Strategy
+from anyorder.strategy import Combination, Independent, Strategy
 from anyorder.workload import Workload
 
 __all__ = ["Plan", "plan"]
@@ -64,6 +65,10 @@ class Plan:
         neighbours: "zero-out" (one unit's gradients replaced by zero), "replace-one", or "add-or-remove" (only
             where the absence of a unit moves no other: PoissonSampling, MinSeparation, KnownOrder).
         dataset_size: number of units where it is known and public.
+        grid: None for noise in floating point; a power of two for exact integers ("secure"): each unit's clipped
+            gradient is truncated, and the noise of a step rounded, to multiples of grid. That is post-processing of
+            the real-valued mechanism on truncated gradients, so all claims stay. For strategies that are a
+            `Combination` (Independent, Tree, BandedInverse, ..), and neighbours that leave batches their size.
     """
 
     participation: Participation
@@ -76,6 +81,7 @@ class Plan:
     unit: str = "example"
     neighbours: str = "zero-out"
     dataset_size: int | None = None
+    grid: float | None = None
 
     def __post_init__(self) -> None:
         _check.positive("clip_norm", self.clip_norm)
@@ -91,6 +97,9 @@ class Plan:
         if len(set(lengths.values())) != 1:
             raise PlanError(f"participation, strategy and workload must have the same number of steps, got {lengths}")
         _check_neighbours(self.neighbours, self.participation, self.strategy)
+        if self.grid is not None:
+            _check_exact(self.neighbours, self.strategy)
+            check_grid(self.grid, self.clip_norm, self.noise_std)
 
     @property
     def n(self) -> int:
@@ -165,6 +174,7 @@ class Plan:
             "unit": self.unit,
             "neighbours": self.neighbours,
             "dataset_size": self.dataset_size,
+            "grid": self.grid,
         }
 
     def claims(self) -> dict[str, Any]:
@@ -212,14 +222,21 @@ class Plan:
         if self.mu is not None:
             kind = "exact" if sens.exact else "upper bound"
             rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind}); mu = {self.mu:.5g} (Gaussian DP)"))
+        if self.grid is not None:
+            rows.append(("arithmetic", f"exact integers, in steps of {self.grid:.5g}: nothing leaks by rounding"))
         sums = not self.reaches_iterates
         place = "sums of gradients" if sums else "iterates"
         return [
             *rows,
             ("noise", f"std {per_clip:.5g} clip norms on each row of Z (noise multiplier {self.noise_multiplier:.5g})"),
             ("error", f"{self.noise_error(sums=sums):.5g} clip norms in the {place}, root mean square over steps"),
-            ("memory", f"{self.strategy.state_rows} vectors of the size of the model"),
+            ("memory", self._memory()),
         ]
+
+    def _memory(self) -> str:
+        if self.grid is None:
+            return f"{self.strategy.state_rows} vectors of the size of the model"
+        return "12 bytes a parameter for each row of Z that a step combines, up to 64 rows"
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
@@ -243,6 +260,7 @@ def plan(
     clip_norm: float = 1.0,
     unit: str = "example",
     neighbours: str = "zero-out",
+    secure: bool = False,
 ) -> Plan:
     """Join an order, a mechanism and a budget into a `Plan`.
 
@@ -267,6 +285,9 @@ def plan(
         momentum, learning_rates: the optimizer's, for the workload whose error is minimised; see `Workload`.
         clip_norm: L2 bound on one unit's gradient in one step.
         unit, neighbours: see `Plan`.
+        secure: exact integer arithmetic in place of floating-point noise, against attacks on its low bits: a `grid`
+            of 2^-20 clip norms, rounded down to a power of two. "auto" then chooses among the mechanisms that allow
+            it. For another grid, `dataclasses.replace(plan, grid=...)`.
     """
     if loader is not None:
         if participation is not None:
@@ -279,13 +300,16 @@ def plan(
     if batch_size is None:
         raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
     work = Workload(rule.n, momentum=momentum, learning_rates=learning_rates)
-    chosen = _strategy(mechanism, work, rule)
+    chosen = _strategy(mechanism, work, rule, secure)
     if isinstance(rule, PoissonSampling) and neighbours == "zero-out":
         neighbours = "add-or-remove"  # what the sampler's accounting is about
+    if secure:
+        _check_exact(neighbours, chosen)  # before a calibration that may take long
     sigma = _noise_multiplier(rule, neighbours, delta, epsilon, noise_multiplier)
     return Plan(
         participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, noise_multiplier=sigma, delta=delta,
         batch_size=batch_size, unit=unit, neighbours=neighbours, dataset_size=dataset_size,
+        grid=_default_grid(clip_norm) if secure else None,
     )  # fmt: skip
 
 
@@ -318,7 +342,7 @@ def _participation(
     return EpochShuffle(epochs, steps) if order == "shuffled" else FixedOrder(epochs * steps, epochs, steps)
 
 
-def _strategy(mechanism: str | Strategy, work: Workload, order: Participation) -> Strategy:
+def _strategy(mechanism: str | Strategy, work: Workload, order: Participation, secure: bool) -> Strategy:
     if isinstance(mechanism, Strategy):
         return mechanism
     _check.choice("mechanism", mechanism, {"auto", "tree", "independent"})
@@ -328,7 +352,10 @@ def _strategy(mechanism: str | Strategy, work: Workload, order: Participation) -
         return Independent(order.n)
     if mechanism == "independent":
         return Independent(order.n)
-    return fit_tree(work, order) if mechanism == "tree" else choose(work, order)[0].strategy
+    if mechanism == "tree":
+        return fit_tree(work, order)
+    found = (candidate.strategy for candidate in choose(work, order))
+    return next(chosen for chosen in found if not secure or isinstance(chosen, Combination))
 
 
 def _noise_multiplier(
@@ -360,6 +387,22 @@ def _check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -
             f"neighbours 'add-or-remove' do not fit {type(order).__name__}: without one unit, a loader would put "
             "others into other batches; use 'zero-out' (its gradients replaced by zero) or 'replace-one'"
         )
+
+
+def _check_exact(neighbours: str, chosen: Strategy) -> None:
+    """On a grid, a unit must change nothing but its own integers, and noise must be computable to any precision."""
+    check_combination(chosen)
+    if neighbours == "add-or-remove":
+        raise PlanError(
+            "exact integers (grid, secure) need neighbours 'zero-out' or 'replace-one', got 'add-or-remove' (which "
+            "Poisson sampling implies): a batch with one unit less has another shape, in which the floating-point "
+            "gradients of the other units may differ in their last bits, and so their integers too"
+        )
+
+
+def _default_grid(clip_norm: float) -> float:
+    """The power of two at or below 2^-20 clip norms."""
+    return float(2.0 ** (frexp(_check.positive("clip_norm", clip_norm))[1] - 21))
 
 
 def check_claims(plan: Plan, claims: dict[str, Any]) -> None:

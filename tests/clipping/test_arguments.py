@@ -8,13 +8,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping
+from anyorder.clipping import FunctionalClipping, GhostClipping
 from anyorder.errors import ArgumentError, ModelError
+
+Clipping = FunctionalClipping
+
+
+@pytest.fixture(params=[FunctionalClipping, GhostClipping], autouse=True)
+def engine(request, monkeypatch):
+    """Every test of this file holds for both engines."""
+    monkeypatch.setitem(globals(), "Clipping", request.param)
 
 
 def forward(module, *args, size=3, kwargs=None, **changes):
     options = {"groups": torch.arange(size), "clip_norm": 1e6, "scale": 1.0, "receive": pytest.fail} | changes
-    return FunctionalClipping(module, 2).forward(args, kwargs or {}, **options)
+    return Clipping(module, 2).forward(args, kwargs or {}, **options)
 
 
 class Structured(nn.Module):
@@ -113,7 +121,7 @@ def test_options_that_break_their_rule(changes):
 @pytest.mark.parametrize("chunk_size", [0, 1.5, -1])
 def test_chunk_size(chunk_size):
     with pytest.raises(ArgumentError, match="chunk_size"):
-        FunctionalClipping(PLAIN, chunk_size)
+        Clipping(PLAIN, chunk_size)
 
 
 class Layer(nn.Module):

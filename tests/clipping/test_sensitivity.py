@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping
+from anyorder.clipping import FunctionalClipping, GhostClipping
 from anyorder.clipping.units import ClippedSum
 from clipping.brute import clipped_sum, distance, norm, per_example, run
+
+Clipping = FunctionalClipping
+
+
+@pytest.fixture(params=[FunctionalClipping, GhostClipping], autouse=True)
+def engine(request, monkeypatch):
+    """Every test of this file holds for both engines."""
+    monkeypatch.setitem(globals(), "Clipping", request.param)
+
 
 CLIP_NORM = 0.5
 PARAMETERS = {"a": torch.zeros(3, 5), "b": torch.zeros(7)}
@@ -76,7 +85,7 @@ def network():
 
 
 def real(module, x, y, groups):
-    return run(FunctionalClipping(module, 2), x, y, F.cross_entropy, groups=groups, clip_norm=CLIP_NORM)[1]
+    return run(Clipping(module, 2), x, y, F.cross_entropy, groups=groups, clip_norm=CLIP_NORM)[1]
 
 
 def per_example_fault(module, x, y, groups):

@@ -105,7 +105,8 @@ def test_steps_end():
 
 
 def test_a_step_that_fails_changes_nothing(monkeypatch):
-    stream, other = (NoiseStream(Recurrence(4), SOURCE, 1.0, 10) for _ in range(2))
+    plain = NoiseSource(KEY, kernel="reference")
+    stream, other = (NoiseStream(Recurrence(4), plain, 1.0, 10) for _ in range(2))
     stream.next(), other.next()
     with monkeypatch.context() as patch:
         patch.setattr(NoiseSource, "normal", lambda *_: 1 / 0)
@@ -212,7 +213,7 @@ class _Broken(NoiseSource):
     """A source whose `normal` is passed through a function (row, start, stop, true normal)."""
 
     def __init__(self, fault):
-        super().__init__(KEY)
+        super().__init__(KEY, kernel="reference")
         self._fault = fault
 
     def normal(self, row, start, stop):

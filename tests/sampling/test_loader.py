@@ -187,6 +187,9 @@ def test_undistributed_sampler_on_several_ranks_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     with pytest.raises(LoaderError, match="each of the 4 ranks would hand out the whole data set"):
         find_participation(DataLoader(DATA, shuffle=True), 1)
+    with pytest.raises(LoaderError, match="deals the examples out to 3 ranks, and 4 take part"):
+        find_participation(distributed(0, True), 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
     assert find_participation(distributed(0, True), 2).participation == EpochShuffle(2, 4)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     assert find_participation(DataLoader(DATA, batch_size=N), 2).participation == FixedOrder(2, 2, 1)

@@ -230,6 +230,28 @@ def test_model_is_wrapped_without_changing_its_names():
     assert model.module[0].in_features == 3
 
 
+def test_a_closure_is_run_once_before_the_step():
+    def run(with_closure):
+        engine, model, optimizer, loader = private()
+        losses, calls = [], []
+        for batch in loader:
+
+            def closure(batch=batch):
+                calls.append(1)
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+                loss.backward()
+                return loss
+
+            losses.append(optimizer.step(closure) if with_closure else (closure(), optimizer.step())[0])
+        assert engine.step == len(calls) == STEPS
+        return weights(model), torch.stack(losses)
+
+    ours, plain = run(True), run(False)
+    assert torch.equal(ours[0], plain[0])
+    assert torch.equal(ours[1], plain[1])
+
+
 class TestRefusals:
     """What the plan does not cover is refused, and nothing has changed afterwards."""
 
@@ -324,11 +346,9 @@ class TestRefusals:
         optimizer.step()
         assert engine.step == 7
 
-    def test_closure(self):
-        _, model, optimizer, loader = private()
-        backward(model, next(iter(loader)))
-        with pytest.raises(TrainingError, match="closure"):
-            optimizer.step(lambda: torch.tensor(0.0))
+    def test_lbfgs(self):
+        with pytest.raises(ArgumentError, match="LBFGS"):
+            private(optimizer=torch.optim.LBFGS)
 
     def test_input_that_is_not_the_batch(self):
         _, model, _, loader = private()

@@ -1,7 +1,32 @@
 """Clipping: the sum over privacy units of gradients of bounded norm."""
 
+from torch import nn
+
 from anyorder.clipping.base import PerUnitClipping, Receive
+from anyorder.clipping.clip_rules import Automatic, ClipRule, Flat, PerGroup
 from anyorder.clipping.functional import FunctionalClipping
+from anyorder.clipping.ghost import GhostClipping
 from anyorder.clipping.validate import check_model
 
-__all__ = ["FunctionalClipping", "PerUnitClipping", "Receive", "check_model"]
+__all__ = [
+    "Automatic",
+    "ClipRule",
+    "Flat",
+    "FunctionalClipping",
+    "GhostClipping",
+    "PerGroup",
+    "PerUnitClipping",
+    "Receive",
+    "check_model",
+    "make_clipping",
+]
+
+
+def make_clipping(module: nn.Module, chunk_size: int | None = None, grid: float | None = None) -> PerUnitClipping:
+    """The engine for a model: one pass over the batch; on a grid, whose units are rounded one by one, two.
+
+    Args:
+        module, chunk_size: see `GhostClipping`.
+        grid: None, or the grid of exact integer sums; see `FunctionalClipping`.
+    """
+    return GhostClipping(module, chunk_size) if grid is None else FunctionalClipping(module, chunk_size, grid)

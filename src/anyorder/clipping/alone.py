@@ -1,6 +1,6 @@
 """A module as a function of one example alone, in the form that torch.func maps over a batch."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -150,15 +150,23 @@ def _check_output(leaf: Any) -> None:
 
 
 @contextmanager
-def mappable(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Torch's settings under which more modules can be mapped; the functions that they compute do not change."""
+def mappable(module: nn.Module, device: torch.device, traced: Collection[nn.Module] | None = None) -> Iterator[None]:
+    """Torch's settings under which more modules can be mapped; the functions that they compute do not change.
+
+    Args:
+        module, device: what is to be mapped, and where its inputs are.
+        traced: the layers that a tracer runs on the whole batch, as it does attention; None without a tracer.
+    """
     backends = torch.backends
-    recurrent = [part for part in module.modules() if isinstance(part, _RECURRENT)]
+    recurrent = [part for part in module.modules() if isinstance(part, _RECURRENT) and part not in (traced or ())]
     with ExitStack() as stack:
+        for part in module.modules():
+            if isinstance(part, nn.RNNBase):
+                stack.callback(_own_weights_again, part)
         # Fused kernels have no batching rule: they would fail, or loop over the examples.
         stack.callback(backends.mha.set_fastpath_enabled, backends.mha.get_fastpath_enabled())
         backends.mha.set_fastpath_enabled(False)
-        if device.type == "cpu":
+        if device.type == "cpu" and traced is None:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if recurrent:
             stack.callback(setattr, backends.mkldnn, "enabled", backends.mkldnn.enabled)
@@ -168,6 +176,11 @@ def mappable(module: nn.Module, device: torch.device) -> Iterator[None]:
         for part in recurrent:
             stack.callback(part.register_forward_pre_hook(_map_state, with_kwargs=True).remove)
         yield
+
+
+def _own_weights_again(part: nn.RNNBase) -> None:
+    """A recurrent layer keeps a list of its weights, in which functional_call leaves those of the last call."""
+    part._flat_weights = [getattr(part, name, None) for name in part._flat_weights_names]
 
 
 def _map_state(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Per-unit clipping by torch.func: every example's gradient, in chunks, made again on backward."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,9 @@ from torch.func import vjp, vmap
 from anyorder import _check
 from anyorder.clipping.alone import Alone, Tensors, mappable
 from anyorder.clipping.base import PerUnitClipping, Receive
+from anyorder.clipping.batch import Settings, check_groups
 from anyorder.clipping.units import ClippedSum, accumulator_dtype
-from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
+from anyorder.errors import AnyorderError, ModelError, TrainingError
 
 __all__ = ["FunctionalClipping"]
 
@@ -36,10 +36,12 @@ class FunctionalClipping(PerUnitClipping):
         module: the model. Frozen parameters (requires_grad=False) cost nothing; tied ones have one gradient.
         chunk_size: examples per chunk; None takes as many as keep chunk_size * d numbers under 256 MiB, at least 1.
             The sums do not depend on it, save for rounding; dropout masks do.
+        grid: None, or the grid on which units are rounded; the sums are then int64, see `ClippedSum`.
     """
 
-    def __init__(self, module: nn.Module, chunk_size: int | None = None) -> None:
+    def __init__(self, module: nn.Module, chunk_size: int | None = None, grid: float | None = None) -> None:
         self._module = module
+        self._grid = grid
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
 
     def forward(
@@ -57,16 +59,17 @@ class FunctionalClipping(PerUnitClipping):
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
         call = Alone(self._module, args, kwargs)
-        _check_groups(groups, call.size)
+        check_groups(groups, call.size)
         job = _Job(
             module=self._module,
             call=call,
             names=tuple(parameters),
             batch=_Batch.sort(groups, self._chunk_size or _default_chunk_size(parameters), call.tensors[0].device),
             clip_norm=_check.positive("clip_norm", clip_norm),
+            grid=self._grid,
             scale=_check.positive("scale", scale) if call.size else 1.0,
             receive=receive,
-            settings=_Settings.now(call.tensors[0].device),
+            settings=Settings.now(call.tensors[0].device),
         )
         tensors = (*parameters.values(), *call.tensors)
         if not torch.is_grad_enabled():
@@ -75,14 +78,6 @@ class FunctionalClipping(PerUnitClipping):
         root = torch.zeros((), device=call.tensors[0].device, requires_grad=True)
         outputs = _Outputs.apply(root, job, *tensors)  # type: ignore[no-untyped-call]
         return call.assemble(outputs[: job.differentiable], outputs[job.differentiable :])
-
-
-def _check_groups(groups: Tensor, size: int) -> None:
-    if groups.dtype != torch.int64 or groups.shape != (size,):
-        raise ArgumentError(
-            f"groups must be int64 of shape ({size},), one unit for each example of the batch, got {groups.dtype} of "
-            f"shape {tuple(groups.shape)}; the model must be called on the whole batch"
-        )
 
 
 def _default_chunk_size(parameters: dict[str, Tensor]) -> int:
@@ -130,41 +125,6 @@ class _Batch:
         return units - units[0], complete
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The state of torch that a forward pass depends on: random numbers and autocast, on the CPU and on `devices`."""
-
-    devices: tuple[torch.device, ...]
-    random: tuple[Tensor, ...]
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-
-    @classmethod
-    def now(cls, device: torch.device) -> "_Settings":
-        devices = (device,) if device.type == "cuda" else ()
-        random = (torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices))
-        types = sorted({"cpu", device.type})
-        autocast = tuple((t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)
-        return cls(devices, random, autocast)
-
-    @contextmanager
-    def autocast_again(self) -> Iterator[None]:
-        """Autocast as it was, without its cache, which would keep every chunk's casts of the weights."""
-        with ExitStack() as stack:
-            for device_type, enabled, dtype in self.autocast:
-                if enabled or torch.is_autocast_enabled(device_type):
-                    stack.enter_context(torch.autocast(device_type, dtype, enabled, cache_enabled=False))
-            yield
-
-    @contextmanager
-    def random_again(self) -> Iterator[None]:
-        """The same random numbers again; the global generators are left as they were."""
-        with torch.random.fork_rng([d.index for d in self.devices]):
-            torch.set_rng_state(self.random[0])
-            for device, state in zip(self.devices, self.random[1:], strict=True):
-                torch.cuda.set_rng_state(state, device)
-            yield
-
-
 @dataclass(kw_only=True)
 class _Job:
     """One batch, from its forward pass to its backward pass. It holds no tensor of the batch but the units."""
@@ -174,9 +134,10 @@ class _Job:
     names: tuple[str, ...]
     batch: _Batch
     clip_norm: float
+    grid: float | None
     scale: float
     receive: Receive
-    settings: _Settings
+    settings: Settings
     differentiable: int = 0
     done: bool = False
 
@@ -212,7 +173,7 @@ class _Job:
             )
         self.done = True
         parameters, inputs = self._split(tensors)
-        total = ClippedSum(parameters, clip_norm=self.clip_norm, scale=self.scale)
+        total = ClippedSum(parameters, clip_norm=self.clip_norm, scale=self.scale, grid=self.grid)
 
         def example(parameters: dict[str, Tensor], tensors: Tensors, cotangents: Tensors) -> dict[str, Tensor]:
             _, pull_back, _ = vjp(lambda p: self.call(p, tensors), parameters, has_aux=True)  # type: ignore[misc]

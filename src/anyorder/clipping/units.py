@@ -1,11 +1,13 @@
 """The sum of the clipped gradients of whole units, from per-example gradients that come in chunks."""
 
+from fractions import Fraction
+
 import torch
 from torch import Tensor
 
 from anyorder.errors import NonFiniteError
 
-__all__ = ["ClippedSum", "accumulator_dtype"]
+__all__ = ["ClippedSum", "accumulator_dtype", "non_finite", "round_down"]
 
 
 def accumulator_dtype(tensor: Tensor) -> torch.dtype:
@@ -23,19 +25,31 @@ class ClippedSum:
     factor is rounded down, and no product goes through a matrix unit of reduced precision. Between chunks it holds
     the sum and one unclipped unit.
 
+    On a grid, each clipped unit v becomes the integers trunc(v / grid), and these are summed in int64, exactly: a
+    unit changes the sum by its own integers and nothing else. Truncation raises no coordinate, so the norm stays
+    below clip_norm / grid; it is computed again in integers, and a unit that is above it all the same counts as 0.
+
     Args:
         parameters: shapes, devices and dtypes of the gradients, by name.
         clip_norm: L2 bound on a unit's gradient.
         scale: what the gradients are multiplied by before they are clipped.
+        grid: None for sums of floats; a power of two from 2^-100 to 2^100 and from clip_norm / 2^31 to clip_norm for
+            sums of integers, in grid steps.
     """
 
-    def __init__(self, parameters: dict[str, Tensor], *, clip_norm: float, scale: float) -> None:
+    def __init__(
+        self, parameters: dict[str, Tensor], *, clip_norm: float, scale: float, grid: float | None = None
+    ) -> None:
         self._scale = scale
+        self._grid = grid
+        self._largest_square = 0 if grid is None else int((Fraction(clip_norm) / Fraction(grid)) ** 2)
+        self._dtypes = {name: accumulator_dtype(p) for name, p in parameters.items()}
         self._sum = {
-            name: torch.zeros(p.numel(), dtype=accumulator_dtype(p), device=p.device) for name, p in parameters.items()
+            name: torch.zeros(p.numel(), dtype=self._dtypes[name] if grid is None else torch.int64, device=p.device)
+            for name, p in parameters.items()
         }
         # Just under clip_norm, so that the rounding of each product (eps / 2) and of the norm cannot carry a unit over.
-        slack = max(1e-12, *(4 * torch.finfo(total.dtype).eps for total in self._sum.values()))
+        slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in self._dtypes.values()))
         self._clip_norm = clip_norm * (1 - slack)
         self._shapes = {name: p.shape for name, p in parameters.items()}
         self._open: dict[str, Tensor] = {}
@@ -56,23 +70,19 @@ class ClippedSum:
         self._clip_and_add(rows if complete else {name: row[:-1] for name, row in rows.items()})
 
     def finish(self) -> dict[str, Tensor]:
-        """The sum over units, {name: (*shape)}.
+        """The sum over units, {name: (*shape)}; int64 on a grid.
 
         Raises: NonFiniteError if any unit's gradient is NaN or infinite.
         """
         bad = int(self._non_finite)
         if bad:
-            raise NonFiniteError(
-                f"the gradients of {bad} of {self._units} units are NaN or infinite; every unit's gradient must be "
-                "finite, since no norm bounds it otherwise. Nothing was released: check the inputs and the loss, "
-                "lower the learning rate, or train in float32"
-            )
+            raise non_finite(bad, self._units)
         return {name: total.view(self._shapes[name]) for name, total in self._sum.items()}
 
     def _by_unit(self, name: str, gradient: Tensor, units: Tensor, count: int) -> Tensor:
         """(count, size) sums over the examples of a unit, with what the open unit has so far."""
         total = self._sum[name]
-        flat = gradient.reshape(len(gradient), total.numel()).to(total.dtype)
+        flat = gradient.reshape(len(gradient), total.numel()).to(self._dtypes[name])
         if count == len(units) and not self._open:
             return flat
         result = flat.new_zeros(count, total.numel()).index_add_(0, units.to(flat.device), flat)
@@ -94,11 +104,34 @@ class ClippedSum:
         self._non_finite += (~norm.isfinite()).sum()
         # A zero norm gives clip_norm / 0 = inf, and so the factor of an unclipped unit.
         factors = self._scale * (self._clip_norm / norm).clamp(max=1.0)
+        if self._grid is not None:
+            factors = torch.where(self._within(rows, factors), factors, 0.0)
         for name, row in rows.items():
-            weights = _round_down(factors, row.dtype).to(row.device)
-            # Elementwise: a matrix product may run in TF32 or bfloat16, and so leave a unit over the bound.
             for block in _blocks(row):
-                self._sum[name] += (row[block] * weights[block, None]).sum(0)
+                self._sum[name] += self._clipped(row[block], factors[block]).sum(0)
+
+    def _clipped(self, row: Tensor, factors: Tensor) -> Tensor:
+        """The units times their factors; integers on a grid."""
+        # Elementwise: a matrix product may run in TF32 or bfloat16, and so leave a unit over the bound.
+        clipped = row * round_down(factors, row.dtype).to(row.device)[:, None]
+        return clipped if self._grid is None else (clipped * (1 / self._grid)).trunc().to(torch.int64)
+
+    def _within(self, rows: dict[str, Tensor], factors: Tensor) -> Tensor:
+        """Which units' integers have a squared norm of at most (clip_norm / grid)^2, in exact arithmetic."""
+        squares = torch.zeros(len(factors), dtype=torch.int64, device=factors.device)
+        for row in rows.values():
+            for block in _blocks(row):
+                squares[block] += self._clipped(row[block], factors[block]).square().sum(1).to(squares.device)
+        return squares <= self._largest_square
+
+
+def non_finite(bad: int, units: int) -> NonFiniteError:
+    """The error for that many units, of `units`, whose gradient is NaN or infinite."""
+    return NonFiniteError(
+        f"the gradients of {bad} of {units} units are NaN or infinite; every unit's gradient must be "
+        "finite, since no norm bounds it otherwise. Nothing was released: check the inputs and the loss, "
+        "lower the learning rate, or train in float32"
+    )
 
 
 def _blocks(rows: Tensor) -> list[slice]:
@@ -107,7 +140,7 @@ def _blocks(rows: Tensor) -> list[slice]:
     return [slice(i, i + size) for i in range(0, len(rows), size)]
 
 
-def _round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
+def round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
     """Positive float64 factors in dtype, never larger than they were."""
     rounded = factors.to(dtype)
     return torch.where(rounded.double() > factors, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)

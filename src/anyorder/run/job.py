@@ -104,6 +104,7 @@ def train(
         settings.noise, order=settings.order, epsilon=settings.epsilon, noise_multiplier=settings.noise_multiplier,
         delta=settings.delta, dataset_size=len(data.train), batch_size=settings.batch_size,  # type: ignore[arg-type]
         epochs=settings.epochs, momentum=settings.momentum, clip_norm=settings.clip_norm,
+        secure=settings.secure,
     )  # fmt: skip
     model = _model(settings, data)  # before the folder: what can be refused is refused before anything is written
     path = folder.create(output, settings.dataset)

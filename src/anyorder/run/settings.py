@@ -33,6 +33,7 @@ class Settings:
         mechanism, estimator, restart_every, completion: see `anyorder.run.planning.Mechanism`.
         order: "shuffled" (anew in each epoch), "fixed" (shuffled once, then kept: least noise over several epochs),
             "sequential" (as stored, in each epoch) or "poisson" (secret random sampling).
+        secure: exact integers in place of floating-point noise; see `anyorder.plan`.
         optimizer: "sgd" or "ftrl".
         seed: of the initialisation and of the fixed order; never of the noise.
         device: "cpu", "cuda", ..
@@ -55,6 +56,7 @@ class Settings:
     restart_every: int | None = None
     completion: str = "auto"
     order: str = "shuffled"
+    secure: bool = False
     optimizer: str = "sgd"
     seed: int = 0
     device: str = "cpu"

@@ -342,7 +342,9 @@ def extract_units(batch: Any, unit: Unit) -> Units:
 # -- Poisson sampling ------------------------------------------------------------------------------------------------
 
 
-def poisson_loader(loader: Any, participation: PoissonSampling, source: NoiseSource) -> DataLoader[Any]:
+def poisson_loader(
+    loader: Any, participation: PoissonSampling, source: NoiseSource, *, rank: int = 0, ranks: int = 1
+) -> DataLoader[Any]:
     """A DataLoader with the settings of `loader` that draws the batches of Poisson sampling from its data set.
 
     One iteration gives ceil(1/q) batches, which are an epoch in expectation, where that divides the planned n; else
@@ -353,6 +355,7 @@ def poisson_loader(loader: Any, participation: PoissonSampling, source: NoiseSou
         loader: names the data set, collation, workers; its own order is dropped.
         participation: how many steps, and the probability.
         source: where the secret coins come from: derived from the run's key.
+        rank, ranks: every batch is dealt out to so many ranks, and this one's share is handed out.
     """
     check_loader(loader)
     if isinstance(loader.dataset, IterableDataset):
@@ -364,7 +367,7 @@ def poisson_loader(loader: Any, participation: PoissonSampling, source: NoiseSou
     size = len(loader.dataset)
     q, n = participation.sampling_probability, participation.n
     epoch = math.ceil(1 / q)
-    sampler = PoissonBatchSampler(size, q, n if n % epoch else epoch, source)
+    sampler = PoissonBatchSampler(size, q, n if n % epoch else epoch, source, rank=rank, ranks=ranks)
     return _rebuild(loader, sampler, collate_fn=_CollateAny(loader.dataset, loader.collate_fn))
 
 

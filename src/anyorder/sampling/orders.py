@@ -95,14 +95,19 @@ def check_loader(loader: Any) -> None:
 
 
 def check_ranks(order: Order) -> None:
-    """Raise LoaderError if several processes would each hand out the whole data set."""
-    if order.ranks > 1 or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
+    """Raise LoaderError unless each of several processes hands out its own part of the data set."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return  # a plan for ranks may be made by one process
     world = torch.distributed.get_world_size()
-    if world > 1:
+    if order.ranks == 1 < world:
         raise LoaderError(
             f"each of the {world} ranks would hand out the whole data set, every example {world} times an epoch; use "
             f"a DistributedSampler, {_EXPLICIT}"
+        )
+    if order.ranks != world:
+        raise LoaderError(
+            f"the DistributedSampler deals the examples out to {order.ranks} ranks, and {world} take part; leave its "
+            "num_replicas and rank to the process group"
         )
 
 
@@ -233,5 +238,6 @@ def _distributed(sampler: DistributedSampler[Any]) -> _Indices:
         return np.fromiter(sampler, np.int64, len(sampler))
 
     kind: Kind = "shuffled" if sampler.shuffle else "fixed"
-    phrase = f"distributed over {ranks} ranks, {_ANEW if sampler.shuffle else 'sequential'}"
+    # Without the number of ranks: a checkpoint may be resumed on another one.
+    phrase = f"distributed, {_ANEW if sampler.shuffle else 'sequential'}"
     return _Indices(kind, phrase, indices, len(sampler), size, ranks)

@@ -106,9 +106,19 @@ class PoissonBatchSampler(Sampler[list[int]]):
         sampling_probability: q in (0, 1].
         steps: batches in one epoch.
         source: where the coins come from.
+        rank, ranks: every batch is dealt out to so many ranks, and this one's share is given.
     """
 
-    def __init__(self, size: int, sampling_probability: float, steps: int, source: NoiseSource) -> None:
+    def __init__(
+        self,
+        size: int,
+        sampling_probability: float,
+        steps: int,
+        source: NoiseSource,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         self.size = _check.integer("size", size, low=1)
         self.sampling_probability = _check.real("sampling_probability", sampling_probability, low=0.0, high=1.0)
         self.steps = _check.integer("steps", steps, low=1)
@@ -116,6 +126,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
         if self._threshold == 0:
             raise ArgumentError(f"sampling_probability must be at least 2^-32, got {sampling_probability!r}")
         self._source = source.derive(b"poisson")
+        self._rank, self._ranks = rank, ranks
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -123,9 +134,10 @@ class PoissonBatchSampler(Sampler[list[int]]):
         self.epoch = _check.integer("epoch", epoch, low=0)
 
     def batch(self, t: int) -> list[int]:
-        """The indices of batch t, counted over all epochs; ascending, perhaps none."""
+        """The rank's indices of batch t, counted over all epochs; ascending, perhaps none."""
         coins = self._source.words(t, 0, self.size)
-        return np.flatnonzero(coins.astype(np.uint64) < self._threshold).tolist()
+        drawn: list[int] = np.flatnonzero(coins.astype(np.uint64) < self._threshold).tolist()
+        return drawn[self._rank :: self._ranks]
 
     def batches(self, epoch: int, start: int) -> Iterator[list[int]]:
         """The batches of an epoch from its batch `start` on."""

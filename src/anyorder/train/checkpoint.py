@@ -376,6 +376,10 @@ class Journal:
         """Number of steps committed."""
         return len(self._entries)
 
+    def steps_from(self, step: int) -> int:
+        """Number of steps committed, of those from `step` on."""
+        return sum(t >= step for t in self._entries)
+
     def close(self) -> None:
         """Let go of the run; `commit` is refused from here on."""
         if self._descriptor >= 0:

@@ -2,9 +2,7 @@
 
 import functools
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +12,29 @@ from torch import Tensor, nn
 
 from anyorder import _check
 from anyorder.certificate import Certificate
-from anyorder.clipping import FunctionalClipping, check_model
+from anyorder.clipping import Receive, check_model, make_clipping
 from anyorder.errors import (
     ArgumentError,
     CheckpointError,
-    LoaderError,
     NonFiniteError,
     PlanError,
     StepsExhaustedError,
     TrainingError,
 )
 from anyorder.ledger import Ledger, Units
-from anyorder.noise import NoiseSource, NoiseStream
-from anyorder.participation import EpochShuffle, FixedOrder, Participation, PoissonSampling, SingleEpoch, covers
+from anyorder.noise import NoiseSource
+from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
-from anyorder.sampling import Found, PrivateLoader, Unit, find_participation, poisson_loader
-from anyorder.train.checkpoint import Journal, load, random_state, save_atomic, set_random_state
+from anyorder.sampling import PrivateLoader, Unit, poisson_loader
+from anyorder.train.checkpoint import load, random_state, save_atomic, set_random_state
+from anyorder.train.distributed import Group, distinct_units, forward_together
+from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
+from anyorder.train.journal import SharedJournal
 from anyorder.train.module import PrivateModule
+from anyorder.train.order import BY_LEDGER, check_order
+from anyorder.train.shards import Shards, SharedNoise
 
 __all__ = ["PrivacyEngine"]
-
-_BY_LEDGER = "not read off the loader; the ledger enforces the plan's"
 
 
 @dataclass
@@ -52,12 +52,16 @@ class PrivacyEngine:
 
         ( sum over units of clip(gradient of the unit) + noise_std * (K Z)[t] ) / plan.batch_size
 
-    and the optimizer does the rest. Nothing un-noised is ever in `.grad`.
+    and the optimizer does the rest. Nothing un-noised is ever in `.grad`. With `plan.grid` the sum and the noise are
+    exact integers, in grid steps; floating point begins after they are added.
 
     Guarantee: the sequence of gradients, hence every iterate, is (plan.epsilon, plan.delta)-DP for one unit under the
     plan's neighbouring relation, provided that an example's loss depends on no other example of the batch (use
     reductions `mean` or `sum` over examples; not a contrastive loss, nor a mean over unmasked tokens of the batch).
     Printed training losses are releases too, and are not covered.
+
+    Under an initialised `torch.distributed` process group all ranks train one model: the sums are over all of them,
+    the noise is added once. Every rank makes the same calls, on its own part of the data.
 
     Args:
         plan: what to run.
@@ -73,7 +77,6 @@ class PrivacyEngine:
         self.extra: dict[str, Any] = {}
         self._path = None if checkpoint is None else Path(checkpoint)
         self._key = NoiseSource.random().key if key is None else NoiseSource(key).key
-        self._journal: Journal | None = None
         self._written: dict[nn.Parameter, tuple[Tensor, int]] = {}
         self._ready = False
         self._closed = False
@@ -108,61 +111,60 @@ class PrivacyEngine:
             raise TrainingError("make_private was already called: one engine runs one plan once")
         _check.choice("loss_reduction", loss_reduction, {"mean", "sum"})
         self._accumulate = _check.integer("accumulate", accumulate, low=1)
-        check_model(model)
-        self._model, self._optimizer, self._loss_reduction = model, optimizer, loss_reduction
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._check_optimizer()
-        state = None if self._path is None or not self._path.exists() else self._load()
-        key = self._key if state is None else state["key"]
+        group = self._group = Group()
+        place = "make_private"
+        claims = group.together(place, lambda: self._bind(model, optimizer, loss_reduction))
+        if claims.count(claims[0]) < len(claims):
+            raise PlanError("the ranks were given different plans or models; all must run one program")
+        state = group.by_first(place, self._load)
+        self._key = group.from_first(self._key) if state is None else state["key"]
         # A key is bound to its plan: under another plan the same 32 bytes give unrelated noise.
-        source = NoiseSource(key).derive(self.plan.digest.encode())
-        self.loader = self._private_loader(loader, unit, source)
-        self.ledger = Ledger(self.plan.participation)
-        size = sum(p.numel() for p in self._parameters.values())
-        self._stream = NoiseStream(self.plan.strategy, source, self.plan.noise_std, size)
-        self._clipping = FunctionalClipping(model, chunk_size)
-        self._key, self._source = key, source
-        self._batch: _Batch | None = None
-        self._discard()
+        self._source = NoiseSource(self._key).derive(self.plan.digest.encode())
+        self._journal = SharedJournal(group, self._key, self._source.fingerprint())
+        group.together(place, lambda: self._set_up(loader, unit, chunk_size))
+        group.copy_from_first(t for t in (*model.parameters(), *model.buffers()) if local(t) is t)
         if state is not None:
             self._restore(state)
         self._hook_optimizer()
         self._ready = True
-        self.model = PrivateModule(model, self._forward, self._discard)
+        self.model = PrivateModule(model, self._forward, self._discard, self._whole)
         return self.model, optimizer, self.loader
+
+    def _bind(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_reduction: str) -> str:
+        """Check model and optimizer; returns what must be the same on all ranks."""
+        check_model(model)
+        check_sharding(model, self._group)
+        self._model, self._optimizer, self._loss_reduction = model, optimizer, loss_reduction
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._check_optimizer()
+        return f"{self.plan.digest} {[(name, tuple(p.shape)) for name, p in self._parameters.items()]}"
+
+    def _set_up(self, loader: Any, unit: Unit, chunk_size: int | None) -> None:
+        self.loader = self._private_loader(loader, unit, self._source)
+        self.ledger = Ledger(self.plan.participation)
+        self._shards = Shards(self._parameters, self._group)
+        plan = self.plan
+        self._stream = SharedNoise(plan.strategy, self._source, plan.noise_std, self._shards, plan.grid)
+        self._whole = WholeModel(self._model)
+        self._clipping = make_clipping(self._whole.module, chunk_size, plan.grid)
+        self._batch: _Batch | None = None
+        self._discard()
 
     def _private_loader(self, loader: Any, unit: Unit, source: NoiseSource) -> PrivateLoader:
         participation = self.plan.participation
         if isinstance(participation, PoissonSampling):
             if unit is not None or self._accumulate != 1:
                 raise PlanError("Poisson sampling draws examples: it takes neither unit= nor accumulate=")
-            loader = poisson_loader(loader, participation, source.derive(b"sampling"))
+            coins = source.derive(b"sampling")
+            loader = poisson_loader(loader, participation, coins, rank=self._group.rank, ranks=self._group.size)
             self.order = "Poisson sampling by anyorder"
         else:
-            self.order = self._check_order(loader) if unit is None else _BY_LEDGER
+            self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._accumulate)
         return PrivateLoader(loader, unit=unit, on_batch=self._begin, seed=source.derive(b"order").key)
 
-    def _check_order(self, loader: Any) -> str:
-        """Refuse a loader whose order is known and not the plan's; what is unknown is left to the ledger."""
-        try:
-            found = find_participation(loader, 1)
-        except LoaderError:
-            return _BY_LEDGER
-        steps = -(-found.steps_per_epoch // self._accumulate)
-        actual = _over_epochs(find_participation(loader, -(-self.plan.n // steps)), steps)
-        if not covers(self.plan.participation, actual):
-            raise LoaderError(
-                f"the plan is for {self.plan.participation.describe()}, but this loader gives {actual.describe()} "
-                f"({found.order}); make the plan with ao.plan(loader=..., epochs=...) or change the loader"
-            )
-        if found.batch_size * self._accumulate != self.plan.batch_size:
-            raise LoaderError(
-                f"the plan divides by batch_size={self.plan.batch_size}, but the loader's batches of "
-                f"{found.batch_size} times accumulate={self._accumulate} make {found.batch_size * self._accumulate}"
-            )
-        return found.order
-
     def _check_optimizer(self) -> None:
+        if isinstance(self._optimizer, torch.optim.LBFGS):
+            raise ArgumentError("LBFGS takes several gradients of a batch in a step, and the plan covers one: use SGD")
         known = {id(p) for p in self._parameters.values()}
         held = [p for group in self._optimizer.param_groups for p in group["params"]]
         strange = sum(id(p) not in known and p.requires_grad for p in held)
@@ -196,26 +198,38 @@ class PrivacyEngine:
         self._batches = 0
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        step = self.ledger.step
+        told = self._group.together(f"the forward pass of step {step}", self._begun_units)
+        units = distinct_units(told)
+        self.ledger.check(step, [*self._units, *units])
         batch = self._batch
-        if batch is None:
+        assert batch is not None
+        _, groups = np.unique(np.asarray(batch.units), return_inverse=True)
+        self._whole.gather()
+
+        def forward(receive: Receive) -> Any:
+            return self._clipping.forward(
+                args,
+                kwargs,
+                groups=torch.from_numpy(groups.reshape(-1).astype(np.int64)),
+                clip_norm=self.plan.clip_norm,
+                scale=float(len(batch.units)) if self._loss_reduction == "mean" else 1.0,
+                receive=receive,
+            )
+
+        return forward_together(self._group, step, forward, functools.partial(self._receive, batch, step, units))
+
+    def _begun_units(self) -> Units:
+        """The units of the batch that the model is called on."""
+        if self._batch is None:
             raise TrainingError(
                 "the model was called in training mode before the private loader gave a batch; iterate over the loader "
                 "that make_private returned, or use model.eval() or torch.no_grad() for other inputs"
             )
         if [p.requires_grad for p in self._parameters.values()].count(False):
             raise TrainingError("a parameter was frozen after make_private; freeze before it, so that noise fits")
-        self._check_batch(batch)
-        step = self.ledger.step
-        self.ledger.check(step, [*self._units, *batch.units])
-        _, groups = np.unique(np.asarray(batch.units), return_inverse=True)
-        return self._clipping.forward(
-            args,
-            kwargs,
-            groups=torch.from_numpy(groups.reshape(-1).astype(np.int64)),
-            clip_norm=self.plan.clip_norm,
-            scale=float(len(batch.units)) if self._loss_reduction == "mean" else 1.0,
-            receive=functools.partial(self._receive, batch, step),
-        )
+        self._check_batch(self._batch)
+        return self._batch.units
 
     def _check_batch(self, batch: _Batch) -> None:
         if batch.used:
@@ -232,24 +246,48 @@ class PrivacyEngine:
                 "would be clipped twice; put the examples of a unit into one micro-batch"
             )
 
-    def _receive(self, batch: _Batch, step: int, sums: dict[str, Tensor]) -> None:
+    def _receive(self, batch: _Batch, step: int, units: list[Any], sums: dict[str, Tensor]) -> None:
         if step != self.ledger.step:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
         batch.used = True
         self.loader.mark_used()
         self._batches += 1
-        self._units.extend(batch.units)
+        self._units.extend(units)
         for name, value in sums.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Run the closure if there is one, and put the private gradients in place."""
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._make_gradients()
+        return args[:1], {**kwargs, "closure": None if closure is None else lambda: loss}
+
+    def _make_gradients(self) -> None:
         """Put the private gradients in place. Until the noise is drawn, nothing has changed."""
-        if len(args) > 1 or kwargs.get("closure") is not None:
-            raise TrainingError("optimizers that call a closure (LBFGS) take several gradients a step: not covered")
+        step = self.ledger.step
+        place = f"optimizer.step() of step {step}"
+        self._group.together(place, lambda: self._check_step(step))
+        own = self._shards.sum_of_own(self._sums)
+        self._group.together(place, lambda: _check_finite(own))
+        self._journal.commit(place, step, own)
+        private = self._stream.add_to(own, self.plan.batch_size)
+        self.ledger.record(step, self._units)
+        self._discard()
+        self._whole.drop()
+        for p, gradient in self._shards.gradients(private):
+            p.grad = gradient
+            self._written[p] = (p.grad, p.grad._version)
+
+    def _check_step(self, step: int) -> None:
         if self._closed:
             raise TrainingError("this engine was closed: another process may have resumed its run")
-        step = self.ledger.step
         if step >= self.plan.n:
             raise StepsExhaustedError(f"all {self.plan.n} planned steps are used; a longer run needs its own plan")
         if not self._batches:
@@ -259,33 +297,17 @@ class PrivacyEngine:
         self._check_optimizer()
         self._check_gradients()
         self.ledger.check(step, self._units)
-        flat = torch.cat([self._sums[name].reshape(-1) for name in self._parameters])
-        if not torch.isfinite(flat).all():
-            raise NonFiniteError("the clipped sum is not finite; nothing was released")
-        if self._journal is not None:
-            self._journal.commit(step, self._sum_digest(flat))
-        noise = torch.from_numpy(self._stream.next()).to(flat.device)
-        self.ledger.record(step, self._units)
-        self._discard()
-        private = (flat + noise) / self.plan.batch_size
-        for p, part in zip(self._parameters.values(), _split(private, self._parameters), strict=True):
-            p.grad = part.to(p.dtype)
-            self._written[p] = (p.grad, p.grad._version)
 
     def _check_gradients(self) -> None:
         """Refuse gradients that did not come through the private model: they would be lost, or not be private."""
         for name, p in self._parameters.items():
             own, version = self._written.get(p, (None, 0))
-            if p.grad is None or (p.grad is own and own._version == version) or not p.grad.any():
+            if p.grad is None or (p.grad is own and own._version == version) or not local(p.grad).any():
                 continue
             raise TrainingError(
                 f"parameter {name} has a gradient that did not come through the private model, from a penalty on "
                 "weights or another loss perhaps; use the optimizer's weight_decay, and zero_grad() before each step"
             )
-
-    def _sum_digest(self, flat: Tensor) -> bytes:
-        """Tells two sums apart; keyed, so that it says nothing without the checkpoint."""
-        return blake2b(flat.cpu().numpy().tobytes(), digest_size=16, key=self._key, person=b"anyorder sum").digest()
 
     # -- progress, checkpoints, certificate --------------------------------------------------------------------------
 
@@ -305,7 +327,7 @@ class PrivacyEngine:
         return Certificate.of(self.plan, self.ledger, self._source.fingerprint())
 
     def save(self, extra: dict[str, Any] | None = None) -> None:
-        """Write the checkpoint: one file, replaced atomically.
+        """Write the checkpoint: one file, replaced atomically. All ranks call it, and the first one writes.
 
         The file holds the noise key: whoever has it can remove the noise. From the first save on, a journal beside
         the file records every step before its release, so that noise is never used on other data after a crash.
@@ -313,32 +335,40 @@ class PrivacyEngine:
         Args:
             extra: tensors and plain values of the user's own, found in `engine.extra` after a resume.
         """
+        place = "engine.save()"
+        self._group.together(place, self._check_save)
+        assert self._path is not None
+        path = self._path
+        self._journal.create(place, path.parent)
+        state = {
+            "plan": json.dumps(self.plan.to_dict()),
+            "key": self._key,
+            "ranks": self._group.size,
+            "model": whole(self._model.state_dict()),
+            "optimizer": whole(self._optimizer.state_dict()),
+            "stream": self._stream.state_dict(),
+            "loader": self.loader.state_dict(),
+            "ledger": self.ledger.to_bytes(),
+            "random": self._group.to_first(random_state()),
+            "extra": extra or {},
+        }
+        self._group.by_first(place, lambda: save_atomic(path, state))
+
+    def _check_save(self) -> None:
         if self._path is None:
             raise CheckpointError("this engine has no file: give checkpoint= to PrivacyEngine")
         if self._batches:
             raise CheckpointError("save between steps: a batch waits for optimizer.step()")
-        if self._journal is None:
-            self._journal = Journal.create(self._path.parent, self._source.fingerprint())
-        save_atomic(self._path, {
-            "plan": json.dumps(self.plan.to_dict()),
-            "key": self._key,
-            "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "stream": self._stream.state_dict(),
-            "loader": self.loader.state_dict(),
-            "ledger": self.ledger.to_bytes(),
-            "random": random_state(),
-            "extra": extra or {},
-        })  # fmt: skip
 
     def close(self) -> None:
         """Let another process resume this run. The end of the process does the same."""
         self._closed = True
-        if self._journal is not None:
+        if self._ready:
             self._journal.close()
 
-    def _load(self) -> dict[str, Any]:
-        assert self._path is not None
+    def _load(self) -> dict[str, Any] | None:
+        if self._path is None or not self._path.exists():
+            return None
         state = load(self._path)
         saved = Plan.from_dict(json.loads(state["plan"]))
         if saved.digest != self.plan.digest:
@@ -350,33 +380,17 @@ class PrivacyEngine:
         return state
 
     def _restore(self, state: dict[str, Any]) -> None:
-        assert self._path is not None
         ledger = Ledger.from_bytes(self.plan.participation, state["ledger"])
-        self._journal = Journal.open(self._path.parent, self._source.fingerprint())
-        self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        assert self._path is not None
+        self._journal.open("make_private", self._path.parent, ledger.step, state["ranks"])
+        load_whole(self._model, self._optimizer, state["model"], state["optimizer"])
         self._stream.load_state_dict({**state["stream"], "state": [t.numpy() for t in state["stream"]["state"]]})
         self.loader.load_state_dict(state["loader"])
         self.ledger = ledger
         self.extra = state["extra"]
-        set_random_state(state["random"])
+        set_random_state(state["random"][self._group.rank % len(state["random"])])
 
 
-def _over_epochs(found: Found, steps: int) -> Participation:
-    """The participation of a loader whose batches are joined so that an epoch has `steps` steps."""
-    match found.participation:
-        case EpochShuffle(k=k):
-            return EpochShuffle(k, steps)
-        case FixedOrder(k=k):
-            return FixedOrder(k * steps, k, steps)
-        case SingleEpoch():
-            return SingleEpoch(steps)
-        case other:
-            return other
-
-
-def _split(flat: Tensor, parameters: dict[str, nn.Parameter]) -> Iterator[Tensor]:
-    start = 0
-    for p in parameters.values():
-        yield flat[start : start + p.numel()].view(p.shape)
-        start += p.numel()
+def _check_finite(own: Tensor) -> None:
+    if not torch.isfinite(own).all():
+        raise NonFiniteError("the clipped sum is not finite; nothing was released")

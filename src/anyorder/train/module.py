@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from anyorder.train.fsdp import WholeModel
+
 __all__ = ["PrivateModule"]
 
 
@@ -21,20 +23,24 @@ class PrivateModule(nn.Module):
         module: the user's model; the same object, with the same parameters.
     """
 
-    def __init__(self, module: nn.Module, private_forward: Callable[..., Any], discard: Callable[[], None]) -> None:
+    def __init__(
+        self, module: nn.Module, private_forward: Callable[..., Any], discard: Callable[[], None], whole: WholeModel
+    ) -> None:
         super().__init__()
         self.module = module
         self.training = module.training
         self._private_forward = private_forward
         self._discard = discard
+        self._whole = whole
+        self.register_load_state_dict_pre_hook(_into_the_module)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         if not self.training:
-            detached = {name: p.detach() for name, p in self.module.named_parameters()}
-            return functional_call(self.module, detached, args, kwargs)
+            whole = self._whole.gather()
+            return functional_call(whole, {name: p.detach() for name, p in whole.named_parameters()}, args, kwargs)
         return self._private_forward(args, kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -55,3 +61,10 @@ class PrivateModule(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
+
+
+def _into_the_module(private: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Let the state of a module that holds a private one be loaded, as it was saved: under the model's own names."""
+    del private
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)

@@ -1,0 +1,29 @@
+"""Builds the noise kernel: a plain shared library for ctypes. Everything else stands in pyproject.toml.
+
+Where there is no compiler the package installs all the same, and makes the same noise with NumPy, slower.
+"""
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+
+class BuildLibrary(build_ext):
+    """The file is found by name, not imported: no tag of a Python version belongs in it."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """anyorder/noise/_kernel.so."""
+        return fullname.replace(".", "/") + ".so"
+
+
+kernel = Extension(
+    "anyorder.noise._kernel",
+    sources=["src/anyorder/noise/_kernel.cpp"],
+    depends=["src/anyorder/noise/_kernel.h", "src/anyorder/noise/_lanes.h"],
+    language="c++",
+    # A fused multiply-add would change the bits. Instruction sets are chosen at run time: none is named here.
+    extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-g0"],
+    extra_link_args=["-pthread"],
+    optional=True,
+)
+
+setup(ext_modules=[kernel], cmdclass={"build_ext": BuildLibrary})

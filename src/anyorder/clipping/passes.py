@@ -1,0 +1,269 @@
+"""One forward and one backward pass over some examples, and the clipped sum of their units."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.func import vmap
+
+from anyorder.clipping.alone import Alone, Tensors, mappable
+from anyorder.clipping.batch import Settings, UnitMap, full_precision
+from anyorder.clipping.clip_rules import ClipRule
+from anyorder.clipping.norms import Settled, settle
+from anyorder.clipping.recurrent_rule import recurrent_layers
+from anyorder.clipping.rules import RULES
+from anyorder.clipping.tracing import Part, Tracer
+from anyorder.clipping.units import accumulator_dtype, round_down
+from anyorder.clipping.uses import DirectUse, Use
+from anyorder.errors import AnyorderError, ModelError
+
+__all__ = ["Pass", "Sums", "TooLarge", "Unmapped"]
+
+
+class TooLarge(Exception):
+    """The per-example gradients of all examples would not fit; those of `size` examples do."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+class Unmapped(ModelError):
+    """The module runs on one example alone, but not under vmap."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a pass found.
+
+    Attributes:
+        sums: {parameter: sum over units of clipped gradients}; of no use if any unit is bad.
+        bad: how many units have a gradient that is NaN or infinite.
+        units: how many units there are.
+    """
+
+    sums: dict[str, Tensor]
+    bad: int
+    units: int
+
+    def __add__(self, other: "Sums") -> "Sums":
+        sums = {} if self.bad or other.bad else {n: value.add_(other.sums[n]) for n, value in self.sums.items()}
+        return Sums(sums, self.bad + other.bad, self.units + other.units)
+
+
+class Pass:
+    """One forward and one backward pass; backward calls `receive` once, at its end.
+
+    Args:
+        module: the module.
+        call: how it is called on one example.
+        parameters: the trainable parameters, cut off from autograd.
+        groups: (b,) int64 on the CPU, equal for examples of one unit.
+        rule, clip_norm, scale: see `GhostClipping`, `PerUnitClipping`.
+        receive: takes the `Sums`.
+    """
+
+    def __init__(
+        self, module: nn.Module, call: Alone, parameters: dict[str, Tensor], groups: Tensor, rule: ClipRule,
+        clip_norm: float, scale: float, receive: Callable[[Sums], None],
+    ) -> None:  # fmt: skip
+        self._module, self._call, self._parameters = module, call, parameters
+        self._rule, self._clip_norm, self._scale, self._receive = rule, clip_norm, scale, receive
+        self._device = call.tensors[0].device
+        self._units = UnitMap.of(groups, self._device)
+        self._dtypes = {name: accumulator_dtype(p) for name, p in parameters.items()}
+        self._expected: Counter[str] = Counter()
+        self._uses: dict[str, list[tuple[Part, Use]]] = {name: [] for name in parameters}
+        self._settled: dict[str, tuple[Part, Settled]] = {}
+
+    # -- forward -----------------------------------------------------------------------------------------------------
+
+    def outputs(self, tensors: Tensors, direct_bytes: int | None = None) -> tuple[Tensors, Tensors, Tensor]:
+        """The module's output tensors on the given examples: those that are differentiable, and the others.
+
+        The third is a scalar on which all outputs depend.
+
+        Raises: TooLarge if autograd would make more than direct_bytes of per-example gradients.
+        """
+        size, settings = len(tensors[0]), Settings.now(self._device)
+        root = torch.zeros((), device=self._device, requires_grad=True)
+        # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
+        anchor, *copies = _Root.apply(root, self, size, *self._parameters.values())  # type: ignore[no-untyped-call]
+        tracer = Tracer(RULES, self._parameters, self._dtypes, anchor, self)
+
+        def example(copies: dict[str, Tensor], token: Tensor, tensors: Tensors) -> tuple[Tensors, Tensors]:
+            tracer.start(copies, token)
+            with tracer:
+                return self._call(copies, tensors)
+
+        mapped = vmap(example, randomness="different")
+        token = torch.empty(size, device=self._device)
+        with (
+            self._understood(tensors),
+            settings.autocast_again(),
+            disable_saved_tensors_hooks("torch.utils.checkpoint would run a part of the model again outside of vmap"),
+            recurrent_layers(self._module, tracer) as layers,
+            mappable(self._module, self._device, traced=layers),
+        ):
+            differentiable, others = mapped(dict(zip(self._parameters, copies, strict=True)), token, tensors)
+        each = sum(self._parameters[n].numel() * self._dtypes[n].itemsize for n in tracer.direct)
+        if direct_bytes is not None and each * size > direct_bytes and size > 1:
+            raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
+        return differentiable, others, anchor
+
+    @contextmanager
+    def _understood(self, tensors: Tensors) -> Iterator[None]:
+        """Say which errors come of running the module on one example alone, and which are its own."""
+        try:
+            yield
+        except (AnyorderError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            # Where the first example fails too, without vmap, its own error tells the user more.
+            with torch.no_grad(), torch.random.fork_rng([self._device.index] if self._device.type == "cuda" else []):
+                self._call(self._parameters, tuple(t[0] for t in tensors))
+            raise Unmapped(
+                f"torch.func.vmap cannot run this model ({type(self._module).__name__}) on each example alone: "
+                f"{error}\nWrite forward without .item(), without branches on the values of tensors, without "
+                "torch.utils.checkpoint (chunk_size= bounds memory), and without in-place writes into buffers or into "
+                "tensors made by torch.zeros (use x.new_zeros); replace a layer that torch.func does not know"
+            ) from error
+
+    # -- backward ----------------------------------------------------------------------------------------------------
+
+    def expect(self, part: Part) -> None:
+        """A use that backward may enter; see `Book`."""
+        self._expected[part.name] += 1
+
+    def enter(self, part: Part, use: Use) -> None:
+        """A use that backward has come to. An only one is settled now, while its tensors are in the cache."""
+        if self._expected[part.name] > 1:
+            self._uses[part.name].append((part, use))
+            return
+        with full_precision(self._device):
+            settled = settle([use], self._units)
+        self._settled[part.name] = part, settled
+        if settled.kept is None:
+            self._uses[part.name].append((part, use))
+
+    @torch.no_grad()
+    def finish(self, direct: Tensors) -> None:
+        """Settle the rest, clip, and add up.
+
+        Args:
+            direct: for each parameter, the per-example gradients (b, *shape) that came by autograd, or None.
+        """
+        with full_precision(self._device):
+            settled = {name: self._settle(name, values) for name, values in zip(self._parameters, direct, strict=True)}
+            self._uses, self._settled = {}, {}
+            self._receive(self._clipped({name: s for name, s in settled.items() if s is not None}))
+
+    def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
+        parameter, uses = self._parameters[name], self._uses[name]
+        if name in self._settled:
+            part, settled = self._settled[name]
+            if direct is None:
+                return _in_place(part, settled, parameter)
+            if settled.kept is not None:
+                kept = _in_shape(part, settled.kept, parameter)
+                return Settled.keep(kept + self._units.sum(direct.to(kept.dtype)))
+        if direct is not None:
+            uses.append((Part(name), DirectUse(direct, self._dtypes[name])))
+        return _settle_parts(uses, parameter, self._units) if uses else None
+
+    def _clipped(self, settled: dict[str, Settled]) -> Sums:
+        if not settled:
+            return Sums(
+                {n: p.new_zeros(p.shape, dtype=self._dtypes[n]) for n, p in self._parameters.items()},
+                0,
+                self._units.count,
+            )
+        squares = torch.stack([s.squares.to(self._device) for s in settled.values()]) * self._scale**2
+        bad = int((~squares.sum(0).isfinite()).sum())
+        if bad:
+            return Sums({}, bad, self._units.count)
+        # Just under clip_norm, so that the rounding of weights and of the norms cannot carry a unit over.
+        slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in self._dtypes.values()))
+        factors = self._rule.factors(dict(zip(settled, squares, strict=True)), self._clip_norm * (1 - slack))
+        weights: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+        sums = {}
+        for name, parameter in self._parameters.items():
+            dtype = self._dtypes[name]
+            if name not in settled:
+                sums[name] = parameter.new_zeros(parameter.shape, dtype=dtype)
+                continue
+            key = id(factors[name]), dtype
+            if key not in weights:
+                by_unit = round_down(self._scale * factors[name], dtype)
+                weights[key] = by_unit, by_unit if self._units.classes is None else by_unit[self._units.index]
+            sums[name] = settled[name].total(*weights[key])
+        return Sums(sums, 0, self._units.count)
+
+
+def _settle_parts(uses: list[tuple[Part, Use]], parameter: Tensor, units: UnitMap) -> Settled:
+    """Settle the uses of a parameter, of which some may be of views of it."""
+    views: dict[tuple[str, str], tuple[Part, list[Use]]] = {}
+    for part, use in uses:
+        views.setdefault(part.key, (part, []))[1].append(use)
+    if not _disjoint([part for part, _ in views.values()], parameter):
+        whole = [DirectUse(_in_shape(part, use.gradients(slice(None)), parameter), use.dtype) for part, use in uses]
+        return settle(whole, units)
+    settled = [_in_place(part, settle(own, units), parameter) for part, own in views.values()]
+    if len(settled) == 1:
+        return settled[0]
+
+    def total(by_unit: Tensor, by_example: Tensor) -> Tensor:
+        return torch.stack([s.total(by_unit, by_example) for s in settled]).sum(0)
+
+    return Settled(torch.stack([s.squares for s in settled]).sum(0), total)
+
+
+def _disjoint(parts: list[Part], parameter: Tensor) -> bool:
+    """Whether no two views share an element: then their squared norms add up."""
+    if len(parts) == 1:
+        return True
+    elements = torch.arange(parameter.numel()).view(parameter.shape)
+    return int(torch.cat([part.of(elements).flatten() for part in parts]).bincount().max()) <= 1
+
+
+def _in_place(part: Part, settled: Settled, parameter: Tensor) -> Settled:
+    """A view's sums in the parameter's shape, zero elsewhere."""
+    if not part.chain:
+        return settled
+
+    def total(by_unit: Tensor, by_example: Tensor) -> Tensor:
+        return _in_shape(part, settled.total(by_unit, by_example)[None], parameter)[0]
+
+    return Settled(settled.squares, total)
+
+
+def _in_shape(part: Part, values: Tensor, parameter: Tensor) -> Tensor:
+    """(n, *view) in the parameter's shape, (n, *shape), zero elsewhere."""
+    if not part.chain:
+        return values
+    result = values.new_zeros(len(values), *parameter.shape)
+    for row, value in zip(result, values, strict=True):
+        part.of(row).copy_(value)
+    return result
+
+
+class _Root(torch.autograd.Function):
+    """A copy of each parameter for each example; its backward is the last of all."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, owner: Pass, size: int, *parameters: Tensor) -> Tensors:
+        ctx.owner = owner
+        ctx.set_materialize_grads(False)
+        return root.clone(), *(p.expand(size, *p.shape) for p in parameters)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, anchor: Tensor, *grads: Tensor) -> Any:
+        ctx.owner.finish(grads)
+        return (None,) * (3 + len(grads))

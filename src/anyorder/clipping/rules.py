@@ -1,0 +1,260 @@
+"""The functions in which nearly all parameters are used, on the whole batch: what entered and left is written down."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from anyorder.clipping.tracing import Tracer
+from anyorder.clipping.uses import ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse
+
+__all__ = ["RULES"]
+
+
+def _backward(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Backward in the dtypes of forward, also where autocast is on around it."""
+
+    def run(ctx: Any, grad: Tensor) -> Any:
+        if torch.is_autocast_enabled(grad.device.type):
+            with torch.autocast(grad.device.type, enabled=False):
+                return function(ctx, grad)
+        return function(ctx, grad)
+
+    return once_differentiable(run)
+
+
+def _cast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """In autocast's dtype, where that is on; float64 stays."""
+    result = []
+    for t in tensors:
+        if t is not None and t.dtype != torch.float64 and torch.is_autocast_enabled(t.device.type):
+            t = t.to(torch.get_autocast_dtype(t.device.type))
+        result.append(t)
+    return result
+
+
+def _positions(tensor: Tensor) -> Tensor:
+    """(B, T, n) of (B, ..., n)."""
+    return tensor.reshape(len(tensor), -1, tensor.shape[-1])
+
+
+# -- linear maps -----------------------------------------------------------------------------------------------------
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T + b on (B T, in); backward enters what it saw."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, batch: int, x: Any, w: Any, b: Any) -> Any:
+        ctx.tracer, ctx.parts, ctx.batch = tracer, parts, batch
+        ctx.save_for_backward(x, w)
+        return F.linear(x, w, b)
+
+    @staticmethod
+    @_backward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = (t.detach() for t in ctx.saved_tensors)
+        weight, bias = ctx.parts
+        a, g = (t.reshape(ctx.batch, -1, t.shape[1]) for t in (x, grad))
+        ctx.tracer.enter(weight, lambda dtype: LinearUse(a, g, dtype))
+        if bias is not None:
+            ctx.tracer.enter(bias, lambda dtype: DirectUse(g.sum(1, dtype=dtype), dtype))
+        return None, None, None, None, grad @ w if ctx.needs_input_grad[4] else None, None, None
+
+
+def _linear(tracer: Tracer, func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
+    part, bias_part = tracer.part(weight), tracer.part(bias)
+    if part is None or weight.dim() != 2 or not isinstance(input, Tensor):
+        return NotImplemented
+    if bias is not None and bias_part is None:  # frozen, or made from a parameter
+        return _linear(tracer, func, input, weight) + bias
+    tracer.expect(part, bias_part)
+    own = tracer.tensor(part), None if bias_part is None else tracer.tensor(bias_part)
+
+    def run(x: Tensor) -> Any:
+        # Two dimensions: of more, F.linear gives a view, which nothing after it could write in place.
+        rows = x.reshape(-1, x.shape[-1])
+        y = tracer.anchored(_Linear, tracer, (part, bias_part), len(x), *_cast(rows, *own))
+        return y.view(*x.shape[:-1], -1)
+
+    return tracer.on_batch(run, input)
+
+
+def _matmul(tracer: Tracer, func: Any, input: Any, other: Any, **kwargs: Any) -> Any:
+    part = tracer.part(other)
+    if part is None or kwargs or other.dim() != 2 or not isinstance(input, Tensor) or input.dim() < 1:
+        return NotImplemented
+    turned = other.t()
+    tracer.track(turned, part.then(Tensor.t))
+    return _linear(tracer, func, input, turned)
+
+
+def _addmm(tracer: Tracer, func: Any, input: Any, mat1: Any, mat2: Any, **kwargs: Any) -> Any:
+    product = NotImplemented if kwargs else _matmul(tracer, func, mat1, mat2)
+    return product if product is NotImplemented else product + input
+
+
+# -- convolutions ----------------------------------------------------------------------------------------------------
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution of the images of all examples."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Any, tracer: Any, parts: Any, geometry: Geometry, batch: int, x: Any, w: Any, b: Any
+    ) -> Any:
+        ctx.tracer, ctx.parts, ctx.geometry, ctx.batch = tracer, parts, geometry, batch
+        ctx.save_for_backward(x, w)
+        return torch.convolution(
+            x, w, b, geometry.stride, geometry.padding, geometry.dilation, False, [0] * len(geometry.kernel),
+            geometry.groups,
+        )  # fmt: skip
+
+    @staticmethod
+    @_backward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = (t.detach() for t in ctx.saved_tensors)
+        (weight, bias), geometry = ctx.parts, ctx.geometry
+        ctx.tracer.enter(weight, lambda dtype: ConvolutionUse(x, grad, geometry, ctx.batch, dtype))
+        if bias is not None:
+            places = [d for d in range(grad.dim() + 1) if d not in (0, 2)]
+            each = grad.view(ctx.batch, -1, *grad.shape[1:])
+            ctx.tracer.enter(bias, lambda dtype: DirectUse(each.sum(places, dtype=dtype), dtype))
+        back = None
+        if ctx.needs_input_grad[5]:
+            back = torch.ops.aten.convolution_backward(
+                grad, x, w, None, geometry.stride, geometry.padding, geometry.dilation, False,
+                [0] * len(geometry.kernel), geometry.groups, (True, False, False),
+            )[0]  # fmt: skip
+        return None, None, None, None, None, back, None, None
+
+
+def _convolution(
+    tracer: Tracer, func: Any, input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+    dilation: Any = 1, groups: int = 1,
+) -> Any:  # fmt: skip
+    part, bias_part = tracer.part(weight), tracer.part(bias)
+    spatial = weight.dim() - 2
+    if part is None or not isinstance(input, Tensor) or input.dim() not in (spatial + 1, spatial + 2):
+        return NotImplemented
+    stride, dilation = (_per_dimension(v, spatial) for v in (stride, dilation))
+    kernel = tuple(weight.shape[2:])
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        uneven = [side for whole in reversed(total) for side in (0, whole % 2)]
+        input = F.pad(input, uneven) if any(uneven) else input
+        padding = [whole // 2 for whole in total]
+    geometry = Geometry(kernel, stride, _per_dimension(0 if padding == "valid" else padding, spatial), dilation, groups)
+    if bias is not None and bias_part is None:
+        added = bias.view(-1, *(1 for _ in kernel))
+        return _convolution(tracer, func, input, weight, None, stride, geometry.padding, dilation, groups) + added
+    tracer.expect(part, bias_part)
+    own = tracer.tensor(part), None if bias_part is None else tracer.tensor(bias_part)
+
+    def run(x: Tensor) -> Any:
+        images = x.flatten(0, 1) if input.dim() == spatial + 2 else x
+        y = tracer.anchored(_Convolution, tracer, (part, bias_part), geometry, len(x), *_cast(images, *own))
+        return y.view(*x.shape[:2], *y.shape[1:]) if input.dim() == spatial + 2 else y
+
+    return tracer.on_batch(run, input)
+
+
+def _per_dimension(value: Any, spatial: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * spatial if len(values) == 1 else values
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+class _Table(torch.autograd.Function):
+    """Rows of a table."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, tracer: Any, part: Any, padding: Any, ids: Tensor, w: Tensor) -> Any:
+        ctx.tracer, ctx.part, ctx.padding, ctx.size = tracer, part, padding, len(w)
+        ctx.save_for_backward(ids)
+        return F.embedding(ids, w)
+
+    @staticmethod
+    @_backward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (ids,) = ctx.saved_tensors
+        flat = ids.reshape(len(ids), -1)
+        ctx.tracer.enter(ctx.part, lambda dtype: EmbeddingUse(flat, _positions(grad), ctx.size, ctx.padding, dtype))
+        return (None,) * 6
+
+
+def _embedding(
+    tracer: Tracer, func: Any, input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Any:  # fmt: skip
+    del norm_type, sparse
+    part = tracer.part(weight)
+    if part is None or weight.dim() != 2 or max_norm is not None or scale_grad_by_freq:
+        return NotImplemented
+    size = weight.shape[0]
+    padding = None if padding_idx is None else padding_idx % size
+    tracer.expect(part)
+    own = tracer.tensor(part)
+    return tracer.on_batch(lambda ids: tracer.anchored(_Table, tracer, part, padding, ids, own), input)
+
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+
+def _attention(
+    tracer: Tracer, func: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """The fused kernels know no vmap, but take any number of leading dimensions folded into one."""
+    dims = {t.dim() for t in (query, key, value)}
+    lead = query.shape[:-3]
+    same = dims in ({3}, {4}) and key.shape[:-3] == lead == value.shape[:-3]
+    if not same or (attn_mask is not None and attn_mask.dim() > query.dim()):
+        with sdpa_kernel(SDPBackend.MATH) if query.device.type == "cpu" else nullcontext():
+            return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*lead, *(1 for _ in range(3 - min(3, attn_mask.dim()))), *attn_mask.shape[-3:])
+
+    def run(*tensors: Tensor | None) -> Any:
+        q, k, v, mask = (t if t is None or not lead else t.flatten(0, 1) for t in tensors)
+        y = func(q, k, v, mask, dropout_p, is_causal, **kwargs)
+        return y.view(-1, *lead, *y.shape[1:]) if lead else y
+
+    return tracer.on_batch(run, query, key, value, attn_mask)
+
+
+def _multi_head(tracer: Tracer, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """The function itself, such that the functions that it calls come here."""
+    return _looked_into(func, tracer)(*args, **kwargs)
+
+
+def _looked_into(func: Any, tracer: Tracer) -> Callable[..., Any]:
+    body = type(func)(func.__code__, {**func.__globals__, "has_torch_function": lambda _: False})
+    body.__defaults__, body.__kwdefaults__ = func.__defaults__, func.__kwdefaults__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with tracer:
+            return body(*args, **kwargs)
+
+    return call
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    torch.matmul: _matmul, Tensor.matmul: _matmul, Tensor.__matmul__: _matmul, torch.mm: _matmul, Tensor.mm: _matmul,
+    torch.addmm: _addmm,
+    torch.conv1d: _convolution, torch.conv2d: _convolution, torch.conv3d: _convolution,
+    F.conv1d: _convolution, F.conv2d: _convolution, F.conv3d: _convolution,
+    F.embedding: _embedding,
+    F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head,
+}  # fmt: skip
+"""What a `Tracer` calls in the place of each function."""

@@ -1,0 +1,205 @@
+"""Watches a module that is mapped over examples: where its parameters meet the batch, and with what gradients.
+
+The module runs under `torch.func.vmap`, so that it sees one example alone, and each trainable parameter reaches it as
+a tensor with one copy for each example (an expanded view: no memory). Whatever the module does with such a tensor,
+autograd returns the gradient of each copy: that of each example. This is right for every module that can be mapped,
+and dear for large parameters. So a few functions, those in which nearly all parameters are used, are run on the whole
+batch with the parameter itself, and backward hands out what entered and left them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from anyorder.clipping.uses import Use
+
+__all__ = ["Book", "Part", "Tracer"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A parameter, or the view of one that a chain of functions makes.
+
+    Attributes:
+        name: the parameter's.
+        chain: (function, arguments, which of its results) of what is applied to it, in order.
+    """
+
+    name: str
+    chain: tuple[tuple[Any, Any, Any], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for equal views."""
+        return self.name, repr(self.chain)
+
+    def then(self, function: Any, arguments: Any = (), pick: int | None = None) -> Self:
+        """The view of this view; a matrix turned twice is itself."""
+        if function in _TURNS:
+            function = Tensor.t
+            if self.chain and self.chain[-1][0] is function:
+                return replace(self, chain=self.chain[:-1])
+        return replace(self, chain=(*self.chain, (function, arguments, pick)))
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """The view of a tensor with the parameter's shape."""
+        for function, arguments, pick in self.chain:
+            parameter = function(parameter, *arguments)
+            parameter = parameter if pick is None else parameter[pick]
+        return parameter
+
+
+class Book(Protocol):
+    """Where uses are written down."""
+
+    def expect(self, part: Part) -> None:
+        """A use that backward may report."""
+
+    def enter(self, part: Part, use: Use) -> None:
+        """A use that backward reports."""
+
+
+class Tracer(TorchFunctionMode):
+    """Runs what parameters are used in on the whole batch; active while the module runs under vmap.
+
+    Args:
+        rules: {function: what is called in its place, with the tracer, the function and its arguments}; what returns
+            NotImplemented leaves the function as it is.
+        parameters: the parameters, cut off from autograd, by name.
+        dtypes: float32 or float64, in which the gradients of each are added up.
+        anchor: a scalar that requires a gradient; what is computed from a parameter depends on it.
+        book: told of every use.
+
+    Attributes:
+        direct: names of the parameters whose gradients will come from autograd, (B, *shape) each, as far as is seen.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[Any, Callable[..., Any]],
+        parameters: dict[str, Tensor],
+        dtypes: dict[str, torch.dtype],
+        anchor: Tensor,
+        book: Book,
+    ) -> None:
+        super().__init__()
+        self._rules = rules
+        self._parameters, self._dtypes, self._anchor, self._book = parameters, dtypes, anchor, book
+        self._parts: dict[int, Part] = {}
+        self._alive: list[Tensor] = []  # so that no id is used again
+        self.direct: set[str] = set()
+
+    def start(self, copies: dict[str, Tensor], token: Tensor) -> None:
+        """The copies of the parameters that the module is given, and any tensor mapped over examples."""
+        self._token, self._level = token, _level()
+        for name, tensor in copies.items():
+            self.track(tensor, Part(name))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = self._rules.get(func)
+        if rule is not None and not self.nested():
+            result = rule(self, func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        if func in _VIEWS and args and self.part(args[0]) is not None:
+            self._follow(func, args, kwargs, result)
+        elif isinstance(result, Tensor):
+            self.direct |= {part.name for arg in (*args, *kwargs.values()) if (part := self.part(arg)) is not None}
+        return result
+
+    # -- parameters --------------------------------------------------------------------------------------------------
+
+    def nested(self) -> bool:
+        """Whether the module is inside a transform of its own, whose tensors are not those of the batch."""
+        return _level() != self._level
+
+    def part(self, tensor: Any) -> Part | None:
+        return self._parts.get(id(tensor))
+
+    def track(self, tensor: Tensor, part: Part) -> None:
+        self._parts[id(tensor)] = part
+        self._alive.append(tensor)
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Know the views of a parameter as such; what is not plainly a view of it stays a tensor of copies."""
+        part = self._parts[id(args[0])]
+        if kwargs or not _plain(args[1:]):
+            return
+        base = self._parameters[part.name]
+        for pick, tensor in [(None, result)] if isinstance(result, Tensor) else list(enumerate(result)):
+            view = part.then(func, args[1:], pick)
+            own = view.of(base)
+            if own.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() and own.shape == tensor.shape:
+                self.track(tensor, view)
+
+    def tensor(self, part: Part) -> Tensor:
+        """The part of the parameter itself."""
+        return part.of(self._parameters[part.name])
+
+    def enter(self, part: Part, make: Callable[[torch.dtype], Use]) -> None:
+        """Write a use down."""
+        self._book.enter(part, make(self._dtypes[part.name]))
+
+    # -- the whole batch ---------------------------------------------------------------------------------------------
+
+    def on_batch(self, run: Callable[..., Any], *tensors: Tensor | None) -> Any:
+        """run(*tensors) of the whole batch: each with the examples in front, and what it returns likewise."""
+        return _OnBatch.apply(run, self._token, *tensors)  # type: ignore[no-untyped-call]
+
+    def anchored(self, function: Any, *arguments: Any) -> Any:
+        """An autograd function whose backward comes before that of the parameters."""
+        return function.apply(self._anchor, *arguments)
+
+    def expect(self, *parts: Part | None) -> None:
+        """Announce a use."""
+        for part in parts:
+            if part is not None and torch.is_grad_enabled():
+                self._book.expect(part)
+
+
+class _OnBatch(torch.autograd.Function):
+    """Steps out of vmap: torch.func calls `vmap` with the tensors of the whole batch."""
+
+    @staticmethod
+    def forward(run: Any, token: Any, *tensors: Any) -> Any:
+        raise AssertionError("the token is always mapped")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing: it exists under vmap alone."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, run: Any, token: Any, *tensors: Any) -> Any:
+        moved = [
+            t if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip(tensors, in_dims[2:], strict=True)
+        ]
+        result = run(*moved)
+        return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
+
+
+def _level() -> int:
+    return int(torch._C._functorch.maybe_current_level() or 0)
+
+
+def _plain(arguments: Any) -> bool:
+    if isinstance(arguments, (tuple, list)):
+        return all(map(_plain, arguments))
+    if isinstance(arguments, slice):
+        return _plain((arguments.start, arguments.stop, arguments.step))
+    return arguments is None or arguments is Ellipsis or isinstance(arguments, int)
+
+
+_TURNS = (torch.t, Tensor.t, Tensor.T.__get__)  # type: ignore[attr-defined]
+_VIEWS = {
+    torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.unbind, Tensor.unbind, Tensor.__getitem__,
+    torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__, torch.transpose, Tensor.transpose,  # type: ignore[attr-defined]
+    torch.narrow, Tensor.narrow, torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze,
+    torch.select, Tensor.select, torch.permute, Tensor.permute, Tensor.view,
+}  # fmt: skip

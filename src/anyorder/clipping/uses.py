@@ -1,0 +1,283 @@
+"""What backward tells of one use of a parameter: enough to make every example's gradient, and less than that."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = [
+    "BLOCK",
+    "ConvolutionUse",
+    "DirectUse",
+    "EmbeddingUse",
+    "FactoredUse",
+    "Geometry",
+    "LinearUse",
+    "Rows",
+    "Use",
+    "squares_of",
+]
+
+Rows = slice | Tensor
+"""Some examples of the batch: a slice, or (b,) indices."""
+
+
+BLOCK = 2**20
+"""Numbers in an intermediate tensor, so that it stays in the cache."""
+
+
+PIECE = 64
+SMALL = 2**15  # numbers that are fast in float64
+
+
+def squares_of(rows: Tensor) -> Tensor:
+    """(n,) float64, the squared norms of (n, m) or a little more, never less.
+
+    float32 on a CPU is added in pieces of PIECE, which errs by a factor of at most 1 + (PIECE + 3) u and, by
+    underflow, by the smallest normal number for each element; the pieces are added in float64, as is all else.
+    """
+    if rows.dtype == torch.float64 or rows.device.type != "cpu":
+        square: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+        return square
+    m = rows.shape[1]
+    if rows.numel() <= SMALL:
+        return rows.double().square_().sum(1)
+    whole = m - m % PIECE
+    parts = [rows[:, :whole].reshape(len(rows), -1, PIECE)] if whole else []
+    parts += [rows[:, None, whole:]] if whole < m else []
+    square = rows.new_zeros(len(rows), dtype=torch.float64)
+    for part in parts:
+        square += torch.linalg.vector_norm(part, dim=2).double().square_().sum(1)
+    info = torch.finfo(rows.dtype)
+    square = square * (1 + PIECE * info.eps) + m * info.tiny
+    if not bool(square.isfinite().all()):  # squares overflow before their roots do
+        size = max(1, BLOCK // max(1, m))
+        return torch.cat([rows[i : i + size].double().square_().sum(1) for i in range(0, len(rows), size)])
+    return square
+
+
+class Use(ABC):
+    """One use of a parameter of shape `shape` by a batch of B examples.
+
+    The tensors that it holds are those of the forward and backward pass, in their dtype; what it returns is in
+    `dtype`, float32 or float64.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @abstractmethod
+    def gradients(self, rows: Rows) -> Tensor:
+        """(b, *shape), the gradients of some examples."""
+
+    @abstractmethod
+    def lengths(self, rows: Rows) -> Tensor:
+        """(b, n) float64, the norms of the terms that add up to each gradient."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """(*shape), the sum over examples of weights[i] times the gradient of example i; weights (B,) in `dtype`."""
+
+
+@dataclass
+class DirectUse(Use):
+    """The gradients themselves: values (B, *shape)."""
+
+    values: Tensor
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        self.shape = self.values.shape[1:]
+
+    def gradients(self, rows: Rows) -> Tensor:
+        return self.values[rows].to(self.dtype)
+
+    def lengths(self, rows: Rows) -> Tensor:
+        return squares_of((g := self.gradients(rows)).reshape(len(g), -1)).sqrt()[:, None]
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return (weights @ self.values.reshape(len(self.values), -1).to(self.dtype)).view(self.shape)
+
+
+class FactoredUse(Use):
+    """A linear map of G groups, applied at T positions of each example.
+
+        gradient of example i, group c  =  sum over positions t of  g[i, c, t] (x) a[i, c, t],     (out, in)
+
+    Attributes:
+        groups, positions, inputs, outputs: G, T, in, out.
+        batch: B.
+        order: how (groups, out, in) are laid out in the parameter; uses of one order may be joined along T.
+        unfolds: whether `factors` computes the activations, rather than handing out what was saved.
+    """
+
+    groups: int
+    positions: int
+    inputs: int
+    outputs: int
+    batch: int
+    order: tuple[Any, ...]
+    unfolds: bool
+
+    @abstractmethod
+    def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Activations (b, G, T, in) and output gradients (b, G, T, out)."""
+
+    @abstractmethod
+    def shaped(self, gradient: Tensor) -> Tensor:
+        """(..., G, out, in) in the shape of the parameter, (..., *shape)."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of what it holds."""
+
+    def gradients(self, rows: Rows) -> Tensor:
+        a, g = self.factors(rows)
+        return self.shaped(g.mT @ a)
+
+    def lengths(self, rows: Rows) -> Tensor:
+        a, g = self.factors(rows)
+        return (squares_of(a.flatten(0, 2)) * squares_of(g.flatten(0, 2))).sqrt().view(len(a), -1)
+
+
+@dataclass
+class LinearUse(FactoredUse):
+    """y = x W^T: activations (B, T, in) and output gradients (B, T, out) of a weight (out, in)."""
+
+    activations: Tensor
+    output_gradients: Tensor
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        self.batch, self.positions, self.inputs = self.activations.shape
+        self.outputs, self.groups, self.unfolds = self.output_gradients.shape[2], 1, False
+        self.shape = torch.Size((self.outputs, self.inputs))
+        self.order = ("linear",)
+
+    def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        a, g = (t[rows].to(self.dtype).unsqueeze(1) for t in (self.activations, self.output_gradients))
+        return a, g
+
+    def shaped(self, gradient: Tensor) -> Tensor:
+        return gradient.squeeze(-3)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        g = self.output_gradients.to(self.dtype) * weights[:, None, None]
+        return g.flatten(0, 1).mT @ self.activations.to(self.dtype).flatten(0, 1)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.activations, self.output_gradients))
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The settings of a convolution; `padding` is in front of and behind each dimension."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def patches(self, x: Tensor) -> Tensor:
+        """(N, *out, C, *kernel), a view of the padded (N, *size, C)."""
+        x = F.pad(x, [0, 0, *(p for p in reversed(self.padding) for _ in range(2))]) if any(self.padding) else x
+        for dim, (k, s, d) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True), start=1):
+            x = x.unfold(dim, d * (k - 1) + 1, s)[..., ::d]
+        return x
+
+
+@dataclass
+class ConvolutionUse(FactoredUse):
+    """A convolution: its inputs (B n, C, *size), n images for each example, and output gradients (B n, out, *out).
+
+    A kernel is a linear map of the patch that it sees. Channels come last in a patch, so that runs of memory are
+    copied.
+    """
+
+    x: Tensor
+    output_gradients: Tensor
+    geometry: Geometry
+    batch: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        geometry, self.groups = self.geometry, self.geometry.groups
+        channels, out = self.x.shape[1] // self.groups, self.output_gradients.shape[1]
+        self.positions = self.x.shape[0] // self.batch * prod(self.output_gradients.shape[2:])
+        self.inputs, self.outputs, self.unfolds = channels * prod(geometry.kernel), out // self.groups, True
+        self.shape = torch.Size((out, channels, *geometry.kernel))
+        self.order = geometry.kernel
+
+    def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        x, g = (_by_example(t, self.batch)[rows].to(self.dtype) for t in (self.x, self.output_gradients))
+        b, images, d = len(g), g.shape[1], len(self.geometry.kernel)
+        patches = self.geometry.patches(x.flatten(0, 1).movedim(1, -1).contiguous())
+        shape = b, images, *patches.shape[1 : 1 + d], self.groups, -1, *self.geometry.kernel
+        patches = patches.view(shape)
+        # (b, images, *out, G, C, *kernel) to (b, G, images, *out, *kernel, C)
+        order = 0, 2 + d, *range(1, 2 + d), *range(4 + d, 4 + 2 * d), 3 + d
+        a = patches.permute(order).reshape(b, self.groups, self.positions, self.inputs)
+        g = g.reshape(b, images, self.groups, self.outputs, -1)
+        g = g[:, 0].mT if images == 1 else g.permute(0, 2, 1, 4, 3).reshape(b, self.groups, self.positions, -1)
+        return a, g
+
+    def shaped(self, gradient: Tensor) -> Tensor:
+        lead = gradient.dim() - 3
+        split = gradient.reshape(*gradient.shape[:lead], -1, *self.geometry.kernel, self.shape[1])
+        return split.movedim(-1, lead + 1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        geometry, x = self.geometry, self.x.to(self.dtype)
+        g = _by_example(self.output_gradients.to(self.dtype), self.batch)
+        g = (g * weights.view(-1, *(1 for _ in g.shape[1:]))).flatten(0, 1)
+        result: Tensor = torch.ops.aten.convolution_backward(
+            g, x, x.new_empty(self.shape), None, geometry.stride, geometry.padding, geometry.dilation, False,
+            [0] * len(geometry.kernel), geometry.groups, (False, True, False),
+        )[1]  # fmt: skip
+        return result
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.x, self.output_gradients))
+
+
+def _by_example(images: Tensor, batch: int) -> Tensor:
+    """(B, n, ...) of (B n, ...), a view."""
+    return images.view(batch, -1, *images.shape[1:])
+
+
+@dataclass
+class EmbeddingUse(Use):
+    """A table of V rows read at ids (B, T): what came back to each, (B, T, D); row `padding` gets no gradient."""
+
+    ids: Tensor
+    output_gradients: Tensor
+    size: int
+    padding: int | None
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        self.shape = torch.Size((self.size, self.output_gradients.shape[2]))
+        if self.padding is not None:
+            self.output_gradients = self.output_gradients.masked_fill((self.ids == self.padding)[..., None], 0)
+
+    def gradients(self, rows: Rows) -> Tensor:
+        ids, g = self.ids[rows], self.output_gradients[rows].to(self.dtype)
+        offset = torch.arange(len(ids), device=ids.device)[:, None] * self.size
+        table = g.new_zeros(len(ids) * self.size, g.shape[2])
+        return table.index_add_(0, (ids + offset).flatten(), g.flatten(0, 1)).view(len(ids), *self.shape)
+
+    def lengths(self, rows: Rows) -> Tensor:
+        g = self.output_gradients[rows].to(self.dtype)
+        return squares_of(g.flatten(0, 1)).sqrt().view(g.shape[:2])
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        g = self.output_gradients.to(self.dtype) * weights[:, None, None]
+        return g.new_zeros(self.shape).index_add_(0, self.ids.flatten(), g.flatten(0, 1))

@@ -1,0 +1,314 @@
+// Noise of one step, made and added in one pass over memory. `anyorder.noise` states the arithmetic, _kernel.h the
+// program that a step is. A plain C interface, for ctypes; nothing is allocated that is not freed, nothing thrown.
+//
+// Compile with -O3 -ffp-contract=off: a fused multiply-add would change the bits.
+
+#include "_kernel.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <new>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define MEMBER __attribute__((always_inline)) static inline
+#define INLINE MEMBER
+
+namespace anyorder {
+
+constexpr int MAX_TERMS = 16;  // of one LINEAR
+constexpr uint64_t CHUNK = 32 * TILE;  // elements that a thread takes at a time
+
+// ---- what every instruction set shares ------------------------------------------------------------------------------
+
+static uint32_t turn(uint32_t v, int n) { return v << n | v >> (32 - n); }
+
+// The extension block that belongs to a counter, one by one: one group of blocks in 512 needs it.
+static __attribute__((noinline)) void extension(const Step &step, uint64_t row, const Counters &counters, int i,
+                                                uint32_t *out) {
+    const uint32_t start[16] = {
+        0x61707865, 0x3320646e, 0x79622d32, 0x6b206574, step.key[0], step.key[1], step.key[2], step.key[3],
+        step.key[4], step.key[5], step.key[6], step.key[7], counters.low[i], counters.high[i] | EXTENSION,
+        (uint32_t)row, (uint32_t)(row >> 32)};
+    memcpy(out, start, sizeof start);
+    const auto quarter = [out](int a, int b, int c, int d) {
+        out[a] += out[b]; out[d] = turn(out[d] ^ out[a], 16);
+        out[c] += out[d]; out[b] = turn(out[b] ^ out[c], 12);
+        out[a] += out[b]; out[d] = turn(out[d] ^ out[a], 8);
+        out[c] += out[d]; out[b] = turn(out[b] ^ out[c], 7);
+    };
+    for (int i = 0; i < step.rounds; i += 2) {
+        quarter(0, 4, 8, 12); quarter(1, 5, 9, 13); quarter(2, 6, 10, 14); quarter(3, 7, 11, 15);
+        quarter(0, 5, 10, 15); quarter(1, 6, 11, 12); quarter(2, 7, 8, 13); quarter(3, 4, 9, 14);
+    }
+    for (int i = 0; i < 16; ++i) out[i] += start[i];
+}
+
+static float from_half(uint16_t h) {
+    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7FFF;
+    if (rest < 0x0400) return std::copysign((float)rest * 0x1p-24f, sign ? -1.0f : 1.0f);
+    const uint32_t bits = sign | (rest >= 0x7C00 ? 0x7F800000 | (rest & 0x3FF) << 13 : (rest << 13) + 0x38000000);
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
+static uint16_t to_half(float v) {
+    uint32_t bits;
+    memcpy(&bits, &v, 4);
+    const uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7FFFFFFF;
+    if (rest > 0x7F800000) return (uint16_t)(sign | 0x7E00);
+    if (rest >= 0x477FF000) return (uint16_t)(sign | 0x7C00);  // 65520 and above round to infinity
+    if (rest < 0x38800000) {  // below 2^-14: a multiple of 2^-24, rounded to even by the addition
+        const float sum = std::fabs(v) + 0.5f;
+        uint32_t low;
+        memcpy(&low, &sum, 4);
+        return (uint16_t)(sign | (low - 0x3F000000));
+    }
+    return (uint16_t)(sign | (rest - 0x38000000 + 0xFFF + (rest >> 13 & 1)) >> 13);
+}
+
+// ---- one namespace for each instruction set -------------------------------------------------------------------------
+
+namespace portable {
+#define LANES 4
+#include "_lanes.h"
+#undef LANES
+#undef EACH
+#undef KEEP_ORDER
+}  // namespace portable
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,f16c")
+#endif
+namespace avx2 {
+#define LANES 8
+#include "_lanes.h"
+#undef LANES
+#undef EACH
+#undef KEEP_ORDER
+}  // namespace avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,f16c")
+#endif
+namespace avx512 {
+#define LANES 16
+#include "_lanes.h"
+#undef LANES
+#undef EACH
+#undef KEEP_ORDER
+}  // namespace avx512
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+enum Lanes { PORTABLE, AVX2, AVX512 };
+
+static int best_lanes() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl"))
+        return AVX512;
+    if (__builtin_cpu_supports("avx2")) return AVX2;  // every processor with AVX2 converts half floats
+#endif
+    return PORTABLE;
+}
+
+static void run_tile(int lanes, const Step &step, float *tiles, uint64_t at, const Counters &counters, int blocks,
+                     const Piece *pieces, int num_pieces, const Ahead &ahead) {
+#if defined(__x86_64__)
+    if (lanes == AVX512) return avx512::run_tile(step, {tiles, step.arrays, at}, counters, blocks, pieces, num_pieces, ahead);
+    if (lanes == AVX2) return avx2::run_tile(step, {tiles, step.arrays, at}, counters, blocks, pieces, num_pieces, ahead);
+#endif
+    portable::run_tile(step, {tiles, step.arrays, at}, counters, blocks, pieces, num_pieces, ahead);
+}
+
+// ---- tiles, chunks, threads -----------------------------------------------------------------------------------------
+
+struct Work {
+    const Step *step;
+    int lanes;
+    uint64_t start, stop;  // elements, or segments where they are scattered
+    uint64_t chunk;
+    std::atomic<uint64_t> next{0};
+    std::atomic<int> working{0};  // threads that had memory; one is enough for all chunks
+};
+
+static Ahead arrays_read(const Step &step) {
+    Ahead result = {};
+    const auto note = [&](int32_t operand) {
+        if (operand >= 0 || result.count == 32) return;
+        const float *array = step.arrays[~operand];
+        for (int k = 0; k < result.count; ++k)
+            if (result.from[k] == array) return;
+        result.from[result.count++] = array;
+    };
+    for (uint64_t i = 0; i < step.num_ops; ++i) {
+        const Op &op = step.ops[i];
+        note(op.a);
+        if (op.kind == LEAK) note(op.b);
+        for (int k = 0; op.kind == LINEAR && k < op.count; ++k) note(step.terms[op.first + k].x);
+    }
+    return result;
+}
+
+// Elements start .. stop, which the segments cover in their order.
+static void run_contiguous(const Work &work, float *tiles, uint64_t start, uint64_t stop) {
+    const Step &step = *work.step;
+    Counters counters;
+    Piece pieces[TILE];
+    const Ahead reads = arrays_read(step);
+    uint64_t low = 0, high = step.num_segments;  // the last segment that begins at or before the first element
+    const uint64_t first = start > work.start ? start : work.start;
+    while (high - low > 1) {
+        const uint64_t middle = (low + high) / 2;
+        (step.segments[middle].element <= first ? low : high) = middle;
+    }
+    for (uint64_t s = low; start < stop; start += TILE) {
+        const uint64_t from = start > work.start ? start : work.start;
+        const uint64_t to = start + TILE < stop ? start + TILE : stop;
+        const int blocks = (int)((to - start + BLOCK - 1) / BLOCK);
+        for (int i = 0; i < TILE_BLOCKS; ++i) counters.set(i, start / BLOCK + i);
+        int count = 0;
+        for (uint64_t at = from; at < to;) {
+            const Segment &segment = step.segments[s];
+            const uint64_t end = segment.element + segment.length, last = end < to ? end : to;
+            if (last > at)
+                pieces[count++] = {&segment, step.types[s], at - segment.element, (int)(at - start), (int)(last - at)};
+            at = last > at ? last : at;
+            if (end <= to) ++s;
+        }
+        Ahead ahead = reads;
+        if (to == stop) ahead.count = 0;
+        for (int k = 0; k < ahead.count; ++k) ahead.from[k] += start - step.origin + TILE;
+        run_tile(work.lanes, step, tiles, start - step.origin, counters, blocks, pieces, count, ahead);
+    }
+}
+
+// Segments first .. last, wherever their elements lie: their blocks are packed into tiles.
+static void run_scattered(const Work &work, float *tiles, uint64_t first, uint64_t last) {
+    const Step &step = *work.step;
+    Counters counters = {};
+    const Ahead ahead = {};
+    Piece pieces[TILE_BLOCKS];
+    int blocks = 0, count = 0;
+    for (uint64_t s = first; s < last; ++s) {
+        const Segment &segment = step.segments[s];
+        for (uint64_t skip = 0; skip < segment.length;) {
+            const uint64_t element = segment.element + skip;
+            const int within = (int)(element % BLOCK);
+            uint64_t length = (uint64_t)(TILE_BLOCKS - blocks) * BLOCK - within;
+            if (length > segment.length - skip) length = segment.length - skip;
+            const int needed = (int)((within + length + BLOCK - 1) / BLOCK);
+            pieces[count++] = {&segment, step.types[s], skip, blocks * BLOCK + within, (int)length};
+            for (int i = 0; i < needed; ++i) counters.set(blocks + i, element / BLOCK + i);
+            blocks += needed;
+            skip += length;
+            if (blocks == TILE_BLOCKS) {
+                run_tile(work.lanes, step, tiles, 0, counters, blocks, pieces, count, ahead);
+                blocks = count = 0;
+            }
+        }
+    }
+    if (blocks) run_tile(work.lanes, step, tiles, 0, counters, blocks, pieces, count, ahead);
+}
+
+static void run_chunks(void *argument) {
+    Work &work = *(Work *)argument;
+    float *tiles = (float *)std::aligned_alloc(64, (work.step->num_tiles + 1) * TILE * sizeof(float));
+    if (!tiles) return;
+    ++work.working;
+    const uint64_t base = work.step->scattered ? work.start : work.start / BLOCK * BLOCK;
+    for (;;) {
+        const uint64_t low = base + work.next.fetch_add(1) * work.chunk;
+        if (low >= work.stop) break;
+        const uint64_t high = low + work.chunk < work.stop ? low + work.chunk : work.stop;
+        work.step->scattered ? run_scattered(work, tiles, low, high) : run_contiguous(work, tiles, low, high);
+    }
+    std::free(tiles);
+}
+
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);  // GOMP_parallel of an OpenMP library
+
+static void run_parallel(Work &work, int threads, void *parallel) {
+    const uint64_t chunks = (work.stop - work.start + work.chunk - 1) / work.chunk;
+    if ((uint64_t)threads > chunks) threads = (int)chunks;
+    if (threads <= 1) return run_chunks(&work);
+    if (parallel) return ((Parallel)parallel)(run_chunks, &work, (unsigned)threads, 0);
+    std::thread *others = new (std::nothrow) std::thread[threads];
+    int started = 0;
+    try {
+        while (others && started < threads - 1) {
+            others[started] = std::thread(run_chunks, &work);
+            ++started;
+        }
+    } catch (...) {  // fewer threads, the same bits
+    }
+    run_chunks(&work);
+    for (int i = 0; i < started; ++i) others[i].join();
+    delete[] others;
+}
+
+}  // namespace anyorder
+
+// ---- C interface ----------------------------------------------------------------------------------------------------
+
+extern "C" {
+
+// Number of this interface: of the records in _kernel.h and of these functions.
+int anyorder_version() { return 1; }
+
+// The instruction set that this machine has at best: 0 portable, 1 AVX2, 2 AVX-512.
+int anyorder_lanes() { return anyorder::best_lanes(); }
+
+// Do a step. Returns 0, or 1 where no thread had memory for its tiles: then nothing was done.
+int anyorder_run(const anyorder::Step *step, int lanes, int threads, void *parallel) {
+    using namespace anyorder;
+    if (!step->num_segments) return 0;
+    Work work;
+    work.step = step;
+    work.lanes = lanes;
+    if (step->scattered) {
+        work.start = 0;
+        work.stop = step->num_segments;
+        work.chunk = 64;
+    } else {
+        const Segment &last = step->segments[step->num_segments - 1];
+        work.start = step->segments[0].element;
+        work.stop = last.element + last.length;
+        work.chunk = CHUNK;
+    }
+    run_parallel(work, threads, parallel);
+    return work.working ? 0 : 1;
+}
+
+// The transform on given words: see `transform` in _lanes.h. count is a multiple of 16.
+void anyorder_transform(int lanes, const uint32_t *words, const uint32_t *further, float *out, uint64_t count) {
+    using namespace anyorder;
+#if defined(__x86_64__)
+    if (lanes == AVX512) return avx512::transform(words, further, out, count);
+    if (lanes == AVX2) return avx2::transform(words, further, out, count);
+#endif
+    portable::transform(words, further, out, count);
+}
+
+}  // extern "C"

@@ -1,0 +1,87 @@
+// What the parts of the kernel share: the program of one step, and where its result goes.
+#pragma once
+#include <cstdint>
+
+namespace anyorder {
+
+constexpr int BLOCK = 16;          // words, and normals, of a block of ChaCha
+constexpr int TILE_BLOCKS = 64;    // blocks worked on at a time: a tile is 4 KiB, and stays in the first-level cache
+constexpr int TILE = BLOCK * TILE_BLOCKS;
+constexpr uint32_t EXTENSION = 1u << 31;  // in the high word of the counter of an extension block
+
+// An operand is a tile (its number, from 0) or, below zero, an array of the stream: ~operand is its number.
+constexpr int32_t NONE = INT32_MAX;
+
+enum Kind : int32_t {
+    GAUSS,   // dst = [a +] Z[row] * c
+    LINEAR,  // dst = [a +] terms[0].x * terms[0].c + .. : from left to right, each product and sum rounded;
+             // 0 if there is nothing
+    LEAK,    // dst = a + (b + a * c)
+    DIVIDE,  // dst = a / c
+    WORDS,   // dst = words of the row, as bits; `count` is set in the high word of the counter
+};
+
+struct Op {
+    int32_t kind, dst, a, b;
+    float c;
+    int32_t count;  // LINEAR: number of terms. WORDS: see there
+    union {
+        uint64_t row;    // GAUSS, WORDS
+        uint64_t first;  // LINEAR: first term
+    };
+};
+
+struct Term {
+    int32_t x;
+    float c;
+};
+
+enum Type : int32_t { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, BITS };
+
+struct Segment {  // a run of elements and the memory that gets their noise
+    void *data;
+    uint64_t element;
+    uint64_t length;
+};
+
+struct Step {
+    uint32_t key[8];
+    int32_t rounds;
+    int32_t result;           // operand that holds the noise before std
+    const Op *ops;
+    const Term *terms;
+    float *const *arrays;     // over whole blocks; index 0 is element `origin`, a multiple of 16
+    const Segment *segments;
+    const int32_t *types;     // of each segment
+    uint64_t num_ops, num_tiles, num_segments, origin;
+    double scale;
+    float std;
+    int32_t add;              // 1: segment = (segment + noise * std) * scale; 0: segment = noise * std * scale
+    int32_t scattered;        // 0: the segments follow each other; 1: they lie anywhere, and no array is used
+};
+
+struct Counters {  // of the blocks of a tile
+    uint32_t low[TILE_BLOCKS], high[TILE_BLOCKS];
+    void set(int i, uint64_t counter) {
+        low[i] = (uint32_t)counter;
+        high[i] = (uint32_t)(counter >> 32);
+    }
+};
+
+struct Ahead {  // the next tile of the arrays that are read: fetched while this tile's normals are computed
+    const float *from[32];
+    int count;
+    void fetch(int i) const {  // 16 lines of each, from element i on
+        for (int k = 0; k < count; ++k)
+            for (int line = 0; line < 256; line += 16) __builtin_prefetch(from[k] + i + line, 0, 2);
+    }
+};
+
+struct Piece {  // a part of a tile on its way to a segment
+    const Segment *segment;
+    int32_t type;
+    uint64_t skip;  // elements of the segment before it
+    int from, count;
+};
+
+}  // namespace anyorder

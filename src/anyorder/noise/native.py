@@ -1,0 +1,233 @@
+"""The kernel: loads the compiled library, chooses an instruction set, and hands it steps.
+
+The library is built when the package is installed, where a C++ compiler is. Without it NumPy makes the same bits,
+slower. `ANYORDER_KERNEL` set to "avx512", "avx2", "portable" or "reference" (NumPy) takes that path and no other.
+"""
+
+import ctypes
+import functools
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import _check
+from anyorder.errors import ArgumentError, NoiseWarning
+from anyorder.noise import chacha, transform
+
+__all__ = ["NONE", "OP", "SEGMENT", "TERM", "Kernel", "Kind", "Program", "kernel", "warn_if_missing"]
+
+PATHS = ("portable", "avx2", "avx512")  # in the order of their numbers in the library
+NONE = 2**31 - 1  # no operand
+_VERSION = 1  # of the library's interface
+_RAW = 1 << 30  # in the high word of the counter
+_LARGE = 1 << 20  # coordinates from which the missing kernel is worth a word
+
+OP = np.dtype([("kind", "i4"), ("dst", "i4"), ("a", "i4"), ("b", "i4"), ("c", "f4"), ("count", "i4"), ("row", "u8")])
+TERM = np.dtype([("x", "i4"), ("c", "f4")])
+SEGMENT = np.dtype([("data", "u8"), ("element", "u8"), ("length", "u8")])
+_STEP = np.dtype(
+    [
+        ("key", "u4", 8), ("rounds", "i4"), ("result", "i4"), ("ops", "u8"), ("terms", "u8"), ("arrays", "u8"),
+        ("segments", "u8"), ("types", "u8"), ("num_ops", "u8"), ("num_tiles", "u8"), ("num_segments", "u8"),
+        ("origin", "u8"), ("scale", "f8"), ("std", "f4"), ("add", "i4"), ("scattered", "i4"), ("_", "i4"),
+    ]
+)  # fmt: skip
+TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3, "uint32": 4}
+
+
+class Kind:
+    """Operations of a program; _kernel.h says what each does."""
+
+    GAUSS, LINEAR, LEAK, DIVIDE, WORDS = range(5)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One step as operations on tiles and arrays."""
+
+    ops: NDArray[Any]
+    terms: NDArray[Any]
+    num_tiles: int
+    result: int
+
+    @classmethod
+    def of_row(cls, row: int, *, raw: bool = False) -> "Program":
+        """A row of Z, or of raw words."""
+        ops = np.array([(Kind.WORDS if raw else Kind.GAUSS, 0, NONE, NONE, 1.0, _RAW if raw else 0, row)], OP)
+        return cls(ops, np.empty(0, TERM), 1, 0)
+
+
+class Kernel:
+    """The library, held to one instruction set."""
+
+    def __init__(self, library: ctypes.CDLL, path: int) -> None:
+        self._library, self._path = library, path
+
+    @property
+    def name(self) -> str:
+        """The instruction set: "avx512", "avx2" or "portable"."""
+        return PATHS[self._path]
+
+    def run(
+        self,
+        key: NDArray[np.uint32],
+        rounds: int,
+        program: Program,
+        segments: NDArray[Any],
+        types: NDArray[np.int32],
+        *,
+        arrays: NDArray[np.uint64] | None = None,
+        origin: int = 0,
+        std: float = 1.0,
+        add: bool = False,
+        scale: float = 1.0,
+        scattered: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        """Segment = (segment + std * result) * scale, or without the first segment where `add` is false.
+
+        Args:
+            key: (8,) words.
+            rounds: of ChaCha.
+            program: what makes the result.
+            segments: SEGMENT records: address, first element, length. They follow each other, or are `scattered`.
+            types: of the segments' memory, one of TYPES each.
+            arrays: addresses of float32 arrays from element `origin` on, a multiple of 16, over whole groups of 256.
+            std, scale: factors. Sum and products are rounded to float32 each (float64 for such memory).
+            threads: at most so many; by default torch's number, or one for each core.
+        Raises: MemoryError if there is no memory for tiles; nothing was done.
+        """
+        step = np.zeros(1, _STEP)
+        own = np.zeros(1, np.uint64) if arrays is None else arrays
+        for name, value in (
+            ("key", key), ("rounds", rounds), ("result", program.result), ("ops", program.ops.ctypes.data),
+            ("terms", program.terms.ctypes.data), ("arrays", own.ctypes.data), ("segments", segments.ctypes.data),
+            ("types", types.ctypes.data), ("num_ops", len(program.ops)), ("num_tiles", program.num_tiles),
+            ("num_segments", len(segments)), ("origin", origin), ("scale", scale), ("std", std), ("add", add),
+            ("scattered", scattered),
+        ):  # fmt: skip
+            step[name] = value
+        count = _threads() if threads is None else threads
+        if self._library.anyorder_run(step.ctypes.data, self._path, count, _parallel() if count > 1 else None):
+            raise MemoryError("no memory for the noise kernel's tiles; nothing was changed")
+
+    def fill(
+        self, key: NDArray[np.uint32], rounds: int, row: int, start: int, out: NDArray[Any], threads: int | None = None
+    ) -> None:
+        """Out = elements start, start + 1, .. of a row: normals for float32, raw words for uint32."""
+        raw = out.dtype == np.uint32
+        segments = np.array([(out.ctypes.data, start, out.size)], SEGMENT)
+        types = np.array([TYPES[out.dtype.name]], np.int32)
+        self.run(key, rounds, Program.of_row(row, raw=raw), segments, types, origin=start // 16 * 16, threads=threads)
+
+    def transform(self, words: NDArray[np.uint32], further: NDArray[np.uint32]) -> NDArray[np.float32]:
+        """`transform.normals` of (16, B) words, B a multiple of 16, with the extension words of every block at hand."""
+        words, further = np.ascontiguousarray(words), np.ascontiguousarray(further)
+        out = np.empty(words.shape[::-1], np.float32)
+        self._library.anyorder_transform(
+            self._path, words.ctypes.data, further.ctypes.data, out.ctypes.data, words.shape[1]
+        )
+        return out.T
+
+
+def kernel(name: str = "best") -> Kernel | None:
+    """The kernel of an instruction set; None for "reference", or for "best" where no library is.
+
+    Raises: ArgumentError if the one that is named cannot run here.
+    """
+    _check.choice("kernel", name, {"best", "reference", *PATHS})
+    if name == "best":
+        name = os.environ.get("ANYORDER_KERNEL", "best")
+        _check.choice("ANYORDER_KERNEL", name, {"best", "reference", *PATHS})
+    library = None if name == "reference" else _library()
+    if library is None:
+        if name in PATHS:
+            raise ArgumentError(f"kernel {name!r} is not there: {_missing()}")
+        return None
+    best = library.anyorder_lanes()
+    path = best if name == "best" else PATHS.index(name)
+    if path > best:
+        raise ArgumentError(f"kernel {name!r} does not run on this processor; its best is {PATHS[best]!r}")
+    return _checked(path)
+
+
+def warn_if_missing(size: int) -> None:
+    """Once, for a stream of many coordinates: say that the noise is made by NumPy, and what to do."""
+    if size >= _LARGE and os.environ.get("ANYORDER_KERNEL") != "reference" and kernel() is None:
+        _warn()
+
+
+@functools.cache
+def _warn() -> None:
+    warnings.warn(
+        f"the compiled noise kernel is not there ({_missing()}): NumPy makes the same noise, 10 to 50 times slower. "
+        "Install the package again where a C++ compiler (g++ or clang++) is: "
+        "pip install --force-reinstall --no-deps --no-binary anyorder anyorder",
+        NoiseWarning,
+        stacklevel=4,
+    )
+
+
+def _file() -> Path:
+    return Path(__file__).with_name("_kernel.so")
+
+
+def _missing() -> str:
+    return f"no library {_file()}" if not _file().exists() else f"{_file()} does not load or gives other bits"
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(str(_file()))
+        if library.anyorder_version() != _VERSION:
+            return None
+    except (OSError, AttributeError):
+        return None
+    pointer = ctypes.c_void_p
+    library.anyorder_run.argtypes = [pointer, ctypes.c_int, ctypes.c_int, pointer]
+    library.anyorder_transform.argtypes = [ctypes.c_int, pointer, pointer, pointer, ctypes.c_uint64]
+    library.anyorder_transform.restype = None
+    return library
+
+
+@functools.cache
+def _checked(path: int) -> Kernel | None:
+    """The kernel if it gives the bits of the reference: one built from other sources or with other options does not."""
+    library = _library()
+    assert library is not None
+    found = Kernel(library, path)
+    words = (np.arange(1, 16 * 64 + 1, dtype=np.uint32) * np.uint32(0x9E3779B9)).reshape(16, 64)
+    words[0, :8] = [0, 1, 255, 65535, 65536, 2**31, 2**31 - 1, 2**32 - 1]
+    expected = transform.normals(words, lambda columns: words[:, columns])
+    key, made = words[3, :8], np.empty(1024, np.uint32)
+    found.fill(key, 8, 2**40, 0, made, threads=1)
+    raw = chacha.blocks(key, np.arange(64, dtype=np.uint64) | np.uint64(1 << 62), 2**40, 8)
+    same = found.transform(words, words).tobytes() == expected.tobytes() and made.tobytes() == raw.T.tobytes()
+    return found if same else None
+
+
+def _threads() -> int:
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        return int(torch.get_num_threads())
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _parallel() -> int | None:
+    """Torch's own pool of threads, where it is OpenMP: a second pool would fight it for the cores."""
+    if "torch" not in sys.modules:
+        return None
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError):
+        return None

@@ -1,0 +1,220 @@
+"""Hugging Face: `transformers.Trainer` with private gradients."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from anyorder import _check
+from anyorder.errors import ArgumentError, CheckpointError, ModelError
+from anyorder.plan import Plan
+from anyorder.sampling import PrivateLoader
+from anyorder.train.engine import PrivacyEngine
+from anyorder.train.module import PrivateModule
+
+__all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
+
+_transformers = _check.optional("transformers", extra="huggingface", purpose="PrivateTrainer")
+
+_IGNORE = -100  # label of tokens that do not count, as transformers has it
+_CHECKPOINT = "privacy.checkpoint"
+
+
+def example_losses(outputs: Any, labels: Tensor) -> Tensor:
+    """Cross-entropy of each example alone, (B,): the mean over its own tokens where the model is a language model.
+
+    A mean over all tokens of the batch would divide one example's loss by the length of the others, which no clipping
+    of gradients can bound; so the loss that a model computes of its `labels` is not used.
+
+    Args:
+        outputs: of the model; its `logits` are (B, classes), (B, tokens, vocabulary), or (B,) and (B, 1) for a number.
+        labels: (B,) classes or numbers, or (B, tokens). With as many tokens as labels, token i of a causal model is
+            read against label i + 1 by the Trainer, which shifts both before it calls this.
+    """
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    if labels.is_floating_point() or logits.shape == labels.shape:
+        errors = F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype), reduction="none")
+        return errors.reshape(len(labels), -1).mean(1)
+    if logits.dim() == 2:
+        return F.cross_entropy(logits, labels.reshape(-1), reduction="none")
+    if logits.dim() != 3 or labels.shape != logits.shape[:2]:
+        raise ModelError(
+            f"no loss is known for logits {tuple(logits.shape)} and labels {tuple(labels.shape)}; override "
+            "example_losses(outputs, labels) of the trainer with one that returns a loss for each example"
+        )
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=_IGNORE)
+    counted = (labels != _IGNORE).sum(1).clamp(min=1)
+    return losses.sum(1) / counted
+
+
+class _WholeEpochs:
+    """The private loader, with the length of an epoch also where a resumed run has only a part of it before it."""
+
+    def __init__(self, loader: PrivateLoader) -> None:
+        self._loader = loader
+        self.dataset = loader.dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        return self._loader.batches_per_epoch or len(self._loader)
+
+
+@contextmanager
+def _no_branches_on_masks() -> Iterator[None]:
+    """Let transformers build its masks without a look at their values, as it does when a model is exported.
+
+    It leaves a mask out where no token is padded: the same result, but a branch that cannot be mapped over examples.
+    """
+    masks: Any = importlib.import_module("transformers.masking_utils")
+    before = masks.is_tracing
+    masks.is_tracing = lambda tensor=None: True
+    try:
+        yield
+    finally:
+        masks.is_tracing = before
+
+
+class PrivateTrainerMixin:
+    """Makes a Trainer private: `class MyTrainer(PrivateTrainerMixin, Seq2SeqTrainer)`; see `PrivateTrainer`."""
+
+    def __init__(
+        self, *args: Any, plan: Plan, key: bytes | None = None, chunk_size: int | None = None, **kwargs: Any
+    ) -> None:
+        self.plan = plan
+        self.engine: PrivacyEngine | None = None
+        self._private: PrivateModule | None = None
+        self._engine_key, self._chunk_size = key, chunk_size
+        super().__init__(*args, **kwargs)
+        self._check_arguments(self.args)  # type: ignore[attr-defined]
+        self.args.ignore_data_skip = True  # type: ignore[attr-defined]  # the private loader finds its place itself
+
+    def _check_arguments(self, args: Any) -> None:
+        if args.gradient_accumulation_steps != 1:
+            raise ArgumentError(
+                "gradient_accumulation_steps must be 1, got "
+                f"{args.gradient_accumulation_steps}: give the whole batch at once, and chunk_size= if memory is short"
+            )
+        if args.n_gpu > 1:
+            raise ArgumentError(f"one process must have one device, got {args.n_gpu}: start it with torchrun")
+        batch_size = args.per_device_train_batch_size * args.world_size
+        if batch_size != self.plan.batch_size:
+            raise ArgumentError(
+                f"per_device_train_batch_size times processes must be the plan's batch_size={self.plan.batch_size}, "
+                f"got {batch_size}"
+            )
+
+    def get_train_dataloader(self) -> Any:
+        """The loader of the private engine; model and optimizer are bound to the plan with it."""
+        if self.engine is not None:
+            raise ArgumentError("train() was already called: a plan is for one run; make a new trainer to resume")
+        trainer: Any = self
+        args, dataset = trainer.args, trainer.train_dataset
+        if hasattr(dataset, "column_names"):
+            dataset, collate = trainer._remove_unused_columns(dataset, description="training"), trainer.data_collator
+        else:
+            collate = trainer._get_collator_with_removed_columns(trainer.data_collator, description="training")
+        loader: DataLoader[Any] = DataLoader(
+            dataset, args.per_device_train_batch_size, sampler=trainer._get_train_sampler(dataset), collate_fn=collate,
+            drop_last=args.dataloader_drop_last, num_workers=args.dataloader_num_workers,
+        )  # fmt: skip
+        trainer.create_optimizer()
+        path = Path(args.output_dir) / _CHECKPOINT
+        if path.exists() and not self._resumes:
+            raise CheckpointError(
+                f"{path} is of an earlier run; call train(resume_from_checkpoint=True), or choose another output_dir"
+            )
+        self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
+        self._private, _, private_loader = self.engine.make_private(
+            trainer.model, trainer.optimizer, loader, loss_reduction="sum", chunk_size=self._chunk_size
+        )
+        return _WholeEpochs(private_loader)
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's. To resume, use the last checkpoint of this run: the plan's noise goes on from there."""
+        self._resumes = bool(resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
+        engine, trainer = self._bound(), self
+        if trainer.state.global_step != engine.step:  # type: ignore[attr-defined]
+            raise CheckpointError(
+                f"the trainer would go on at step {trainer.state.global_step}, "  # type: ignore[attr-defined]
+                f"the privacy checkpoint is of step {engine.step}: resume from the last checkpoint that was saved"
+            )
+        return found
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """In training, the sum of `example_losses` of the private model; else the Trainer's."""
+        if not (model.training and torch.is_grad_enabled()):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
+        if "labels" not in inputs:
+            raise ModelError("the batch must have labels, so that each example's loss can be computed on its own")
+        assert self._private is not None
+        labels = inputs["labels"]
+        outputs = self._private(**{name: value for name, value in inputs.items() if name != "labels"})
+        loss = self.example_losses(outputs, labels).sum()
+        return (loss, outputs) if return_outputs else loss
+
+    def example_losses(self, outputs: Any, labels: Tensor) -> Tensor:
+        """(B,) the loss of each example by itself. Override it for other losses."""
+        logits = outputs["logits"]
+        if self._is_causal() and logits.dim() == 3:
+            outputs, labels = {"logits": logits[:, :-1]}, labels[:, 1:]
+        return example_losses(outputs, labels)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """A step whose loss is not handed on: what is printed would be a release that the plan does not cover."""
+        with _no_branches_on_masks():
+            loss: Tensor = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        return torch.zeros_like(loss)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """The Trainer's log, without the loss of training and the norms of gradients."""
+        kept = {name: value for name, value in logs.items() if name not in ("loss", "train_loss", "grad_norm")}
+        super().log(kept, *args, **kwargs)  # type: ignore[misc]
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        self._bound().save()
+
+    def _is_causal(self) -> bool:
+        name = type(self.model).__name__  # type: ignore[attr-defined]
+        return "CausalLM" in name or "LMHead" in name
+
+    def _bound(self) -> PrivacyEngine:
+        assert self.engine is not None
+        return self.engine
+
+
+class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignore[misc, name-defined]
+    """`transformers.Trainer` whose gradients are those of a `PrivacyEngine`.
+
+        trainer = PrivateTrainer(model, training_arguments, train_dataset=data, plan=plan)
+        trainer.train()
+        trainer.engine.certificate().save("run.privacy.json")
+
+    Each example's loss is computed on its own (`example_losses`), gradients are clipped to the plan's clip norm and get
+    the plan's noise; `max_grad_norm` does nothing more. Losses of training and norms of gradients are not logged: they
+    would be releases. Evaluation is the Trainer's: keep it to data that need no protection.
+
+    With `save_strategy`, the privacy state is saved in `output_dir` beside each checkpoint, and
+    `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them.
+
+    Args:
+        plan: what to run; its n covers all steps, its batch_size is that of the training arguments.
+        key: see `PrivacyEngine`; leave it out.
+        chunk_size: see `PrivacyEngine.make_private`.
+        args, kwargs: of `transformers.Trainer`.
+    Raises: ArgumentError for gradient accumulation, several devices in one process, or another batch size.
+    """

@@ -1,0 +1,115 @@
+"""Lightning: a callback that makes a LightningModule's training private."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from anyorder import _check
+from anyorder.errors import ArgumentError, CheckpointError, TrainingError
+from anyorder.plan import Plan
+from anyorder.sampling import PrivateLoader
+from anyorder.train.engine import PrivacyEngine
+
+__all__ = ["PrivacyCallback"]
+
+_lightning = _check.optional("lightning", extra="lightning", purpose="PrivacyCallback")
+
+
+class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-defined]
+    """Runs a plan inside `lightning.Trainer.fit`, with automatic optimization.
+
+        privacy = PrivacyCallback(plan, network="net")
+        module, loader = privacy.make_private(module, loader)
+        Trainer(max_epochs=epochs, callbacks=[privacy]).fit(module, loader)
+        privacy.engine.certificate().save("run.privacy.json")
+
+    `training_step` stays as it is, with two duties: it calls `self.net` for the outputs, and its loss is a sum or a
+    mean over examples of a loss of each example alone. What it logs of the training data is a release that the plan
+    does not cover: log on validation data. `gradient_clip_val` does nothing more than the plan's clip norm.
+
+    Args:
+        plan: what to run.
+        network: attribute of the LightningModule that holds all trainable parameters as one module.
+        checkpoint: file of the privacy state, written with every checkpoint of Lightning. `make_private` resumes from
+            it if it exists; then give `fit` the `ckpt_path` that was saved with it.
+        loss_reduction, chunk_size, unit: see `PrivacyEngine.make_private`.
+        key: see `PrivacyEngine`; leave it out.
+
+    Attributes:
+        engine: the engine, once `make_private` was called.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        network: str,
+        checkpoint: str | Path | None = None,
+        loss_reduction: str = "mean",
+        key: bytes | None = None,
+        **options: Any,
+    ) -> None:
+        self.engine = PrivacyEngine(plan, checkpoint=checkpoint, key=key)
+        self._network, self._saves = network, checkpoint is not None
+        self._options = {"loss_reduction": loss_reduction, **options}
+
+    def make_private(self, module: Any, loader: Any) -> tuple[Any, PrivateLoader]:
+        """Bind the module's network and optimizer and the loader to the plan, before `fit`.
+
+        Returns: the module, whose `configure_optimizers` now gives the bound optimizer, and the loader for `fit`.
+        Raises: ArgumentError if there is no such network, several optimizers, or manual optimization.
+        """
+        net = getattr(module, self._network, None)
+        if not isinstance(net, nn.Module):
+            raise ArgumentError(f"network must name a module of {type(module).__name__}, got {self._network!r}")
+        outside = {name for name, p in module.named_parameters() if p.requires_grad} - {
+            f"{self._network}.{name}" for name, _ in net.named_parameters()
+        }
+        if outside:
+            raise ArgumentError(
+                f"network {self._network!r} must hold all trainable parameters, but {', '.join(sorted(outside))} "
+                "are outside: their gradients would not be private; move them into it or freeze them"
+            )
+        if not module.automatic_optimization:
+            raise ArgumentError("manual optimization needs no callback: use PrivacyEngine.make_private in your loop")
+        configured = module.configure_optimizers()
+        net, _, private_loader = self.engine.make_private(net, _optimizer(configured), loader, **self._options)
+        setattr(module, self._network, net)
+        module.configure_optimizers = lambda: configured
+        return module, private_loader
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse a run that does not begin where the privacy state is."""
+        del pl_module
+        if not hasattr(self.engine, "loader"):
+            raise TrainingError("call make_private(module, loader) before fit, and give fit what it returns")
+        if trainer.accumulate_grad_batches != 1:
+            raise ArgumentError(
+                f"accumulate_grad_batches must be 1, got {trainer.accumulate_grad_batches}: give the whole batch at "
+                "once, and chunk_size= if memory is short"
+            )
+        if trainer.global_step != self.engine.step:
+            raise CheckpointError(
+                f"Lightning would go on at step {trainer.global_step}, the privacy state is at step "
+                f"{self.engine.step}: give fit the ckpt_path that was saved last"
+            )
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Save the privacy state beside Lightning's."""
+        del trainer, pl_module, checkpoint
+        if self._saves:
+            self.engine.save()
+
+
+def _optimizer(configured: Any) -> Optimizer:
+    """The one optimizer among what `configure_optimizers` may return."""
+    found = configured
+    if isinstance(found, dict):
+        found = found.get("optimizer")
+    while isinstance(found, list | tuple) and found and (len(found) == 1 or isinstance(found[0], list | tuple)):
+        found = found[0]
+    if not isinstance(found, Optimizer):
+        raise ArgumentError(f"configure_optimizers must give one optimizer, got {configured!r}")
+    return found

@@ -1,0 +1,175 @@
+"""Who owns what: every rank adds up, noises and keeps its own coordinates of the vector of all parameters."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyorder.errors import TrainingError
+from anyorder.noise import GridStream, NoiseSource, NoiseStream
+from anyorder.strategy import Strategy
+from anyorder.train.distributed import Group
+from anyorder.train.fsdp import is_sharded, rows_of, shard_of
+
+__all__ = ["Shards", "SharedNoise"]
+
+Range = tuple[int, int]
+"""Coordinates start, .., stop - 1."""
+
+
+class Shards:
+    """The coordinates of all trainable parameters, flattened one behind the other, dealt out to the ranks.
+
+    A parameter that every rank has whole is summed, noised and divided by one rank for each coordinate, and then
+    gathered: nobody makes a number that another rank makes too, and all ranks get the same bits. These coordinates
+    are dealt out evenly. Of a parameter sharded by FSDP2, each rank owns the rows that it has, and keeps them.
+
+    A rank's own vector holds its range of the whole parameters' coordinates first, then its rows, in their order.
+
+    Args:
+        parameters: in the order of the coordinates.
+
+    Attributes:
+        size: number of coordinates.
+        ranges: this rank's coordinates, in the order of its own vector.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], group: Group) -> None:
+        self.group = group
+        self._whole = {name: p for name, p in parameters.items() if not is_sharded(p)}
+        self._sharded = {name: p for name, p in parameters.items() if is_sharded(p)}
+        sizes = {name: p.numel() for name, p in parameters.items()}
+        starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
+        self.size = sum(sizes.values())
+        self._whole_size = sum(p.numel() for p in self._whole.values())
+        most = -(-self._whole_size // group.size)
+        self._cuts = [min(rank * most, self._whole_size) for rank in range(group.size + 1)]
+        low, high = self._cuts[group.rank : group.rank + 2]
+        self.ranges = _joined([
+            *_overlap(low, high, [(starts[name], p.numel()) for name, p in self._whole.items()]),
+            *((starts[name] + i, starts[name] + j) for name, (i, j) in self._own_rows(group.rank).items()),
+        ])  # fmt: skip
+
+    def _own_rows(self, rank: int) -> dict[str, Range]:
+        """The coordinates of a rank's rows within each sharded parameter."""
+        ranges = {name: rows_of(p, rank, self.group.size) for name, p in self._sharded.items()}
+        widths = {name: math.prod(p.shape[1:]) for name, p in self._sharded.items()}
+        return {name: (low * widths[name], high * widths[name]) for name, (low, high) in ranges.items()}
+
+    def sum_of_own(self, sums: Mapping[str, Tensor]) -> Tensor:
+        """This rank's coordinates of the sum over ranks of `sums`, each of which covers all coordinates."""
+        whole = [torch.cat([sums[name].reshape(-1) for name in self._whole])] if self._whole else []
+        parts = []
+        for rank, (low, high) in enumerate(pairwise(self._cuts)):
+            pieces = [vector[low:high] for vector in whole]
+            pieces += [sums[name].reshape(-1)[i:j] for name, (i, j) in self._own_rows(rank).items()]
+            parts.append(torch.cat(pieces) if self._sharded else pieces[0])
+        return self.group.sum_of_parts(parts)
+
+    def gradients(self, own: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Every parameter with its gradient, cut out of the ranks' own vectors; of sharded ones, the own shard."""
+        low, high = self._cuts[self.group.rank : self.group.rank + 2]
+        if self._whole:
+            whole = self.group.concatenated(own[: high - low], self._whole_size)
+            parts = torch.split(whole, [p.numel() for p in self._whole.values()])
+            for p, part in zip(self._whole.values(), parts, strict=True):
+                yield p, part.view(p.shape).to(p.dtype)
+        start = high - low
+        for name, (i, j) in self._own_rows(self.group.rank).items():
+            p = self._sharded[name]
+            yield p, shard_of(p, own[start : start + j - i].to(p.dtype))
+            start += j - i
+
+
+def _overlap(low: int, high: int, runs: Iterable[tuple[int, int]]) -> Iterator[Range]:
+    """The coordinates behind places low, .., high - 1 of the concatenation of runs (first coordinate, length)."""
+    place = 0
+    for start, length in runs:
+        i, j = max(low - place, 0), min(high - place, length)
+        if i < j:
+            yield start + i, start + j
+        place += length
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    """The ranges that are not empty, neighbours joined."""
+    result: list[Range] = []
+    for start, stop in ranges:
+        if result and result[-1][1] == start:
+            result[-1] = result[-1][0], stop
+        elif start < stop:
+            result.append((start, stop))
+    return result
+
+
+class SharedNoise:
+    """A noise stream over all coordinates, of which each rank makes and keeps the part over its own.
+
+    The ranks' parts are together, bit for bit, the noise of one `NoiseStream` over everything; making them needs no
+    communication. A saved state is that one stream's, whatever the number of ranks.
+
+    Args:
+        strategy, source, std: as for `NoiseStream`.
+        shards: whose coordinates `add_to` covers, and in which order.
+        grid: None, or as for `GridStream`, which then takes the place of `NoiseStream`.
+    """
+
+    def __init__(
+        self, strategy: Strategy, source: NoiseSource, std: float, shards: Shards, grid: float | None = None
+    ) -> None:
+        self._group = shards.group
+        self._size = shards.size
+        self._grid, self._ranges = grid, shards.ranges
+        self._streams: list[Any] = [
+            NoiseStream(strategy, source, std, j - i, start=i)
+            if grid is None
+            else GridStream(strategy, source, std, grid, j - i, start=i)
+            for i, j in shards.ranges
+        ]
+
+    def add_to(self, own: Tensor, batch_size: int) -> Tensor:
+        """(own + noise of the next step) / batch_size on the rank's own coordinates.
+
+        Args:
+            own: the rank's vector, which is overwritten: float32; on a grid int64, in grid steps.
+            batch_size: divisor.
+        Returns: `own`; on a grid a float64 tensor.
+        Raises: StepsExhaustedError after n steps. TrainingError if a step was broken off between the rank's streams.
+        """
+        if len({stream.t for stream in self._streams}) > 1:
+            raise TrainingError("a step of the noise was broken off half way; resume from the last checkpoint")
+        if self._grid is not None:
+            noise = np.concatenate([np.empty(0, np.int64), *(stream.next() for stream in self._streams)])
+            total = torch.from_numpy(noise).to(own.device).add_(own)  # in place: torch refuses a sum of floats here
+            return total.double().mul_(self._grid).div_(batch_size)
+        start = 0
+        for stream, (i, j) in zip(self._streams, self._ranges, strict=True):
+            stream.add_to([own[start : start + j - i]], 1 / batch_size)
+            start += j - i
+        return own
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The state over all coordinates, on the first rank; None elsewhere. All ranks must call it."""
+        told = self._group.to_first([stream.state_dict() for stream in self._streams])
+        if told is None:
+            return None
+        parts = sorted((part for of_rank in told for part in of_rank), key=lambda part: part["start"])
+        states = zip(*(part["state"] for part in parts), strict=True)
+        state = [np.concatenate(arrays, axis=-1) for arrays in states]
+        return {**parts[0], "start": 0, "size": self._size, "state": state}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, on this rank's coordinates.
+
+        Raises: CheckpointError if it is of another stream.
+        """
+        for stream in self._streams:
+            own = stream.state_dict()
+            start, size = own["start"], own["size"]
+            cut = {"start": start, "size": size} if saved["size"] == self._size and saved["start"] == 0 else {}
+            state = [array[..., start : start + size] for array in saved["state"]]
+            stream.load_state_dict({**saved, **cut, "state": state})

@@ -1,0 +1,318 @@
+"""Noise made where the gradients are: every strategy's own bits, on the CPU and, where there is one, on a GPU."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import anyorder.noise
+from anyorder.errors import ArgumentError
+from anyorder.noise import NoiseSource, NoiseStream, device, torch_backend
+from anyorder.noise.device import DeviceNoise
+from anyorder.noise.targets import Targets
+from anyorder.strategy import (
+    BLT,
+    Banded,
+    BandedInverse,
+    BandedLowRank,
+    Dense,
+    Independent,
+    Rescaled,
+    SquareRoot,
+    ToeplitzBanded,
+    Tree,
+)
+
+SOURCE = NoiseSource(bytes(range(32)), 12)
+N, SIZE, START, STD = 9, 1003, 2**36 - 5, 1.7
+RANDOM = np.random.default_rng(0)  # inputs, no noise
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+]
+
+
+def _lower(n):
+    return np.tril(RANDOM.uniform(-0.4, 0.4, (n, n)), -1) + np.diag(RANDOM.uniform(0.8, 1.3, n))
+
+
+def _banded(n, p):
+    bands = RANDOM.uniform(-0.4, 0.4, (p, n))
+    bands[0] = RANDOM.uniform(0.8, 1.3, n)
+    return Banded(np.where(np.arange(p)[:, None] + np.arange(n) < n, bands, 0.0))
+
+
+STRATEGIES = [
+    Independent(N),
+    Dense(_lower(N)),
+    SquareRoot(N),
+    BandedInverse([1.0, -0.6, 0.2], N),
+    BLT([1 - 1e-9, 0.9, -0.3], [0.2, 0.1, 0.05], N),
+    ToeplitzBanded([1.1], N),
+    ToeplitzBanded([1.1, 0.4, 0.2, 0.1], N),
+    _banded(N, 3),
+    Rescaled(BLT([0.9], [0.2], N), np.linspace(0.5, 1.5, N)),
+    BandedLowRank.approximate(SquareRoot(N), num_bands=3, rank=2),
+    *(Tree(N, estimator, regenerate=r) for estimator in ("vanilla", "online", "full") for r in (False, True)),
+    Tree(N, "online", restarts=[3], completion=True),
+]
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: repr(strategy)[:60])
+
+
+def _reference(strategy, steps):
+    """What NumPy makes: the noise of every step, and the state after the last."""
+    state, made = strategy.init(SIZE), []
+    for t in range(steps):
+        noise, state = strategy.step(t, state, lambda row: SOURCE.normal(row, START, START + SIZE))
+        made.append(noise * np.float32(STD))
+    return made, state
+
+
+def _tensors(place, dtypes=(torch.float32,)):
+    """Gradients of a small model: odd sizes, one of them empty."""
+    shapes = [(1,), (3, 5), (0,), (17, 2, 3), (885,)]
+    return [
+        torch.from_numpy(RANDOM.standard_normal(shape, np.float32)).to(place, dtypes[i % len(dtypes)])
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def _flat(tensors):
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
+
+
+@pytest.mark.parametrize("place", DEVICES)
+@every_strategy
+def test_every_strategy_gives_its_own_bits(strategy, place):
+    exact, last = _reference(strategy, N)
+    noise = DeviceNoise(strategy, SOURCE, STD, SIZE, START, place)
+    for t in range(N):
+        tensors = _tensors(place)
+        before = _flat(tensors)
+        noise.add(t, tensors)
+        assert _flat(tensors).tobytes() == (before + exact[t]).tobytes()
+    state = noise.state(N)
+    assert [vector.tobytes() for vector in state] == [vector.tobytes() for vector in last]
+
+
+@pytest.mark.parametrize("place", DEVICES)
+@every_strategy
+def test_a_state_of_numpy_goes_on_and_one_of_the_device_does(strategy, place):
+    exact, _ = _reference(strategy, N)
+    for steps in (0, 1, 4):
+        _, saved = _reference(strategy, steps)
+        first = DeviceNoise(strategy, SOURCE, STD, SIZE, START, place)
+        first.load(steps, saved)
+        kept = first.state(steps)
+        copies = [vector.copy() for vector in kept]
+        second = DeviceNoise(strategy, SOURCE, STD, SIZE, START, place)
+        second.load(steps, kept)
+        for vector in saved:
+            vector[:] = 1e9  # what is loaded is a copy
+        for noise in (first, second):
+            tensors = [torch.zeros(SIZE, device=place)]
+            noise.add(steps, tensors)
+            noise.add(steps + 1, tensors)
+            assert np.array_equal(_flat(tensors), exact[steps] + exact[steps + 1])
+        assert all(map(np.array_equal, kept, copies))  # what is saved is a copy too
+
+
+@pytest.mark.parametrize("place", DEVICES)
+@pytest.mark.parametrize("strategy", [STRATEGIES[3], STRATEGIES[4], STRATEGIES[7], STRATEGIES[8]], ids=repr)
+def test_mixed_types_are_each_rounded_by_themselves(strategy, place):
+    exact, _ = _reference(strategy, 2)
+    noise = DeviceNoise(strategy, SOURCE, STD, SIZE, START, place)
+    for t in range(2):
+        tensors = _tensors(place, (torch.bfloat16, torch.float32, torch.float64, torch.float16))
+        before = [tensor.clone() for tensor in tensors]
+        noise.add(t, tensors, 1 / 24)
+        at = 0
+        for old, new in zip(before, tensors, strict=True):
+            part = torch.from_numpy(exact[t][at : at + old.numel()]).view(old.shape).to(place)
+            wide = old.double() if old.dtype == torch.float64 else old.float()
+            exactly = (wide + part) * torch.tensor(1 / 24, dtype=wide.dtype, device=place)
+            assert torch.equal(new, exactly.to(old.dtype))
+            at += old.numel()
+
+
+@pytest.mark.parametrize("place", DEVICES)
+def test_strides_do_not_matter(place):
+    exact, _ = _reference(STRATEGIES[4], 1)
+    first, second = torch.zeros(17, 59, device=place).T, torch.zeros(2, SIZE - 17 * 59 + 5, device=place)[0]
+    assert first.numel() + second.numel() - 5 == SIZE
+    DeviceNoise(STRATEGIES[4], SOURCE, STD, SIZE, START, place).add(0, [first, second[5:]])
+    assert np.array_equal(_flat([first, second[5:]]), exact[0])
+    assert not second[:5].any()
+
+
+class Doubled(BLT):
+    """A subclass with a step of its own."""
+
+    def step(self, t, state, row):
+        noise, state = super().step(t, state, row)
+        return 2 * noise, state
+
+
+def test_a_step_of_its_own_is_taken():
+    strategy = Doubled([0.9], [0.2], N)
+    exact, _ = _reference(strategy, 2)
+    noise = DeviceNoise(strategy, SOURCE, STD, SIZE, START, "cpu")
+    for t in range(2):
+        out = torch.zeros(SIZE)
+        noise.add(t, [out])
+        assert np.array_equal(out.numpy(), exact[t])
+
+
+class Recurrence(Independent):
+    """A step whose noise is its state."""
+
+    def init(self, size):
+        return (np.zeros(size, np.float32),)
+
+    def step(self, t, state, row):
+        noise = row(t) - np.float32(0.5) * state[0]
+        return noise.copy(), (noise,)
+
+
+def test_the_noise_handed_out_is_not_the_state():
+    exact, last = _reference(Recurrence(N), 3)
+    noise = DeviceNoise(Recurrence(N), SOURCE, STD, SIZE, START, "cpu")
+    for t in range(3):
+        out = torch.zeros(SIZE)
+        noise.add(t, [out])
+        assert np.array_equal(out.numpy(), exact[t])
+    assert np.array_equal(noise.state(3)[0], last[0])
+
+
+class Wide(Independent):
+    """A step in float64."""
+
+    def step(self, t, state, row):
+        return row(t) * np.float64(0.5), state
+
+
+def test_a_step_in_float64_is_refused():
+    noise = DeviceNoise(Wide(N), SOURCE, STD, SIZE, START, "cpu")
+    out = torch.zeros(SIZE)
+    with pytest.raises(TypeError):
+        noise.add(0, [out])
+    assert not out.any()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ([torch.zeros(SIZE - 1)], "1003 elements in all, got 1002"),
+        ([torch.zeros(3), torch.zeros(SIZE - 3, device="meta")], "device cpu, got meta"),
+        ([torch.zeros(3), torch.zeros(SIZE - 3, dtype=torch.int64)], "float32, bfloat16, float16 or float64, got"),
+    ],
+)
+def test_bad_tensors_change_nothing(tensors, message):
+    noise = DeviceNoise(STRATEGIES[4], SOURCE, STD, SIZE, START, "cpu")
+    with pytest.raises(ArgumentError, match=message):
+        noise.add(0, tensors)
+    assert not tensors[0].any()
+    assert not any(vector.any() for vector in noise.state(0))
+
+
+def test_a_gradient_that_requires_gradients_is_written():
+    parameter = torch.zeros(SIZE, requires_grad=True)
+    DeviceNoise(STRATEGIES[0], SOURCE, STD, SIZE, START, "cpu").add(0, [parameter])
+    exact = torch_backend.normal(SOURCE, 0, START, START + SIZE, "cpu") * torch.tensor(np.float32(STD))
+    assert torch.equal(parameter.detach(), exact)
+
+
+@pytest.fixture(params=DEVICES)
+def elsewhere(request, monkeypatch):
+    """A device that streams take for another than the CPU."""
+    make = Targets.__init__
+
+    def init(self, tensors, size):
+        make(self, tensors, size)
+        self.on_cpu = False
+
+    monkeypatch.setattr(Targets, "__init__", init)
+    return request.param
+
+
+def _stream(strategy):
+    return NoiseStream(strategy, SOURCE, STD, SIZE, start=START)
+
+
+@every_strategy
+def test_a_stream_goes_to_the_device_and_back(strategy, elsewhere):
+    ordinary, stream = _stream(strategy), _stream(strategy)
+    for t in range(N):
+        exact = ordinary.next()
+        if t in (2, 6):
+            assert np.array_equal(stream.next(), exact)
+            continue
+        tensors = _tensors(elsewhere)
+        before = _flat(tensors)
+        stream.add_to(tensors, 1 / 24)
+        assert np.array_equal(_flat(tensors), (before + exact) * np.float32(1 / 24))
+        saved = stream.state_dict()
+        assert saved["t"] == t + 1
+        if t == 4:
+            stream = _stream(strategy)
+            stream.load_state_dict(saved)
+
+
+def test_a_stream_goes_back_to_a_saved_state(elsewhere):
+    stream, first, second = _stream(STRATEGIES[4]), *torch.zeros(2, SIZE, device=elsewhere)
+    stream.add_to([torch.zeros_like(first)])
+    saved = stream.state_dict()
+    stream.add_to([first])
+    stream.load_state_dict(saved)
+    stream.add_to([second])
+    assert torch.equal(first, second)
+
+
+def test_tensors_of_two_devices_change_nothing(elsewhere):
+    stream, zeros = _stream(STRATEGIES[4]), torch.zeros(SIZE, device=elsewhere)
+    for tensors in ([zeros[3:], torch.zeros(3, device="meta")], [zeros[3:], np.zeros(3, np.float32)]):
+        with pytest.raises(ArgumentError, match="tensors must be on one device"):
+            stream.add_to(tensors)
+    assert not zeros.any()
+    assert stream.t == 0
+    stream.add_to([zeros])
+    assert np.array_equal(_flat([zeros]), _stream(STRATEGIES[4]).next())
+
+
+def test_kernels_without_triton(monkeypatch):
+    monkeypatch.setattr(device, "find_spec", lambda name: None)
+    assert device._kernels(SimpleNamespace(is_cuda=True, dtype=torch.float32)) is torch_backend
+
+
+@pytest.mark.parametrize("is_cuda", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("wanted", ["best", "reference"])
+def test_kernels_with_triton(monkeypatch, is_cuda, dtype, wanted):
+    stand_in = ModuleType("triton_kernel")
+    monkeypatch.setattr(device, "find_spec", lambda name: name == "triton")
+    monkeypatch.setitem(sys.modules, "anyorder.noise.triton_kernel", stand_in)
+    monkeypatch.setattr(anyorder.noise, "triton_kernel", stand_in, raising=False)
+    monkeypatch.setenv("ANYORDER_KERNEL", wanted)
+    fused = is_cuda and dtype == torch.float32 and wanted == "best"
+    assert device._kernels(SimpleNamespace(is_cuda=is_cuda, dtype=dtype)) is (stand_in if fused else torch_backend)
+
+
+@every_strategy
+def test_the_state_follows_the_tensors(strategy, elsewhere):
+    ordinary, stream, out = _stream(strategy), _stream(strategy), torch.zeros(SIZE, device=elsewhere)
+    for _ in range(4):
+        out.zero_()
+        stream.add_to([out])
+        assert np.array_equal(_flat([out]), ordinary.next())
+        stream._device.device = torch.device("meta")  # as if the state were on another device than the next tensors
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_stream_moves_from_the_device_to_the_cpu():
+    ordinary, stream = _stream(STRATEGIES[4]), _stream(STRATEGIES[4])
+    for place in ("cpu", "cuda", "cpu", "cuda"):
+        out = torch.zeros(SIZE, device=place)
+        stream.add_to([out])
+        assert np.array_equal(_flat([out]), ordinary.next())

@@ -1,0 +1,176 @@
+"""The compiled kernel: on every instruction set, from any thread, the bits of the NumPy reference."""
+
+import os
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+from anyorder.errors import ArgumentError, NoiseWarning
+from anyorder.noise import NoiseSource, NoiseStream, native, transform
+from anyorder.strategy import Independent
+from noise.test_chacha import KEYSTREAMS
+
+KEY = bytes(range(32))
+TOP = 2**32
+RANDOM = np.random.default_rng(3)  # inputs of a scan, no noise
+
+
+def _paths():
+    for name in native.PATHS:
+        try:
+            found = native.kernel(name)
+        except ArgumentError as error:
+            reason = str(error)
+            if "does not run on this processor" not in reason and os.environ.get("ANYORDER_NEEDS_KERNEL"):
+                raise
+            yield pytest.param(None, id=name, marks=pytest.mark.skip(reason))
+        else:
+            assert found is not None, f"the {name} kernel gives other bits than the reference"
+            yield pytest.param(found, id=name)
+
+
+every_path = pytest.mark.parametrize("kernel", list(_paths()))
+
+
+@every_path
+@pytest.mark.parametrize("rounds", [8, 12, 20])
+def test_rows_and_words_are_those_of_the_reference(kernel, rounds):
+    reference = NoiseSource(KEY, rounds, kernel="reference")
+    ranges = [(2**36 - 37, 5000), (2**40 + 3, 70_001), (2**62 - 100, 100), (0, 1), (15, 2), (16, 16), (7, 0)]
+    ranges += [(int(RANDOM.integers(2**61)), int(RANDOM.integers(3000))) for _ in range(5)]
+    for i, (start, size) in enumerate(ranges):
+        row = [0, 1, 2**32 - 1, 2**32, 2**63 - 1, int(RANDOM.integers(2**62))][i % 6]
+        for make, dtype in ((reference.normal, np.float32), (reference.words, np.uint32)):
+            made = np.empty(size, dtype)
+            kernel.fill(reference.key_words, rounds, row, start, made, threads=1 + i % 3)
+            assert made.tobytes() == make(row, start, start + size).tobytes(), (row, start, size)
+
+
+@every_path
+def test_extension_blocks_of_a_long_row(kernel):
+    """2^20 elements have about eight radii that ask for further bits."""
+    reference = NoiseSource(KEY, kernel="reference")
+    made = np.empty(2**20, np.float32)
+    kernel.fill(reference.key_words, 8, 3, 0, made)
+    blocks = reference._blocks(3, np.arange(2**16, dtype=np.uint64))
+    assert (blocks[:8] < 2**16).sum() >= 4
+    assert made.tobytes() == reference.normal(3, 0, 2**20).tobytes()
+
+
+@every_path
+@pytest.mark.parametrize(("key", "nonce", "rounds", "keystream"), KEYSTREAMS)
+def test_published_keystreams(kernel, key, nonce, rounds, keystream):
+    made, row = np.empty(32, np.uint32), int.from_bytes(bytes.fromhex(nonce), "little")
+    ops = np.array([(native.Kind.WORDS, 0, native.NONE, native.NONE, 1, 0, row)], native.OP)  # counters from 0 on
+    segments = np.array([(made.ctypes.data, 0, 32)], native.SEGMENT)
+    kernel.run(
+        np.frombuffer(bytes.fromhex(key), "<u4").astype(np.uint32), rounds,
+        native.Program(ops, np.empty(0, native.TERM), 1, 0), segments, np.array([4], np.int32),
+    )  # fmt: skip
+    assert made.astype("<u4").tobytes().hex() == keystream
+
+
+@every_path
+def test_transform_scanned_with_a_stride(kernel):
+    """Radius and angle words over their whole range, all magnitudes and quadrant edges. `slow` scans every word."""
+    radii = np.concatenate([np.arange(0, TOP, 9973), *(_near(2**k) for k in range(33)), _near(TOP * 0.5**0.5)])
+    angles = np.concatenate([np.arange(0, TOP, 9973), *(_near(k * 2**29) for k in range(9))])
+    _compare(kernel, radii % TOP, angles % TOP)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("ANYORDER_FULL_SCAN"), reason="2^32 words a path; set ANYORDER_FULL_SCAN=1")
+@pytest.mark.timeout(0)
+@every_path
+def test_transform_over_every_word(kernel):
+    for low in range(0, TOP, 2**24):
+        block = np.arange(low, low + 2**24)
+        _compare(kernel, block, block[::-1])
+
+
+def _near(point):
+    return (int(point) + np.arange(-300, 300)) % TOP
+
+
+def _compare(kernel, radii, angles):
+    size = -(-max(len(radii), len(angles)) // 128) * 128
+    words = np.empty((16, size // 8), np.uint32)
+    words[:8] = np.resize(radii, size).astype(np.uint32).reshape(8, -1)
+    words[8:] = np.resize(angles, size).astype(np.uint32).reshape(8, -1)
+    further = RANDOM.integers(0, TOP, words.shape, dtype=np.uint32)
+    further[:, ::3] >>= np.uint32(27)  # the least uniforms
+    further[:, ::5] = 0
+    expected = transform.normals(words, lambda columns: further[:, columns])
+    np.testing.assert_array_equal(kernel.transform(words, further).view(np.uint32), expected.view(np.uint32))
+
+
+def test_a_library_with_other_bits_is_refused(monkeypatch):
+    native._checked.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(transform, "TWO_LN2_LOW", transform.TWO_LN2_LOW * 1.001)
+        assert native.kernel() is None
+        assert NoiseSource(KEY).kernel is None
+        assert "other bits" in native._missing()
+    native._checked.cache_clear()
+
+
+def test_names_of_kernels(monkeypatch):
+    assert native.kernel("reference") is None
+    with pytest.raises(ArgumentError, match="kernel must be one of"):
+        NoiseSource(KEY, kernel="fast")
+    monkeypatch.setenv("ANYORDER_KERNEL", "reference")
+    assert NoiseSource(KEY).kernel is None
+    monkeypatch.setenv("ANYORDER_KERNEL", "sse")
+    with pytest.raises(ArgumentError, match="ANYORDER_KERNEL must be one of"):
+        NoiseSource(KEY)
+    monkeypatch.delenv("ANYORDER_KERNEL")
+    monkeypatch.setattr(native, "_library", lambda: type("", (), {"anyorder_lanes": staticmethod(lambda: 0)}))
+    with pytest.raises(ArgumentError, match="best is 'portable'"):
+        native.kernel("avx2")
+
+
+def test_without_the_library_the_same_noise_and_one_warning(monkeypatch):
+    expected = NoiseStream(Independent(1), NoiseSource(KEY), 1.0, 1000).next()
+    monkeypatch.setattr(native, "_library", lambda: None)
+    monkeypatch.setattr(native, "_file", lambda: native.Path("nowhere/_kernel.so"))
+    native._warn.cache_clear()
+    made = NoiseStream(Independent(1), NoiseSource(KEY), 1.0, 1000).next()  # small: no warning
+    assert made.tobytes() == expected.tobytes()
+    with pytest.warns(NoiseWarning, match=r"no library .*C\+\+ compiler"):
+        NoiseStream(Independent(1), NoiseSource(KEY), 1.0, 1 << 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NoiseStream(Independent(1), NoiseSource(KEY), 1.0, 1 << 20)
+    with pytest.raises(ArgumentError, match="not there: no library"):
+        NoiseSource(KEY, kernel="portable")
+    native._warn.cache_clear()
+
+
+def test_whoever_asks_for_the_reference_is_not_warned(monkeypatch):
+    monkeypatch.setenv("ANYORDER_KERNEL", "reference")
+    native._warn.cache_clear()
+    NoiseStream(Independent(1), NoiseSource(KEY), 1.0, 1 << 20)
+
+
+def test_threads_follow_torch(monkeypatch):
+    torch = pytest.importorskip("torch")
+    assert native._threads() == torch.get_num_threads()
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert native._threads() == 5
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert native._threads() >= 1
+    assert native._parallel() is None
+
+
+@pytest.mark.parametrize("pool", [native._parallel, lambda: None], ids=["torch's pool", "threads of our own"])
+@every_path
+def test_many_threads_give_the_same_bits(kernel, pool, monkeypatch):
+    """More threads than cores, and a range that begins and ends within blocks."""
+    monkeypatch.setattr(native, "_parallel", pool)
+    reference = NoiseSource(KEY, kernel="reference")
+    made = np.empty(300_001, np.float32)
+    kernel.fill(reference.key_words, 8, 5, 11, made, threads=7)
+    assert made.tobytes() == reference.normal(5, 11, 300_012).tobytes()

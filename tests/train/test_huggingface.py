@@ -1,0 +1,163 @@
+"""The private Trainer is the engine in a plain loop, prints no loss, resumes, and refuses what it cannot cover."""
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+import anyorder as ao
+from anyorder.errors import ArgumentError, CheckpointError, ModelError
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+from anyorder.train.huggingface import PrivateTrainer, example_losses  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and accelerate
+
+KEY = bytes(32)
+N, B, EPOCHS, LENGTH = 32, 8, 2, 6
+
+
+class Sentences(Dataset):
+    def __init__(self, language_model):
+        self.ids = torch.randint(0, 20, (N, LENGTH), generator=torch.Generator().manual_seed(0))
+        self.language_model = language_model
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        ids, mask = self.ids[i], torch.arange(LENGTH) < 3 + i % 4
+        labels = torch.where(mask, ids, -100) if self.language_model else ids.sum() % 2
+        return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
+
+
+def bert():
+    torch.manual_seed(0)
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+            max_position_embeddings=LENGTH, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )
+    )  # fmt: skip
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=20, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, use_cache=False,
+        )
+    )  # fmt: skip
+
+
+def planned(**changes):
+    settings = {"dataset_size": N, "batch_size": B, "epochs": EPOCHS, "epsilon": 8, "delta": 1e-3, "mechanism": "tree"}
+    return ao.plan(**{**settings, **changes})
+
+
+def trainer(model, data, folder, plan=None, **options):
+    arguments = transformers.TrainingArguments(str(folder), **{
+        "per_device_train_batch_size": B, "num_train_epochs": EPOCHS, "optim": "sgd", "learning_rate": 0.1,
+        "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1,
+        "save_strategy": "no", **options,
+    })  # fmt: skip
+    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, plan=plan or planned(), key=KEY)
+
+
+def weights(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def plain_loop(model, data, loss):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=B, shuffle=True)
+    private, _, batches = ao.PrivacyEngine(planned(), key=KEY).make_private(
+        model, optimizer, loader, loss_reduction="sum"
+    )
+    for _ in range(EPOCHS):
+        for batch in batches:
+            labels = batch.pop("labels")
+            loss(private(**batch)["logits"], labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights(model)
+
+
+def _sum_of_token_means(logits, labels):
+    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=-100)
+    return (losses.sum(1) / (labels[:, 1:] != -100).sum(1)).sum()
+
+
+@pytest.mark.parametrize("kind", ["classes", "tokens"])
+def test_train_is_the_plain_loop(kind, tmp_path, monkeypatch):
+    make, data = (gpt2, Sentences(True)) if kind == "tokens" else (bert, Sentences(False))
+    run = trainer(make(), data, tmp_path, max_grad_norm=1e-9)
+    run.train()
+    assert run.engine.step == EPOCHS * N // B
+    # In the plain loop the masks must not be branched on either; the Trainer does it by itself.
+    monkeypatch.setattr(transformers.masking_utils, "is_tracing", lambda tensor=None: True)
+    loss = _sum_of_token_means if kind == "tokens" else lambda x, y: F.cross_entropy(x, y, reduction="sum")
+    torch.testing.assert_close(weights(run.model), plain_loop(make(), data, loss), atol=1e-6, rtol=1e-5)
+    run.engine.certificate().save(tmp_path / "run.privacy.json")
+    assert ao.verify(tmp_path / "run.privacy.json").certificate.steps == run.engine.step
+
+
+def test_nothing_of_the_training_data_is_logged(tmp_path):
+    run = trainer(bert(), Sentences(False), tmp_path, eval_strategy="epoch")
+    result = run.train()
+    logged = {name for line in run.state.log_history for name in line}
+    assert "eval_loss" in logged
+    assert not logged & {"loss", "train_loss", "grad_norm"}
+    assert result.training_loss == 0.0
+
+
+class Interrupt(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            raise KeyboardInterrupt
+
+
+def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
+    whole = trainer(gpt2(), Sentences(True), tmp_path / "whole")
+    whole.train()
+    first = trainer(gpt2(), Sentences(True), tmp_path / "run", save_strategy="steps", save_steps=3)
+    first.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    first.engine.close()
+    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert state["global_step"] == 3
+    with pytest.raises(CheckpointError, match="earlier run"):
+        trainer(gpt2(), Sentences(True), tmp_path / "run").train()
+    second = trainer(gpt2(), Sentences(True), tmp_path / "run")
+    second.train(resume_from_checkpoint=True)
+    assert second.engine.step == EPOCHS * N // B
+    torch.testing.assert_close(weights(second.model), weights(whole.model), atol=1e-6, rtol=1e-5)
+
+
+def test_losses_are_of_each_example_alone():
+    logits, labels = torch.randn(3, 4, 5), torch.tensor([[1, 2, -100, -100], [0, 1, 2, 3], [-100] * 4])
+    losses = example_losses({"logits": logits}, labels)
+    by_hand = [F.cross_entropy(logits[0, :2], labels[0, :2]), F.cross_entropy(logits[1], labels[1]), torch.tensor(0.0)]
+    torch.testing.assert_close(losses, torch.stack(by_hand))
+    numbers = torch.randn(3)
+    torch.testing.assert_close(example_losses({"logits": numbers[:, None]}, torch.zeros(3)), numbers.square())
+    with pytest.raises(ModelError, match="example_losses"):
+        example_losses({"logits": logits}, torch.zeros(3, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
+        ({"per_device_train_batch_size": 4}, "batch_size=8, got 4"),
+    ],
+)
+def test_refusals(options, message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        trainer(bert(), Sentences(False), tmp_path, **options)

@@ -1,0 +1,115 @@
+"""Lightning's fit with the callback is the engine in a plain loop, and refuses what it cannot cover."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyorder as ao
+from anyorder.errors import ArgumentError, CheckpointError, TrainingError
+
+lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+
+from anyorder.train.lightning import PrivacyCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice on workers, loggers and pytrees
+
+KEY = bytes(32)
+EPOCHS, STEPS = 3, 6
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+
+def loader():
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(60, 8, generator=generator), torch.arange(60) % 3)
+    return DataLoader(data, batch_size=10, shuffle=True)
+
+
+def planned():
+    return ao.plan(dataset_size=60, batch_size=10, epochs=EPOCHS, epsilon=8, delta=1e-3, mechanism="tree")
+
+
+def trainer(callback, folder, **options):
+    return lightning.Trainer(**{
+        "max_epochs": EPOCHS, "callbacks": [callback], "logger": False, "enable_progress_bar": False,
+        "enable_model_summary": False, "accelerator": "cpu", "default_root_dir": folder,
+        "enable_checkpointing": False, **options,
+    })  # fmt: skip
+
+
+def weights(module):
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def plain_loop():
+    module = Module()
+    [optimizer], [schedule] = module.configure_optimizers()
+    net, _, batches = ao.PrivacyEngine(planned(), key=KEY).make_private(module.net, optimizer, loader())
+    for _ in range(EPOCHS):
+        for x, y in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        schedule.step()
+    return weights(module)
+
+
+def test_fit_is_the_plain_loop(tmp_path):
+    privacy = PrivacyCallback(planned(), network="net", key=KEY)
+    module, batches = privacy.make_private(Module(), loader())
+    trainer(privacy, tmp_path, gradient_clip_val=1e-9).fit(module, batches)
+    assert privacy.engine.step == EPOCHS * STEPS
+    assert torch.equal(weights(module), plain_loop())
+    privacy.engine.certificate().save(tmp_path / "run.privacy.json")
+    assert ao.verify(tmp_path / "run.privacy.json").certificate.steps == EPOCHS * STEPS
+
+
+def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
+    def begin(epochs, ckpt_path=None):
+        privacy = PrivacyCallback(planned(), network="net", key=KEY, checkpoint=tmp_path / "privacy.checkpoint")
+        module, batches = privacy.make_private(Module(), loader())
+        run = trainer(privacy, tmp_path, max_epochs=epochs, enable_checkpointing=True)
+        run.fit(module, batches, ckpt_path=ckpt_path)
+        privacy.engine.close()
+        return run, module
+
+    first, _ = begin(1)
+    saved = first.checkpoint_callback.best_model_path
+    with pytest.raises(CheckpointError, match="ckpt_path"):
+        begin(EPOCHS)
+    _, module = begin(EPOCHS, saved)
+    assert torch.equal(weights(module), plain_loop())
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(ArgumentError, match="network must name"):
+        PrivacyCallback(planned(), network="other").make_private(Module(), loader())
+    module = Module()
+    module.head = nn.Linear(3, 3)
+    with pytest.raises(ArgumentError, match=r"head\.bias, head\.weight are outside"):
+        PrivacyCallback(planned(), network="net").make_private(module, loader())
+    module = Module()
+    module.automatic_optimization = False
+    with pytest.raises(ArgumentError, match="manual"):
+        PrivacyCallback(planned(), network="net").make_private(module, loader())
+    unbound = PrivacyCallback(planned(), network="net")
+    with pytest.raises(TrainingError, match="before fit"):
+        trainer(unbound, tmp_path).fit(Module(), loader())
+    privacy = PrivacyCallback(planned(), network="net", key=KEY)
+    module, batches = privacy.make_private(Module(), loader())
+    with pytest.raises(ArgumentError, match="accumulate_grad_batches"):
+        trainer(privacy, tmp_path, accumulate_grad_batches=2).fit(module, batches)
+    assert privacy.engine.step == 0
