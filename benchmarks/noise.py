@@ -1,62 +1,201 @@
-"""Noise added to a gradient: ours against `Tensor.normal_` and `Tensor.add_`, in nanoseconds per element and step."""
+"""Noise added to a gradient: nanoseconds per element and step, ours beside others, measured in the same run.
 
-from collections.abc import Iterator
+    python -m benchmarks.noise                       every part, in torch's number of threads (OMP_NUM_THREADS)
+    python -m benchmarks.noise --quick               small vectors
+    python -m benchmarks.noise --only statistics     10^9 normals: moments, tails, correlations, in standard deviations
+
+Parts: `torch` (eager torch, and the tree as published with DP-FTRL), `peers` (jax_privacy, opake, in environments of
+their own, made on first use), `bandwidth` (beside adding one vector to another), `memory` (what a process of 10^9
+coordinates holds), `statistics`. Where ours is measured beside a peer, both have the same matrix and number of
+threads. With one thread (OMP_NUM_THREADS=1) times are those of the processor, which other work disturbs less; else
+they are those of the clock.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from anyorder.noise import NoiseSource, NoiseStream
-from anyorder.strategy import BLT, Independent, Strategy, Tree
-from benchmarks._report import Row, options, seconds, show
+from anyorder.strategy import BLT, BandedInverse, Independent, Strategy, ToeplitzBanded, Tree
+from anyorder.workload import prefix_sum
+from benchmarks._report import Row, options, show
+from benchmarks.noise_statistics import statistics
+from benchmarks.peers import torch_noise
 
-STEPS = 32
+PEERS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
+JAX_PRIVACY = ["jax-privacy==2.0.0"]
+OPAKE = ["opake-dpftrl==0.16.1"]
+DECAYS, SCALES = [0.99, 0.9, 0.6, 0.2], [0.02, 0.05, 0.1, 0.1]
+N = 1 << 20  # steps of a plan: more than are run
+WARM = 66  # steps before a banded stream is full
 
 
 def main() -> None:
     """Measure and print."""
-    chosen = options(__doc__ or "")
-    show(measure(size=1 << 18 if chosen.quick else 1 << 23, repeats=2 if chosen.quick else 3), chosen.json)
+    chosen = options(__doc__ or "", only=PARTS)
+    for part in chosen.only or PARTS:
+        show(PARTS[part](chosen.quick), chosen.json)
 
 
-def measure(size: int, repeats: int) -> Iterator[Row]:
-    """Independent noise with each number of rounds, then whole streams of correlated noise."""
-    gradient, spare = torch.zeros(size), torch.empty(size)
-    peer = seconds(lambda: gradient.add_(spare.normal_()), repeats) / size * 1e9
+def beside_torch(quick: bool) -> Iterator[Row]:
+    """Eager torch, one vector; a model of many parameters for the published tree."""
+    for size in (10**6,) if quick else (10**7, 10**8):
+        gradient = torch.zeros(size)
+        cases = [("independent", Independent(N), torch_noise.Independent(size, 1.0), "8 (AVX2: 3)")]
+        if size <= 10**7:
+            cases += [
+                ("BLT, 4 buffers", BLT(DECAYS, SCALES, N), torch_noise.BLT(DECAYS, SCALES, size, 1.0), "6"),
+                ("banded, 16", banded(16), torch_noise.Banded(banded(16).coefficients.tolist(), size, 1.0), "2"),
+            ]
+        for name, strategy, peer, target in cases:
+            label = f"{name}, {size:.0e}, beside torch (target {target})"
+            yield race(label, _ours(strategy, [gradient]), partial(peer.add_to, gradient), size)
+    shapes = [torch.Size(s) for s in [(64, 27), (64,)] + 60 * [(128, 128, 3), (128,)] + [(1000, 512), (1000,)]]
+    gradients = [torch.zeros(shape) for shape in shapes]
+    size = sum(g.numel() for g in gradients)
+    tree = torch_noise.PublishedTree(shapes, 1.0)
+    label = f"tree, {size:.0e}, beside the published (target 8)"
+    yield race(label, _ours(Tree(N), gradients), partial(tree.add_to, gradients), size, steps=64)
+    for rounds in (12, 20):
+        gradient = torch.zeros(10**6 if quick else 10**7)
+        work = _ours(Independent(N), [gradient], rounds)
+        yield Row(f"independent, ChaCha{rounds}", _time(work, len(gradient)), None, None, "ns/element")
 
-    def row(name: str, ours: float) -> Row:
-        return Row(name, ours, peer, peer / ours, "ns/element")
 
-    for rounds in (8, 12, 20):
-        ours = seconds(partial(_add, gradient, NoiseSource.random(rounds)), repeats)
-        yield row(f"independent, ChaCha{rounds}", ours / size * 1e9)
-
+def beside_peers(quick: bool) -> Iterator[Row]:
+    """The same matrices in jax_privacy and opake."""
+    size, steps = (10**6, 3) if quick else (10**7, 3)
+    found = peer_times(JAX_PRIVACY, "jax_privacy", "jax_privacy_noise.py", size, steps)
     strategies: dict[str, Strategy] = {
-        "independent": Independent(STEPS),
-        "tree, vanilla": Tree(STEPS),
-        "tree, online": Tree(STEPS, "online"),
-        "tree, full": Tree(STEPS, "full"),
-        "BLT, 4 buffers": BLT([0.99, 0.9, 0.6, 0.2], [0.02, 0.05, 0.1, 0.1], STEPS),
+        "independent": Independent(N),
+        "BLT, 4 buffers": BLT(DECAYS, SCALES, N),
+        "banded, 16": banded(16),
+        "banded, 64": banded(64),
     }
+    times = {}
     for name, strategy in strategies.items():
-        yield row(f"stream of {STEPS} steps, {name}", _stream(strategy, gradient[: size // 8]))
+        times[name] = _time(_ours(strategy, [torch.zeros(size)], warm=WARM), size)
+        yield _row(f"{name}, {size:.0e}, beside jax_privacy (target 20)", times[name], found[name])
+    for name, peer in peer_times(OPAKE, "opake", "opake_noise.py", size, steps, torch.get_num_threads()).items():
+        yield _row(f"{name}, {size:.0e}, beside opake (target 4)", times[name], peer)
 
 
-def _add(gradient: torch.Tensor, source: NoiseSource) -> None:
-    gradient.add_(torch.from_numpy(source.normal(0, 0, len(gradient))))
+def bandwidth(quick: bool) -> Iterator[Row]:
+    """Independent noise beside adding a vector that is there, and what is kept against what is made again."""
+    size = 10**6 if quick else 10**8
+    gradient, other = torch.zeros(size), torch.ones(size)
+    work = _ours(Independent(N), [gradient])
+    yield race(
+        f"independent, {size:.0e}, beside axpy (target 0.5)", work, lambda: gradient.add_(other, alpha=0.5), size
+    )
+    size //= 10
+    inverse = BandedInverse.from_square_root(prefix_sum(1024), 16)
+    for name, memory in (("rows made again", None), ("rows kept", 4 * 17 * (size + 512))):
+        made = NoiseStream(inverse, NoiseSource.random(), 1.0, size, memory=memory)
+        work = partial(made.add_to, [gradient[:size]])
+        for _ in range(20):
+            work()
+        yield Row(f"banded inverse, 16, {size:.0e}, {name}", _time(work, size), None, None, "ns/element")
 
 
-def _stream(strategy: Strategy, gradient: torch.Tensor) -> float:
-    """A whole stream, for its steps differ in cost: nanoseconds per element and step."""
-    size = len(gradient)
-    source = NoiseSource.random()
+def memory(quick: bool) -> Iterator[Row]:
+    """Bytes that a process holds at most beyond what it held before, over those of the gradient."""
+    size = 10**7 if quick else 10**9
+    makes = {"tree": "Tree(64)", "banded inverse, 32": "BandedInverse.from_square_root(prefix_sum(64), 32)"}
+    for name, make in makes.items():
+        code = _MEMORY.format(make=make, size=size)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        held = float(done.stdout)
+        yield Row(f"{name}, {size:.0e}: memory, gradient included", held / 1e9, size * 4e-9, size * 4 / held, "GB")
 
-    def run() -> None:
-        stream = NoiseStream(strategy, source, 1.0, size)
-        for _ in range(strategy.n):
-            gradient.add_(torch.from_numpy(stream.next()))
 
-    return seconds(run, 1) / (size * strategy.n) * 1e9
+_MEMORY = """
+import resource, torch
+from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.strategy import BandedInverse, Tree
+from anyorder.workload import prefix_sum
 
+def peak(size):
+    gradient = torch.zeros(size)
+    stream = NoiseStream({make}, NoiseSource.random(), 1.0, size)
+    for _ in range(3):
+        stream.add_to([gradient])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+print(-peak(10) + peak({size}))
+"""
+
+
+def race(name: str, ours: Callable[[], object], peer: Callable[[], object], size: int, steps: int = 1) -> Row:
+    """Both in turn, so that what disturbs the machine disturbs both."""
+    pairs = [(_time(ours, size, steps, 1), _time(peer, size, steps, 1)) for _ in range(5)]
+    return _row(name, min(a for a, _ in pairs), min(b for _, b in pairs))
+
+
+def peer_times(packages: list[str], module: str, script: str, *arguments: int) -> dict[str, float]:
+    """What a peer's script prints: nanoseconds per element and step."""
+    one = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if torch.get_num_threads() == 1 else {}
+    done = subprocess.run(
+        [_peer_python(packages, module), Path(__file__).parent / "peers" / script, *map(str, arguments)],
+        capture_output=True, text=True, check=True, env=os.environ | one,
+    )  # fmt: skip
+    return {name: float(found) for name, found in json.loads(done.stdout).items()}
+
+
+def banded(p: int) -> ToeplitzBanded:
+    """The first p bands of the square root of the prefix sum."""
+    return ToeplitzBanded(ToeplitzBanded.from_square_root(prefix_sum(1024), p).coefficients, N)
+
+
+def _ours(strategy: Strategy, tensors: list[torch.Tensor], rounds: int = 8, warm: int = 18) -> Callable[[], None]:
+    stream = NoiseStream(strategy, NoiseSource.random(rounds), 1.0, sum(x.numel() for x in tensors))
+    for _ in range(warm):
+        stream.add_to(tensors)
+    return partial(stream.add_to, tensors)
+
+
+def _time(work: Callable[[], object], size: int, steps: int = 1, repeats: int = 3) -> float:
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    work()
+    times = []
+    for _ in range(repeats):
+        start = clock()
+        for _ in range(steps):
+            work()
+        times.append(clock() - start)
+    return min(times) / (size * steps) * 1e9
+
+
+def _row(name: str, ours: float, peer: float) -> Row:
+    return Row(name, ours, peer, peer / ours, "ns/element")
+
+
+def _peer_python(packages: list[str], module: str) -> str:
+    """The interpreter of an environment that has the peer; made on first use."""
+    folder = PEERS / packages[0].replace("==", "-")
+    python = folder / "bin" / "python"
+    if not python.exists() or subprocess.run([python, "-c", f"import {module}"], check=False).returncode:
+        print(f"installing {' '.join(packages)} into {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True, stdout=sys.stderr)
+    return str(python)
+
+
+PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "torch": beside_torch,
+    "peers": beside_peers,
+    "bandwidth": bandwidth,
+    "memory": memory,
+    "statistics": statistics,
+}
 
 if __name__ == "__main__":
     main()
