@@ -85,7 +85,6 @@ class GhostClipping(PerUnitClipping):
                 half = max(1, (self._chunk_size or call.size) // 2)
                 self._chunk_size = error.size if isinstance(error, TooLarge) else half
 
-
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
         """By the engine that makes every gradient: some functions can be mapped there alone."""
         return FunctionalClipping(self._module, self._chunk_size).forward(args, kwargs, **options)

@@ -12,7 +12,7 @@ most n u |x| |y| (1 + O(n u)) [Higham 2002, eq. 3.5], so that the double sum is 
 O(u)) however much its terms cancel; S comes from the diagonals. Products over long vectors are cut into pieces of
 PIECE and these are added in float64, so that n <= PIECE. A gradient that is made and dropped is off by (T + 2) u S in
 norm. Each norm here is the computed one plus such a bound, times SPARE for the terms of higher order; a weight
-times g, rounded, moves a unit by at most u S more. So a weighted sum holds, in exact arithmetic, at most the norm
+times a or g, rounded, moves a unit by at most u S more. So a weighted sum holds, in exact arithmetic, at most the norm
 that is stated, times the weight, of each unit. Where the gradients themselves are kept and summed, nothing is to add.
 """
 
@@ -60,7 +60,7 @@ def settle(uses: Sequence[Use], units: UnitMap) -> Settled:
     """Norms and sum of the gradient that all uses of one parameter have together."""
     factored = [use for use in uses if isinstance(use, FactoredUse)]
     tables = [use for use in uses if isinstance(use, EmbeddingUse)]
-    if len(factored) == len(uses) and len({use.order for use in factored}) == 1:
+    if len(factored) == len(uses):
         return _settle_factored(factored, units)
     if len(tables) == len(uses):
         return _settle_tables(tables, units)
@@ -307,7 +307,7 @@ def _slack(use: Use, members: slice | Tensor) -> Tensor:
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:
-    """The sum; one of the tensors, written, if there are several."""
+    """The sum of one tensor or more."""
     result = tensors[0]
     for other in tensors[1:]:
         result = result + other

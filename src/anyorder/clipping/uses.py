@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,7 +110,6 @@ class FactoredUse(Use):
     Attributes:
         groups, positions, inputs, outputs: G, T, in, out.
         batch: B.
-        order: how (groups, out, in) are laid out in the parameter; uses of one order may be joined along T.
         unfolds: whether `factors` computes the activations, rather than handing out what was saved.
     """
 
@@ -120,7 +118,6 @@ class FactoredUse(Use):
     inputs: int
     outputs: int
     batch: int
-    order: tuple[Any, ...]
     unfolds: bool
 
     @abstractmethod
@@ -157,7 +154,6 @@ class LinearUse(FactoredUse):
         self.batch, self.positions, self.inputs = self.activations.shape
         self.outputs, self.groups, self.unfolds = self.output_gradients.shape[2], 1, False
         self.shape = torch.Size((self.outputs, self.inputs))
-        self.order = ("linear",)
 
     def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
         a, g = (t[rows].to(self.dtype).unsqueeze(1) for t in (self.activations, self.output_gradients))
@@ -167,8 +163,12 @@ class LinearUse(FactoredUse):
         return gradient.squeeze(-3)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        g = self.output_gradients.to(self.dtype) * weights[:, None, None]
-        return g.flatten(0, 1).mT @ self.activations.to(self.dtype).flatten(0, 1)
+        a, g = self.activations.to(self.dtype), self.output_gradients.to(self.dtype)
+        if self.inputs < self.outputs:  # the smaller one is the cheaper to copy
+            a = a * weights[:, None, None]
+        else:
+            g = g * weights[:, None, None]
+        return g.flatten(0, 1).mT @ a.flatten(0, 1)
 
     @property
     def nbytes(self) -> int:
@@ -213,7 +213,6 @@ class ConvolutionUse(FactoredUse):
         self.positions = self.x.shape[0] // self.batch * prod(self.output_gradients.shape[2:])
         self.inputs, self.outputs, self.unfolds = channels * prod(geometry.kernel), out // self.groups, True
         self.shape = torch.Size((out, channels, *geometry.kernel))
-        self.order = geometry.kernel
 
     def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
         x, g = (_by_example(t, self.batch)[rows].to(self.dtype) for t in (self.x, self.output_gradients))

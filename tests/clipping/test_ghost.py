@@ -1,0 +1,280 @@
+"""The engine around the rules: one pass, memory, chunks that it chooses, what it refuses, what it hands over."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from anyorder.clipping import FunctionalClipping, GhostClipping, ghost, make_clipping, passes
+from anyorder.errors import ModelError, NonFiniteError
+from clipping.brute import assert_close, clipped_sum, norm, per_example, run
+
+
+class Count(nn.Module):
+    """Counts its forward passes, and how many examples autograd sees."""
+
+    def __init__(self, *modules):
+        super().__init__()
+        self.inner = nn.Sequential(*modules)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x)
+
+
+def network():
+    torch.manual_seed(0)
+    return Count(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def batch(size=6):
+    torch.manual_seed(1)
+    return torch.randn(size, 4, dtype=torch.float64), torch.randint(0, 3, (size,))
+
+
+def test_one_forward_pass():
+    module, (x, y) = network(), batch()
+    run(GhostClipping(module), x, y, F.cross_entropy)
+    assert module.calls == 1
+
+
+class Scale(nn.Module):
+    """A large parameter that no rule knows."""
+
+    def __init__(self, size=50):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(size, dtype=torch.float64))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return (x[:, :1] * self.w).tanh()
+
+
+def test_gradients_made_by_autograd_are_kept_within_memory(monkeypatch):
+    monkeypatch.setattr(ghost, "DIRECT_BYTES", 3 * 50 * 8)
+    module, (x, _) = Scale(), batch(7)
+    clipping, target = GhostClipping(module), torch.randn(7, 50, dtype=torch.float64)
+    expected = clipped_sum(per_example(module, x, target, F.mse_loss), torch.arange(7), 0.01)
+    module.calls = 0
+    for calls in (1 + 2 * 3, 2 * 3):  # the first batch finds out: 7 examples, 3 at a time
+        _, sums = run(clipping, x, target, F.mse_loss, clip_norm=0.01)
+        assert_close(sums, expected, 1e-10)
+        assert module.calls == calls
+        module.calls = 0
+
+
+def test_a_chunk_size_is_kept(monkeypatch):
+    monkeypatch.setattr(ghost, "DIRECT_BYTES", 1)
+    module, (x, _) = Scale(), batch(7)
+    run(GhostClipping(module, 7), x, torch.randn(7, 50, dtype=torch.float64), F.mse_loss)
+    assert module.calls == 1
+
+
+def test_a_full_memory_halves_the_batch(monkeypatch):
+    outputs = passes.Pass.outputs
+
+    def small(self, tensors, direct_bytes=None):
+        if len(tensors[0]) > 2:
+            raise torch.OutOfMemoryError("full")
+        return outputs(self, tensors, direct_bytes)
+
+    monkeypatch.setattr(passes.Pass, "outputs", small)
+    module, (x, y) = network(), batch(8)
+    expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(8), 0.1)
+    assert_close(run(GhostClipping(module), x, y, F.cross_entropy, clip_norm=0.1)[1], expected, 1e-10)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(GhostClipping(module, 4), x, y, F.cross_entropy)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_outputs_that_depend_on_no_parameter(chunk_size):
+    module, (x, y) = network(), batch()
+    module.forward = lambda x: x[:, :3] * 2
+    _, sums = run(GhostClipping(module, chunk_size), x, y, F.cross_entropy)
+    assert {name: s.shape for name, s in sums.items()} == {n: p.shape for n, p in module.named_parameters()}
+    assert norm(sums) == 0
+
+
+def test_units_are_not_split_by_chunks():
+    module, (x, y) = network(), batch(8)
+    groups = torch.tensor([1, 0, 1, 1, 2, 1, 0, 1])
+    expected = clipped_sum(per_example(module, x, y, F.cross_entropy), groups, 0.1)
+    for chunk_size in range(1, 9):
+        _, sums = run(GhostClipping(module, chunk_size), x, y, F.cross_entropy, groups=groups, clip_norm=0.1)
+        assert_close(sums, expected, 1e-10)
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_batch_leaves_nothing_in_memory(backward):
+    """Neither the graph nor what the layers saw lives on in a cycle of references."""
+    seen = []
+
+    class Watch(nn.Linear):
+        def forward(self, x):
+            out = super().forward(x)
+            seen.append(weakref.ref(out))
+            return out
+
+    module, (x, y) = nn.Sequential(Watch(4, 5), nn.Tanh(), nn.LSTM(5, 3)).double(), batch()
+    kept = []
+    register = passes.Pass.__init__
+
+    def watch(self, *args, **kwargs):
+        register(self, *args, **kwargs)
+        kept.append(weakref.ref(self))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes.Pass, "__init__", watch)
+        gc.collect()
+        gc.disable()
+        try:
+            outputs = GhostClipping(module).forward(
+                (x[:, None],), {}, groups=torch.arange(6), clip_norm=1.0, scale=1.0, receive=lambda sums: None
+            )
+            if backward:
+                outputs[0].sum().backward()
+            del outputs
+            assert kept[0]() is None
+            assert seen[0]() is None
+        finally:
+            gc.enable()
+    assert len(y) == 6
+    assert "forward" not in vars(module[2])
+    assert all(own is p for own, p in zip(module[2]._flat_weights, module[2].parameters(), strict=True))
+
+
+# -- what other engines or nobody can run ----------------------------------------------------------------------------
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant):
+        super().__init__()
+        self.a, self.b, self.reentrant = nn.Linear(4, 5), nn.Linear(5, 3), reentrant
+
+    def forward(self, x):
+        return checkpoint(lambda x: self.b(self.a(x).tanh()), x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_checkpoints_inside_the_model_are_refused(reentrant):
+    x, y = batch()
+    with pytest.raises(ModelError, match="vmap|checkpoint"):
+        run(GhostClipping(Checkpointed(reentrant=reentrant).double()), x, y, F.cross_entropy)
+
+
+def test_compiled_models_run_as_if_they_were_not():
+    """What they are compiled to is not used."""
+    module, (x, y) = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double(), batch()
+    compiled = torch.compile(module, backend="eager")
+    expected = run(GhostClipping(module), x, y, F.cross_entropy, clip_norm=0.1)[1]
+    _, sums = run(GhostClipping(compiled), x, y, F.cross_entropy, clip_norm=0.1)
+    assert_close({name.removeprefix("_orig_mod."): value for name, value in sums.items()}, expected, 1e-10)
+
+
+class Hidden(torch.autograd.Function):
+    """A function that tells vmap nothing."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def test_functions_that_cannot_be_mapped_are_refused():
+    module, (x, y) = nn.Sequential(nn.Linear(4, 3).double()), batch()
+    module.register_forward_hook(lambda m, args, out: Hidden.apply(out))
+    with pytest.raises(ModelError, match="vmap cannot run"):
+        run(GhostClipping(module), x, y, F.cross_entropy)
+
+
+def test_models_of_the_other_engine_run_by_it(monkeypatch):
+    calls = []
+    forward = FunctionalClipping.forward
+    monkeypatch.setattr(
+        FunctionalClipping,
+        "forward",
+        lambda self, *args, **kwargs: (calls.append(1), forward(self, *args, **kwargs))[1],
+    )
+
+    def fail(self, tensors, direct_bytes=None):
+        raise passes.Unmapped("no")
+
+    monkeypatch.setattr(passes.Pass, "outputs", fail)
+    module, (x, y) = network(), batch()
+    clipping = GhostClipping(module)
+    expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(6), 0.1)
+    for _ in range(2):
+        assert_close(run(clipping, x, y, F.cross_entropy, clip_norm=0.1)[1], expected, 1e-10)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("couple", [lambda x: x - x.mean(0), lambda x: x.roll(1, 0), lambda x: x.cumsum(0)])
+def test_functions_over_the_batch_see_one_example(couple):
+    """They cannot couple examples, whatever the model does with its first dimension."""
+    module, (x, y) = network(), batch()
+    module.inner.insert(1, nn.Identity())
+    module.inner[1].forward = couple
+    expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(6), 0.1)
+    outputs, sums = run(GhostClipping(module), x, y, F.cross_entropy, clip_norm=0.1)
+    assert_close(sums, expected, 1e-10)
+    changed = x.clone()
+    changed[2] = float("nan")
+    again = GhostClipping(module).forward(
+        (changed,), {}, groups=torch.arange(6), clip_norm=1.0, scale=1.0, receive=pytest.fail
+    )
+    rest = [0, 1, 3, 4, 5]
+    assert torch.equal(again[rest], outputs[rest])
+    assert again[2].isnan().all()
+
+
+def test_hooks_of_the_user_run():
+    module, (x, y) = network(), batch()
+    seen = []
+    module.inner[0].register_forward_hook(lambda m, args, out: out * 2)
+    module.inner[2].register_full_backward_hook(lambda m, gin, gout: seen.append(gout[0].shape))
+    expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(6), 0.1)
+    seen.clear()
+    assert_close(run(GhostClipping(module), x, y, F.cross_entropy, clip_norm=0.1)[1], expected, 1e-10)
+
+
+def test_one_bad_example_stops_all():
+    for bad in (float("nan"), float("inf")):
+        module, (x, y) = network(), batch()
+        x[3, 1] = bad
+        with pytest.raises(NonFiniteError, match="of 1 of 6 units"):
+            run(GhostClipping(module), x, y, F.cross_entropy)
+
+
+def test_low_precision_under_autocast_is_summed_in_float32():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv1d(2, 4, 2), nn.Flatten(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 3))
+    x, y = torch.randn(50, 2, 4), torch.randint(0, 3, (50,))
+    expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(50), 0.1)
+    received = []
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = GhostClipping(module).forward(
+            (x,), {}, groups=torch.arange(50), clip_norm=0.1, scale=50.0, receive=received.append
+        )
+        assert outputs.dtype == torch.bfloat16
+        F.cross_entropy(outputs, y).backward()
+    assert {s.dtype for s in received[0].values()} == {torch.float32}
+    assert_close({k: v / 5 for k, v in received[0].items()}, {k: v / 5 for k, v in expected.items()}, 0.02)
+    assert norm(received[0]) <= 5.0
+
+
+def test_which_engine():
+    module = nn.Linear(4, 3)
+    assert isinstance(make_clipping(module), GhostClipping)
+    assert isinstance(make_clipping(module, grid=2.0**-20), FunctionalClipping)
