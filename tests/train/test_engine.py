@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
+from anyorder.clipping import Automatic, PerGroup
 from anyorder.errors import (
     ArgumentError,
     LoaderError,
@@ -250,6 +251,31 @@ def test_a_closure_is_run_once_before_the_step():
     ours, plain = run(True), run(False)
     assert torch.equal(ours[0], plain[0])
     assert torch.equal(ours[1], plain[1])
+
+
+@pytest.mark.parametrize("rule", [PerGroup(), PerGroup((("0",), ("3",)), (0.6, 0.8)), Automatic(0.1)])
+def test_a_clip_rule_reaches_the_sum(rule):
+    plan = planned(clip_norm=0.3)
+    engine, model, optimizer, loader = private(plan, rule=rule)
+    before = copy.deepcopy(model.module)
+    batch = next(iter(loader))
+    backward(model, batch)
+    sums = torch.cat([engine._sums[name].reshape(-1) for name, _ in before.named_parameters()])
+    expected = torch.zeros_like(sums)
+    for x, y in zip(*batch, strict=True):
+        loss = nn.functional.cross_entropy(before(x[None]), y[None])
+        found = torch.autograd.grad(loss, list(before.parameters()))
+        gradients = {name: g for (name, _), g in zip(before.named_parameters(), found, strict=True)}
+        factors = rule.factors({name: g.double().square().sum()[None] for name, g in gradients.items()}, 0.3)
+        own = torch.cat([g.reshape(-1) * factors[name].float() for name, g in gradients.items()])
+        assert own.norm() <= 0.3 * (1 + 1e-6)
+        expected += own
+    torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_exact_integers_are_cut_as_a_whole():
+    with pytest.raises(ArgumentError, match="Flat"):
+        private(planned(secure=True), rule=Automatic())
 
 
 class TestRefusals:

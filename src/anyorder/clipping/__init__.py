@@ -7,6 +7,7 @@ from anyorder.clipping.clip_rules import Automatic, ClipRule, Flat, PerGroup
 from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.ghost import GhostClipping
 from anyorder.clipping.validate import check_model
+from anyorder.errors import ArgumentError
 
 __all__ = [
     "Automatic",
@@ -22,11 +23,18 @@ __all__ = [
 ]
 
 
-def make_clipping(module: nn.Module, chunk_size: int | None = None, grid: float | None = None) -> PerUnitClipping:
+def make_clipping(
+    module: nn.Module, chunk_size: int | None = None, grid: float | None = None, rule: ClipRule | None = None
+) -> PerUnitClipping:
     """The engine for a model: one pass over the batch; on a grid, whose units are rounded one by one, two.
 
     Args:
-        module, chunk_size: see `GhostClipping`.
+        module, chunk_size, rule: see `GhostClipping`.
         grid: None, or the grid of exact integer sums; see `FunctionalClipping`.
+    Raises: ArgumentError for a rule other than `Flat` on a grid.
     """
-    return GhostClipping(module, chunk_size) if grid is None else FunctionalClipping(module, chunk_size, grid)
+    if grid is None:
+        return GhostClipping(module, chunk_size, rule)
+    if rule not in (None, Flat()):
+        raise ArgumentError(f"rule must be Flat() in secure mode, whose units are cut as a whole, got {rule}")
+    return FunctionalClipping(module, chunk_size, grid)

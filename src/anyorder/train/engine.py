@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from anyorder import _check
 from anyorder.certificate import Certificate
-from anyorder.clipping import Receive, check_model, make_clipping
+from anyorder.clipping import ClipRule, Receive, check_model, make_clipping
 from anyorder.errors import (
     ArgumentError,
     CheckpointError,
@@ -93,6 +93,7 @@ class PrivacyEngine:
         loss_reduction: str = "mean",
         accumulate: int = 1,
         chunk_size: int | None = None,
+        rule: ClipRule | None = None,
     ) -> tuple[PrivateModule, torch.optim.Optimizer, PrivateLoader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
 
@@ -105,6 +106,7 @@ class PrivacyEngine:
             loss_reduction: how the loss joins examples: "mean" or "sum".
             accumulate: batches (micro-batches) that make up one optimizer step.
             chunk_size: examples whose gradients are in memory at once; None chooses.
+            rule: how a unit's gradient is cut to the clip norm: `Flat()` if None, `PerGroup(..)`, `Automatic(..)`.
         Returns: the private model, the optimizer, and a loader that hands out the same batches.
         """
         if self._ready:
@@ -113,7 +115,7 @@ class PrivacyEngine:
         self._accumulate = _check.integer("accumulate", accumulate, low=1)
         group = self._group = Group()
         place = "make_private"
-        claims = group.together(place, lambda: self._bind(model, optimizer, loss_reduction))
+        claims = group.together(place, lambda: self._bind(model, optimizer, loss_reduction, rule))
         if claims.count(claims[0]) < len(claims):
             raise PlanError("the ranks were given different plans or models; all must run one program")
         state = group.by_first(place, self._load)
@@ -121,7 +123,7 @@ class PrivacyEngine:
         # A key is bound to its plan: under another plan the same 32 bytes give unrelated noise.
         self._source = NoiseSource(self._key).derive(self.plan.digest.encode())
         self._journal = SharedJournal(group, self._key, self._source.fingerprint())
-        group.together(place, lambda: self._set_up(loader, unit, chunk_size))
+        group.together(place, lambda: self._set_up(loader, unit, chunk_size, rule))
         group.copy_from_first(t for t in (*model.parameters(), *model.buffers()) if local(t) is t)
         if state is not None:
             self._restore(state)
@@ -130,23 +132,25 @@ class PrivacyEngine:
         self.model = PrivateModule(model, self._forward, self._discard, self._whole)
         return self.model, optimizer, self.loader
 
-    def _bind(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_reduction: str) -> str:
+    def _bind(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_reduction: str, rule: ClipRule | None
+    ) -> str:
         """Check model and optimizer; returns what must be the same on all ranks."""
         check_model(model)
         check_sharding(model, self._group)
         self._model, self._optimizer, self._loss_reduction = model, optimizer, loss_reduction
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._check_optimizer()
-        return f"{self.plan.digest} {[(name, tuple(p.shape)) for name, p in self._parameters.items()]}"
+        return f"{self.plan.digest} {rule} {[(name, tuple(p.shape)) for name, p in self._parameters.items()]}"
 
-    def _set_up(self, loader: Any, unit: Unit, chunk_size: int | None) -> None:
+    def _set_up(self, loader: Any, unit: Unit, chunk_size: int | None, rule: ClipRule | None) -> None:
         self.loader = self._private_loader(loader, unit, self._source)
         self.ledger = Ledger(self.plan.participation)
         self._shards = Shards(self._parameters, self._group)
         plan = self.plan
         self._stream = SharedNoise(plan.strategy, self._source, plan.noise_std, self._shards, plan.grid)
         self._whole = WholeModel(self._model)
-        self._clipping = make_clipping(self._whole.module, chunk_size, plan.grid)
+        self._clipping = make_clipping(self._whole.module, chunk_size, plan.grid, rule)
         self._batch: _Batch | None = None
         self._discard()
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from anyorder import _check
+from anyorder.clipping import ClipRule
 from anyorder.errors import ArgumentError, CheckpointError, ModelError
 from anyorder.plan import Plan
 from anyorder.sampling import PrivateLoader
@@ -86,12 +87,19 @@ class PrivateTrainerMixin:
     """Makes a Trainer private: `class MyTrainer(PrivateTrainerMixin, Seq2SeqTrainer)`; see `PrivateTrainer`."""
 
     def __init__(
-        self, *args: Any, plan: Plan, key: bytes | None = None, chunk_size: int | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        plan: Plan,
+        key: bytes | None = None,
+        chunk_size: int | None = None,
+        rule: ClipRule | None = None,
+        **kwargs: Any,
     ) -> None:
         self.plan = plan
         self.engine: PrivacyEngine | None = None
         self._private: PrivateModule | None = None
-        self._engine_key, self._chunk_size = key, chunk_size
+        self._engine_key = key
+        self._options: dict[str, Any] = {"chunk_size": chunk_size, "rule": rule}
         super().__init__(*args, **kwargs)
         self._check_arguments(self.args)  # type: ignore[attr-defined]
         self.args.ignore_data_skip = True  # type: ignore[attr-defined]  # the private loader finds its place itself
@@ -133,7 +141,7 @@ class PrivateTrainerMixin:
             )
         self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
         self._private, _, private_loader = self.engine.make_private(
-            trainer.model, trainer.optimizer, loader, loss_reduction="sum", chunk_size=self._chunk_size
+            trainer.model, trainer.optimizer, loader, loss_reduction="sum", **self._options
         )
         return _WholeEpochs(private_loader)
 
@@ -214,7 +222,7 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
     Args:
         plan: what to run; its n covers all steps, its batch_size is that of the training arguments.
         key: see `PrivacyEngine`; leave it out.
-        chunk_size: see `PrivacyEngine.make_private`.
+        chunk_size, rule: see `PrivacyEngine.make_private`.
         args, kwargs: of `transformers.Trainer`.
     Raises: ArgumentError for gradient accumulation, several devices in one process, or another batch size.
     """

@@ -34,7 +34,7 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         network: attribute of the LightningModule that holds all trainable parameters as one module.
         checkpoint: file of the privacy state, written with every checkpoint of Lightning. `make_private` resumes from
             it if it exists; then give `fit` the `ckpt_path` that was saved with it.
-        loss_reduction, chunk_size, unit: see `PrivacyEngine.make_private`.
+        loss_reduction, chunk_size, rule, unit: see `PrivacyEngine.make_private`.
         key: see `PrivacyEngine`; leave it out.
 
     Attributes:
