@@ -7,8 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
-from anyorder.errors import ArgumentError, CheckpointError, StepsExhaustedError
+from anyorder.errors import ArgumentError, CheckpointError, StepsExhaustedError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.noise.targets import Targets
 from anyorder.strategy import Independent
 from anyorder.strategy.base import Combination, Strategy, Terms
 from noise.whitening import KEY, assert_white
@@ -251,3 +252,35 @@ def test_whitening_sees_a_wrong_combination():
 
     with pytest.raises(AssertionError):
         assert_white(Wrong(16))
+
+
+def test_a_stream_is_for_one_thread_at_a_time(monkeypatch):
+    stream, segments = NoiseStream(Independent(3), SOURCE, 1.0, 4), Targets.segments
+
+    def meanwhile(*args):
+        with pytest.raises(TrainingError, match="another thread"):
+            stream.next()
+        return segments(*args)
+
+    monkeypatch.setattr(Targets, "segments", meanwhile)
+    stream.add_to([np.zeros(4, np.float32)])
+    assert stream.t == 1
+
+
+def test_a_step_whose_noise_was_lost_half_way_is_the_last(monkeypatch):
+    stream = NoiseStream(Independent(3), SOURCE, 1.0, 4)
+    monkeypatch.setattr(Targets, "take_back", _interrupt)
+    monkeypatch.setattr(Targets, "add", _interrupt)
+    with pytest.raises(MemoryError):
+        stream.add_to([np.zeros((2, 4), np.float32)[:, ::2]])
+    with pytest.raises(TrainingError, match="half way"):
+        stream.next()
+
+
+def _interrupt(*_):
+    raise MemoryError
+
+
+def test_coordinates_beyond_the_layout_are_refused():
+    with pytest.raises(ArgumentError, match="start"):
+        NoiseStream(Independent(1), SOURCE, 1.0, 100, start=2**62 - 100)

@@ -273,6 +273,25 @@ def test_a_clip_rule_reaches_the_sum(rule):
     torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("mechanism", ["tree", Independent(EPOCHS * STEPS)])
+def test_a_step_that_is_interrupted_after_its_noise_was_drawn_is_the_last(mechanism, monkeypatch):
+    engine, model, optimizer, loader = private(planned(mechanism=mechanism))
+    batches = iter(loader)
+    backward(model, next(batches))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.ledger, "record", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    before = weights(model)
+    with pytest.raises(TrainingError, match="broken off"):
+        optimizer.step()
+    assert torch.equal(before, weights(model))
+
+
 def test_exact_integers_are_cut_as_a_whole():
     with pytest.raises(ArgumentError, match="Flat"):
         private(planned(secure=True), rule=Automatic())

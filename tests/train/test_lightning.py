@@ -69,7 +69,7 @@ def plain_loop():
 
 def test_fit_is_the_plain_loop(tmp_path):
     privacy = PrivacyCallback(planned(), network="net", key=KEY)
-    module, batches = privacy.make_private(Module(), loader())
+    module, batches = privacy.make_private(Module().eval(), loader())
     trainer(privacy, tmp_path, gradient_clip_val=1e-9).fit(module, batches)
     assert privacy.engine.step == EPOCHS * STEPS
     assert torch.equal(weights(module), plain_loop())

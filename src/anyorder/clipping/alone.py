@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from anyorder.errors import ModelError
 
-__all__ = ["Alone", "Tensors", "mappable"]
+__all__ = ["Alone", "Tensors", "check_nothing_kept", "mappable"]
 
 Tensors = tuple[Tensor, ...]
 
@@ -147,6 +147,19 @@ def _check_output(leaf: Any) -> None:
             "every output of the model must have the examples as its leading dimension; on one example it has shape "
             f"{tuple(leaf.shape)}, not (1, ...): use batch_first=True, or move that dimension to the front"
         )
+
+
+def check_nothing_kept(module: nn.Module) -> None:
+    """Refuse a module that keeps tensors of this batch: in the next, they would let its units move other units."""
+    for name, part in module.named_modules():
+        for attribute, value in vars(part).items():
+            leaves = pytree.tree_leaves(value)
+            if any(isinstance(x, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x) for x in leaves):
+                raise ModelError(
+                    f"{name or 'the model itself'} ({type(part).__name__}) keeps a tensor of the batch in its "
+                    f"attribute {attribute!r}: a later batch would depend on these examples. Return it from forward, "
+                    "or do not store it in training"
+                )
 
 
 @contextmanager

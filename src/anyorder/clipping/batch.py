@@ -37,6 +37,12 @@ class Settings:
         autocast = tuple((t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)
         return cls(devices, random, autocast)
 
+    def rewind(self) -> None:
+        """Put the global generators back, so that another attempt draws the same numbers."""
+        torch.set_rng_state(self.random[0])
+        for device, state in zip(self.devices, self.random[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
     @contextmanager
     def autocast_again(self) -> Iterator[None]:
         """Autocast as it was, without its cache, which would keep every chunk's casts of the weights."""

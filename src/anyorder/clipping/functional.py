@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from anyorder import _check
-from anyorder.clipping.alone import Alone, Tensors, mappable
+from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
 from anyorder.clipping.units import ClippedSum, accumulator_dtype
@@ -198,7 +198,9 @@ class _Job:
         with self.settings.autocast_again():
             try:
                 with mappable(self.module, batched[0][0].device):
-                    return mapped(parameters, *batched)
+                    result = mapped(parameters, *batched)
+                check_nothing_kept(self.module)
+                return result
             except (AnyorderError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
@@ -213,7 +215,7 @@ class _Job:
     def _check_alone(self, parameters: dict[str, Tensor], example: Tensors) -> None:
         """Run the first example without vmap: where that fails too, its own error tells the user more."""
         with torch.no_grad(), self.settings.random_again():
-            self.call(parameters, tuple(t.squeeze(0) for t in example))
+            self.call({n: p.clone() for n, p in parameters.items()}, tuple(t.squeeze(0) for t in example))
 
 
 class _Outputs(torch.autograd.Function):

@@ -71,6 +71,7 @@ class GhostClipping(PerUnitClipping):
         if self._unmapped:
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
         job = _Job(self._module, call, parameters, groups.detach().cpu(), self._rule, clip_norm, scale, receive)
+        start = Settings.now(call.tensors[0].device)
         while True:
             try:
                 return job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
@@ -78,10 +79,12 @@ class GhostClipping(PerUnitClipping):
                 if not isinstance(self._rule, Flat):
                     raise
                 self._unmapped = True
+                start.rewind()
                 return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
             except (TooLarge, torch.OutOfMemoryError) as error:
                 if self._fixed or self._chunk_size == 1:
                     raise
+                start.rewind()
                 half = max(1, (self._chunk_size or call.size) // 2)
                 self._chunk_size = error.size if isinstance(error, TooLarge) else half
 

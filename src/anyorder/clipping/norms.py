@@ -83,18 +83,19 @@ def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
     squares = torch.zeros(units.count, dtype=torch.float64, device=units.index.device)
     kept = torch.empty(units.count, size, dtype=first.dtype, device=units.index.device) if keep else None
     per_unit = T * first.groups * (first.inputs + first.outputs) if first.unfolds or units.classes else 2 * T * T
+    moved = (max(use.terms for use in uses) + len(uses) + 4) * torch.finfo(first.dtype).eps / 2
     block = units.count if T == 1 else max(1, BLOCK // max(per_unit, 0 if gram or keep else size))
     for rows, members in units.blocks(block):
         a, g = _joined(uses, members)
         if T == 1:
             squares[rows] = (squares_of(a.flatten(0, 2)) * squares_of(g.flatten(0, 2))).view(len(a), -1).sum(1)
         elif gram:
-            squares[rows] = _gram_squares(a, g)
+            squares[rows] = _gram_squares(a, g, moved)
         else:
             made = kept[rows] if kept is not None and isinstance(rows, slice) else a.new_empty(len(a), size)
             torch.bmm(g.flatten(0, 1).mT, a.flatten(0, 1), out=made.view(-1, first.outputs, first.inputs))
             if kept is None:
-                squares[rows] = _made_squares(made, a, g)
+                squares[rows] = _made_squares(made, a, g, moved)
             elif not isinstance(rows, slice):
                 kept[rows] = made
     if kept is None:
@@ -153,15 +154,15 @@ def _gram_is_cheaper(uses: Sequence[FactoredUse], units: UnitMap) -> bool:
     return gram <= drop
 
 
-def _gram_squares(a: Tensor, g: Tensor, weight_roundoff: float | None = None) -> Tensor:
+def _gram_squares(a: Tensor, g: Tensor, moved: float) -> Tensor:
     """(u,) upper bounds of the squared norms of sum_t g_t (x) a_t, by Gram matrices; a (u, G, T, in), g likewise.
 
     Where terms cancel so far that float32 tells little, they are computed again in float64.
     """
     info = torch.finfo(a.dtype)
     u = info.eps / 2
-    v = u if weight_roundoff is None else weight_roundoff
-    n = min(PIECE, a.shape[-1]) + min(PIECE, g.shape[-1]) + 8
+    most = PIECE if a.dtype == torch.float32 else max(a.shape[-1], g.shape[-1])
+    n = min(most, a.shape[-1]) + min(most, g.shape[-1]) + 8
     gram_a, gram_g = _gram(a), _gram(g)
     squares = (gram_a * gram_g).sum((1, 2, 3), dtype=torch.float64)
     lengths = [
@@ -169,13 +170,15 @@ def _gram_squares(a: Tensor, g: Tensor, weight_roundoff: float | None = None) ->
     ]
     S = (lengths[0] * lengths[1]).sum((1, 2))
     underflow = n * info.tiny * sum(length.sum(2).square().sum(1) for length in lengths)
-    bound = ((squares.clamp(min=0) + SPARE * n * u * S.square() + underflow).sqrt() + SPARE * v * S).square()
+    # The products of two Gram matrices may underflow too.
+    underflow = underflow + gram_a[0].numel() * info.tiny
+    own = squares.clamp(min=0) + SPARE * n * u * S.square() + underflow
+    bound = (own.sqrt() + SPARE * moved * S).square()
     if a.dtype == torch.float64:
         return bound
-    loose = (~(bound <= LOOSE * squares) | ~bound.isfinite()).nonzero()[:, 0]
+    loose = (~(own <= LOOSE * squares) | ~bound.isfinite()).nonzero()[:, 0]
     if len(loose):
-        again = _gram_squares(a[loose].double(), g[loose].double(), u)
-        bound[loose] = again
+        bound[loose] = _gram_squares(a[loose].double(), g[loose].double(), moved)
     return bound
 
 
@@ -191,12 +194,12 @@ def _gram(x: Tensor) -> Tensor:
     return result
 
 
-def _made_squares(gradients: Tensor, a: Tensor, g: Tensor) -> Tensor:
+def _made_squares(gradients: Tensor, a: Tensor, g: Tensor, moved: float) -> Tensor:
     """(u,) upper bounds of the squared norms of gradients (u, n) that were made from a and g and are made again."""
     lengths = squares_of(a.flatten(0, 2)) * squares_of(g.flatten(0, 2))
     S = lengths.view(*a.shape[:3]).sqrt().sum((1, 2))
     u = torch.finfo(a.dtype).eps / 2
-    return (squares_of(gradients).sqrt() + SPARE * (a.shape[2] + 4) * u * S).square()
+    return (squares_of(gradients).sqrt() + SPARE * ((a.shape[2] + 4) * u + moved) * S).square()
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -240,6 +243,7 @@ def _settle_tied(linear: Sequence[LinearUse], tables: Sequence[EmbeddingUse], un
     u = torch.finfo(rows.dtype).eps / 2
     T = units.largest * sum(use.positions for use in linear)
     reads = units.largest * sum(use.ids.shape[1] for use in tables)
+    moved = (max(use.terms for use in linear) + len(linear) + reads + 4) * u
     for block, members in units.blocks(max(1, BLOCK // (T * (V + D + reads) + reads * D))):
         a, g = (t.squeeze(1) for t in _joined(linear, members))
         at, e = (torch.cat(parts, 1) for parts in zip(*(_read(use, members) for use in tables), strict=True))
@@ -248,9 +252,9 @@ def _settle_tied(linear: Sequence[LinearUse], tables: Sequence[EmbeddingUse], un
         a_, g_ = a.unsqueeze(1), g.unsqueeze(1)
         S = (squares_of(a.flatten(0, 1)) * squares_of(g.flatten(0, 1))).sqrt().view(len(a), -1).sum(1)
         S = S + squares_of(e.flatten(0, 1)).sqrt().view(len(e), -1).sum(1)
-        own = squares_of(a[:, 0]) * squares_of(g[:, 0]) if T == 1 else _gram_squares(a_, g_)
+        own = squares_of(a[:, 0]) * squares_of(g[:, 0]) if T == 1 else _gram_squares(a_, g_, 0.0)
         bound = (own + table_squares[block] + both).clamp(min=0) + SPARE * (D + reads + 8) * u * S.square()
-        squares[block] = (bound.sqrt() + SPARE * (reads + 4) * u * S).square()
+        squares[block] = (bound.sqrt() + SPARE * moved * S).square()
 
     def total(by_unit: Tensor, by_example: Tensor) -> Tensor:
         result = _sum([use.weighted_sum(by_example) for use in linear])
@@ -303,7 +307,8 @@ def _slack(use: Use, members: slice | Tensor) -> Tensor:
         lengths = use.lengths(members)
     else:
         lengths = _by_member(use.lengths(members.clamp(min=0).flatten()), members).flatten(1)
-    return (lengths.shape[1] + 8) * torch.finfo(use.dtype).eps * lengths.sum(1)
+    terms = use.terms if isinstance(use, FactoredUse) else 0
+    return (lengths.shape[1] + terms + 8) * torch.finfo(use.dtype).eps * lengths.sum(1)
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vmap
 
-from anyorder.clipping.alone import Alone, Tensors, mappable
+from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.batch import Settings, UnitMap, full_precision
 from anyorder.clipping.clip_rules import ClipRule
 from anyorder.clipping.norms import Settled, settle
@@ -103,6 +103,7 @@ class Pass:
                 return self._call(copies, tensors)
 
         mapped = vmap(example, randomness="different")
+        versions = [p._version for p in self._parameters.values()]
         token = torch.empty(size, device=self._device)
         with (
             self._understood(tensors),
@@ -112,6 +113,13 @@ class Pass:
             mappable(self._module, self._device, traced=layers),
         ):
             differentiable, others = mapped(dict(zip(self._parameters, copies, strict=True)), token, tensors)
+        written = [n for (n, p), v in zip(self._parameters.items(), versions, strict=True) if p._version != v]
+        if written:
+            raise ModelError(
+                f"forward writes the parameters {', '.join(written)} in place: what it wrote is not private, and is in "
+                "them now. Load a saved state, and keep such updates out of forward"
+            )
+        check_nothing_kept(self._module)
         each = sum(self._parameters[n].numel() * self._dtypes[n].itemsize for n in tracer.direct)
         if direct_bytes is not None and each * size > direct_bytes and size > 1:
             raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
@@ -127,7 +135,7 @@ class Pass:
         except Exception as error:
             # Where the first example fails too, without vmap, its own error tells the user more.
             with torch.no_grad(), torch.random.fork_rng([self._device.index] if self._device.type == "cuda" else []):
-                self._call(self._parameters, tuple(t[0] for t in tensors))
+                self._call({n: p.clone() for n, p in self._parameters.items()}, tuple(t[0] for t in tensors))
             raise Unmapped(
                 f"torch.func.vmap cannot run this model ({type(self._module).__name__}) on each example alone: "
                 f"{error}\nWrite forward without .item(), without branches on the values of tensors, without "

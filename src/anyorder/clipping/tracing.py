@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping.uses import Use
+from anyorder.errors import ModelError
 
 __all__ = ["Book", "Part", "Tracer"]
 
@@ -101,6 +102,12 @@ class Tracer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        if writes and args and self._is_parameter(args[0]):
+            raise ModelError(
+                f"forward writes a parameter in place ({name}): it would not be private. Keep updates out of forward"
+            )
         rule = self._rules.get(func)
         if rule is not None and not self.nested():
             result = rule(self, func, *args, **kwargs)
@@ -112,6 +119,14 @@ class Tracer(TorchFunctionMode):
         elif isinstance(result, Tensor):
             self.direct |= {part.name for arg in (*args, *kwargs.values()) if (part := self.part(arg)) is not None}
         return result
+
+    def _is_parameter(self, tensor: Any) -> bool:
+        """Whether a tensor lies in the memory of a parameter."""
+        while isinstance(tensor, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        return isinstance(tensor, Tensor) and any(
+            tensor.untyped_storage().data_ptr() == p.untyped_storage().data_ptr() for p in self._parameters.values()
+        )
 
     # -- parameters --------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,9 @@ BLOCK = 2**20
 """Numbers in an intermediate tensor, so that it stays in the cache."""
 
 
+ROWS = 2**12  # terms of a weighted sum that are added up in float32 at a time; such pieces are added in float64
+
+
 PIECE = 64
 SMALL = 2**15  # numbers that are fast in float64
 
@@ -41,7 +44,8 @@ def squares_of(rows: Tensor) -> Tensor:
     """
     if rows.dtype == torch.float64 or rows.device.type != "cpu":
         square: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
-        return square
+        # In float64 squares may be lost below the smallest number; those of float32 are not.
+        return square + rows.shape[1] * torch.finfo(torch.float64).tiny if rows.dtype == torch.float64 else square
     m = rows.shape[1]
     if rows.numel() <= SMALL:
         return rows.double().square_().sum(1)
@@ -57,6 +61,16 @@ def squares_of(rows: Tensor) -> Tensor:
         size = max(1, BLOCK // max(1, m))
         return torch.cat([rows[i : i + size].double().square_().sum(1) for i in range(0, len(rows), size)])
     return square
+
+
+def outer_sum(g: Tensor, a: Tensor) -> Tensor:
+    """(m, n), the sum over rows of g (x) a, of (rows, m) and (rows, n)."""
+    if len(g) <= ROWS or g.dtype == torch.float64:
+        return g.mT @ a
+    result = g.new_zeros(g.shape[1], a.shape[1], dtype=torch.float64)
+    for i in range(0, len(g), ROWS):
+        result += g[i : i + ROWS].mT @ a[i : i + ROWS]
+    return result.to(g.dtype)
 
 
 class Use(ABC):
@@ -130,6 +144,11 @@ class FactoredUse(Use):
 
     @property
     @abstractmethod
+    def terms(self) -> int:
+        """How many terms g (x) a `weighted_sum` adds up at a time in `dtype`."""
+
+    @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of what it holds."""
 
@@ -168,7 +187,12 @@ class LinearUse(FactoredUse):
             a = a * weights[:, None, None]
         else:
             g = g * weights[:, None, None]
-        return g.flatten(0, 1).mT @ a.flatten(0, 1)
+        return outer_sum(g.flatten(0, 1), a.flatten(0, 1))
+
+    @property
+    def terms(self) -> int:
+        rows = self.batch * self.positions
+        return rows if self.dtype == torch.float64 else min(ROWS, rows)
 
     @property
     def nbytes(self) -> int:
@@ -233,14 +257,35 @@ class ConvolutionUse(FactoredUse):
         return split.movedim(-1, lead + 1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        geometry, x = self.geometry, self.x.to(self.dtype)
+        x = self.x.to(self.dtype)
         g = _by_example(self.output_gradients.to(self.dtype), self.batch)
         g = (g * weights.view(-1, *(1 for _ in g.shape[1:]))).flatten(0, 1)
+        pieces = [slice(i, i + self._images) for i in range(0, len(g), self._images)]
+        sums = (self._sum(g[piece], x[piece]) for piece in pieces)
+        if len(pieces) == 1:
+            return next(sums)
+        result = x.new_zeros(self.shape, dtype=torch.float64)
+        for part in sums:
+            result += part
+        return result.to(self.dtype)
+
+    def _sum(self, g: Tensor, x: Tensor) -> Tensor:
+        geometry = self.geometry
         result: Tensor = torch.ops.aten.convolution_backward(
             g, x, x.new_empty(self.shape), None, geometry.stride, geometry.padding, geometry.dilation, False,
             [0] * len(geometry.kernel), geometry.groups, (False, True, False),
         )[1]  # fmt: skip
         return result
+
+    @property
+    def _images(self) -> int:
+        """Images whose terms are added up at a time."""
+        places = prod(self.output_gradients.shape[2:])
+        return len(self.x) if self.dtype == torch.float64 else min(len(self.x), max(1, ROWS // max(1, places)))
+
+    @property
+    def terms(self) -> int:
+        return self._images * prod(self.output_gradients.shape[2:])
 
     @property
     def nbytes(self) -> int:

@@ -40,6 +40,8 @@ def _layer_problems(module: nn.Module) -> Iterator[str]:
             )
         elif isinstance(part, _InstanceNorm) and part.track_running_stats:
             yield f"{label} keeps statistics of the data that are not private; set track_running_stats=False"
+        elif isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            yield f"{label} rescales the rows that a batch reads, in place, where no noise is; set max_norm=None"
 
 
 def _parameter_problems(module: nn.Module) -> Iterator[str]:

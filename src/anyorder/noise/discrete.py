@@ -15,8 +15,9 @@ the machine.
 
 **Exactness.** 575 bits in the place of infinitely many change an X with probability below 2^-500. Times all elements
 of all steps this is far below the last digit of any delta, which is rounded up. K stands in float64, so sigma is taken
-2^-30 larger: that covers a change of mu by the rounding of its coefficients while cond(C) stays below 2^20. The bits
-come from ChaCha, as all of this package's randomness.
+2^-30 larger: with K C = I + R as rounded, mu grows by at most the factor 1 + ||R||, and ||R|| is refused above 2^-31
+where C is given in full (trees and banded inverses are far below). The bits come from ChaCha, as all of this package's
+randomness.
 
 **Layout**, final. Under the key `derive(b"discrete")`, w = word 2e + 2^32 word (2e + 1) of the raw words of the row:
 bit 63 of w is set for negative Z, j = w mod 2^63. Under the key `derive(b"discrete, further")`, the words
@@ -36,7 +37,7 @@ from scipy.special import ndtri
 from anyorder import _check
 from anyorder.errors import CheckpointError, PlanError, StepsExhaustedError
 from anyorder.noise.source import NoiseSource
-from anyorder.strategy import Combination, Strategy, Terms
+from anyorder.strategy import Combination, Dense, Strategy, Terms
 
 __all__ = ["GridStream", "check_combination", "check_grid"]
 
@@ -44,6 +45,7 @@ Integers = NDArray[np.int64]
 
 MAX_SIGMA = 2.0**32  # beyond, the estimates would leave too many elements undecided
 MAX_RATIO = 2.0**31  # clip norm over grid: squares of integer vectors, and sums over 2^31 units, fit int64
+MAX_RESIDUAL = 2.0**-31  # of K C = I: what the 2^-30 on sigma covers, with a half to spare
 _KEPT = 64  # rows of Z that are kept for the next step: a tree's path, the bands of an inverse
 _CHUNK = 2**16
 _ERROR = 2.0**-44  # of a float estimate, over 1 + t: more than 100 times what scipy's ndtri and the rest err by
@@ -243,6 +245,13 @@ def check_combination(strategy: Strategy) -> None:
             "be computed to any precision: Independent, Tree, BandedInverse, SquareRoot or Dense; the noise of "
             f"{type(strategy).__name__} is a recurrence in floating point, whose rounding errors stay in its state"
         )
+    if isinstance(strategy, Dense):
+        residual = float(np.linalg.norm(strategy.noising_matrix() @ strategy.matrix() - np.eye(strategy.n)))
+        if not residual <= MAX_RESIDUAL:
+            raise PlanError(
+                f"exact integers need K C = I to 2^-31 in numbers as they are rounded, got {residual:.1e}: this C is "
+                "too ill-conditioned"
+            )
 
 
 def check_grid(grid: float, clip_norm: float, noise_std: float) -> None:

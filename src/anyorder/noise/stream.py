@@ -1,6 +1,7 @@
 """The noise of a run, step by step: the only owner of the step counter and of the strategy's state."""
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,22 @@ __all__ = ["NoiseStream"]
 Vector = NDArray[np.float32]
 
 _GROUP = 256  # elements that the kernel works on together; arrays have whole groups
+_MAX_ELEMENT = 2**62 - 2 * _GROUP  # the layout's range, less what whole groups add
+
+
+def _one_at_a_time(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse a call while another is under way: two threads on one stream would get the same noise."""
+
+    @functools.wraps(method)
+    def guarded(self: "NoiseStream", *args: Any, **kwargs: Any) -> Any:
+        if not self._free_now.acquire(blocking=False):
+            raise TrainingError("this noise stream is in use by another thread: give each thread a stream of its own")
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._free_now.release()
+
+    return guarded
 
 
 class NoiseStream:
@@ -56,8 +73,8 @@ class NoiseStream:
         self._strategy = strategy
         self._source = source
         self._std = _round_up(_check.real("std", std, low=1e-30, high=1e30))
-        self._size = _check.integer("size", size, low=0)
-        self._start = _check.integer("start", start, low=0)
+        self._size = _check.integer("size", size, low=0, high=_MAX_ELEMENT)
+        self._start = _check.integer("start", start, low=0, high=_MAX_ELEMENT - self._size)
         self._origin = self._start // 16 * 16
         self._length = -(-(self._start + self._size - self._origin) // _GROUP) * _GROUP
         self._most_arrays = self._affordable(memory)
@@ -69,12 +86,14 @@ class NoiseStream:
         self._device: Any = None  # what holds the state where the gradients are, once they are not on the CPU
         self._zeros: Callable[[], Any]  # there
         self._broken = False
+        self._free_now = threading.Lock()
 
     @property
     def t(self) -> int:
         """Steps made so far: the step that `next` makes."""
         return self._t
 
+    @_one_at_a_time
     def next(self) -> Vector:
         """The noise of step t, (size,) float32, a fresh array.
 
@@ -85,13 +104,15 @@ class NoiseStream:
         if self._device is not None:
             made = self._zeros()
             self._add_on_device(Targets([made], self._size), 1.0)
-            noise[:] = made.cpu().numpy()
+            with self._unsafe(harmless=()):
+                noise[:] = made.cpu().numpy()
             return noise
         segments = np.array([(noise.ctypes.data, self._start, self._size)], native.SEGMENT)
         if self._run(segments, np.zeros(1, np.int32), add=False, scale=1.0):
             return noise
         return self._reference_step()
 
+    @_one_at_a_time
     def add_to(self, tensors: Sequence[Any], scale: float = 1.0) -> None:
         """Add the noise of step t in place: tensor = (tensor + noise) * scale.
 
@@ -112,9 +133,10 @@ class NoiseStream:
             return
         segments, types, stand_ins = targets.segments(self._start)
         if not self._run(segments, types, add=True, scale=scale):
-            targets.add(self._reference_step(), scale)
+            with self._unsafe(harmless=()):
+                targets.add(self._reference_step(), scale)
             return
-        with self._unsafe():
+        with self._unsafe(harmless=()):
             targets.take_back(stand_ins)
 
     def rows(self, t: int, rows: ArrayLike, width: int, *, offset: int = 0) -> Vector:
@@ -157,12 +179,12 @@ class NoiseStream:
             )
 
     @contextmanager
-    def _unsafe(self) -> Iterator[None]:
-        """What must not be left half done. These two errors come before anything is done."""
+    def _unsafe(self, harmless: tuple[type[Exception], ...] = (MemoryError, ArgumentError)) -> Iterator[None]:
+        """What must not be left half done. The harmless errors come before anything is done."""
         self._broken = True
         try:
             yield
-        except (MemoryError, ArgumentError):
+        except harmless:
             self._broken = False
             raise
         self._broken = False
@@ -215,7 +237,8 @@ class NoiseStream:
 
         noise, state = self._strategy.step(self._t, tuple(self._state), row)
         noise = noise[self._start - self._origin :][: self._size] * self._std
-        self._state = list(state)
+        # The kernel writes arrays in place: no two may be one.
+        self._state = list(state) if self._source.kernel is None else [_aligned(array) for array in state]
         self._t += 1
         return noise
 
@@ -293,11 +316,13 @@ class NoiseStream:
         low = self._start - self._origin
         return tuple(array[low : low + self._size] for array in self._state)
 
+    @_one_at_a_time
     def state_dict(self) -> dict[str, Any]:
         """Numbers, words and NumPy arrays that `load_state_dict` resumes from, bit for bit. Never holds the key."""
         self._check_whole()
         return self._identity() | {"t": self._t, "state": [array.copy() for array in self._own_state()]}
 
+    @_one_at_a_time
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken.
 
@@ -322,7 +347,7 @@ class NoiseStream:
         self._t, self._state, self._rows, self._free, self._device, self._broken = t, own, {}, [], None, False
 
     def _is_state(self, array: Any) -> bool:
-        return isinstance(array, np.ndarray) and array.dtype == np.float32 and array.shape[-1:] == (self._size,)
+        return isinstance(array, np.ndarray) and array.dtype == np.float32 and array.shape == (self._size,)
 
     def _affordable(self, memory: int | str | None) -> int:
         """Arrays that fit into the memory; the state's number where no memory is named."""

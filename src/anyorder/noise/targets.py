@@ -71,7 +71,11 @@ def _detached(i: int, x: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         x = x.detach()
-        if any(stride == 0 and extent > 1 for stride, extent in zip(x.stride(), x.shape, strict=True)):
+        if x.device.type == "meta" or (type(x) is not torch.Tensor and "FakeTensor" in type(x).__name__):
+            raise ArgumentError(f"tensors[{i}] has no memory (a meta or fake tensor): noise needs a real one")
+        if x.layout != torch.strided:
+            raise ArgumentError(f"tensors[{i}] must be dense, got layout {x.layout}")
+        if x.numel() and any(stride == 0 and extent > 1 for stride, extent in zip(x.stride(), x.shape, strict=True)):
             raise ArgumentError(f"tensors[{i}] has elements that share memory (an expanded tensor): give a copy of it")
     elif not isinstance(x, np.ndarray):
         raise ArgumentError(f"tensors must be torch tensors or NumPy arrays, got {type(x).__name__} at {i}")

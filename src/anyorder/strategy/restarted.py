@@ -156,7 +156,7 @@ class RestartedBLT(Strategy):
         """One pass over the buffers, which are emptied at an epoch's first step."""
         e, i = divmod(t, self.steps_per_epoch)
         if i == 0:
-            state = self.init(state[-1].size)
+            state = tuple(np.zeros_like(vector) for vector in state)  # where they are: on a device, perhaps
         *buffers, q = state
         z = row(t)
         x = np.float32(self._own[t]) * z - np.float32(self._v[t]) * q

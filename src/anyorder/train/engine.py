@@ -300,6 +300,7 @@ class PrivacyEngine:
             )
         self._check_optimizer()
         self._check_gradients()
+        self._stream.check(step)
         self.ledger.check(step, self._units)
 
     def _check_gradients(self) -> None:

@@ -23,8 +23,9 @@ __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
 
 _transformers = _check.optional("transformers", extra="huggingface", purpose="PrivateTrainer")
 
+_RELEASES = ("loss", "train_loss", "grad_norm", "total_flos")  # of the training data, not covered by the plan
 _IGNORE = -100  # label of tokens that do not count, as transformers has it
-_CHECKPOINT = "privacy.checkpoint"
+_CHECKPOINT = "_privacy.checkpoint"  # an underscore: the hub is not sent such files
 
 
 def example_losses(outputs: Any, labels: Tensor) -> Tensor:
@@ -100,6 +101,12 @@ class PrivateTrainerMixin:
         self._private: PrivateModule | None = None
         self._engine_key = key
         self._options: dict[str, Any] = {"chunk_size": chunk_size, "rule": rule}
+        given = kwargs.get("args", args[1] if len(args) > 1 else None)
+        if given is not None and given.push_to_hub:  # before a repository is made
+            raise ArgumentError(
+                "push_to_hub must be off: it uploads output_dir, where the noise key is kept; upload the finished "
+                "model with model.push_to_hub(..)"
+            )
         super().__init__(*args, **kwargs)
         self._check_arguments(self.args)  # type: ignore[attr-defined]
         self.args.ignore_data_skip = True  # type: ignore[attr-defined]  # the private loader finds its place itself
@@ -112,6 +119,14 @@ class PrivateTrainerMixin:
             )
         if args.n_gpu > 1:
             raise ArgumentError(f"one process must have one device, got {args.n_gpu}: start it with torchrun")
+        if args.label_smoothing_factor or self.compute_loss_func is not None:  # type: ignore[attr-defined]
+            raise ArgumentError(
+                "label_smoothing_factor and compute_loss_func are not used here; override example_losses"
+            )
+        if args.include_num_input_tokens_seen != "no":
+            raise ArgumentError("include_num_input_tokens_seen must be 'no': counts of tokens are releases too")
+        if args.train_sampling_strategy == "group_by_length":
+            raise ArgumentError("train_sampling_strategy 'group_by_length' makes the order depend on the data")
         batch_size = args.per_device_train_batch_size * args.world_size
         if batch_size != self.plan.batch_size:
             raise ArgumentError(
@@ -143,6 +158,7 @@ class PrivateTrainerMixin:
         self._private, _, private_loader = self.engine.make_private(
             trainer.model, trainer.optimizer, loader, loss_reduction="sum", **self._options
         )
+        self._private.training = True  # the Trainer sets modes on its own model; eval() ones come from from_pretrained
         return _WholeEpochs(private_loader)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -177,6 +193,9 @@ class PrivateTrainerMixin:
     def example_losses(self, outputs: Any, labels: Tensor) -> Tensor:
         """(B,) the loss of each example by itself. Override it for other losses."""
         logits = outputs["logits"]
+        if getattr(self.model.config, "problem_type", None) == "multi_label_classification":  # type: ignore[attr-defined]
+            losses = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+            return losses.mean(1)
         if self._is_causal() and logits.dim() == 3:
             outputs, labels = {"logits": logits[:, :-1]}, labels[:, 1:]
         return example_losses(outputs, labels)
@@ -189,8 +208,12 @@ class PrivateTrainerMixin:
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """The Trainer's log, without the loss of training and the norms of gradients."""
-        kept = {name: value for name, value in logs.items() if name not in ("loss", "train_loss", "grad_norm")}
+        kept = {name: value for name, value in logs.items() if name not in _RELEASES}
         super().log(kept, *args, **kwargs)  # type: ignore[misc]
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: output_dir holds the noise key."""
+        raise ArgumentError("push_to_hub uploads output_dir, where the noise key is kept; use model.push_to_hub(..)")
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]

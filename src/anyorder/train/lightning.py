@@ -74,6 +74,7 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
             )
         if not module.automatic_optimization:
             raise ArgumentError("manual optimization needs no callback: use PrivacyEngine.make_private in your loop")
+        net.train()  # fit keeps the modes that it finds, and in evaluation no gradient is made
         configured = module.configure_optimizers()
         net, _, private_loader = self.engine.make_private(net, _optimizer(configured), loader, **self._options)
         setattr(module, self._network, net)
@@ -85,6 +86,8 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         del pl_module
         if not hasattr(self.engine, "loader"):
             raise TrainingError("call make_private(module, loader) before fit, and give fit what it returns")
+        if trainer.world_size != 1:
+            raise ArgumentError(f"fit must run in one process, got {trainer.world_size}: use PrivacyEngine for several")
         if trainer.accumulate_grad_batches != 1:
             raise ArgumentError(
                 f"accumulate_grad_batches must be 1, got {trainer.accumulate_grad_batches}: give the whole batch at "

@@ -131,6 +131,17 @@ class SharedNoise:
             for i, j in shards.ranges
         ]
 
+    def check(self, step: int) -> None:
+        """Refuse to go on where noise was drawn for a step that the ledger does not have, after an interrupt perhaps.
+
+        The noise would be ahead of the gradients: a row of C^-1 Z that is left out is one that no guarantee knows of.
+        """
+        if any(stream.t != step for stream in self._streams):
+            raise TrainingError(
+                f"the noise of step {step} was drawn, but the step was broken off half way: nothing more may be "
+                "released; resume from the last checkpoint in a new engine"
+            )
+
     def add_to(self, own: Tensor, batch_size: int) -> Tensor:
         """(own + noise of the next step) / batch_size on the rank's own coordinates.
 
@@ -140,8 +151,6 @@ class SharedNoise:
         Returns: `own`; on a grid a float64 tensor.
         Raises: StepsExhaustedError after n steps. TrainingError if a step was broken off between the rank's streams.
         """
-        if len({stream.t for stream in self._streams}) > 1:
-            raise TrainingError("a step of the noise was broken off half way; resume from the last checkpoint")
         if self._grid is not None:
             noise = np.concatenate([np.empty(0, np.int64), *(stream.next() for stream in self._streams)])
             total = torch.from_numpy(noise).to(own.device).add_(own)  # in place: torch refuses a sum of floats here

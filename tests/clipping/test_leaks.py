@@ -1,0 +1,110 @@
+"""Ways around the bound that were found by looking for them: rounding, and data that is kept or written."""
+
+import pytest
+import torch
+from torch import nn
+
+from anyorder.clipping import FunctionalClipping, GhostClipping, check_model
+from anyorder.errors import ModelError
+from clipping.brute import distance, norm
+
+ENGINES = [FunctionalClipping, GhostClipping]
+HUGE = 2.0**24
+
+
+def sums(engine, module, x, groups=None, clip_norm=1.0, loss=torch.sum):
+    received = []
+    outputs = engine(module).forward(
+        (x,), {}, groups=torch.arange(len(x)) if groups is None else groups, clip_norm=clip_norm, scale=1.0,
+        receive=received.append,
+    )  # fmt: skip
+    loss(outputs).backward()
+    return received[0]
+
+
+def wide(size):
+    module = nn.Linear(size, size, bias=False)
+    nn.init.zeros_(module.weight)
+    return module
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_huge_positions_that_cancel_do_not_hide_a_unit(engine):
+    """The rounding of the sum over positions, not of the norm, is what would carry the unit over."""
+    T, size = 64, 512
+    a = torch.full((T,), 1.1)
+    a[0], a[-1] = HUGE, -(HUGE + float(torch.tensor(1.1).double()) * (T - 2))
+    x = torch.zeros(2, T, size)
+    x[0] = a[:, None]
+    assert norm(sums(engine, wide(size), x)) <= 1.0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_unit_whose_rows_cancel_does_not_move_the_rounding_of_others(engine):
+    B, size = 128, 256
+    x = torch.full((B, 1, size), 0.6 / size)
+    x[0], x[-1] = HUGE, -HUGE
+    groups = torch.arange(B)
+    groups[-1] = 0
+    without = x.clone()
+    without[0], without[-1] = 0.0, 0.0
+    assert distance(sums(engine, wide(size), x, groups), sums(engine, wide(size), without, groups)) <= 1.0
+
+
+class Writes(nn.Module):
+    def __init__(self, write):
+        super().__init__()
+        self.layer, self.code, self.write = nn.Linear(4, 4), nn.Parameter(torch.zeros(4)), write
+
+    def forward(self, x):
+        y = self.layer(x) + self.code
+        with torch.no_grad():
+            self.write(self.code, x.mean(0))
+        return y
+
+
+WRITES = {
+    "add_": lambda code, v: code.add_(v),
+    "copy_": lambda code, v: code.copy_(v),
+    "index_copy_": lambda code, v: code.index_copy_(0, torch.tensor([0, 1]), v[:2]),
+    "masked_fill_": lambda code, v: code.masked_fill_(v > 0, 1.0),
+    "setitem": lambda code, v: code.__setitem__(0, v[0]),
+    "data": lambda code, v: code.data.add_(v),
+    "detach": lambda code, v: code.detach().index_copy_(0, torch.tensor([0, 1]), v[:2]),
+    "out": lambda code, v: torch.add(v, 1, out=code),
+}
+
+
+@pytest.mark.parametrize("B", [1, 3])
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_parameters_that_forward_writes_are_refused_and_keep_their_values(engine, write, B):
+    module = Writes(WRITES[write])
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    with pytest.raises(ModelError):
+        sums(engine, module, torch.ones(B, 4))
+    for name, p in module.named_parameters():
+        assert torch.equal(p, before[name])
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.hidden = nn.Linear(4, 4), None
+
+    def forward(self, x):
+        h = self.layer(x) if self.hidden is None else self.layer(x) + self.hidden
+        self.hidden = h.detach()
+        return h
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_values_kept_for_the_next_batch_are_refused(engine):
+    module = Remembers()
+    with pytest.raises(ModelError, match="hidden"):
+        sums(engine, module, torch.randn(3, 4))
+
+
+def test_embeddings_that_rescale_what_is_read_are_refused():
+    with pytest.raises(ModelError, match="max_norm"):
+        check_model(nn.Sequential(nn.Embedding(5, 3, max_norm=1.0), nn.Linear(3, 2)))
