@@ -39,7 +39,7 @@ FORMAT = "anyorder-plan/1"
 _NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 _NEIGHBOUR_TEXTS = {
     "zero-out": "its gradients replaced by zero",
-    "replace-one": "replaced by any other",
+    "replace-one": "replaced by any other in the same steps",
     "add-or-remove": "with or without it",
 }
 _CLAIMS = ("sensitivity", "sensitivity_exact", "noise_std", "mu", "epsilon")
