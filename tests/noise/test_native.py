@@ -31,6 +31,7 @@ def _paths():
             yield pytest.param(found, id=name)
 
 
+needs_library = pytest.mark.skipif(native._library() is None, reason="the kernel was not built here")
 every_path = pytest.mark.parametrize("kernel", list(_paths()))
 
 
@@ -174,3 +175,25 @@ def test_many_threads_give_the_same_bits(kernel, pool, monkeypatch):
     made = np.empty(300_001, np.float32)
     kernel.fill(reference.key_words, 8, 5, 11, made, threads=7)
     assert made.tobytes() == reference.normal(5, 11, 300_012).tobytes()
+
+
+@needs_library
+def test_a_library_of_other_sources_is_not_taken(monkeypatch):
+    library = native._library.__wrapped__
+    assert library() is not None
+    monkeypatch.setattr(native, "_digest", lambda library: 1)
+    assert library() is None
+
+
+@needs_library
+@pytest.mark.parametrize("fault", [{"add": False}, {"std": 0.0}, {"scale": 1.0}, {"rounds": 12}])
+def test_a_kernel_that_reads_its_orders_wrongly_is_not_taken(fault, monkeypatch):
+    found, run = native.kernel("portable"), native.Kernel.run
+
+    def wrong(self, key, rounds, *args, **kwargs):
+        kwargs = {**kwargs, **{name: value for name, value in fault.items() if name != "rounds"}}
+        run(self, key, fault.get("rounds", rounds), *args, **kwargs)
+
+    assert native._steps_agree(found)
+    monkeypatch.setattr(native.Kernel, "run", wrong)
+    assert not native._steps_agree(found)

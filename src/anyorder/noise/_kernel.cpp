@@ -5,6 +5,10 @@
 
 #include "_kernel.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -79,6 +83,7 @@ static uint16_t to_half(float v) {
 namespace portable {
 #define LANES 4
 #include "_lanes.h"
+#include "_tile.h"
 #undef LANES
 #undef EACH
 #undef KEEP_ORDER
@@ -94,6 +99,7 @@ namespace portable {
 namespace avx2 {
 #define LANES 8
 #include "_lanes.h"
+#include "_tile.h"
 #undef LANES
 #undef EACH
 #undef KEEP_ORDER
@@ -109,6 +115,7 @@ namespace avx2 {
 namespace avx512 {
 #define LANES 16
 #include "_lanes.h"
+#include "_tile.h"
 #undef LANES
 #undef EACH
 #undef KEEP_ORDER
@@ -122,13 +129,21 @@ namespace avx512 {
 
 enum Lanes { PORTABLE, AVX2, AVX512 };
 
+#if defined(__x86_64__)
+// Every processor with AVX2 does; a virtual machine may hide it.
+static bool converts_half_floats() {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 static int best_lanes() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl"))
         return AVX512;
-    if (__builtin_cpu_supports("avx2")) return AVX2;  // every processor with AVX2 converts half floats
+    if (__builtin_cpu_supports("avx2") && converts_half_floats()) return AVX2;
 #endif
     return PORTABLE;
 }
@@ -200,6 +215,8 @@ static void run_contiguous(const Work &work, float *tiles, uint64_t start, uint6
         Ahead ahead = reads;
         if (to == stop) ahead.count = 0;
         for (int k = 0; k < ahead.count; ++k) ahead.from[k] += start - step.origin + TILE;
+        if (to < stop && count == 1 && pieces->type == FLOAT32 && ahead.count < 32)  // the same memory goes on
+            ahead.from[ahead.count++] = (float *)pieces->segment->data + (start + TILE - pieces->segment->element);
         run_tile(work.lanes, step, tiles, start - step.origin, counters, blocks, pieces, count, ahead);
     }
 }
@@ -276,6 +293,9 @@ extern "C" {
 
 // Number of this interface: of the records in _kernel.h and of these functions.
 int anyorder_version() { return 1; }
+
+// The digest of the sources that this was made of; setup.py gives it.
+uint64_t anyorder_sources() { return ANYORDER_SOURCES; }
 
 // The instruction set that this machine has at best: 0 portable, 1 AVX2, 2 AVX-512.
 int anyorder_lanes() { return anyorder::best_lanes(); }

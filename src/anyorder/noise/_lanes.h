@@ -1,7 +1,7 @@
 // The kernel for one instruction set. Included once for each, in a namespace of its own, with LANES defined.
 //
 // Every product and sum is rounded by itself (compile with -ffp-contract=off), so all instruction sets give the bits of
-// the NumPy reference. `anyorder.noise` states the arithmetic.
+// the NumPy reference. `anyorder.noise` states the arithmetic. A program's operations on these vectors are in _tile.h.
 
 typedef uint32_t U __attribute__((vector_size(4 * LANES)));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
@@ -15,9 +15,8 @@ typedef float F __attribute__((vector_size(4 * LANES)));
 #define KEEP_ORDER(v) (void)v
 #endif
 #ifndef SIDE
-#define SIDE (LANES == 16 ? 4 : 2)  // chains side by side, as many as the registers hold
+#define SIDE (LANES == 16 ? 4 : 2)
 #endif
-
 INLINE F load(const float *p) { F v; memcpy(&v, p, sizeof v); return v; }
 INLINE void store(float *p, F v) { memcpy(p, &v, sizeof v); }
 INLINE F splat(float c) { return c - F{}; }
@@ -27,6 +26,26 @@ template <int N> INLINE U rotate(U v) { return (U)_mm512_rol_epi32((__m512i)v, N
 INLINE F from_unsigned(U v) { return (F)_mm512_cvtepu32_ps((__m512i)v); }
 INLINE F from_signed(I v) { return (F)_mm512_cvtepi32_ps((__m512i)v); }
 INLINE F square_root(F v) { return (F)_mm512_sqrt_ps((__m512)v); }
+// a b + c where a b is exact: then the one rounding of a fused operation is that of the sum, and the bits are the same.
+INLINE F add_exact(F a, float b, F c) { return (F)_mm512_fmadd_ps((__m512)a, _mm512_set1_ps(b), (__m512)c); }
+constexpr int ONE = 0x3F800000;  // what `radius` has in k for exponent 0: here the bits of 1, so that k is a float
+INLINE F exponent(I k) { return (F)_mm512_getexp_ps((__m512)k); }
+// other * factor where k has exponent 0, else f.
+INLINE F replace_above(F f, I k, F other, float factor) {
+    const __mmask16 above = _mm512_cmpge_epi32_mask((__m512i)k, _mm512_set1_epi32(ONE));
+    return (F)_mm512_mask_mul_ps((__m512)f, above, (__m512)other, _mm512_set1_ps(factor));
+}
+// v with its sign bit flipped by bit 31 of a.
+INLINE F flip(F v, U a) {
+    return (F)_mm512_ternarylogic_epi32((__m512i)v, (__m512i)a, _mm512_set1_epi32((int)0x80000000u), 0x78);
+}
+// (c, s) = (-s, c) where bit 30 of a is set.
+INLINE void quarter_turn(F &c, F &s, U a) {
+    const __mmask16 odd = _mm512_test_epi32_mask((__m512i)a, _mm512_set1_epi32(1 << 30));
+    const __m512 first = _mm512_mask_xor_ps((__m512)c, odd, (__m512)s, _mm512_set1_ps(-0.0f));
+    s = (F)_mm512_mask_mov_ps((__m512)s, odd, (__m512)c);
+    c = (F)first;
+}
 INLINE bool any_below(U v, uint32_t limit) {
     return _mm512_cmplt_epu32_mask((__m512i)v, _mm512_set1_epi32((int)limit)) != 0;
 }
@@ -60,6 +79,20 @@ INLINE U least(U v, U w) { return v < w ? v : w; }
 INLINE bool any_below(U v, uint32_t limit) {
     I below = (I)(v < limit);
     return (below[0] | below[1] | below[2] | below[3]) != 0;
+}
+#endif
+
+#if LANES != 16
+INLINE F add_exact(F a, float b, F c) { return c + a * b; }
+constexpr int ONE = 0;
+INLINE F exponent(I k) { return from_signed(k >> 23); }
+INLINE F replace_above(F f, I k, F other, float factor) { return k >= ONE ? other * factor : f; }
+INLINE F flip(F v, U a) { return (F)((U)v ^ (a & 0x80000000u)); }
+INLINE void quarter_turn(F &c, F &s, U a) {
+    const I odd = (I)(a << 1) >> 31;
+    const F first = odd ? (F)((U)s ^ 0x80000000u) : c;
+    s = odd ? c : s;
+    c = first;
 }
 #endif
 
@@ -111,34 +144,29 @@ template <int N> INLINE void polynomial(F y[N], const F x[N], std::initializer_l
 template <int N> INLINE void radius(F r[N], const F v[N], const U w[N]) {
     I k[N];
     F f[N], e[N], q[N], y[N];
-    EACH k[n] = (I)v[n] - 0x4F3504F3;
+    EACH k[n] = (I)v[n] - (0x4F3504F3 - ONE);
     EACH f[n] = (F)((k[n] & 0x7FFFFF) + 0x3F3504F3) - 1.0f;
-    EACH f[n] = k[n] >= 0 ? from_signed((I)w[n]) * 0x1p-32f : f[n];  // near u = 1: u - 1, without the rounding of v
-    EACH e[n] = from_signed(k[n] >> 23);
+    EACH f[n] = replace_above(f[n], k[n], from_signed((I)w[n]), 0x1p-32f);  // u - 1, unrounded
+    EACH e[n] = exponent(k[n]);
     EACH q[n] = f[n] * f[n];
     polynomial<N>(y, f, {-0.17400876f, 0.28534976f, -0.29829535f, 0.3315517f, -0.39926127f, 0.50002676f, -0.6666782f});
     EACH { y[n] = y[n] * f[n]; KEEP_ORDER(y[n]); }
     EACH { y[n] = y[n] * q[n]; KEEP_ORDER(y[n]); }
     EACH { y[n] = y[n] + e[n] * 0.00042438888f; KEEP_ORDER(y[n]); }
     EACH { y[n] = y[n] + q[n]; KEEP_ORDER(y[n]); }
-    EACH { y[n] = y[n] + f[n] * -2.0f; KEEP_ORDER(y[n]); }
-    EACH { y[n] = y[n] + e[n] * -1.38671875f; KEEP_ORDER(y[n]); }
+    EACH { y[n] = add_exact(f[n], -2.0f, y[n]); KEEP_ORDER(y[n]); }
+    EACH { y[n] = add_exact(e[n], -1.38671875f, y[n]); KEEP_ORDER(y[n]); }
     EACH { r[n] = square_root(y[n]); KEEP_ORDER(r[n]); }
 }
 
 template <int N> INLINE void circle(F cosine[N], F sine[N], const U a[N]) {
-    F y[N], z[N], s[N], c[N];
+    F y[N], z[N];
     EACH y[n] = from_signed((I)(a[n] << 2)) * 0x1p-31f;
     EACH z[n] = y[n] * y[n];
-    polynomial<N>(s, z, {-3.5950452e-05f, 0.002490001f, -0.080745436f, 0.7853982f});
-    polynomial<N>(c, z, {-0.00031916017f, 0.015850397f, -0.3084245f, 1.0f});
-    EACH s[n] = s[n] * y[n];
-    EACH {
-        const I odd = (I)(a[n] << 1) >> 31;  // all ones where bit 30 is set
-        const F first = odd ? s[n] : c[n], second = odd ? c[n] : s[n];
-        cosine[n] = (F)((U)first ^ ((a[n] ^ (a[n] << 1)) & 0x80000000u));
-        sine[n] = (F)((U)second ^ (a[n] & 0x80000000u));
-    }
+    polynomial<N>(sine, z, {-3.5950452e-05f, 0.002490001f, -0.080745436f, 0.7853982f});
+    polynomial<N>(cosine, z, {-0.00031916017f, 0.015850397f, -0.3084245f, 1.0f});
+    EACH sine[n] = sine[n] * y[n];
+    EACH quarter_turn(cosine[n], sine[n], a[n]);
 }
 
 // Sixteen words to sixteen normals. `further(lane, more)` gives the 16 words of a lane's extension block.
@@ -169,6 +197,7 @@ template <class Further> INLINE void normals(const U x[16], F z[16], Further fur
         for (int i = 0; i < SIDE; ++i) v[i] = rare ? load(value[j + i]) : from_unsigned(x[j + i]);
         radius<SIDE>(r, v, x + j);
         circle<SIDE>(cosine, sine, x + 8 + j);
+        for (int i = 0; i < SIDE; ++i) r[i] = flip(r[i], x[8 + j + i]);  // half a turn
         for (int i = 0; i < SIDE; ++i) z[j + i] = r[i] * cosine[i];
         for (int i = 0; i < SIDE; ++i) z[8 + j + i] = r[i] * sine[i];
     }
@@ -252,179 +281,6 @@ INLINE void generate(const Step &step, const Op &op, const Counters &counters, i
         for (int lane = 0; lane < LANES; ++lane)
             for (int i = 0; i < 16 / LANES; ++i) put((block + lane) * BLOCK + i * LANES, part(z, lane, i));
     }
-}
-
-// ---- one tile -------------------------------------------------------------------------------------------------------
-
-struct Tile {
-    float *tiles;
-    float *const *arrays;
-    uint64_t at;  // index of the tile in the arrays
-    float *operator[](int32_t operand) const {
-        return operand >= 0 ? tiles + (uint64_t)operand * TILE : arrays[~operand] + at;
-    }
-};
-
-static void linear(const Op &op, const Term *terms, const Tile &tile, int size) {
-    float *dst = tile[op.dst];
-    const float *base = op.a == NONE ? nullptr : tile[op.a], *from[MAX_TERMS];
-    for (int k = 0; k < op.count; ++k) from[k] = tile[terms[k].x];
-    for (int i = 0; i < size; i += 2 * BLOCK) {
-        F sum[2 * BLOCK / LANES];
-        int k = 0;
-        if (base) {
-            for (int j = 0; j < 2 * BLOCK / LANES; ++j) sum[j] = load(base + i + j * LANES);
-        } else if (op.count) {
-            const F c = splat(terms[0].c);
-            for (int j = 0; j < 2 * BLOCK / LANES; ++j) sum[j] = load(from[0] + i + j * LANES) * c;
-            k = 1;
-        } else {
-            for (int j = 0; j < 2 * BLOCK / LANES; ++j) sum[j] = F{};
-        }
-        for (; k < op.count; ++k) {
-            const F c = splat(terms[k].c);
-            for (int j = 0; j < 2 * BLOCK / LANES; ++j) sum[j] += load(from[k] + i + j * LANES) * c;
-        }
-        for (int j = 0; j < 2 * BLOCK / LANES; ++j) store(dst + i + j * LANES, sum[j]);
-    }
-}
-
-static void leak(const Op &op, const Tile &tile, int size) {
-    float *dst = tile[op.dst];
-    const float *a = tile[op.a], *b = tile[op.b];
-    const F c = splat(op.c);
-    for (int i = 0; i < size; i += LANES) {
-        const F x = load(a + i);
-        store(dst + i, x + (load(b + i) + x * c));
-    }
-}
-
-static void divide(const Op &op, const Tile &tile, int size) {
-    float *dst = tile[op.dst];
-    const float *a = tile[op.a];
-    const F c = splat(op.c);
-    for (int i = 0; i < size; i += LANES) store(dst + i, load(a + i) / c);
-}
-
-INLINE void gauss(const Step &step, const Op &op, const Counters &counters, int count, const Tile &tile,
-                  const Ahead &ahead) {
-    float *dst = tile[op.dst];
-    if (op.kind == WORDS) return generate<false>(step, op, counters, count, ahead, [=](int i, F z) { store(dst + i, z); });
-    const F c = splat(op.c);
-    if (op.a != NONE) {
-        const float *base = tile[op.a];
-        generate<true>(step, op, counters, count, ahead, [=](int i, F z) { store(dst + i, load(base + i) + z * c); });
-    } else {
-        const bool plain = op.c == 1;
-        generate<true>(step, op, counters, count, ahead, [=](int i, F z) { store(dst + i, plain ? z : z * c); });
-    }
-}
-
-// ---- a result on its way out ----------------------------------------------------------------------------------------
-
-template <int TYPE> struct Cell;
-
-template <> struct Cell<FLOAT32> {
-    typedef float T;
-    MEMBER F get(const T *p) { return load(p); }
-    MEMBER void put(T *p, F v) { store(p, v); }
-};
-
-typedef uint16_t H __attribute__((vector_size(2 * LANES)));
-
-template <> struct Cell<BFLOAT16> {
-    typedef uint16_t T;
-    MEMBER F get(const T *p) {
-        H h;
-        memcpy(&h, p, sizeof h);
-        return (F)(__builtin_convertvector(h, U) << 16);
-    }
-    MEMBER void put(T *p, F v) {
-        const U bits = (U)v, even = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, quiet = (bits >> 16) | 0x40;
-        const H h = __builtin_convertvector((bits & 0x7FFFFFFF) > 0x7F800000 ? quiet : even, H);
-        memcpy(p, &h, sizeof h);
-    }
-};
-
-template <> struct Cell<FLOAT16> {
-    typedef uint16_t T;
-#if LANES == 16
-    MEMBER F get(const T *p) { return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-    MEMBER void put(T *p, F v) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, 0)); }
-#elif LANES == 8
-    MEMBER F get(const T *p) { return (F)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
-    MEMBER void put(T *p, F v) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, 0)); }
-#else
-    MEMBER F get(const T *p) {
-        F v;
-        for (int i = 0; i < LANES; ++i) v[i] = from_half(p[i]);
-        return v;
-    }
-    MEMBER void put(T *p, F v) {
-        for (int i = 0; i < LANES; ++i) p[i] = to_half(v[i]);
-    }
-#endif
-};
-
-template <int TYPE> static void emit(const Step &step, const float *noise, void *out, int count) {
-    typedef typename Cell<TYPE>::T T;
-    const F std = splat(step.std), scale = splat((float)step.scale);
-    const bool add = step.add, scaled = step.scale != 1;
-    const auto one = [=](const float *z, T *p) {
-        F v = load(z) * std;
-        if (add) v = Cell<TYPE>::get(p) + v;
-        if (scaled) v = v * scale;
-        Cell<TYPE>::put(p, v);
-    };
-    T *p = (T *)out;
-    int i = 0;
-    for (; i + LANES <= count; i += LANES) one(noise + i, p + i);
-    if (i == count) return;
-    alignas(64) float z[LANES] = {};
-    alignas(64) T rest[LANES] = {};
-    memcpy(z, noise + i, (count - i) * sizeof *z);
-    memcpy(rest, p + i, (count - i) * sizeof *rest);
-    one(z, rest);
-    memcpy(p + i, rest, (count - i) * sizeof *rest);
-}
-
-static void emit_double(const Step &step, const float *noise, double *p, int count) {
-    for (int i = 0; i < count; ++i) {
-        const double z = (double)(noise[i] * step.std);
-        p[i] = (step.add ? p[i] + z : z) * step.scale;
-    }
-}
-
-static void send(const Step &step, const float *noise, const Piece &piece) {
-    char *data = (char *)piece.segment->data;
-    noise += piece.from;
-    switch (piece.type) {
-        case FLOAT32: return emit<FLOAT32>(step, noise, data + piece.skip * 4, piece.count);
-        case BFLOAT16: return emit<BFLOAT16>(step, noise, data + piece.skip * 2, piece.count);
-        case FLOAT16: return emit<FLOAT16>(step, noise, data + piece.skip * 2, piece.count);
-        case FLOAT64: return emit_double(step, noise, (double *)data + piece.skip, piece.count);
-        case BITS: memcpy(data + piece.skip * 4, noise, (size_t)piece.count * 4);
-    }
-}
-
-// One tile: `blocks` blocks, rounded up to whole groups of 16, with their counters; then its pieces.
-static void run_tile(const Step &step, const Tile &tile, const Counters &counters, int blocks, const Piece *pieces,
-                     int num_pieces, const Ahead &ahead) {
-    const Ahead none = {};
-    const Ahead *next = &ahead;
-    const int count = (blocks + 15) / 16 * 16;
-    for (uint64_t i = 0; i < step.num_ops; ++i) {
-        const Op &op = step.ops[i];
-        switch (op.kind) {
-            case LINEAR: linear(op, step.terms + op.first, tile, count * BLOCK); break;
-            case LEAK: leak(op, tile, count * BLOCK); break;
-            case DIVIDE: divide(op, tile, count * BLOCK); break;
-            default:
-                gauss(step, op, counters, count, tile, *next);
-                next = &none;
-        }
-    }
-    for (int i = 0; i < num_pieces; ++i) send(step, tile[step.result], pieces[i]);
 }
 
 // The transform on given words, for scans over its inputs: (16, count) words and extension words, a block to a column;

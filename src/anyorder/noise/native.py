@@ -6,6 +6,7 @@ slower. `ANYORDER_KERNEL` set to "avx512", "avx2", "portable" or "reference" (Nu
 
 import ctypes
 import functools
+import hashlib
 import os
 import sys
 import warnings
@@ -25,6 +26,7 @@ __all__ = ["NONE", "OP", "SEGMENT", "TERM", "Kernel", "Kind", "Program", "kernel
 PATHS = ("portable", "avx2", "avx512")  # in the order of their numbers in the library
 NONE = 2**31 - 1  # no operand
 _VERSION = 1  # of the library's interface
+_SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h")
 _RAW = 1 << 30  # in the high word of the counter
 _LARGE = 1 << 20  # coordinates from which the missing kernel is worth a word
 
@@ -154,7 +156,10 @@ def kernel(name: str = "best") -> Kernel | None:
     path = best if name == "best" else PATHS.index(name)
     if path > best:
         raise ArgumentError(f"kernel {name!r} does not run on this processor; its best is {PATHS[best]!r}")
-    return _checked(path)
+    found = _checked(path)
+    if found is None and name in PATHS:
+        raise ArgumentError(f"kernel {name!r} is not there: {_missing()}")
+    return found
 
 
 def warn_if_missing(size: int) -> None:
@@ -179,14 +184,26 @@ def _file() -> Path:
 
 
 def _missing() -> str:
-    return f"no library {_file()}" if not _file().exists() else f"{_file()} does not load or gives other bits"
+    if not _file().exists():
+        return f"no library {_file()}"
+    return f"{_file()} does not load, is of other sources, or gives other bits"
+
+
+def _digest(library: ctypes.CDLL) -> int:
+    """Of the sources beside the library, as setup.py makes it; the library's own where there are none."""
+    files = [_file().with_name(name) for name in _SOURCES]
+    if not all(file.exists() for file in files):
+        return int(library.anyorder_sources())
+    made = hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).digest()
+    return int.from_bytes(made, "big")
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(_file()))
-        if library.anyorder_version() != _VERSION:
+        library.anyorder_sources.restype = ctypes.c_uint64
+        if library.anyorder_version() != _VERSION or library.anyorder_sources() != _digest(library):
             return None
     except (OSError, AttributeError):
         return None
@@ -210,7 +227,48 @@ def _checked(path: int) -> Kernel | None:
     found.fill(key, 8, 2**40, 0, made, threads=1)
     raw = chacha.blocks(key, np.arange(64, dtype=np.uint64) | np.uint64(1 << 62), 2**40, 8)
     same = found.transform(words, words).tobytes() == expected.tobytes() and made.tobytes() == raw.T.tobytes()
-    return found if same else None
+    return found if same and _steps_agree(found) else None
+
+
+def _steps_agree(kernel: Kernel) -> bool:
+    """Whether a step with every operation, memory of several types, and its state are NumPy's."""
+    size, first, std, scale = 300, 19, np.float32(1.5), 0.375
+    key, length = np.arange(1, 9, dtype=np.uint32), 512
+    counters = np.arange(first // 16, first // 16 + length // 16, dtype=np.uint64)
+
+    def row(r: int) -> NDArray[np.float32]:
+        def further(columns: NDArray[np.intp]) -> NDArray[np.uint32]:
+            return chacha.blocks(key, counters[columns] | np.uint64(1 << 63), r, 8)
+
+        return transform.normals(chacha.blocks(key, counters, r, 8), further).T.reshape(-1)
+
+    kept, other = row(1), row(2)
+    c = [np.float32(x) for x in (0.3, -0.7, 1.7, 0.6)]
+    total = other + row(3) * c[0] * c[1] + kept * c[3]
+    noise = (total / c[2] + row(2**40) * c[0])[first % 16 :][:size] * std
+    leaked = kept + (total + kept * c[1])
+    ops = np.array([
+        (Kind.GAUSS, 0, NONE, NONE, c[0], 0, 3),
+        (Kind.LINEAR, 1, ~1, NONE, 1.0, 2, 0),
+        (Kind.LEAK, ~0, ~0, 1, c[1], 0, 0),
+        (Kind.DIVIDE, 0, 1, NONE, c[2], 0, 0),
+        (Kind.GAUSS, 1, 0, NONE, c[0], 0, 2**40),
+    ], OP)  # fmt: skip
+    program = Program(ops, np.array([(0, c[1]), (~0, c[3])], TERM), 2, 1)
+    memory = [np.full(100, 0.5, kind) for kind in (np.float32, np.float64, np.float16)]
+    expected = []
+    for i, x in enumerate(memory):
+        wide = x if x.dtype == np.float64 else x.astype(np.float32)
+        expected.append(((wide + noise[100 * i :][:100]) * wide.dtype.type(scale)).astype(x.dtype))
+    state = [kept.copy(), other.copy()]
+    segments = np.array([(x.ctypes.data, first + 100 * i, 100) for i, x in enumerate(memory)], SEGMENT)
+    kernel.run(
+        key, 8, program, segments, np.array([TYPES[x.dtype.name] for x in memory], np.int32),
+        arrays=np.array([x.ctypes.data for x in state], np.uint64), origin=first // 16 * 16, std=float(std), add=True,
+        scale=scale, threads=1,
+    )  # fmt: skip
+    made, right = [*memory, *state], [*expected, leaked, other]
+    return all(a.tobytes() == b.tobytes() for a, b in zip(made, right, strict=True))
 
 
 def _threads() -> int:
