@@ -153,6 +153,8 @@ def check_nothing_kept(module: nn.Module) -> None:
     """Refuse a module that keeps tensors of this batch: in the next, they would let its units move other units."""
     for name, part in module.named_modules():
         for attribute, value in vars(part).items():
+            if isinstance(value, _SETTING) or (isinstance(value, (dict, list, tuple)) and not value):
+                continue  # most attributes, without the price of looking into them
             leaves = pytree.tree_leaves(value)
             if any(isinstance(x, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x) for x in leaves):
                 raise ModelError(

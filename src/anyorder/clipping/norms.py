@@ -31,6 +31,7 @@ __all__ = ["Settled", "settle"]
 PIECE = 512  # numbers in a dot product that runs in the accumulator's precision
 SPARE = 1.01  # for the terms of higher order in u
 LOOSE = 1.01  # ratio of a squared norm's bound to what was computed, above which it is computed in float64
+EXAMPLES = 16  # whose gradients are made at a time where a convolution makes them
 STORE_BYTES = 2**26  # of a parameter's per-unit gradients that may be kept
 
 
@@ -77,6 +78,8 @@ def settle(uses: Sequence[Use], units: UnitMap) -> Settled:
 
 def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
     first = uses[0]
+    if first.grouped and len(uses) == 1 and units.classes is None and _keeping_is_cheaper(uses, units):
+        return Settled.keep(_all_gradients(first))
     T, size = units.largest * sum(use.positions for use in uses), first.groups * first.inputs * first.outputs
     keep = _keeping_is_cheaper(uses, units)
     gram = not keep and _gram_is_cheaper(uses, units)
@@ -106,6 +109,16 @@ def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
         lambda by_unit, _: first.shaped((by_unit @ kept).view(split))[0],
         first.shaped(kept.view(split)),
     )
+
+
+def _all_gradients(use: FactoredUse) -> Tensor:
+    """(B, *shape), made a few at a time."""
+    first = use.gradients(slice(EXAMPLES))
+    result = first.new_empty(use.batch, *use.shape)
+    result[:EXAMPLES] = first
+    for i in range(EXAMPLES, use.batch, EXAMPLES):
+        result[i : i + EXAMPLES] = use.gradients(slice(i, i + EXAMPLES))
+    return result
 
 
 def _joined(uses: Sequence[FactoredUse], members: slice | Tensor) -> tuple[Tensor, Tensor]:
@@ -146,7 +159,8 @@ def _keeping_is_cheaper(uses: Sequence[FactoredUse], units: UnitMap) -> bool:
         return False
     gram, keep, drop = _costs(uses, units)
     nbytes = units.count * first.groups * first.inputs * first.outputs * first.dtype.itemsize
-    return keep <= min(gram, drop) and nbytes <= max(STORE_BYTES, sum(use.nbytes for use in uses))
+    # What is kept takes the place of the uses, which are held no longer.
+    return keep <= min(gram, drop) and nbytes <= max(STORE_BYTES, 1.25 * sum(use.nbytes for use in uses))
 
 
 def _gram_is_cheaper(uses: Sequence[FactoredUse], units: UnitMap) -> bool:

@@ -8,6 +8,7 @@ batch with the parameter itself, and backward hands out what entered and left th
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -17,6 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping.uses import Use
 from anyorder.errors import ModelError
+
+_interpreter: Any = None  # where a release of torch is without it, `_OnBatch` does the same in more time
+with suppress(ImportError):
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter as _interpreter
 
 __all__ = ["Book", "Part", "Tracer"]
 
@@ -97,6 +102,7 @@ class Tracer(TorchFunctionMode):
     def start(self, copies: dict[str, Tensor], token: Tensor) -> None:
         """The copies of the parameters that the module is given, and any tensor mapped over examples."""
         self._token, self._level = token, _level()
+        self._whole = torch._C._functorch.get_unwrapped(token)
         for name, tensor in copies.items():
             self.track(tensor, Part(name))
 
@@ -165,7 +171,14 @@ class Tracer(TorchFunctionMode):
 
     def on_batch(self, run: Callable[..., Any], *tensors: Tensor | None) -> Any:
         """run(*tensors) of the whole batch: each with the examples in front, and what it returns likewise."""
-        return _OnBatch.apply(run, self._token, *tensors)  # type: ignore[no-untyped-call]
+        if _interpreter is None:
+            return _OnBatch.apply(run, self._token, *tensors)  # type: ignore[no-untyped-call]
+        level, unwrap = self._level, torch._C._functorch._unwrap_batched
+        whole, dims = zip(*((t, None) if t is None else unwrap(t, level) for t in tensors), strict=True)
+        with _interpreter().lower():
+            result = run(*_in_front(len(self._whole), whole, dims))
+        wrap = torch._C._functorch._add_batch_dim
+        return wrap(result, 0, level) if isinstance(result, Tensor) else tuple(wrap(t, 0, level) for t in result)
 
     def anchored(self, function: Any, *arguments: Any) -> Any:
         """An autograd function whose backward comes before that of the parameters."""
@@ -191,12 +204,16 @@ class _OnBatch(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, run: Any, token: Any, *tensors: Any) -> Any:
-        moved = [
-            t if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip(tensors, in_dims[2:], strict=True)
-        ]
-        result = run(*moved)
+        result = run(*_in_front(info.batch_size, tensors, in_dims[2:]))
         return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
+
+
+def _in_front(size: int, tensors: Any, dims: Any) -> list[Tensor | None]:
+    """The tensors with the examples as their first dimension."""
+    return [
+        t if t is None else t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, dims, strict=True)
+    ]
 
 
 def _level() -> int:

@@ -34,6 +34,7 @@ ROWS = 2**12  # terms of a weighted sum that are added up in float32 at a time; 
 
 PIECE = 64
 SMALL = 2**15  # numbers that are fast in float64
+POSITIONS, CHANNELS = 128, 16  # from where on a convolution with the examples as groups beats a product of patches
 
 
 def squares_of(rows: Tensor) -> Tensor:
@@ -125,6 +126,7 @@ class FactoredUse(Use):
         groups, positions, inputs, outputs: G, T, in, out.
         batch: B.
         unfolds: whether `factors` computes the activations, rather than handing out what was saved.
+        grouped: whether `gradients` is faster than a product of `factors`.
     """
 
     groups: int
@@ -133,6 +135,7 @@ class FactoredUse(Use):
     outputs: int
     batch: int
     unfolds: bool
+    grouped: bool = False
 
     @abstractmethod
     def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -237,6 +240,15 @@ class ConvolutionUse(FactoredUse):
         self.positions = self.x.shape[0] // self.batch * prod(self.output_gradients.shape[2:])
         self.inputs, self.outputs, self.unfolds = channels * prod(geometry.kernel), out // self.groups, True
         self.shape = torch.Size((out, channels, *geometry.kernel))
+        self.grouped = (
+            self.x.shape[0] == self.batch
+            and self.positions >= POSITIONS
+            and min(channels, self.outputs) >= CHANNELS
+            and self.dtype == torch.float32
+            and self.x.device.type == "cpu"
+            and bool(torch.backends.mkldnn.enabled)
+            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        )
 
     def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
         x, g = (_by_example(t, self.batch)[rows].to(self.dtype) for t in (self.x, self.output_gradients))
@@ -250,6 +262,14 @@ class ConvolutionUse(FactoredUse):
         g = g.reshape(b, images, self.groups, self.outputs, -1)
         g = g[:, 0].mT if images == 1 else g.permute(0, 2, 1, 4, 3).reshape(b, self.groups, self.positions, -1)
         return a, g
+
+    def gradients(self, rows: Rows) -> Tensor:
+        """By oneDNN where it is fast: one convolution with the examples as groups, and nothing is unfolded."""
+        if not self.grouped:
+            return super().gradients(rows)
+        x, g = (t[rows].to(self.dtype) for t in (self.x, self.output_gradients))
+        images, gradients = (t.reshape(1, -1, *t.shape[2:]) for t in (x, g))
+        return self._sum(gradients, images, len(x)).view(len(x), *self.shape)
 
     def shaped(self, gradient: Tensor) -> Tensor:
         lead = gradient.dim() - 3
@@ -269,11 +289,13 @@ class ConvolutionUse(FactoredUse):
             result += part
         return result.to(self.dtype)
 
-    def _sum(self, g: Tensor, x: Tensor) -> Tensor:
+    def _sum(self, g: Tensor, x: Tensor, times: int = 1) -> Tensor:
+        """The weight's gradient (times out, C, *kernel), of `times` as many groups as the convolution has."""
         geometry = self.geometry
+        weight = x.new_empty(times * self.shape[0], *self.shape[1:])
         result: Tensor = torch.ops.aten.convolution_backward(
-            g, x, x.new_empty(self.shape), None, geometry.stride, geometry.padding, geometry.dilation, False,
-            [0] * len(geometry.kernel), geometry.groups, (False, True, False),
+            g, x, weight, None, geometry.stride, geometry.padding, geometry.dilation, False,
+            [0] * len(geometry.kernel), times * geometry.groups, (False, True, False),
         )[1]  # fmt: skip
         return result
 
