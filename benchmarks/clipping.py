@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks._peers import OPACUS, interpreter
 from benchmarks._report import Row, options, show
-from benchmarks.train import _opacus_python
 
 MODELS = {
     "mnist": "MNIST CNN, batch 250",
@@ -55,7 +55,7 @@ def rows(names: list[str], *, repeats: int) -> Iterator[Row]:
 
 def _measured(name: str, method: str, repeats: int) -> dict[str, float] | str:
     """What a process measured, or the last line of its error."""
-    python = _opacus_python() if method in ("hooks", "ghost") else sys.executable
+    python = interpreter(*OPACUS, module="opacus") if method in ("hooks", "ghost") else sys.executable
     script = Path(__file__).parent / "peers" / "clipping_step.py"
     done = subprocess.run(
         [python, "-W", "ignore", str(script), name, method, str(repeats)],

@@ -12,9 +12,7 @@ import functools
 import json
 import os
 import subprocess
-import sys
 import time
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,11 +20,11 @@ from anyorder import error
 from anyorder import workload as W
 from anyorder.optimize import choose, fit, fit_dense, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.strategy import SquareRoot, Strategy
+from anyorder.strategy import BLT, SquareRoot, Strategy
 from benchmarks import references
+from benchmarks._peers import interpreter
 from benchmarks._report import Row, options, seconds, show
 
-PEERS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
 PACKAGE = "jax-privacy==2.0.0"
 SAME = 1e-5  # relative gap of squared losses to which both sides of the race go
 
@@ -91,6 +89,9 @@ def targets(quick: bool) -> Iterator[Row]:
         million = W.prefix_sum(1_000_000)
         took = seconds(functools.partial(fit, "blt", million, SingleEpoch(million.n), buffers=4), 1)
         yield Row("blt 4, n=1000000: time", took, 60.0, 60.0 / took, "s")
+        long, far = BLT([0.99999, 0.9], [0.01, 0.1], 10_000_000), MinSeparation(10_000_000, 1000, 100)
+        took = seconds(lambda: error.rmse(long, W.prefix_sum(long.n), far), 1)
+        yield Row("blt 2, n=10000000: error and sensitivity, time", took, None, None, "s")
 
 
 def _fitted(
@@ -114,17 +115,22 @@ def _against_the_root(n: int, limits: tuple[float, ...]) -> Iterator[Row]:
 def choices(quick: bool) -> Iterator[Row]:
     """What `choose` finds for 5 epochs, its ratio to the lower bound, and its time."""
     n = 400 if quick else 1200
-    orders: list[Participation] = [FixedOrder(n, 5, n // 5), EpochShuffle(5, n // 5), MinSeparation(n, n // 6, 5)]
+    shuffled = EpochShuffle(5, n // 5)
+    prefix = [FixedOrder(n, 5, n // 5), shuffled, MinSeparation(n, n // 6, 5)]
     if not quick:
-        orders += [FixedOrder(100_000, 5, 20_000)]
-    for order in orders:
-        A = W.prefix_sum(order.n)
+        prefix += [FixedOrder(100_000, 5, 20_000)]
+    cases: list[tuple[str, W.Workload, Participation]] = [("prefix", W.prefix_sum(order.n), order) for order in prefix]
+    cases += [("momentum 0.9", W.momentum(n, 0.9), shuffled)]
+    for what, A, order in cases:
         start = time.perf_counter()
         best = choose(A, order)[0]
         took = time.perf_counter() - start
         bound = lower_bound(A, order, resolution=512 if quick else 1536)
-        name = f"choose, {type(order).__name__} n={order.n}: {best.name} ({took:.1f} s)"
+        name = f"choose, {what}, {type(order).__name__} n={order.n}: {best.name} ({took:.1f} s)"
         yield Row(name, best.loss, bound, bound / best.loss, "rmse; peer: bound")
+        if order is shuffled:  # the best of all C that start anew in every epoch
+            dense = error.rmse(fit("dense", A, order), A, order)
+            yield Row(f"{best.name} beside the dense restarted C, {what}", best.loss, dense, dense / best.loss, "rmse")
 
 
 def race(quick: bool) -> Iterator[Row]:
@@ -136,24 +142,16 @@ def race(quick: bool) -> Iterator[Row]:
     ours = time.perf_counter() - start
     script = Path(__file__).parent / "peers" / "jax_privacy_dense.py"
     done = subprocess.run(
-        [_peer_python(), script, str(n), str(found.upper**2), str(limit_s)], capture_output=True, text=True, check=True
+        [interpreter(PACKAGE, module="jax_privacy"), script, str(n), str(found.upper**2), str(limit_s)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     peer = json.loads(done.stdout)
     name = f"dense, momentum n={n}, beside {PACKAGE}"
     if not peer["reached"]:
         name += f" (stopped {peer['error'] / found.upper**2 - 1:.0e} above)"
     yield Row(name, ours, peer["seconds"], peer["seconds"] / ours, "s")
-
-
-def _peer_python() -> str:
-    """The interpreter of an environment that has the peer; made on first use."""
-    folder = PEERS / PACKAGE.replace("==", "-")
-    python = folder / "bin" / "python"
-    if not python.exists() or subprocess.run([python, "-c", "import jax_privacy"], check=False).returncode:
-        print(f"installing {PACKAGE} into {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", PACKAGE], check=True, stdout=sys.stderr)
-    return str(python)
 
 
 PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {

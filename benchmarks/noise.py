@@ -16,21 +16,20 @@ import os
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.noise import GridStream, NoiseSource, NoiseStream
 from anyorder.strategy import BLT, BandedInverse, Independent, Strategy, ToeplitzBanded, Tree
 from anyorder.workload import prefix_sum
+from benchmarks._peers import interpreter
 from benchmarks._report import Row, options, show
 from benchmarks.noise_statistics import statistics
 from benchmarks.peers import torch_noise
 
-PEERS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
 JAX_PRIVACY = ["jax-privacy==2.0.0"]
 OPAKE = ["opake-dpftrl==0.16.1"]
 DECAYS, SCALES = [0.99, 0.9, 0.6, 0.2], [0.02, 0.05, 0.1, 0.1]
@@ -89,7 +88,7 @@ def beside_peers(quick: bool) -> Iterator[Row]:
 
 
 def bandwidth(quick: bool) -> Iterator[Row]:
-    """Independent noise beside adding a vector that is there, and what is kept against what is made again."""
+    """Independent noise beside adding a vector that is there; rows kept against rows made again; exact integers."""
     size = 10**6 if quick else 10**8
     gradient, other = torch.zeros(size), torch.ones(size)
     work = _ours(Independent(N), [gradient])
@@ -97,13 +96,22 @@ def bandwidth(quick: bool) -> Iterator[Row]:
         f"independent, {size:.0e}, beside axpy (target 0.5)", work, lambda: gradient.add_(other, alpha=0.5), size
     )
     size //= 10
-    inverse = BandedInverse.from_square_root(prefix_sum(1024), 16)
+    inverse = inverse_of(16)
     for name, memory in (("rows made again", None), ("rows kept", 4 * 17 * (size + 512))):
         made = NoiseStream(inverse, NoiseSource.random(), 1.0, size, memory=memory)
         work = partial(made.add_to, [gradient[:size]])
         for _ in range(20):
             work()
         yield Row(f"banded inverse, 16, {size:.0e}, {name}", _time(work, size), None, None, "ns/element")
+    size = 10**5 if quick else 10**6
+    for name, strategy in (("independent", Independent(N)), ("tree", Tree(1024)), ("banded inverse, 4", inverse_of(4))):
+        exact = GridStream(strategy, NoiseSource.random(), 1.0, 2.0**-20, size)
+        yield Row(f"{name}, {size:.0e}, exact integers", _time(exact.next, size, 8), None, None, "ns/element")
+
+
+def inverse_of(bands: int) -> BandedInverse:
+    """The banded inverse square root of 1024 prefix sums."""
+    return BandedInverse.from_square_root(prefix_sum(1024), bands)
 
 
 def memory(quick: bool) -> Iterator[Row]:
@@ -119,7 +127,7 @@ def memory(quick: bool) -> Iterator[Row]:
 
 _MEMORY = """
 import resource, torch
-from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.noise import GridStream, NoiseSource, NoiseStream
 from anyorder.strategy import BandedInverse, Tree
 from anyorder.workload import prefix_sum
 
@@ -144,7 +152,7 @@ def peer_times(packages: list[str], module: str, script: str, *arguments: int) -
     """What a peer's script prints: nanoseconds per element and step."""
     one = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if torch.get_num_threads() == 1 else {}
     done = subprocess.run(
-        [_peer_python(packages, module), Path(__file__).parent / "peers" / script, *map(str, arguments)],
+        [interpreter(*packages, module=module), Path(__file__).parent / "peers" / script, *map(str, arguments)],
         capture_output=True, text=True, check=True, env=os.environ | one,
     )  # fmt: skip
     return {name: float(found) for name, found in json.loads(done.stdout).items()}
@@ -176,17 +184,6 @@ def _time(work: Callable[[], object], size: int, steps: int = 1, repeats: int = 
 
 def _row(name: str, ours: float, peer: float) -> Row:
     return Row(name, ours, peer, peer / ours, "ns/element")
-
-
-def _peer_python(packages: list[str], module: str) -> str:
-    """The interpreter of an environment that has the peer; made on first use."""
-    folder = PEERS / packages[0].replace("==", "-")
-    python = folder / "bin" / "python"
-    if not python.exists() or subprocess.run([python, "-c", f"import {module}"], check=False).returncode:
-        print(f"installing {' '.join(packages)} into {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True, stdout=sys.stderr)
-    return str(python)
 
 
 PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {

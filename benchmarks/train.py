@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -26,10 +25,9 @@ import torch
 import anyorder as ao
 from anyorder.run import Settings, train
 from benchmarks import mnist
+from benchmarks._peers import OPACUS, interpreter
 from benchmarks._report import Row, show
 
-PEERS = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
-OPACUS = ("opacus==1.6.*", "torch==2.13.0")
 PARTS = ("opacus", "digits", "mnist")
 
 
@@ -56,7 +54,7 @@ def main() -> None:
 def opacus() -> Iterator[Row]:
     """The true epsilon of three epochs (q = 0.05, noise multiplier 1, delta 1e-5), and what Opacus prints."""
     found = subprocess.run(
-        [_opacus_python(), str(Path(__file__).parent / "peers" / "opacus_loaders.py")],
+        [interpreter(*OPACUS, module="opacus"), str(Path(__file__).parent / "peers" / "opacus_loaders.py")],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     printed = json.loads(found.stdout)
@@ -69,17 +67,6 @@ def opacus() -> Iterator[Row]:
             noise_multiplier=3**-0.5, delta=1e-5,  # of the plan: std 1 over clip norm 1 times sensitivity sqrt(3)
         ).epsilon  # fmt: skip
         yield Row(f"{name} (Opacus {printed['version']})", epsilon, run["epsilon"], run["epsilon"] / epsilon, "epsilon")
-
-
-def _opacus_python() -> str:
-    """The interpreter of an environment that has the peer; made on first use."""
-    folder = PEERS / "opacus-1.6"
-    python = folder / "bin" / "python"
-    if not python.exists() or subprocess.run([python, "-c", "import opacus"], check=False).returncode:
-        print(f"installing {' '.join(OPACUS)} into {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *OPACUS], check=True, stdout=sys.stderr)
-    return str(python)
 
 
 def digits(pool: ProcessPoolExecutor, seeds: int) -> Iterator[Row]:

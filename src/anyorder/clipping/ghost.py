@@ -65,10 +65,9 @@ class GhostClipping(PerUnitClipping):
         call = Alone(self._module, args, kwargs)
         check_groups(groups, call.size)
         clip_norm = _check.positive("clip_norm", clip_norm)
-        if not call.size or not torch.is_grad_enabled():  # nothing to clip
-            return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
-        scale = _check.positive("scale", scale)
-        if self._unmapped:
+        if call.size:
+            scale = _check.positive("scale", scale)
+        if not call.size or not torch.is_grad_enabled() or self._unmapped:  # nothing to clip, or not by this engine
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
         job = _Job(self._module, call, parameters, groups.detach().cpu(), self._rule, clip_norm, scale, receive)
         start = Settings.now(call.tensors[0].device)
