@@ -1,5 +1,7 @@
 """The processes that train one model together: what they tell each other, and how they fail together."""
 
+import atexit
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -30,6 +32,9 @@ class Group:
         there = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if there else 0
         self.size = dist.get_world_size() if there else 1
+        if self.size > 1:
+            atexit.unregister(_let_others_finish)  # once is enough
+            atexit.register(_let_others_finish)
 
     @property
     def is_first(self) -> bool:
@@ -153,6 +158,15 @@ def distinct_units(told: list[Units]) -> list[Any]:
             )
         seen.update(dict.fromkeys(mine, rank))
     return [unit for units in told for unit in units]
+
+
+def _let_others_finish() -> None:
+    """Leave the interpreter to gloo's threads before it ends.
+
+    They drop the tensors of a collective after it has returned, and need the interpreter for that. One that comes too
+    late aborts the process, and a run that was complete looks as if it had failed (pytorch/pytorch, issue 190489).
+    """
+    time.sleep(0.2)
 
 
 def forward_together(group: Group, step: int, forward: Callable[[Receive], Any], receive: Receive) -> Any:
