@@ -6,10 +6,11 @@ import sys
 import venv
 from pathlib import Path
 
-__all__ = ["OPACUS", "interpreter"]
+__all__ = ["OPACUS", "OPAKE", "interpreter"]
 
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
 OPACUS = ("opacus==1.6.*", "torch==2.13.0")
+OPAKE = ("opake-dpftrl==0.16.1", "torch==2.13.0")
 
 
 def interpreter(*packages: str, module: str) -> str:

@@ -1,11 +1,12 @@
-"""Clipped gradients: one step beside the plain step, vmap and Opacus 1.6.
+"""Clipped gradients: one step beside the plain step, vmap, Opacus 1.6 and opake.
 
     python -m benchmarks.clipping            medians of 15 steps, and peak memory above the model and its inputs
     python -m benchmarks.clipping --quick    medians of 5, without the largest
 
-Every measurement is a process of its own. Opacus runs in an environment of its own, made on first use. Time is the
-processor's, over all threads: other work on the machine disturbs it less than it does the clock. Two settings of the
-C library keep freed memory for the next step; all methods have them.
+Every measurement is a process of its own, in torch's number of threads. Opacus and opake run in environments of their
+own, made on first use. Time is the processor's, over all threads: other work on the machine disturbs it less than it
+does the clock. Settings of the C library keep freed memory for the next step; all methods have them, except in the
+rows that say so: those show what a process pays that gives memory back to the system.
 """
 
 import json
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks._peers import OPACUS, interpreter
+from benchmarks._peers import OPACUS, OPAKE, interpreter
 from benchmarks._report import Row, options, show
 
 MODELS = {
@@ -26,7 +27,7 @@ MODELS = {
     "lstm-64": "LSTM 670, 10004 words, batch 64",
     "cbow": "CBOW 100000 x 100, batch 64",
 }
-METHODS = ("plain", "vmap", "hooks", "ghost")
+METHODS = ("plain", "vmap", "hooks", "ghost", "opake")
 LARGE = {("cbow", "hooks")}  # a gradient for each example takes 5 GB
 MEMORY = {"MALLOC_TOP_PAD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 
@@ -51,15 +52,25 @@ def rows(names: list[str], *, repeats: int) -> Iterator[Row]:
                 continue
             yield Row(f"{label}: time", ours["cpu"] * 1e3, peer["cpu"] * 1e3, peer["cpu"] / ours["cpu"], "ms")
             yield Row(f"{label}: memory", ours["mib"], peer["mib"], peer["mib"] / max(1.0, ours["mib"]), "MiB")
+        given_back = [_measured(name, method, repeats, keep=False) for method in ("ours", "plain")]
+        if not any(isinstance(one, str) for one in given_back):
+            mine, plain = (one["cpu"] * 1e3 for one in given_back if not isinstance(one, str))
+            yield Row(f"{MODELS[name]}; peer: plain, freed memory not kept: time", mine, plain, plain / mine, "ms")
 
 
-def _measured(name: str, method: str, repeats: int) -> dict[str, float] | str:
+def _measured(name: str, method: str, repeats: int, *, keep: bool = True) -> dict[str, float] | str:
     """What a process measured, or the last line of its error."""
-    python = interpreter(*OPACUS, module="opacus") if method in ("hooks", "ghost") else sys.executable
+    match method:
+        case "hooks" | "ghost":
+            python = interpreter(*OPACUS, module="opacus")
+        case "opake":
+            python = interpreter(*OPAKE, module="opake")
+        case _:
+            python = sys.executable
     script = Path(__file__).parent / "peers" / "clipping_step.py"
     done = subprocess.run(
         [python, "-W", "ignore", str(script), name, method, str(repeats)],
-        capture_output=True, text=True, check=False, env=os.environ | MEMORY,
+        capture_output=True, text=True, check=False, env=os.environ | (MEMORY if keep else {}),
     )  # fmt: skip
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["killed"])[-1]

@@ -25,13 +25,12 @@ import torch
 from anyorder.noise import GridStream, NoiseSource, NoiseStream
 from anyorder.strategy import BLT, BandedInverse, Independent, Strategy, ToeplitzBanded, Tree
 from anyorder.workload import prefix_sum
-from benchmarks._peers import interpreter
+from benchmarks._peers import OPAKE, interpreter
 from benchmarks._report import Row, options, show
 from benchmarks.noise_statistics import statistics
 from benchmarks.peers import torch_noise
 
-JAX_PRIVACY = ["jax-privacy==2.0.0"]
-OPAKE = ["opake-dpftrl==0.16.1"]
+JAX_PRIVACY = ("jax-privacy==2.0.0",)
 DECAYS, SCALES = [0.99, 0.9, 0.6, 0.2], [0.02, 0.05, 0.1, 0.1]
 N = 1 << 20  # steps of a plan: more than are run
 WARM = 66  # steps before a banded stream is full
@@ -148,7 +147,7 @@ def race(name: str, ours: Callable[[], object], peer: Callable[[], object], size
     return _row(name, min(a for a, _ in pairs), min(b for _, b in pairs))
 
 
-def peer_times(packages: list[str], module: str, script: str, *arguments: int) -> dict[str, float]:
+def peer_times(packages: tuple[str, ...], module: str, script: str, *arguments: int) -> dict[str, float]:
     """What a peer's script prints: nanoseconds per element and step."""
     one = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if torch.get_num_threads() == 1 else {}
     done = subprocess.run(

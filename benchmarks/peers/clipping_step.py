@@ -2,7 +2,7 @@
 
     python clipping_step.py MODEL METHOD REPEATS
 
-METHOD: plain (no clipping), ours, vmap (ours, a gradient for each example), hooks, ghost (Opacus).
+METHOD: plain (no clipping), ours, vmap (ours, a gradient for each example), hooks, ghost (Opacus), opake.
 """
 
 import json
@@ -137,6 +137,16 @@ def steps(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], o
             losses(out, y).mean().backward()
 
         return ours
+    if method == "opake":
+        from opake.dpftrl.clipping import clipped_grad
+
+        parameters = {n: p.detach() for n, p in model.named_parameters()}
+
+        def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return losses(torch.func.functional_call(model, parameters, x[None]), y[None]).mean()
+
+        clipped, state = clipped_grad(loss, batch_argnums=(1, 2), clipping_norm=1.0)
+        return lambda: clipped(parameters, x, y, state=state)
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 
     options = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "expected_batch_size": len(x)}
