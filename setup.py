@@ -1,6 +1,6 @@
-"""Builds the noise kernel: a plain shared library for ctypes. Everything else stands in pyproject.toml.
+"""Builds the compiled libraries, plain ones for ctypes. Everything else stands in pyproject.toml.
 
-Where there is no compiler the package installs all the same, and makes the same noise with NumPy, slower.
+Where there is no compiler the package installs all the same: NumPy makes the same noise, torch clips, both slower.
 """
 
 import hashlib
@@ -14,25 +14,40 @@ class BuildLibrary(build_ext):
     """The file is found by name, not imported: no tag of a Python version belongs in it."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """anyorder/noise/_kernel.so."""
+        """As in anyorder/noise/_kernel.so."""
         return fullname.replace(".", "/") + ".so"
 
 
-ROOM = Path(__file__).parent / "src/anyorder/noise"
-SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h")
-# The library tells what it was made of, so that an old one is not taken after the sources have changed.
-DIGEST = hashlib.blake2b(b"".join((ROOM / name).read_bytes() for name in SOURCES), digest_size=8).hexdigest()
+PACKAGE = Path(__file__).parent / "src/anyorder"
 
-kernel = Extension(
-    "anyorder.noise._kernel",
-    sources=["src/anyorder/noise/_kernel.cpp"],
-    depends=[f"src/anyorder/noise/{name}" for name in SOURCES],
-    define_macros=[("ANYORDER_SOURCES", f"0x{DIGEST}ull")],
-    language="c++",
-    # A fused multiply-add would change the bits. Instruction sets are chosen at run time: none is named here.
-    extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-fast-math", "-g0"],
-    extra_link_args=["-pthread"],
-    optional=True,
+
+def library(name: str, *sources: str, contract: str) -> Extension:
+    """A library of these files beside it, of which the first is compiled; it is named like a module.
+
+    It tells what it was made of, so that an old one is not taken after the sources have changed.
+    """
+    room = Path(*name.split(".")[1:-1])
+    made = hashlib.blake2b(b"".join((PACKAGE / room / file).read_bytes() for file in sources), digest_size=8)
+    return Extension(
+        name,
+        sources=[str("src/anyorder" / room / sources[0])],
+        depends=[str("src/anyorder" / room / file) for file in sources],
+        define_macros=[("ANYORDER_SOURCES", f"0x{made.hexdigest()}ull")],
+        language="c++",
+        # Instruction sets are chosen at run time: none is named here.
+        extra_compile_args=[
+            "-std=c++17", "-O3", f"-ffp-contract={contract}", "-fno-math-errno", "-fno-fast-math", "-g0",
+        ],
+        extra_link_args=["-pthread"],
+        optional=True,
+    )  # fmt: skip
+
+
+setup(
+    ext_modules=[
+        # A fused multiply-add would change the noise's bits.
+        library("anyorder.noise._kernel", "_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", contract="off"),
+        library("anyorder.clipping._convolution", "_convolution.cpp", "_convolution.h", contract="fast"),
+    ],
+    cmdclass={"build_ext": BuildLibrary},
 )
-
-setup(ext_modules=[kernel], cmdclass={"build_ext": BuildLibrary})

@@ -35,6 +35,7 @@ def test_norms_and_sum_are_those_of_each_example_alone(case: str, contiguous: bo
     gradients = torch.stack([alone(i) for i in range(batch)])
     use = ConvolutionUse(x, g, geometry, batch, torch.float32)
     assert use.grouped
+    use.compiled = False
     found = settle([use], UnitMap.of(torch.arange(batch), x.device))
     norms = gradients.flatten(1).norm(dim=1)
     assert found.squares.sqrt().numpy() == pytest.approx(norms.numpy(), rel=1e-5)

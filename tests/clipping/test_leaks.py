@@ -1,5 +1,7 @@
 """Ways around the bound that were found by looking for them: rounding, and data that is kept or written."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -49,6 +51,29 @@ def test_a_unit_whose_rows_cancel_does_not_move_the_rounding_of_others(engine):
     without = x.clone()
     without[0], without[-1] = 0.0, 0.0
     assert distance(sums(engine, wide(size), x, groups), sums(engine, wide(size), without, groups)) <= 1.0
+
+
+@pytest.mark.parametrize("tiny", [2.0**-149, 3 * 2.0**-149, 2.0**-130])
+@pytest.mark.parametrize("large", [2.0**20, 2.0**31, 2.0**100, 2.0**126])
+@pytest.mark.parametrize("kind", ["linear", "wider", "positions", "convolution"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_denormal_numbers_do_not_round_a_unit_over_the_bound(engine, kind, large, tiny):
+    """A weight times a denormal number may round to twice the product; what it is multiplied by may be huge."""
+    size, T = (8, 64) if kind == "wider" else (64, 64), 3 if kind == "positions" else 1
+    module, shape = nn.Linear(*size, bias=False), (T, size[0])
+    if kind == "convolution":
+        module, shape = nn.Conv1d(4, 4, 3, bias=False), (4, 3)
+    for a, g in ((large, tiny), (tiny, large), (-large, tiny), (tiny, -large)):
+        x, loss = torch.full((1, *shape), a), partial(weighted, g)
+        exact = norm(sums(FunctionalClipping, module.double(), x.double(), clip_norm=1e300, loss=loss))
+        module.float()
+        for factor in (0.51, 0.6, 0.7, 0.9, 0.999):
+            clip_norm = max(factor * exact, 2.0**-60)
+            assert norm(sums(engine, module, x, clip_norm=clip_norm, loss=loss)) <= clip_norm
+
+
+def weighted(weight, outputs):
+    return (outputs * weight).sum()
 
 
 class Writes(nn.Module):

@@ -110,3 +110,14 @@ def test_terms_of_combinations_are_the_rows_of_the_noising_matrix(name: str) -> 
 def test_init_refuses_a_bad_size(name: str, size: object) -> None:
     with pytest.raises(ArgumentError, match="size"):
         STRATEGIES[name](5).init(size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if STRATEGIES[name](6).restart_period is not None])
+@every_size
+def test_blocks_between_restarts_have_noise_of_their_own(name: str, n: int) -> None:
+    strategy = STRATEGIES[name](n)
+    assert strategy.restart_period is not None
+    block = np.arange(n) // strategy.restart_period
+    apart = block[:, None] != block
+    assert not strategy.matrix()[apart].any()
+    assert not strategy.noising_matrix()[apart].any()

@@ -60,6 +60,113 @@ def test_extension_blocks_of_a_long_row(kernel):
     assert made.tobytes() == reference.normal(3, 0, 2**20).tobytes()
 
 
+# Programs for arrays ~0 .. ~19 and tiles 0 .. 2. Terms: (operand, factor).
+GAUSS, LINEAR, LEAK, DIVIDE = native.Kind.GAUSS, native.Kind.LINEAR, native.Kind.LEAK, native.Kind.DIVIDE
+
+
+def _recurrence(m, dst=0, base=0, first=0):
+    terms = [(~(first + k), 0.1 - 0.3 * k / m) for k in range(m)]
+    return [(LINEAR, dst, base, terms), *((LEAK, x, x, dst, -0.5 - c) for x, c in terms)]
+
+
+def _swapped(ops, i, j):
+    ops = list(ops)
+    ops[i], ops[j] = ops[j], ops[i]
+    return ops
+
+
+ROW, OTHER = (GAUSS, 0, None, 1, 7), (GAUSS, 1, 0, -0.5, 2**40)
+PROGRAMS = {
+    **{f"recurrence of {m}": ([ROW, *_recurrence(m)], 0) for m in (1, 2, 4, 7, 16)},
+    "into an array": ([ROW, *_recurrence(3, dst=~5)], ~5),
+    "without a base": ([ROW, *_recurrence(3, base=None)], 0),
+    "in the middle": ([ROW, *_recurrence(2), (DIVIDE, 0, 0, 1.7), OTHER], 1),
+    "two": ([ROW, *_recurrence(2), *_recurrence(3, dst=1, first=2)], 1),
+    "another order": ([ROW, *_swapped(_recurrence(3), 1, 2)], 0),
+    "one leak missing": ([ROW, *_recurrence(3)[:-1]], 0),
+    "the same array twice": (
+        [ROW, (LINEAR, 0, 0, [(~0, 0.3), (~0, 0.2)]), (LEAK, ~0, ~0, 0, -0.5), (LEAK, ~0, ~0, 0, -0.25)], 0
+    ),
+    "of the base": ([ROW, (LINEAR, 0, ~0, [(~0, 0.3)]), (LEAK, ~0, ~0, 0, -0.5)], 0),
+    "of the sum": ([ROW, (LINEAR, ~0, 0, [(~0, 0.3)]), (LEAK, ~0, ~0, ~0, -0.5)], ~0),
+    "from elsewhere": ([ROW, (LINEAR, 1, 0, [(~0, 0.3)]), (LEAK, ~0, ~0, 0, -0.5)], 1),
+    "to elsewhere": ([ROW, (LINEAR, 1, 0, [(~0, 0.3)]), (LEAK, ~1, ~0, 1, -0.5)], 1),
+    "not the last": ([ROW, (LINEAR, ~0, 0, [(~1, 0.5)])], 0),
+    "its state": ([ROW, *_recurrence(2)], ~1),
+    "ring": ([ROW, (LINEAR, ~14, 0, [(~k, 0.1 * k - 0.4) for k in range(15)])], ~14),
+    "ring, divided": ([ROW, (LINEAR, 0, 0, [(~1, 0.2), (~0, -0.4)]), (DIVIDE, ~1, 0, 0.3)], ~1),
+    "row times a factor": ([(GAUSS, 0, None, 0.3, 7)], 0),
+    "row kept": ([(GAUSS, ~0, None, 1, 7)], ~0),
+    "two rows, kept": ([ROW, (GAUSS, ~0, 0, 0.3, 8)], ~0),
+    "two rows": ([ROW, OTHER], 1),
+    "copy": ([ROW, (LINEAR, 1, ~3, [])], 1),
+    "zeros": ([ROW, (LINEAR, 1, None, [])], 1),
+    "an array": ([], ~2),
+}  # fmt: skip
+
+
+def _interpreted(ops, arrays, row):
+    """The operations one after another, each over the whole vector."""
+    at = {~i: array.copy() for i, array in enumerate(arrays)}
+    for kind, dst, a, *rest in ops:
+        if kind == GAUSS:
+            z = row(rest[1]) * np.float32(rest[0])
+            at[dst] = z if a is None else at[a] + z
+        elif kind == LEAK:
+            at[dst] = at[a] + (at[rest[0]] + at[a] * np.float32(rest[1]))
+        elif kind == DIVIDE:
+            at[dst] = at[a] / np.float32(rest[0])
+        else:
+            parts = [at[x] * np.float32(c) for x, c in rest[0]]
+            parts = parts if a is None else [at[a], *parts]
+            total = parts[0] if parts else np.zeros_like(arrays[0])
+            for part in parts[1:]:
+                total = total + part
+            at[dst] = total.copy()
+    return at
+
+
+def _compiled(ops, result):
+    records, terms = [], []
+    for kind, dst, a, *rest in ops:
+        a = native.NONE if a is None else a
+        if kind == GAUSS:
+            records.append((kind, dst, a, native.NONE, rest[0], 0, rest[1]))
+        elif kind == LEAK:
+            records.append((kind, dst, a, rest[0], rest[1], 0, 0))
+        elif kind == DIVIDE:
+            records.append((kind, dst, a, native.NONE, rest[0], 0, 0))
+        else:
+            records.append((kind, dst, a, native.NONE, 1, len(rest[0]), len(terms)))
+            terms += rest[0]
+    return native.Program(np.array(records, native.OP), np.array(terms, native.TERM), 3, result)
+
+
+@every_path
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_give_what_their_operations_give_one_by_one(kernel, name):
+    """Whole tiles and parts of them, added at once or not: operations may be joined, the bits stay."""
+    ops, result = PROGRAMS[name]
+    reference = NoiseSource(KEY, kernel="reference")
+    origin, length = 2**36 - 16 * 40, 4864  # the high words of the counters change on the way
+    rows = {r: reference.normal(r, origin, origin + length) for r in (7, 8, 2**40)}
+    arrays = [RANDOM.standard_normal(length).astype(np.float32) for _ in range(20)]
+    expected = _interpreted(ops, arrays, rows.__getitem__)
+    std = np.float32(1.3)
+    for skip, size, scale in ((0, length, 1.0), (0, 4700, 1.0), (5, 4000, 1.0), (0, length, 0.375)):
+        own, out = [array.copy() for array in arrays], np.full(size, 0.5, np.float32)
+        kernel.run(
+            reference.key_words, 8, _compiled(ops, result),
+            np.array([(out.ctypes.data, origin + skip, size)], native.SEGMENT), np.zeros(1, np.int32),
+            arrays=np.array([array.ctypes.data for array in own], np.uint64), origin=origin, std=float(std), add=True,
+            scale=scale, threads=1,
+        )  # fmt: skip
+        noise = expected[result][skip:][:size]
+        assert out.tobytes() == ((np.float32(0.5) + noise * std) * np.float32(scale)).tobytes()
+        for i, array in enumerate(own):
+            assert array[: skip + size].tobytes() == expected[~i][: skip + size].tobytes()
+
+
 @every_path
 @pytest.mark.parametrize(("key", "nonce", "rounds", "keystream"), KEYSTREAMS)
 def test_published_keystreams(kernel, key, nonce, rounds, keystream):

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import anyorder as ao
+from anyorder.clipping import Adaptive
 from anyorder.errors import (
     CheckpointError,
     LoaderError,
@@ -25,7 +26,7 @@ from anyorder.errors import (
     TrainingError,
 )
 from anyorder.participation import MinSeparation, PoissonSampling
-from anyorder.strategy import BLT, Independent, Tree
+from anyorder.strategy import BLT, Independent, RestartedBLT, Tree
 
 KEY = bytes(range(32))
 N, B, EPOCHS = 24, 4, 3  # B examples in a step, on all ranks together
@@ -33,9 +34,10 @@ STEPS = EPOCHS * N // B
 STRATEGIES = {
     "tree": Tree(STEPS, "online"),
     "blt": BLT([0.9, 0.5], [0.3, 0.2], STEPS),  # keeps a state
+    "adaptive": RestartedBLT([[0.9]] * EPOCHS, [[0.3]] * EPOCHS, [0.5] * EPOCHS, [1.0] * EPOCHS, STEPS, N // B),
     "grid": Tree(STEPS),  # in exact integers
 }
-SAVED = {"plain": ("blt", False), "sharded": ("blt", True), "grid": ("grid", False)}
+SAVED = {"plain": ("blt", False), "sharded": ("blt", True), "grid": ("grid", False), "adaptive": ("adaptive", True)}
 
 
 def dataset():
@@ -79,7 +81,8 @@ def start(checkpoint=None, *, kind="tree", fsdp=False, scalar=False, seed=0, acc
     sampler = DistributedSampler(dataset(), ranks, rank, shuffle=True, seed=3)
     engine = ao.PrivacyEngine(plan, checkpoint=checkpoint, key=KEY)
     loader = DataLoader(dataset(), batch_size=B // ranks // accumulate, sampler=sampler)
-    return engine, *engine.make_private(model, optimizer, loader, accumulate=accumulate)
+    rule = Adaptive(share=0.3) if kind == "adaptive" else None
+    return engine, *engine.make_private(model, optimizer, loader, accumulate=accumulate, rule=rule)
 
 
 def shard(model):
@@ -132,7 +135,13 @@ def units_of(engine):
 
 
 def outcome(run, gradients):
-    return {"gradients": gradients, "weights": weights(run[1]), "ledger": run[0].ledger.digest()}
+    engine, model, _, _ = run
+    return {
+        "gradients": gradients,
+        "weights": weights(model),
+        "ledger": engine.ledger.digest(),
+        "clip_norm": engine.clip_norm,
+    }
 
 
 # -- scenarios: each runs on all ranks ---------------------------------------------------------------------------------
@@ -145,6 +154,7 @@ def whole_runs(folder):
         "plain": {"scalar": True, "seed": dist.get_rank()},  # the first rank's parameters count
         "sharded": {"fsdp": True},
         "accumulated": {"accumulate": 2},
+        "adaptive": {"kind": "adaptive"},
     }.items():
         run = start(**options)
         results[name] = outcome(run, train(*run, until=STEPS if name == "plain" else 8))

@@ -107,6 +107,22 @@ def test_train_is_the_plain_loop(kind, tmp_path, monkeypatch):
     assert ao.verify(tmp_path / "run.privacy.json").certificate.steps == run.engine.step
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpoints_change_nothing(reentrant, tmp_path):
+    kind, data = {"use_reentrant": reentrant}, Sentences(True)
+    enabled = gpt2()
+    enabled.gradient_checkpointing_enable(kind)
+    plain = trainer(gpt2(), data, tmp_path / "0")
+    plain.train()
+    for run in (
+        trainer(enabled, data, tmp_path / "1"),
+        trainer(gpt2(), data, tmp_path / "2", gradient_checkpointing=True, gradient_checkpointing_kwargs=kind),
+    ):
+        run.train()
+        assert run.model.is_gradient_checkpointing
+        torch.testing.assert_close(weights(run.model), weights(plain.model), atol=1e-7, rtol=1e-6)
+
+
 def test_nothing_of_the_training_data_is_logged(tmp_path):
     run = trainer(bert(), Sentences(False), tmp_path, eval_strategy="epoch")
     result = run.train()

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
+from anyorder.clipping.passes import Pass, Unmapped
 from anyorder.errors import CheckpointError, TrainingError
 from anyorder.strategy import Tree
 
@@ -79,6 +80,27 @@ def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, estimator, optimizer
         run[0].close()
     assert torch.equal(weights(whole[1]), weights(run[1]))
     assert whole[0].ledger.digest() == run[0].ledger.digest()
+
+
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("full"), Unmapped("no")])
+def test_what_a_run_found_out_of_its_batches_goes_on(tmp_path, monkeypatch, fault):
+    """Chunks that a memory full for a moment made smaller, and the engine: other masks, and a refusal, without them."""
+    outputs, raised = Pass.outputs, []
+
+    def full_once(self, tensors, direct_bytes=None):
+        if not raised:
+            raised.append(1)
+            raise fault
+        return outputs(self, tensors, direct_bytes)
+
+    run = start(tmp_path / "run.ckpt")
+    with monkeypatch.context() as patch:
+        patch.setattr(Pass, "outputs", full_once)
+        steps(*run, until=6)
+    run[0].close()
+    again = start(tmp_path / "run.ckpt")
+    steps(*again, until=6)
+    assert torch.equal(weights(again[1]), weights(run[1]))
 
 
 def test_noise_is_never_used_on_other_data(tmp_path):

@@ -3,15 +3,18 @@
 from torch import nn
 
 from anyorder.clipping.base import PerUnitClipping, Receive
-from anyorder.clipping.clip_rules import Automatic, ClipRule, Flat, PerGroup
+from anyorder.clipping.clip_rules import Adaptive, Automatic, ClipRule, Flat, PerGroup
 from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.ghost import GhostClipping
+from anyorder.clipping.loss import ExampleLoss
 from anyorder.clipping.validate import check_model
 from anyorder.errors import ArgumentError
 
 __all__ = [
+    "Adaptive",
     "Automatic",
     "ClipRule",
+    "ExampleLoss",
     "Flat",
     "FunctionalClipping",
     "GhostClipping",

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from anyorder.clipping.segments import plain_segments
 from anyorder.errors import ModelError
 
 __all__ = ["Alone", "Tensors", "check_nothing_kept", "mappable"]
@@ -153,8 +154,10 @@ def check_nothing_kept(module: nn.Module) -> None:
     """Refuse a module that keeps tensors of this batch: in the next, they would let its units move other units."""
     for name, part in module.named_modules():
         for attribute, value in vars(part).items():
-            if isinstance(value, _SETTING) or (isinstance(value, (dict, list, tuple)) and not value):
+            if isinstance(value, _SETTING) or (isinstance(value, (dict, list, tuple, set)) and not value):
                 continue  # most attributes, without the price of looking into them
+            if attribute == "_modules":
+                continue  # their turn comes
             leaves = pytree.tree_leaves(value)
             if any(isinstance(x, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x) for x in leaves):
                 raise ModelError(
@@ -174,7 +177,7 @@ def mappable(module: nn.Module, device: torch.device, traced: Collection[nn.Modu
     """
     backends = torch.backends
     recurrent = [part for part in module.modules() if isinstance(part, _RECURRENT) and part not in (traced or ())]
-    with ExitStack() as stack:
+    with plain_segments(), ExitStack() as stack:
         for part in module.modules():
             if isinstance(part, nn.RNNBase):
                 stack.callback(_own_weights_again, part)

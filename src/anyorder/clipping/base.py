@@ -9,7 +9,7 @@ from torch import Tensor
 __all__ = ["PerUnitClipping", "Receive"]
 
 Receive = Callable[[dict[str, Tensor]], None]
-"""Takes the sum over units of their clipped gradients, by parameter name."""
+"""Takes the sum over units of their clipped gradients, by parameter name, and of their clip rule's own coordinates."""
 
 
 class PerUnitClipping(ABC):
@@ -47,7 +47,8 @@ class PerUnitClipping(ABC):
             clip_norm: L2 bound on a unit's gradient, above 0.
             scale: what the gradients are multiplied by before they are clipped: B for a loss that is a mean.
             receive: called during backward with {parameter name: sum}, one entry for each trainable parameter, in
-                float32 (float64 where the parameter is); `p.grad` is never written.
+                float32 (float64 where the parameter is), and for each of the rule's `coordinates`; `p.grad` is never
+                written.
         Returns: the outputs, tensors with leading dimension B, attached to autograd. With gradients disabled they
             are detached, and `receive` is never called.
 
@@ -58,3 +59,11 @@ class PerUnitClipping(ABC):
             TrainingError: in backward, a second time on the same outputs, or with create_graph=True, or after a
                 parameter or an input was changed in place.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found out on the way and decides in which order sums are added: for a run that goes on as it was."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what another such engine found out."""
+        del state

@@ -124,10 +124,11 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
 
 
 _FULL = ("ieee", "none")  # none: where nothing was chosen
+_LEGACY = not hasattr(torch.backends.cuda.matmul, "fp32_precision")  # before torch 2.9
 
 
 def _kernels(device: torch.device) -> tuple[Any, ...]:
-    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
+    if _LEGACY:
         return (_Legacy(),)
     if device.type == "cuda":
         return torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]

@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, isclose
+from math import fsum, isclose, sqrt
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,11 +12,11 @@ from torch import Tensor
 from anyorder import _check
 from anyorder.errors import ArgumentError
 
-__all__ = ["Automatic", "ClipRule", "Flat", "PerGroup"]
+__all__ = ["Adaptive", "Automatic", "ClipRule", "Flat", "PerGroup"]
 
 
 class ClipRule(ABC):
-    """Factors such that no unit's vector, all parameters together, is longer than clip_norm."""
+    """Factors such that no unit's vector, all parameters and `coordinates` together, is longer than clip_norm."""
 
     @abstractmethod
     def factors(self, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
@@ -26,6 +27,11 @@ class ClipRule(ABC):
             clip_norm: L2 bound on what a unit may add, above 0.
         Raises: ArgumentError if the rule does not fit the parameters.
         """
+
+    def coordinates(self, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
+        """{name: (U,)} float64, what units add to sums of the rule's own, beside those of the parameters: none."""
+        del squares, clip_norm
+        return {}
 
     @abstractmethod
     def describe(self) -> str:
@@ -120,6 +126,77 @@ class Automatic(ClipRule):
 
     def describe(self) -> str:
         return f"automatic: the gradient times clip norm / (its norm + {self.gamma:g})"
+
+
+@dataclass(frozen=True)
+class Adaptive(ClipRule):
+    """The clip norm follows a quantile of the units' norms, at no privacy beyond the plan's [Andrew et al. 2021].
+
+    In period k units are cut to c_k. With a = share and C the plan's clip norm, c_0 = C, unit u adds the vector of
+    d + 1 numbers
+
+        v_u = ( sqrt(1 - a^2) C g_u / max(||g_u||, c_k),  a C s_u ),    s_u = 1 if ||g_u|| > c_k else 0
+
+    to the sum of a step, which gets the plan's noise in all d + 1 coordinates and is divided by the batch size. What
+    is released, times c_k / (C sqrt(1 - a^2)), is the gradient. The last coordinates of the K steps of a period, with
+    the sum S, tell which part of the units was above c_k, and at the period's end
+
+        above = S / (a C K),    c_{k+1} = c_k exp( learning_rate (min(max(above, 0), 1) - (1 - quantile)) )
+
+    c_k stays between 2^-40 and 2^40 of C.
+
+    Guarantee: the plan's own. ||v_u||^2 <= (1 - a^2) C^2 + a^2 C^2 = C^2 whatever c_k is, and c_k is a function of
+    releases of earlier steps alone. So step t adds an adaptively chosen function of the data, of norm at most C for
+    each unit, to which the Gaussian matrix mechanism gives the same mu as to functions fixed beforehand [Denisov et
+    al. 2022, Theorem 2.1]; what is done with the releases is post-processing. The c_k are public, as gradients are.
+    A unit whose gradient is zero adds nothing, as `zero-out` neighbours have it; the paper counts units below c_k,
+    less a half each, and there it would add to the count.
+
+    To count costs noise: what the gradients have of it grows by 1 / sqrt(1 - a^2).
+
+    Periods end where the strategy's noise restarts, `Strategy.restart_period`: within a block noise is made to cancel
+    that of earlier steps, and once scaled by another c_k it would not. Batches of fewer units than the plan's batch
+    size make the part above look smaller.
+
+    Here `clip_norm` is c_k, and vectors are c_k / C times those above; the engine does the rest.
+
+    Attributes:
+        quantile: part of the units whose norm is to be at most the clip norm.
+        learning_rate: of the logarithm of the norm, at most 10; the paper takes 0.2, at every step.
+        share: a, part of the norm C that the count has.
+        every: steps in a period, a multiple of the strategy's restart period; None for that period itself: an epoch
+            of restarted buffers, one step of independent noise.
+    """
+
+    quantile: float = 0.5
+    learning_rate: float = 1.0
+    share: float = 0.1
+    every: int | None = None
+
+    COUNT: ClassVar[str] = ".above"
+    """Name of the sum of the last coordinate. No parameter's name begins with a dot."""
+
+    def __post_init__(self) -> None:
+        _check.probability("quantile", self.quantile)
+        _check.positive("learning_rate", _check.real("learning_rate", self.learning_rate, low=0.0, high=10.0))
+        _check.probability("share", self.share)
+        if self.every is not None:
+            _check.integer("every", self.every, low=1)
+
+    @property
+    def gradient_share(self) -> float:
+        """sqrt(1 - a^2), part of the norm C that the gradient has."""
+        return sqrt(1 - self.share**2)
+
+    def factors(self, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
+        return dict.fromkeys(squares, self.gradient_share * _clip(_total(squares), clip_norm))
+
+    def coordinates(self, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
+        above = (_total(squares).sqrt() > clip_norm).double()
+        return {self.COUNT: self.share * clip_norm * above}
+
+    def describe(self) -> str:
+        return f"adaptive: the clip norm follows the {self.quantile:g} quantile of the gradients' norms"
 
 
 def _total(squares: Mapping[str, Tensor]) -> Tensor:

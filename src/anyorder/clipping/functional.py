@@ -12,6 +12,7 @@ from anyorder import _check
 from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
+from anyorder.clipping.clip_rules import ClipRule
 from anyorder.clipping.units import ClippedSum, accumulator_dtype
 from anyorder.errors import AnyorderError, ModelError, TrainingError
 
@@ -37,11 +38,18 @@ class FunctionalClipping(PerUnitClipping):
         chunk_size: examples per chunk; None takes as many as keep chunk_size * d numbers under 256 MiB, at least 1.
             The sums do not depend on it, save for rounding; dropout masks do.
         grid: None, or the grid on which units are rounded; the sums are then int64, see `ClippedSum`.
+        rule: how norms become factors; on a grid `Flat`.
     """
 
-    def __init__(self, module: nn.Module, chunk_size: int | None = None, grid: float | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        chunk_size: int | None = None,
+        grid: float | None = None,
+        rule: ClipRule | None = None,
+    ) -> None:
         self._module = module
-        self._grid = grid
+        self._grid, self._rule = grid, rule
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
 
     def forward(
@@ -67,6 +75,7 @@ class FunctionalClipping(PerUnitClipping):
             batch=_Batch.sort(groups, self._chunk_size or _default_chunk_size(parameters), call.tensors[0].device),
             clip_norm=_check.positive("clip_norm", clip_norm),
             grid=self._grid,
+            rule=self._rule,
             scale=_check.positive("scale", scale) if call.size else 1.0,
             receive=receive,
             settings=Settings.now(call.tensors[0].device),
@@ -135,6 +144,7 @@ class _Job:
     batch: _Batch
     clip_norm: float
     grid: float | None
+    rule: ClipRule | None
     scale: float
     receive: Receive
     settings: Settings
@@ -173,7 +183,7 @@ class _Job:
             )
         self.done = True
         parameters, inputs = self._split(tensors)
-        total = ClippedSum(parameters, clip_norm=self.clip_norm, scale=self.scale, grid=self.grid)
+        total = ClippedSum(parameters, clip_norm=self.clip_norm, scale=self.scale, grid=self.grid, rule=self.rule)
 
         def example(parameters: dict[str, Tensor], tensors: Tensors, cotangents: Tensors) -> dict[str, Tensor]:
             _, pull_back, _ = vjp(lambda p: self.call(p, tensors), parameters, has_aux=True)  # type: ignore[misc]

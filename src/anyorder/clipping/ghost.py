@@ -75,8 +75,6 @@ class GhostClipping(PerUnitClipping):
             try:
                 return job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
             except Unmapped:
-                if not isinstance(self._rule, Flat):
-                    raise
                 self._unmapped = True
                 start.rewind()
                 return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
@@ -87,9 +85,18 @@ class GhostClipping(PerUnitClipping):
                 half = max(1, (self._chunk_size or call.size) // 2)
                 self._chunk_size = error.size if isinstance(error, TooLarge) else half
 
+    def state_dict(self) -> dict[str, Any]:
+        """The chunk size, and whether the other engine runs the model; both are found in the first batches."""
+        return {"chunk_size": self._chunk_size, "unmapped": self._unmapped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with another engine's, save for a chunk size that was given to this one."""
+        self._chunk_size = self._chunk_size if self._fixed else state["chunk_size"]
+        self._unmapped = state["unmapped"]
+
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
         """By the engine that makes every gradient: some functions can be mapped there alone."""
-        return FunctionalClipping(self._module, self._chunk_size).forward(args, kwargs, **options)
+        return FunctionalClipping(self._module, self._chunk_size, rule=self._rule).forward(args, kwargs, **options)
 
 
 @dataclass

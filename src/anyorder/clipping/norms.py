@@ -14,6 +14,16 @@ PIECE and these are added in float64, so that n <= PIECE. A gradient that is mad
 norm. Each norm here is the computed one plus such a bound, times SPARE for the terms of higher order; a weight
 times a or g, rounded, moves a unit by at most u S more. So a weighted sum holds, in exact arithmetic, at most the norm
 that is stated, times the weight, of each unit. Where the gradients themselves are kept and summed, nothing is to add.
+
+Underflow. The product of g and a weight, and that of the result and a, is off by up to d more, the smallest normal
+number (2^-126 in float32), whether or not what is below it is kept. So rows of g are off by d sqrt(out), the unit by
+
+    d T sqrt(in out) (max|a| + 1),
+
+and likewise with g for a where a is weighted. In float32 with max|a| <= LARGE = 2^30 this is, over all parameters,
+below 2^-24 clip_norm for every clip_norm >= 2^-71 (sum over parameters of T sqrt(in out)), 1e-11 for a sum of 2^34.
+That is within what clip_norm is lowered by before factors are taken, 2^-21 clip_norm. With a larger a the sum is made
+in float64, whose d is 2^-1022: it takes the a of a model in float64, above 2^800, to see that.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +34,16 @@ import torch
 from torch import Tensor
 
 from anyorder.clipping.batch import UnitMap
-from anyorder.clipping.uses import BLOCK, DirectUse, EmbeddingUse, FactoredUse, LinearUse, Use, squares_of
+from anyorder.clipping.uses import (
+    BLOCK,
+    ConvolutionUse,
+    DirectUse,
+    EmbeddingUse,
+    FactoredUse,
+    LinearUse,
+    Use,
+    squares_of,
+)
 
 __all__ = ["Settled", "settle"]
 
@@ -78,8 +97,14 @@ def settle(uses: Sequence[Use], units: UnitMap) -> Settled:
 
 def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
     first = uses[0]
-    if first.grouped and len(uses) == 1 and units.classes is None and _keeping_is_cheaper(uses, units):
+    alone = len(uses) == 1 and units.classes is None and _keeping_is_cheaper(uses, units)
+    if alone and isinstance(first, ConvolutionUse) and first.compiled:
+        return _made_by_library(first)
+    if alone and first.grouped:
         return Settled.keep(_all_gradients(first))
+    if isinstance(first, LinearUse) and len(uses) == first.positions == units.largest == 1:
+        lengths = [squares_of(factor.flatten(1)) for factor in first.factors(slice(None))]
+        return Settled(lengths[0] * lengths[1], lambda _, by_example: first.weighted_sum(by_example))
     T, size = units.largest * sum(use.positions for use in uses), first.groups * first.inputs * first.outputs
     keep = _keeping_is_cheaper(uses, units)
     gram = not keep and _gram_is_cheaper(uses, units)
@@ -108,6 +133,14 @@ def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
         squares_of(kept),
         lambda by_unit, _: first.shaped((by_unit @ kept).view(split))[0],
         first.shaped(kept.view(split)),
+    )
+
+
+def _made_by_library(use: ConvolutionUse) -> Settled:
+    made, squares = use.normed_gradients()
+    flat, shape = made.flatten(1), made.shape[1:]
+    return Settled(
+        squares, lambda by_unit, _: (by_unit @ flat).view(shape).permute(3, 2, 0, 1), made.permute(0, 4, 3, 1, 2)
     )
 
 

@@ -19,7 +19,7 @@ from anyorder.clipping.norms import Settled, settle
 from anyorder.clipping.recurrent_rule import recurrent_layers
 from anyorder.clipping.rules import RULES
 from anyorder.clipping.tracing import Part, Tracer
-from anyorder.clipping.units import accumulator_dtype, round_down
+from anyorder.clipping.units import accumulator_dtype, round_down, sums_of
 from anyorder.clipping.uses import DirectUse, Use
 from anyorder.errors import AnyorderError, ModelError
 
@@ -43,7 +43,8 @@ class Sums:
     """What a pass found.
 
     Attributes:
-        sums: {parameter: sum over units of clipped gradients}; of no use if any unit is bad.
+        sums: {parameter: sum over units of clipped gradients}, and those of the rule's own coordinates; of no use if
+            any unit is bad.
         bad: how many units have a gradient that is NaN or infinite.
         units: how many units there are.
     """
@@ -108,7 +109,7 @@ class Pass:
         with (
             self._understood(tensors),
             settings.autocast_again(),
-            disable_saved_tensors_hooks("torch.utils.checkpoint would run a part of the model again outside of vmap"),
+            disable_saved_tensors_hooks("they would run or move parts of the model outside of vmap"),
             recurrent_layers(self._module, tracer) as layers,
             mappable(self._module, self._device, traced=layers),
         ):
@@ -138,9 +139,9 @@ class Pass:
                 self._call({n: p.clone() for n, p in self._parameters.items()}, tuple(t[0] for t in tensors))
             raise Unmapped(
                 f"torch.func.vmap cannot run this model ({type(self._module).__name__}) on each example alone: "
-                f"{error}\nWrite forward without .item(), without branches on the values of tensors, without "
-                "torch.utils.checkpoint (chunk_size= bounds memory), and without in-place writes into buffers or into "
-                "tensors made by torch.zeros (use x.new_zeros); replace a layer that torch.func does not know"
+                f"{error}\nWrite forward without .item(), without branches on the values of tensors, without hooks on "
+                "saved tensors (chunk_size= bounds memory), and without in-place writes into buffers or into tensors "
+                "made by torch.zeros (use x.new_zeros); replace a layer that torch.func does not know"
             ) from error
 
     # -- backward ----------------------------------------------------------------------------------------------------
@@ -186,19 +187,18 @@ class Pass:
         return _settle_parts(uses, parameter, self._units) if uses else None
 
     def _clipped(self, settled: dict[str, Settled]) -> Sums:
-        if not settled:
-            return Sums(
-                {n: p.new_zeros(p.shape, dtype=self._dtypes[n]) for n, p in self._parameters.items()},
-                0,
-                self._units.count,
-            )
-        squares = torch.stack([s.squares.to(self._device) for s in settled.values()]) * self._scale**2
-        bad = int((~squares.sum(0).isfinite()).sum())
+        if settled:
+            rows = torch.stack([s.squares.to(self._device) for s in settled.values()]) * self._scale**2
+        else:  # no parameter has a gradient: all are zero
+            rows = torch.zeros(len(self._parameters), self._units.count, dtype=torch.float64, device=self._device)
+        bad = int((~rows.sum(0).isfinite()).sum())
         if bad:
             return Sums({}, bad, self._units.count)
         # Just under clip_norm, so that the rounding of weights and of the norms cannot carry a unit over.
         slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in self._dtypes.values()))
-        factors = self._rule.factors(dict(zip(settled, squares, strict=True)), self._clip_norm * (1 - slack))
+        clip_norm = self._clip_norm * (1 - slack)
+        squares = dict(zip(settled or self._parameters, rows, strict=True))
+        factors = self._rule.factors(squares, clip_norm)
         weights: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
         sums = {}
         for name, parameter in self._parameters.items():
@@ -211,6 +211,7 @@ class Pass:
                 by_unit = round_down(self._scale * factors[name], dtype)
                 weights[key] = by_unit, by_unit if self._units.classes is None else by_unit[self._units.index]
             sums[name] = settled[name].total(*weights[key])
+        sums |= sums_of(self._rule.coordinates(squares, clip_norm), self._dtypes)
         return Sums(sums, 0, self._units.count)
 
 

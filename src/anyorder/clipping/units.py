@@ -5,9 +5,10 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from anyorder.clipping.clip_rules import ClipRule, Flat
 from anyorder.errors import NonFiniteError
 
-__all__ = ["ClippedSum", "accumulator_dtype", "non_finite", "round_down"]
+__all__ = ["ClippedSum", "accumulator_dtype", "non_finite", "round_down", "sums_of"]
 
 
 def accumulator_dtype(tensor: Tensor) -> torch.dtype:
@@ -35,12 +36,20 @@ class ClippedSum:
         scale: what the gradients are multiplied by before they are clipped.
         grid: None for sums of floats; a power of two from 2^-100 to 2^100 and from clip_norm / 2^31 to clip_norm for
             sums of integers, in grid steps.
+        rule: how norms become factors; `Flat` if None, and on a grid.
     """
 
     def __init__(
-        self, parameters: dict[str, Tensor], *, clip_norm: float, scale: float, grid: float | None = None
+        self,
+        parameters: dict[str, Tensor],
+        *,
+        clip_norm: float,
+        scale: float,
+        grid: float | None = None,
+        rule: ClipRule | None = None,
     ) -> None:
         self._scale = scale
+        self._rule = Flat() if rule is None else rule
         self._grid = grid
         self._largest_square = 0 if grid is None else int((Fraction(clip_norm) / Fraction(grid)) ** 2)
         self._dtypes = {name: accumulator_dtype(p) for name, p in parameters.items()}
@@ -51,6 +60,8 @@ class ClippedSum:
         # Just under clip_norm, so that the rounding of each product (eps / 2) and of the norm cannot carry a unit over.
         slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in self._dtypes.values()))
         self._clip_norm = clip_norm * (1 - slack)
+        nobody = {name: torch.zeros(0, dtype=torch.float64, device=p.device) for name, p in parameters.items()}
+        self._further = self._coordinates(nobody)
         self._shapes = {name: p.shape for name, p in parameters.items()}
         self._open: dict[str, Tensor] = {}
         self._units = 0
@@ -70,14 +81,14 @@ class ClippedSum:
         self._clip_and_add(rows if complete else {name: row[:-1] for name, row in rows.items()})
 
     def finish(self) -> dict[str, Tensor]:
-        """The sum over units, {name: (*shape)}; int64 on a grid.
+        """The sum over units, {name: (*shape)}, and those of the rule's own coordinates; int64 on a grid.
 
         Raises: NonFiniteError if any unit's gradient is NaN or infinite.
         """
         bad = int(self._non_finite)
         if bad:
             raise non_finite(bad, self._units)
-        return {name: total.view(self._shapes[name]) for name, total in self._sum.items()}
+        return {name: total.view(self._shapes[name]) for name, total in self._sum.items()} | self._further
 
     def _by_unit(self, name: str, gradient: Tensor, units: Tensor, count: int) -> Tensor:
         """(count, size) sums over the examples of a unit, with what the open unit has so far."""
@@ -95,20 +106,25 @@ class ClippedSum:
         first = next(iter(rows.values()))
         if not len(first):
             return
-        squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)
-        for row in rows.values():
+        squares = {}
+        for name, row in rows.items():
             norms = [torch.linalg.vector_norm(row[block], dim=1, dtype=torch.float64) for block in _blocks(row)]
-            squares += torch.cat(norms).square().to(squares.device)
-        norm = self._scale * squares.sqrt()
-        self._units += len(norm)
-        self._non_finite += (~norm.isfinite()).sum()
-        # A zero norm gives clip_norm / 0 = inf, and so the factor of an unclipped unit.
-        factors = self._scale * (self._clip_norm / norm).clamp(max=1.0)
+            squares[name] = (self._scale * torch.cat(norms)).square().to(first.device)
+        self._units += len(first)
+        self._non_finite += (~torch.stack(list(squares.values())).sum(0).isfinite()).sum()
+        factors = self._rule.factors(squares, self._clip_norm)
+        factors = {name: self._scale * factor for name, factor in factors.items()}
         if self._grid is not None:
-            factors = torch.where(self._within(rows, factors), factors, 0.0)
+            within = self._within(rows, factors)
+            factors = {name: torch.where(within, factor, 0.0) for name, factor in factors.items()}
         for name, row in rows.items():
             for block in _blocks(row):
-                self._sum[name] += self._clipped(row[block], factors[block]).sum(0)
+                self._sum[name] += self._clipped(row[block], factors[name][block]).sum(0)
+        for name, total in self._coordinates(squares).items():
+            self._further[name] += total
+
+    def _coordinates(self, squares: dict[str, Tensor]) -> dict[str, Tensor]:
+        return sums_of(self._rule.coordinates(squares, self._clip_norm), self._dtypes)
 
     def _clipped(self, row: Tensor, factors: Tensor) -> Tensor:
         """The units times their factors; integers on a grid."""
@@ -116,12 +132,13 @@ class ClippedSum:
         clipped = row * round_down(factors, row.dtype).to(row.device)[:, None]
         return clipped if self._grid is None else (clipped * (1 / self._grid)).trunc().to(torch.int64)
 
-    def _within(self, rows: dict[str, Tensor], factors: Tensor) -> Tensor:
+    def _within(self, rows: dict[str, Tensor], factors: dict[str, Tensor]) -> Tensor:
         """Which units' integers have a squared norm of at most (clip_norm / grid)^2, in exact arithmetic."""
-        squares = torch.zeros(len(factors), dtype=torch.int64, device=factors.device)
-        for row in rows.values():
+        first = next(iter(factors.values()))
+        squares = torch.zeros(len(first), dtype=torch.int64, device=first.device)
+        for name, row in rows.items():
             for block in _blocks(row):
-                squares[block] += self._clipped(row[block], factors[block]).square().sum(1).to(squares.device)
+                squares[block] += self._clipped(row[block], factors[name][block]).square().sum(1).to(squares.device)
         return squares <= self._largest_square
 
 
@@ -141,6 +158,13 @@ def _blocks(rows: Tensor) -> list[slice]:
 
 
 def round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Positive float64 factors in dtype, never larger than they were."""
+    """float64 factors in dtype, never further from 0 than they were."""
     rounded = factors.to(dtype)
-    return torch.where(rounded.double() > factors, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
+    above = rounded.double().abs() > factors.abs()
+    return torch.where(above, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
+
+
+def sums_of(coordinates: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> dict[str, Tensor]:
+    """The sums over units of a rule's own coordinates, in the widest of the parameters' dtypes."""
+    dtype = torch.float64 if torch.float64 in dtypes.values() else torch.float32
+    return {name: round_down(values, dtype).sum() for name, values in coordinates.items()}

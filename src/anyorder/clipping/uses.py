@@ -1,12 +1,14 @@
 """What backward tells of one use of a parameter: enough to make every example's gradient, and less than that."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from anyorder.clipping import native
 
 __all__ = [
     "BLOCK",
@@ -34,20 +36,24 @@ ROWS = 2**12  # terms of a weighted sum that are added up in float32 at a time; 
 
 PIECE = 64
 SMALL = 2**15  # numbers that are fast in float64
+LARGE = 2.0**30  # what multiplies a weighted tensor in float32 at most; so what underflows in that cannot be seen
 POSITIONS, CHANNELS = 128, 16  # from where on a convolution with the examples as groups beats a product of patches
 
 
 def squares_of(rows: Tensor) -> Tensor:
     """(n,) float64, the squared norms of (n, m) or a little more, never less.
 
-    float32 on a CPU is added in pieces of PIECE, which errs by a factor of at most 1 + (PIECE + 3) u and, by
-    underflow, by the smallest normal number for each element; the pieces are added in float64, as is all else.
+    The compiled library adds float32 on a CPU in float64. Without it such numbers are added in pieces of PIECE, which
+    errs by a factor of at most 1 + (PIECE + 3) u and, by underflow, by the smallest normal number for each element; the
+    pieces are added in float64, as is all else.
     """
     if rows.dtype == torch.float64 or rows.device.type != "cpu":
         square: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
         # In float64 squares may be lost below the smallest number; those of float32 are not.
         return square + rows.shape[1] * torch.finfo(torch.float64).tiny if rows.dtype == torch.float64 else square
     m = rows.shape[1]
+    if rows.dtype == torch.float32 and rows.stride(1) == 1 and native.available():
+        return native.squares(rows)
     if rows.numel() <= SMALL:
         return rows.double().square_().sum(1)
     whole = m - m % PIECE
@@ -72,6 +78,14 @@ def outer_sum(g: Tensor, a: Tensor) -> Tensor:
     for i in range(0, len(g), ROWS):
         result += g[i : i + ROWS].mT @ a[i : i + ROWS]
     return result.to(g.dtype)
+
+
+def has_large(tensor: Tensor) -> bool:
+    """Whether a float32 tensor has numbers above LARGE."""
+    if tensor.dtype == torch.float64 or not tensor.numel():
+        return False
+    low, high = torch.aminmax(tensor)
+    return bool(torch.maximum(-low, high) > LARGE)
 
 
 class Use(ABC):
@@ -186,10 +200,11 @@ class LinearUse(FactoredUse):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         a, g = self.activations.to(self.dtype), self.output_gradients.to(self.dtype)
-        if self.inputs < self.outputs:  # the smaller one is the cheaper to copy
-            a = a * weights[:, None, None]
-        else:
-            g = g * weights[:, None, None]
+        by_input = self.inputs < self.outputs  # the smaller one is the cheaper to copy
+        if has_large(g if by_input else a):
+            return replace(self, dtype=torch.float64).weighted_sum(weights.double()).to(self.dtype)
+        weights = weights[:, None, None]
+        a, g = (a * weights, g) if by_input else (a, g * weights)
         return outer_sum(g.flatten(0, 1), a.flatten(0, 1))
 
     @property
@@ -226,6 +241,9 @@ class ConvolutionUse(FactoredUse):
 
     A kernel is a linear map of the patch that it sees. Channels come last in a patch, so that runs of memory are
     copied.
+
+    Attributes:
+        compiled: whether `normed_gradients` can be called.
     """
 
     x: Tensor
@@ -240,12 +258,18 @@ class ConvolutionUse(FactoredUse):
         self.positions = self.x.shape[0] // self.batch * prod(self.output_gradients.shape[2:])
         self.inputs, self.outputs, self.unfolds = channels * prod(geometry.kernel), out // self.groups, True
         self.shape = torch.Size((out, channels, *geometry.kernel))
+        alone = self.x.shape[0] == self.batch and self.dtype == torch.float32 and self.x.device.type == "cpu"
+        self.compiled = (
+            alone
+            and len(geometry.kernel) == 2
+            and geometry.dilation[1] == self.groups == 1
+            and self.output_gradients.numel() > 0
+            and native.available()
+        )
         self.grouped = (
-            self.x.shape[0] == self.batch
+            alone
             and self.positions >= POSITIONS
             and min(channels, self.outputs) >= CHANNELS
-            and self.dtype == torch.float32
-            and self.x.device.type == "cpu"
             and bool(torch.backends.mkldnn.enabled)
             and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         )
@@ -263,6 +287,15 @@ class ConvolutionUse(FactoredUse):
         g = g[:, 0].mT if images == 1 else g.permute(0, 2, 1, 4, 3).reshape(b, self.groups, self.positions, -1)
         return a, g
 
+    def normed_gradients(self) -> tuple[Tensor, Tensor]:
+        """(B, *kernel, C, out), the gradients, and (B,) float64, their squared norms."""
+        x, g = self.x.to(self.dtype), self.output_gradients.to(self.dtype)
+        (kernel_h, kernel_w), (stride_h, stride_w) = self.geometry.kernel, self.geometry.stride
+        padding_h, padding_w = self.geometry.padding
+        return native.convolution(
+            x, g, (kernel_h, kernel_w), (stride_h, stride_w), (padding_h, padding_w), self.geometry.dilation[0]
+        )
+
     def gradients(self, rows: Rows) -> Tensor:
         """By oneDNN where it is fast: one convolution with the examples as groups, and nothing is unfolded."""
         if not self.grouped:
@@ -278,6 +311,8 @@ class ConvolutionUse(FactoredUse):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         x = self.x.to(self.dtype)
+        if has_large(x):
+            return replace(self, dtype=torch.float64).weighted_sum(weights.double()).to(self.dtype)
         g = _by_example(self.output_gradients.to(self.dtype), self.batch)
         g = (g * weights.view(-1, *(1 for _ in g.shape[1:]))).flatten(0, 1)
         pieces = [slice(i, i + self._images) for i in range(0, len(g), self._images)]

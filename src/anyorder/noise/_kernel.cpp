@@ -16,6 +16,7 @@
 #include <initializer_list>
 #include <new>
 #include <thread>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -27,7 +28,7 @@
 namespace anyorder {
 
 constexpr int MAX_TERMS = 16;  // of one LINEAR
-constexpr uint64_t CHUNK = 32 * TILE;  // elements that a thread takes at a time
+constexpr uint64_t CHUNK = 16 * TILE;  // elements that a thread takes at a time
 
 // ---- what every instruction set shares ------------------------------------------------------------------------------
 
@@ -148,19 +149,11 @@ static int best_lanes() {
     return PORTABLE;
 }
 
-static void run_tile(int lanes, const Step &step, float *tiles, uint64_t at, const Counters &counters, int blocks,
-                     const Piece *pieces, int num_pieces, const Ahead &ahead) {
-#if defined(__x86_64__)
-    if (lanes == AVX512) return avx512::run_tile(step, {tiles, step.arrays, at}, counters, blocks, pieces, num_pieces, ahead);
-    if (lanes == AVX2) return avx2::run_tile(step, {tiles, step.arrays, at}, counters, blocks, pieces, num_pieces, ahead);
-#endif
-    portable::run_tile(step, {tiles, step.arrays, at}, counters, blocks, pieces, num_pieces, ahead);
-}
-
 // ---- tiles, chunks, threads -----------------------------------------------------------------------------------------
 
 struct Work {
     const Step *step;
+    const Op *recurrence;  // the LINEAR that `leaks`, or null
     int lanes;
     uint64_t start, stop;  // elements, or segments where they are scattered
     uint64_t chunk;
@@ -168,41 +161,58 @@ struct Work {
     std::atomic<int> working{0};  // threads that had memory; one is enough for all chunks
 };
 
-static Ahead arrays_read(const Step &step) {
-    Ahead result = {};
-    const auto note = [&](int32_t operand) {
-        if (operand >= 0 || result.count == 32) return;
-        const float *array = step.arrays[~operand];
-        for (int k = 0; k < result.count; ++k)
-            if (result.from[k] == array) return;
-        result.from[result.count++] = array;
-    };
-    for (uint64_t i = 0; i < step.num_ops; ++i) {
-        const Op &op = step.ops[i];
-        note(op.a);
-        if (op.kind == LEAK) note(op.b);
-        for (int k = 0; op.kind == LINEAR && k < op.count; ++k) note(step.terms[op.first + k].x);
+static void run_tile(const Work &work, float *tiles, uint64_t at, const Counters &counters, int blocks,
+                     const Piece *pieces, int num_pieces) {
+    const Step &step = *work.step;
+    const Op *const recurrence = work.recurrence;
+#if defined(__x86_64__)
+    if (work.lanes == AVX512)
+        return avx512::run_tile(step, recurrence, {tiles, step.arrays, at}, counters, blocks, pieces, num_pieces);
+    if (work.lanes == AVX2)
+        return avx2::run_tile(step, recurrence, {tiles, step.arrays, at}, counters, blocks, pieces, num_pieces);
+#endif
+    portable::run_tile(step, recurrence, {tiles, step.arrays, at}, counters, blocks, pieces, num_pieces);
+}
+
+// Whether what follows a LINEAR is the LEAK of each of its terms, in their order: they can be done in one pass.
+static bool leaks(const Step &step, const Op *op) {
+    if (op->kind != LINEAR || !op->count || step.ops + step.num_ops - op <= op->count) return false;
+    const Term *terms = step.terms + op->first;
+    for (int k = 0; k < op->count; ++k) {
+        const Op &next = op[k + 1];
+        const int32_t x = terms[k].x;
+        if (next.kind != LEAK || next.b != op->dst || next.a != x || next.dst != x) return false;
+        if (op->dst == x) return false;
+        for (int j = 0; j < k; ++j)
+            if (terms[j].x == x) return false;
     }
-    return result;
+    return true;
+}
+
+static const Op *recurrence_of(const Step &step) {
+    for (uint64_t i = 0; i < step.num_ops; ++i)
+        if (leaks(step, step.ops + i)) return step.ops + i;
+    return nullptr;
 }
 
 // Elements start .. stop, which the segments cover in their order.
 static void run_contiguous(const Work &work, float *tiles, uint64_t start, uint64_t stop) {
     const Step &step = *work.step;
+    // Short tiles where all arrays are read and written: what waits for memory then overlaps with the next normals.
+    const int tile = work.recurrence ? 16 * BLOCK : TILE;
     Counters counters;
     Piece pieces[TILE];
-    const Ahead reads = arrays_read(step);
     uint64_t low = 0, high = step.num_segments;  // the last segment that begins at or before the first element
     const uint64_t first = start > work.start ? start : work.start;
     while (high - low > 1) {
         const uint64_t middle = (low + high) / 2;
         (step.segments[middle].element <= first ? low : high) = middle;
     }
-    for (uint64_t s = low; start < stop; start += TILE) {
+    for (uint64_t s = low; start < stop; start += tile) {
         const uint64_t from = start > work.start ? start : work.start;
-        const uint64_t to = start + TILE < stop ? start + TILE : stop;
+        const uint64_t to = start + tile < stop ? start + tile : stop;
         const int blocks = (int)((to - start + BLOCK - 1) / BLOCK);
-        for (int i = 0; i < TILE_BLOCKS; ++i) counters.set(i, start / BLOCK + i);
+        for (int i = 0; i < tile / BLOCK; ++i) counters.set(i, start / BLOCK + i);
         int count = 0;
         for (uint64_t at = from; at < to;) {
             const Segment &segment = step.segments[s];
@@ -212,12 +222,7 @@ static void run_contiguous(const Work &work, float *tiles, uint64_t start, uint6
             at = last > at ? last : at;
             if (end <= to) ++s;
         }
-        Ahead ahead = reads;
-        if (to == stop) ahead.count = 0;
-        for (int k = 0; k < ahead.count; ++k) ahead.from[k] += start - step.origin + TILE;
-        if (to < stop && count == 1 && pieces->type == FLOAT32 && ahead.count < 32)  // the same memory goes on
-            ahead.from[ahead.count++] = (float *)pieces->segment->data + (start + TILE - pieces->segment->element);
-        run_tile(work.lanes, step, tiles, start - step.origin, counters, blocks, pieces, count, ahead);
+        run_tile(work, tiles, start - step.origin, counters, blocks, pieces, count);
     }
 }
 
@@ -225,7 +230,6 @@ static void run_contiguous(const Work &work, float *tiles, uint64_t start, uint6
 static void run_scattered(const Work &work, float *tiles, uint64_t first, uint64_t last) {
     const Step &step = *work.step;
     Counters counters = {};
-    const Ahead ahead = {};
     Piece pieces[TILE_BLOCKS];
     int blocks = 0, count = 0;
     for (uint64_t s = first; s < last; ++s) {
@@ -241,12 +245,12 @@ static void run_scattered(const Work &work, float *tiles, uint64_t first, uint64
             blocks += needed;
             skip += length;
             if (blocks == TILE_BLOCKS) {
-                run_tile(work.lanes, step, tiles, 0, counters, blocks, pieces, count, ahead);
+                run_tile(work, tiles, 0, counters, blocks, pieces, count);
                 blocks = count = 0;
             }
         }
     }
-    if (blocks) run_tile(work.lanes, step, tiles, 0, counters, blocks, pieces, count, ahead);
+    if (blocks) run_tile(work, tiles, 0, counters, blocks, pieces, count);
 }
 
 static void run_chunks(void *argument) {
@@ -306,6 +310,7 @@ int anyorder_run(const anyorder::Step *step, int lanes, int threads, void *paral
     if (!step->num_segments) return 0;
     Work work;
     work.step = step;
+    work.recurrence = recurrence_of(*step);
     work.lanes = lanes;
     if (step->scattered) {
         work.start = 0;

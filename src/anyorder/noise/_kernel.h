@@ -5,7 +5,7 @@
 namespace anyorder {
 
 constexpr int BLOCK = 16;          // words, and normals, of a block of ChaCha
-constexpr int TILE_BLOCKS = 64;    // blocks worked on at a time: a tile is 4 KiB, and stays in the first-level cache
+constexpr int TILE_BLOCKS = 128;   // blocks worked on at a time, at most: a tile is 8 KiB, and stays in the cache
 constexpr int TILE = BLOCK * TILE_BLOCKS;
 constexpr uint32_t EXTENSION = 1u << 31;  // in the high word of the counter of an extension block
 
@@ -65,15 +65,6 @@ struct Counters {  // of the blocks of a tile
     void set(int i, uint64_t counter) {
         low[i] = (uint32_t)counter;
         high[i] = (uint32_t)(counter >> 32);
-    }
-};
-
-struct Ahead {  // the next tile of the arrays that are read: fetched while this tile's normals are computed
-    const float *from[32];
-    int count;
-    void fetch(int i) const {  // 16 lines of each, from element i on
-        for (int k = 0; k < count; ++k)
-            for (int line = 0; line < 256; line += 16) __builtin_prefetch(from[k] + i + line, 0, 2);
     }
 };
 

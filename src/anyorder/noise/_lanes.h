@@ -261,13 +261,11 @@ INLINE void transpose(F z[16]) {
 // Vector i of the block in a lane, after `transpose`: each group of LANES words was turned by itself.
 INLINE F &part(F z[16], int lane, int i) { return z[i * LANES + lane]; }
 
-// out[0 .. 16 count) = normals, or words, of the blocks with these counters; count is padded to whole groups of lanes.
+// The normals, or words, of the blocks with these counters, `size` of them in whole groups of lanes, to `put` in order.
 template <bool GAUSSIAN, class Put>
-INLINE void generate(const Step &step, const Op &op, const Counters &counters, int count,
-                     const Ahead &ahead, Put put) {
+INLINE void generate(const Step &step, const Op &op, const Counters &counters, int size, Put put) {
     const uint32_t domain = GAUSSIAN ? 0 : (uint32_t)op.count;
-    for (int block = 0; block < count; block += LANES) {
-        if (block % 16 == 0) ahead.fetch(block * BLOCK);
+    for (int block = 0; block < size / BLOCK; block += LANES) {
         U low, high, x[16];
         memcpy(&low, counters.low + block, sizeof low);
         memcpy(&high, counters.high + block, sizeof high);

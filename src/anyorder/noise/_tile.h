@@ -11,27 +11,61 @@ struct Tile {
     }
 };
 
-static void linear(const Op &op, const Term *terms, const Tile &tile, int size) {
-    float *dst = tile[op.dst];
-    const float *base = op.a == NONE ? nullptr : tile[op.a], *from[MAX_TERMS];
-    for (int k = 0; k < op.count; ++k) from[k] = tile[terms[k].x];
-    for (int i = 0; i < size; i += 2 * BLOCK) {
-        F sum[2 * BLOCK / LANES];
-        int k = 0;
-        if (base) {
-            for (int j = 0; j < 2 * BLOCK / LANES; ++j) sum[j] = load(base + i + j * LANES);
-        } else if (op.count) {
-            const F c = splat(terms[0].c);
-            for (int j = 0; j < 2 * BLOCK / LANES; ++j) sum[j] = load(from[0] + i + j * LANES) * c;
-            k = 1;
-        } else {
-            for (int j = 0; j < 2 * BLOCK / LANES; ++j) sum[j] = F{};
+// A step's last operation may add its result, times std, to float32 memory at once: `out`, null for the others.
+INLINE void finish(const Step &step, float *out, F v) {
+    const F sum = load(out) + v * splat(step.std);
+    store(out, step.scale == 1 ? sum : sum * splat((float)step.scale));
+}
+
+// LINEAR of COUNT terms and, where it LEAKS, the LEAK of each of them that follows it: every array is read once. It is
+// unrolled: from a load of its own for each array the processor sees all streams, and fetches them ahead.
+template <int COUNT, bool LEAKS>
+static void linear_of(const Step &step, const Op *op, const Tile &tile, int size, float *out) {
+    constexpr int SIDE_BY_SIDE = LEAKS ? 1 : 2 * BLOCK / LANES;
+    const Term *terms = step.terms + op->first;
+    const float *base = op->a == NONE ? nullptr : tile[op->a];
+    float *dst = tile[op->dst], *x[COUNT];
+    F c[COUNT], loss[COUNT];
+    for (int k = 0; k < COUNT; ++k) {
+        x[k] = tile[terms[k].x];
+        c[k] = splat(terms[k].c);
+        if (LEAKS) loss[k] = splat(op[k + 1].c);
+    }
+    for (int i = 0; i < size; i += SIDE_BY_SIDE * LANES) {
+        F sum[SIDE_BY_SIDE], old[COUNT];
+#pragma GCC unroll 16
+        for (int k = 0; k < COUNT; ++k)
+            for (int j = 0; j < SIDE_BY_SIDE; ++j) {
+                const int at = i + j * LANES;
+                old[k] = load(x[k] + at);
+                sum[j] = k ? sum[j] + old[k] * c[k] : base ? load(base + at) + old[k] * c[k] : old[k] * c[k];
+            }
+#pragma GCC unroll 16
+        for (int k = 0; k < COUNT && LEAKS; ++k) store(x[k] + i, old[k] + (sum[0] + old[k] * loss[k]));
+        for (int j = 0; j < SIDE_BY_SIDE; ++j) {
+            store(dst + i + j * LANES, sum[j]);
+            if (out) finish(step, out + i + j * LANES, sum[j]);
         }
-        for (; k < op.count; ++k) {
-            const F c = splat(terms[k].c);
-            for (int j = 0; j < 2 * BLOCK / LANES; ++j) sum[j] += load(from[k] + i + j * LANES) * c;
-        }
-        for (int j = 0; j < 2 * BLOCK / LANES; ++j) store(dst + i + j * LANES, sum[j]);
+    }
+}
+
+template <bool LEAKS, int... K>
+static void linear(const Step &step, const Op *op, const Tile &tile, int size, float *out,
+                   std::integer_sequence<int, K...>) {
+    static constexpr void (*of[])(const Step &, const Op *, const Tile &, int, float *) = {
+        linear_of<K + 1, LEAKS>...};
+    of[op->count - 1](step, op, tile, size, out);
+}
+
+static void linear(const Step &step, const Op *op, bool leaks, const Tile &tile, int size, float *out) {
+    constexpr std::make_integer_sequence<int, MAX_TERMS> counts = {};
+    if (op->count) return leaks ? linear<true>(step, op, tile, size, out, counts)
+                                : linear<false>(step, op, tile, size, out, counts);
+    float *dst = tile[op->dst];
+    for (int i = 0; i < size; i += LANES) {
+        const F v = op->a == NONE ? F{} : load(tile[op->a] + i);
+        store(dst + i, v);
+        if (out) finish(step, out + i, v);
     }
 }
 
@@ -45,34 +79,35 @@ static void leak(const Op &op, const Tile &tile, int size) {
     }
 }
 
-static void divide(const Op &op, const Tile &tile, int size) {
+static void divide(const Step &step, const Op &op, const Tile &tile, int size, float *out) {
     float *dst = tile[op.dst];
     const float *a = tile[op.a];
     const F c = splat(op.c);
-    for (int i = 0; i < size; i += LANES) store(dst + i, load(a + i) / c);
+    for (int i = 0; i < size; i += LANES) {
+        const F v = load(a + i) / c;
+        store(dst + i, v);
+        if (out) finish(step, out + i, v);
+    }
 }
 
-// `out`, where it is given, is float32 memory that the result is added to, times std: it goes nowhere else.
-INLINE void gauss(const Step &step, const Op &op, const Counters &counters, int count, const Tile &tile,
-                  const Ahead &ahead, float *out) {
+INLINE void gauss(const Step &step, const Op &op, const Counters &counters, const Tile &tile, int size, float *out) {
     float *dst = tile[op.dst];
     if (op.kind == WORDS)
-        return generate<false>(step, op, counters, count, ahead, [=](int i, F z) { store(dst + i, z); });
+        return generate<false>(step, op, counters, size, [=](int i, F z) { store(dst + i, z); });
     const F c = splat(op.c), std = splat(step.std);
     const float *base = op.a == NONE ? nullptr : tile[op.a];
-    if (base && out)
-        generate<true>(step, op, counters, count, ahead,
+    const bool plain = op.c == 1, direct = out && op.dst >= 0 && (base || plain);  // a last tile is not read again
+    if (direct && base)
+        generate<true>(step, op, counters, size,
                        [=](int i, F z) { store(out + i, load(out + i) + (load(base + i) + z * c) * std); });
+    else if (direct)
+        generate<true>(step, op, counters, size, [=](int i, F z) { store(out + i, load(out + i) + z * std); });
     else if (base)
-        generate<true>(step, op, counters, count, ahead, [=](int i, F z) { store(dst + i, load(base + i) + z * c); });
-    else if (out && op.c == 1)
-        generate<true>(step, op, counters, count, ahead, [=](int i, F z) { store(out + i, load(out + i) + z * std); });
-    else {
-        const bool plain = op.c == 1;
-        generate<true>(step, op, counters, count, ahead, [=](int i, F z) { store(dst + i, plain ? z : z * c); });
-        if (out)
-            for (int i = 0; i < count * BLOCK; i += LANES) store(out + i, load(out + i) + load(dst + i) * std);
-    }
+        generate<true>(step, op, counters, size, [=](int i, F z) { store(dst + i, load(base + i) + z * c); });
+    else
+        generate<true>(step, op, counters, size, [=](int i, F z) { store(dst + i, plain ? z : z * c); });
+    if (out && !direct)
+        for (int i = 0; i < size; i += LANES) finish(step, out + i, load(dst + i));
 }
 
 // ---- a result on its way out ----------------------------------------------------------------------------------------
@@ -162,32 +197,31 @@ static void send(const Step &step, const float *noise, const Piece &piece) {
     }
 }
 
-// Where the last operation can add its result itself: a normal that nothing else reads, all of it to float32 memory.
+// The memory that the last operation can add its result to: float32, and all of the tile.
 static float *whole_tile(const Step &step, const Piece *pieces, int num_pieces, int size) {
-    if (!step.num_ops) return nullptr;
+    if (!step.num_ops || !step.add || num_pieces != 1) return nullptr;
+    if (pieces->type != FLOAT32 || pieces->from || pieces->count != size) return nullptr;
     const Op &last = step.ops[step.num_ops - 1];
-    const bool plain = last.kind == GAUSS && last.dst == step.result && last.dst >= 0 && step.add && step.scale == 1;
-    if (!plain || num_pieces != 1 || pieces->type != FLOAT32 || pieces->from || pieces->count != size) return nullptr;
+    if (last.dst != step.result || last.kind == LEAK || last.kind == WORDS) return nullptr;
+    if (last.kind == GAUSS && step.scale != 1) return nullptr;  // a further product among the normals costs more
     return (float *)pieces->segment->data + pieces->skip;
 }
 
 // One tile: `blocks` blocks, rounded up to whole groups of 16, with their counters; then its pieces.
-static void run_tile(const Step &step, const Tile &tile, const Counters &counters, int blocks, const Piece *pieces,
-                     int num_pieces, const Ahead &ahead) {
-    const Ahead none = {};
-    const Ahead *next = &ahead;
-    const int count = (blocks + 15) / 16 * 16;
-    float *const whole = whole_tile(step, pieces, num_pieces, count * BLOCK);
-    for (uint64_t i = 0; i < step.num_ops; ++i) {
-        const Op &op = step.ops[i];
-        switch (op.kind) {
-            case LINEAR: linear(op, step.terms + op.first, tile, count * BLOCK); break;
-            case LEAK: leak(op, tile, count * BLOCK); break;
-            case DIVIDE: divide(op, tile, count * BLOCK); break;
-            default:
-                gauss(step, op, counters, count, tile, *next, i + 1 == step.num_ops ? whole : nullptr);
-                next = &none;
+static void run_tile(const Step &step, const Op *recurrence, const Tile &tile, const Counters &counters, int blocks,
+                     const Piece *pieces, int num_pieces) {
+    const int size = (blocks + 15) / 16 * 16 * BLOCK;
+    const Op *const end = step.ops + step.num_ops;
+    float *const whole = whole_tile(step, pieces, num_pieces, size);
+    for (const Op *op = step.ops; op < end; ++op) {
+        float *const out = op + 1 == end ? whole : nullptr;
+        switch (op->kind) {
+            case LINEAR: linear(step, op, op == recurrence, tile, size, out); break;
+            case LEAK: leak(*op, tile, size); break;
+            case DIVIDE: divide(step, *op, tile, size, out); break;
+            default: gauss(step, *op, counters, tile, size, out);
         }
+        if (op == recurrence) op += op->count;
     }
     if (whole) return;
     for (int i = 0; i < num_pieces; ++i) send(step, tile[step.result], pieces[i]);

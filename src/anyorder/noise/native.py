@@ -246,11 +246,13 @@ def _steps_agree(kernel: Kernel) -> bool:
     c = [np.float32(x) for x in (0.3, -0.7, 1.7, 0.6)]
     total = other + row(3) * c[0] * c[1] + kept * c[3]
     noise = (total / c[2] + row(2**40) * c[0])[first % 16 :][:size] * std
-    leaked = kept + (total + kept * c[1])
+    after = [kept + (total + kept * c[1]), other + (total + other * c[0])]
     ops = np.array([
         (Kind.GAUSS, 0, NONE, NONE, c[0], 0, 3),
-        (Kind.LINEAR, 1, ~1, NONE, 1.0, 2, 0),
+        (Kind.LINEAR, 1, ~1, NONE, 1.0, 1, 0),
+        (Kind.LINEAR, 1, 1, NONE, 1.0, 1, 1),
         (Kind.LEAK, ~0, ~0, 1, c[1], 0, 0),
+        (Kind.LEAK, ~1, ~1, 1, c[0], 0, 0),
         (Kind.DIVIDE, 0, 1, NONE, c[2], 0, 0),
         (Kind.GAUSS, 1, 0, NONE, c[0], 0, 2**40),
     ], OP)  # fmt: skip
@@ -267,7 +269,7 @@ def _steps_agree(kernel: Kernel) -> bool:
         arrays=np.array([x.ctypes.data for x in state], np.uint64), origin=first // 16 * 16, std=float(std), add=True,
         scale=scale, threads=1,
     )  # fmt: skip
-    made, right = [*memory, *state], [*expected, leaked, other]
+    made, right = [*memory, *state], [*expected, *after]
     return all(a.tobytes() == b.tobytes() for a, b in zip(made, right, strict=True))
 
 

@@ -1,6 +1,7 @@
 """The noise of a run, step by step: the only owner of the step counter and of the strategy's state."""
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ __all__ = ["NoiseStream"]
 Vector = NDArray[np.float32]
 
 _GROUP = 256  # elements that the kernel works on together; arrays have whole groups
+_PAGE = 1024  # float32 elements
+_LINES = itertools.count(0, 5 * 16)  # elements from the start of a page, 5 lines from one array to the next
 _MAX_ELEMENT = 2**62 - 2 * _GROUP  # the layout's range, less what whole groups add
 
 
@@ -370,10 +373,13 @@ def _round_up(std: float) -> np.float32:
 
 
 def _aligned(values: Vector | int) -> Vector:
-    """A float32 vector that begins at a cache line: a copy, or zeros of a length that take no memory until written."""
+    """A float32 vector that begins at a cache line: a copy, or zeros of a length that take no memory until written.
+
+    The next one begins at another line of its page: what is read side by side would else share few places in the cache.
+    """
     length = values if isinstance(values, int) else len(values)
-    raw = np.zeros(length + 16, np.float32)
-    skip = -raw.ctypes.data // 4 % 16
+    raw = np.zeros(length + _PAGE, np.float32)
+    skip = (next(_LINES) - raw.ctypes.data // 4) % _PAGE
     result = raw[skip : skip + length]
     if not isinstance(values, int):
         result[:] = values

@@ -6,10 +6,11 @@ same roundings, for a tile of coordinates at a time.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyorder.noise.native import NONE, OP, TERM, Kind, Program
 from anyorder.strategy import Strategy
@@ -147,7 +148,36 @@ def compile_step(
         keep: rows of Z to have in arrays afterwards, as far as arrays are there for them.
         allowance: number of new arrays that rows may take. The state takes what it needs.
     """
-    return _Compiler(traced, num_state, stored, free, keep, allowance).run()
+    free = tuple(free)
+    if stored or keep:
+        return _Compiler(traced, num_state, stored, free, keep, allowance).run()
+    # Most steps differ from the one before in the numbers of their rows alone.
+    shape, rows = (_shape(traced), num_state, free, allowance), traced.rows()
+    if shape not in _COMPILED:
+        if len(_COMPILED) >= _MOST_COMPILED:
+            _COMPILED.clear()
+        made = _Compiler(traced, num_state, {}, free, (), allowance).run()
+        normal = np.flatnonzero(made.program.ops["kind"] == Kind.GAUSS)
+        _COMPILED[shape] = made, normal, [rows.index(int(row)) for row in made.program.ops["row"][normal]]
+    made, normal, order = _COMPILED[shape]
+    ops = made.program.ops.copy()
+    ops["row"][normal] = [rows[i] for i in order]
+    return replace(made, program=replace(made.program, ops=ops))
+
+
+_COMPILED: dict[Any, tuple[Compiled, NDArray[np.intp], list[int]]] = {}
+_MOST_COMPILED = 64
+
+
+def _shape(traced: Trace) -> tuple[Any, ...]:
+    """What the program depends on, but for the numbers of rows."""
+    at = {id(vector): i for i, vector in enumerate(traced.tape)}
+    results = [at[id(vector)] for vector in (traced.noise, *traced.state)]
+    return (*results, *(
+        (x.kind, x.number if x.kind == "array" else None if x.kind == "row" or x.number is None else x.number.tobytes(),
+         at.get(id(x.left)), at.get(id(x.right)))
+        for x in traced.tape
+    ))  # fmt: skip
 
 
 class _Compiler:

@@ -79,6 +79,14 @@ class Strategy(ABC):
     def state_rows(self) -> int:
         """Number of vectors of the size of the model that the state holds at most."""
 
+    @property
+    def restart_period(self) -> int | None:
+        """The s with C block-diagonal in blocks of s steps, the last perhaps shorter; None where none is known.
+
+        The noise of a block's steps is then independent of all other blocks': none of it cancels later.
+        """
+        return None
+
     def describe(self) -> str:
         """One phrase for people."""
         return repr(self)

@@ -28,6 +28,11 @@ class Independent(Combination):
         """Number of steps."""
         return self._n
 
+    @property
+    def restart_period(self) -> int:
+        """1: every step's noise is its own."""
+        return 1
+
     def matrix(self) -> NDArray[np.float64]:
         """The identity, (n, n)."""
         return np.eye(self._n)

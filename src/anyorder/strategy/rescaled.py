@@ -39,6 +39,11 @@ class Rescaled(Strategy):
         """Number of rows of C and of Z."""
         return self.strategy.num_rows
 
+    @property
+    def restart_period(self) -> int | None:
+        """That of the strategy: scales keep blocks apart."""
+        return self.strategy.restart_period
+
     def matrix(self) -> Floats:
         """C diag(scales)^-1, (num_rows, n)."""
         return np.asarray(self.strategy.matrix() / self.scales)

@@ -81,6 +81,11 @@ class RestartedBLT(Strategy):
         return self._n
 
     @property
+    def restart_period(self) -> int:
+        """The steps of an epoch."""
+        return self.steps_per_epoch
+
+    @property
     def num_buffers(self) -> int:
         """Buffers m of each epoch's BLT."""
         return int(self.decays.shape[1])

@@ -27,6 +27,7 @@ from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
 from anyorder.sampling import PrivateLoader, Unit, poisson_loader
 from anyorder.train.checkpoint import load, random_state, save_atomic, set_random_state
+from anyorder.train.clip_norm import ClipNorm
 from anyorder.train.distributed import Group, distinct_units, forward_together
 from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
 from anyorder.train.journal import SharedJournal
@@ -77,6 +78,7 @@ class PrivacyEngine:
         self.extra: dict[str, Any] = {}
         self._path = None if checkpoint is None else Path(checkpoint)
         self._key = NoiseSource.random().key if key is None else NoiseSource(key).key
+        self._clip = ClipNorm(plan, None)
         self._written: dict[nn.Parameter, tuple[Tensor, int]] = {}
         self._ready = False
         self._closed = False
@@ -106,7 +108,8 @@ class PrivacyEngine:
             loss_reduction: how the loss joins examples: "mean" or "sum".
             accumulate: batches (micro-batches) that make up one optimizer step.
             chunk_size: examples whose gradients are in memory at once; None chooses.
-            rule: how a unit's gradient is cut to the clip norm: `Flat()` if None, `PerGroup(..)`, `Automatic(..)`.
+            rule: how a unit's gradient is cut to the clip norm: `Flat()` if None, `PerGroup(..)`, `Automatic(..)`,
+                `Adaptive(..)`.
         Returns: the private model, the optimizer, and a loader that hands out the same batches.
         """
         if self._ready:
@@ -136,6 +139,7 @@ class PrivacyEngine:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_reduction: str, rule: ClipRule | None
     ) -> str:
         """Check model and optimizer; returns what must be the same on all ranks."""
+        self._clip = ClipNorm(self.plan, rule)
         check_model(model)
         check_sharding(model, self._group)
         self._model, self._optimizer, self._loss_reduction = model, optimizer, loss_reduction
@@ -146,7 +150,7 @@ class PrivacyEngine:
     def _set_up(self, loader: Any, unit: Unit, chunk_size: int | None, rule: ClipRule | None) -> None:
         self.loader = self._private_loader(loader, unit, self._source)
         self.ledger = Ledger(self.plan.participation)
-        self._shards = Shards(self._parameters, self._group)
+        self._shards = Shards({**self._parameters, **self._clip.parameters}, self._group)
         plan = self.plan
         self._stream = SharedNoise(plan.strategy, self._source, plan.noise_std, self._shards, plan.grid)
         self._whole = WholeModel(self._model)
@@ -216,7 +220,7 @@ class PrivacyEngine:
                 args,
                 kwargs,
                 groups=torch.from_numpy(groups.reshape(-1).astype(np.int64)),
-                clip_norm=self.plan.clip_norm,
+                clip_norm=self._clip.current,
                 scale=float(len(batch.units)) if self._loss_reduction == "mean" else 1.0,
                 receive=receive,
             )
@@ -278,14 +282,17 @@ class PrivacyEngine:
         step = self.ledger.step
         place = f"optimizer.step() of step {step}"
         self._group.together(place, lambda: self._check_step(step))
-        own = self._shards.sum_of_own(self._sums)
+        own = self._clip.planned(self._shards.sum_of_own(self._sums))
         self._group.together(place, lambda: _check_finite(own))
         self._journal.commit(place, step, own)
-        private = self._stream.add_to(own, self.plan.batch_size)
+        private = self._stream.add_to(own, self._clip.divisor)
         self.ledger.record(step, self._units)
         self._discard()
         self._whole.drop()
         for p, gradient in self._shards.gradients(private):
+            if p is self._clip.count:
+                self._clip.record(step, gradient, self._group)
+                continue
             p.grad = gradient
             self._written[p] = (p.grad, p.grad._version)
 
@@ -322,6 +329,11 @@ class PrivacyEngine:
         return self.ledger.step
 
     @property
+    def clip_norm(self) -> float:
+        """The norm at which units are cut now. With `Adaptive` it moves, by what was released: it is public."""
+        return self._clip.current
+
+    @property
     def epoch(self) -> int:
         """Number of epochs begun and finished; for `range(engine.epoch, epochs)` after a resume. 0 for a stream."""
         batches = self.loader.batches_per_epoch
@@ -352,6 +364,8 @@ class PrivacyEngine:
             "model": whole(self._model.state_dict()),
             "optimizer": whole(self._optimizer.state_dict()),
             "stream": self._stream.state_dict(),
+            "clip_norm": self._clip.state_dict(),
+            "clipping": self._group.to_first(self._clipping.state_dict()),
             "loader": self.loader.state_dict(),
             "ledger": self.ledger.to_bytes(),
             "random": self._group.to_first(random_state()),
@@ -382,6 +396,7 @@ class PrivacyEngine:
                 f"{self._path} belongs to another plan (different: {', '.join(changed)}); resume with that plan, or "
                 "choose another checkpoint file"
             )
+        self._clip.check(state.get("clip_norm"))
         return state
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -390,6 +405,8 @@ class PrivacyEngine:
         self._journal.open("make_private", self._path.parent, ledger.step, state["ranks"])
         load_whole(self._model, self._optimizer, state["model"], state["optimizer"])
         self._stream.load_state_dict({**state["stream"], "state": [t.numpy() for t in state["stream"]["state"]]})
+        self._clip.load_state_dict(state.get("clip_norm"))
+        self._clipping.load_state_dict(state["clipping"][self._group.rank % len(state["clipping"])])
         self.loader.load_state_dict(state["loader"])
         self.ledger = ledger
         self.extra = state["extra"]

@@ -142,22 +142,22 @@ class SharedNoise:
                 "released; resume from the last checkpoint in a new engine"
             )
 
-    def add_to(self, own: Tensor, batch_size: int) -> Tensor:
-        """(own + noise of the next step) / batch_size on the rank's own coordinates.
+    def add_to(self, own: Tensor, divisor: float) -> Tensor:
+        """(own + noise of the next step) / divisor on the rank's own coordinates.
 
         Args:
             own: the rank's vector, which is overwritten: float32; on a grid int64, in grid steps.
-            batch_size: divisor.
+            divisor: the batch size, perhaps times a change of units.
         Returns: `own`; on a grid a float64 tensor.
         Raises: StepsExhaustedError after n steps. TrainingError if a step was broken off between the rank's streams.
         """
         if self._grid is not None:
             noise = np.concatenate([np.empty(0, np.int64), *(stream.next() for stream in self._streams)])
             total = torch.from_numpy(noise).to(own.device).add_(own)  # in place: torch refuses a sum of floats here
-            return total.double().mul_(self._grid).div_(batch_size)
+            return total.double().mul_(self._grid).div_(divisor)
         start = 0
         for stream, (i, j) in zip(self._streams, self._ranges, strict=True):
-            stream.add_to([own[start : start + j - i]], 1 / batch_size)
+            stream.add_to([own[start : start + j - i]], 1 / divisor)
             start += j - i
         return own
 

@@ -1,0 +1,239 @@
+// The gradient of a convolution's weight for each example, without unfolding the inputs, and squared norms. A plain C
+// interface, for ctypes; nothing is allocated that is not freed, nothing thrown.
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace anyorder {
+
+// What is asked for. Every field has 8 bytes; strides count floats. `native` fills it.
+struct Job {
+    const float *x;   // (batch, channels, height, width)
+    const float *g;   // (batch, out_channels, out_height, out_width), the gradients of the outputs
+    float *out;       // (batch, kernel_h, kernel_w, channels, out_channels)
+    double *squares;  // (batch,)
+    int64_t batch, channels, height, width, out_channels, out_height, out_width;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h;
+    int64_t x_strides[4], g_strides[4];
+};
+
+// One example, channels last: (padded height, padded width, channels) and (out_height, out_width, out_channels).
+struct Image {
+    const float *x, *g;
+    int64_t x_row, g_pixel;  // from a row of x to the next, from a position of g to the next
+};
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+namespace avx2 {
+#define LANES 8
+#define TAPS 6
+#include "_convolution.h"
+#undef LANES
+#undef TAPS
+}  // namespace avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f")
+#endif
+namespace avx512 {
+#define LANES 16
+#define TAPS 8
+#include "_convolution.h"
+#undef LANES
+#undef TAPS
+}  // namespace avx512
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+namespace portable {
+#define LANES 4
+#define TAPS 4
+#include "_convolution.h"
+#undef LANES
+#undef TAPS
+}  // namespace portable
+
+enum { PORTABLE, AVX2, AVX512 };
+constexpr int64_t WIDTH[] = {4, 8, 16};  // floats in a vector
+
+static void gradient(int lanes, const Job &job, const Image &image, float *out) {
+#if defined(__x86_64__)
+    if (lanes == AVX512) return avx512::gradient(job, image, out);
+    if (lanes == AVX2) return avx2::gradient(job, image, out);
+#endif
+    portable::gradient(job, image, out);
+}
+
+static double square(int lanes, const float *v, int64_t size) {
+#if defined(__x86_64__)
+    if (lanes == AVX512) return avx512::square(v, size);
+    if (lanes == AVX2) return avx2::square(v, size);
+#endif
+    return portable::square(v, size);
+}
+
+struct Work {
+    const Job *job;
+    int lanes;
+    int64_t x_row, g_pixel;
+    int64_t x_size, g_size;  // floats of an example's copy; 0 where its own memory will do
+    std::atomic<int64_t> next{0};
+};
+
+// Four runs of four floats, `from` apart, into four with the other order, `to` apart.
+static inline void turn(const float *in, int64_t from, float *out, int64_t to) {
+#if defined(__x86_64__)
+    __m128 a = _mm_loadu_ps(in), b = _mm_loadu_ps(in + from);
+    __m128 c = _mm_loadu_ps(in + 2 * from), d = _mm_loadu_ps(in + 3 * from);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(out, a);
+    _mm_storeu_ps(out + to, b);
+    _mm_storeu_ps(out + 2 * to, c);
+    _mm_storeu_ps(out + 3 * to, d);
+#else
+    for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 4; ++j) out[j * to + i] = in[i * from + j];
+#endif
+}
+
+// An image into rows of `row` floats and positions of `pixel` floats.
+static void copy(const float *from, const int64_t *strides, int64_t channels, int64_t height, int64_t width, float *to,
+                 int64_t row, int64_t pixel) {
+    const int64_t channel = strides[1], column = strides[3];
+    for (int64_t h = 0; h < height; ++h, from += strides[2], to += row) {
+        // Whole blocks of 4 x 4 where a row is one run of memory, and what is left one by one.
+        const int64_t blocks = column == 1 && channel != 1 ? width / 4 * 4 : 0, many = blocks ? channels / 4 * 4 : 0;
+        for (int64_t c = 0; c < many; c += 4)
+            for (int64_t w = 0; w < blocks; w += 4) turn(from + c * channel + w, channel, to + w * pixel + c, pixel);
+        for (int64_t w = 0; w < width; ++w)
+            for (int64_t c = w < blocks ? many : 0; c < channels; ++c)
+                to[w * pixel + c] = from[c * channel + w * column];
+    }
+}
+
+static void run_examples(void *given) {
+    Work &work = *(Work *)given;
+    const Job &job = *work.job;
+    const int64_t size = job.kernel_h * job.kernel_w * job.channels * job.out_channels;
+    // The padding stays zero: a copy writes what is inside.
+    float *space = (float *)std::calloc(work.x_size + work.g_size + 1, sizeof(float));
+    if (!space) return;
+    for (int64_t i; (i = work.next.fetch_add(1)) < job.batch;) {
+        Image image = {job.x + i * job.x_strides[0], job.g + i * job.g_strides[0], work.x_row, work.g_pixel};
+        if (work.x_size) {
+            float *inside = space + job.padding_h * work.x_row + job.padding_w * job.channels;
+            copy(image.x, job.x_strides, job.channels, job.height, job.width, inside, work.x_row, job.channels);
+            image.x = space;
+        }
+        if (work.g_size) {
+            float *back = space + work.x_size;
+            copy(image.g, job.g_strides, job.out_channels, job.out_height, job.out_width, back,
+                 job.out_width * work.g_pixel, work.g_pixel);
+            image.g = back;
+        }
+        float *out = job.out + i * size;
+        gradient(work.lanes, job, image, out);
+        job.squares[i] = square(work.lanes, out, size);
+    }
+    std::free(space);
+}
+
+constexpr int64_t SMALL = 1 << 15;  // numbers that one thread squares before another would have begun
+
+struct Rows {
+    const float *rows;
+    double *squares;
+    int64_t count, size, stride;
+    int lanes;
+    std::atomic<int64_t> next{0};
+};
+
+static void run_rows(void *given) {
+    Rows &work = *(Rows *)given;
+    const int64_t many = 1 + SMALL / 8 / (work.size + 1);
+    for (int64_t start; (start = work.next.fetch_add(many)) < work.count;)
+        for (int64_t i = start; i < start + many && i < work.count; ++i)
+            work.squares[i] = square(work.lanes, work.rows + i * work.stride, work.size);
+}
+
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);  // GOMP_parallel of an OpenMP library
+
+static void run_parallel(void (*run)(void *), void *work, int64_t threads, void *parallel) {
+    if (threads <= 1) return run(work);
+    if (parallel) return ((Parallel)parallel)(run, work, (unsigned)threads, 0);
+    std::thread *others = new (std::nothrow) std::thread[threads];
+    int started = 0;
+    try {
+        for (; others && started < threads - 1; ++started) others[started] = std::thread(run, work);
+    } catch (...) {  // fewer threads
+    }
+    run(work);
+    for (int i = 0; i < started; ++i) others[i].join();
+    delete[] others;
+}
+
+}  // namespace anyorder
+
+extern "C" {
+
+// The digest of the sources that this was made of; setup.py gives it.
+uint64_t anyorder_sources() { return ANYORDER_SOURCES; }
+
+// The instruction set that this machine has at best: 0 portable, 1 AVX2, 2 AVX-512.
+int anyorder_lanes() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f")) return anyorder::AVX512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return anyorder::AVX2;
+#endif
+    return anyorder::PORTABLE;
+}
+
+// Returns 0, or 1 where no thread had memory: then nothing was done.
+int anyorder_convolution(const anyorder::Job *job, int lanes, int threads, void *parallel) {
+    using namespace anyorder;
+    Work work;
+    work.job = job;
+    work.lanes = lanes;
+    const int64_t C = job->channels, O = job->out_channels, *x = job->x_strides, *g = job->g_strides;
+    const bool x_fits = !job->padding_h && !job->padding_w && (C == 1 || x[1] == 1) && x[3] == C;
+    const bool g_fits = O % WIDTH[lanes] == 0 && g[1] == 1 && g[2] == job->out_width * g[3];
+    work.x_row = x_fits ? x[2] : (job->width + 2 * job->padding_w) * C;
+    work.g_pixel = g_fits ? g[3] : (O + WIDTH[lanes] - 1) / WIDTH[lanes] * WIDTH[lanes];
+    work.x_size = x_fits ? 0 : (job->height + 2 * job->padding_h) * work.x_row;
+    work.g_size = g_fits ? 0 : job->out_height * job->out_width * work.g_pixel;
+    run_parallel(run_examples, &work, threads < job->batch ? threads : job->batch, parallel);
+    return work.next < job->batch;
+}
+
+// squares (count,) of `count` runs of `size` floats, of which each begins `stride` after the one before.
+void anyorder_squares(const float *rows, int64_t count, int64_t size, int64_t stride, double *squares, int lanes,
+                      int threads, void *parallel) {
+    using namespace anyorder;
+    Rows work{rows, squares, count, size, stride, lanes};
+    if (count * size < SMALL) threads = 1;
+    run_parallel(run_rows, &work, threads < count ? threads : count, parallel);
+}
+}

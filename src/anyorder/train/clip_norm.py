@@ -1,0 +1,108 @@
+"""The norm at which a run cuts its units now: the plan's, or one that follows a quantile of their norms."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyorder.clipping import Adaptive, ClipRule
+from anyorder.errors import CheckpointError, PlanError
+from anyorder.plan import Plan
+from anyorder.train.distributed import Group
+
+__all__ = ["ClipNorm"]
+
+RANGE = 2.0**40
+
+
+class ClipNorm:
+    """The norm c at which units are cut now, and how sums cut there become those that the plan's noise is for.
+
+    Under any rule but `Adaptive` c is the plan's clip norm C. Under that rule the units' vectors have one more
+    coordinate and norm c; times C / c they have norm C; noise is added; and times c / (C sqrt(1 - share^2)) the
+    gradient is in its own units again. Nothing but released numbers enters here, so that c is public.
+
+    Attributes:
+        current: c.
+        count: stands for the further coordinate among the parameters; it is never trained.
+
+    Raises: PlanError where the plan does not let the clip norm move.
+    """
+
+    def __init__(self, plan: Plan, rule: ClipRule | None) -> None:
+        self._rule = rule if isinstance(rule, Adaptive) else None
+        self._planned, self._batch_size = plan.clip_norm, plan.batch_size
+        self._period = 0 if self._rule is None else _period(plan, self._rule)
+        self.current = plan.clip_norm
+        self._sum = 0.0  # of the period's released counts, in units of the gradient
+        self.count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """`count` by the name of its sum, under `Adaptive`; else nothing."""
+        return {} if self._rule is None else {self._rule.COUNT: self.count}
+
+    @property
+    def divisor(self) -> float:
+        """What a noised sum is divided by: the batch size, and what takes the gradient back to its own units."""
+        if self._rule is None:
+            return self._batch_size
+        return self._batch_size * (self._planned * self._rule.gradient_share / self.current)
+
+    def planned(self, own: Tensor) -> Tensor:
+        """Sums of vectors of norm c as sums of vectors of the planned norm, in place."""
+        return own if self._rule is None else own.mul_(self._planned / self.current)
+
+    def record(self, step: int, count: Tensor, group: Group) -> None:
+        """Take the released count of a step, under `Adaptive`; set c anew where the step is the last of a period."""
+        assert self._rule is not None
+        self._sum += float(count)
+        if (step + 1) % self._period:
+            return
+        one = self._rule.share * self.current / self._rule.gradient_share  # what a unit above c adds
+        above = self._sum / (one * self._period)
+        off = min(max(above, 0.0), 1.0) - (1 - self._rule.quantile)
+        moved = self.current * math.exp(self._rule.learning_rate * off)
+        # One rank's number for all: exp may differ in its last bit between machines.
+        self.current = group.from_first(min(max(moved, self._planned / RANGE), self._planned * RANGE))
+        self._sum = 0.0
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """For a checkpoint."""
+        if self._rule is None:
+            return None
+        return {"rule": repr(self._rule), "current": self.current, "sum": self._sum}
+
+    def check(self, saved: dict[str, Any] | None) -> None:
+        """Raise CheckpointError if the state is another rule's."""
+        own, other = (None if state is None else state["rule"] for state in (self.state_dict(), saved))
+        if own != other:
+            raise CheckpointError(
+                f"the checkpoint was written under rule={other or 'one with a fixed clip norm'}, and this run has "
+                f"{own or 'one with a fixed clip norm'}; resume with the rule of the run"
+            )
+
+    def load_state_dict(self, saved: dict[str, Any] | None) -> None:
+        """Go on where `state_dict` was taken; see `check`."""
+        if saved is not None:
+            self.current, self._sum = saved["current"], saved["sum"]
+
+
+def _period(plan: Plan, rule: Adaptive) -> int:
+    restart = plan.strategy.restart_period
+    if plan.grid is not None:
+        raise PlanError(
+            "Adaptive() moves the clip norm, and the exact integers of secure mode are made for one that stays; take "
+            "Flat(), or plan without secure="
+        )
+    if restart is None:
+        raise PlanError(
+            f"Adaptive() sets the clip norm anew where the noise restarts, and that of {plan.strategy!r} does not: "
+            "noise of earlier steps, scaled by another norm, would no longer cancel. Plan with mechanism='independent' "
+            "or, for shuffled epochs, with what ao.optimize.fit('restarted_blt', ..) gives; or take Flat()"
+        )
+    period = restart if rule.every is None else rule.every
+    if period % restart:
+        raise PlanError(f"every must be a multiple of the {restart} steps after which the noise restarts, got {period}")
+    return period

@@ -1,0 +1,193 @@
+"""Per-example gradients of a convolution by the compiled library, against each example alone in float64."""
+
+import os
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from anyorder.clipping import native
+from anyorder.clipping.batch import UnitMap
+from anyorder.clipping.norms import settle
+from anyorder.clipping.uses import ConvolutionUse, Geometry
+
+pytestmark = pytest.mark.skipif(
+    native._library() is None or os.environ.get("ANYORDER_KERNEL") == "reference",
+    reason="the library is not built, or is switched off",
+)
+
+CASES = {  # geometry, channels in and out, size
+    "one channel, stride, padding": (Geometry((8, 8), (2, 2), (3, 3), (1, 1), 1), 1, 16, (28, 28)),
+    "stride": (Geometry((4, 4), (2, 2), (0, 0), (1, 1), 1), 16, 32, (13, 13)),
+    "rows read twice": (Geometry((3, 2), (1, 3), (0, 0), (1, 1), 1), 3, 8, (9, 10)),
+    "odd channels": (Geometry((3, 5), (1, 1), (1, 2), (1, 1), 1), 5, 37, (6, 7)),
+    "few channels": (Geometry((2, 1), (3, 2), (1, 0), (1, 1), 1), 2, 3, (7, 5)),
+    "dilated in height": (Geometry((3, 3), (1, 2), (2, 1), (2, 1), 1), 7, 20, (8, 9)),
+    "one position": (Geometry((4, 3), (1, 1), (0, 0), (1, 1), 1), 6, 48, (4, 3)),
+    "as many channels as rows": (Geometry((2, 3), (1, 1), (0, 0), (1, 1), 1), 16, 16, (16, 5)),
+    "one pixel": (Geometry((1, 1), (1, 1), (0, 0), (1, 1), 1), 9, 17, (5, 5)),
+}
+
+
+def inside(t):
+    """A view of a larger tensor, NaN around it."""
+    return F.pad(t, (1, 2, 1, 1, 2, 1), value=torch.nan)[:, 2:-1, 1:-1, 1:-2]
+
+
+LAYOUTS = {
+    "contiguous": lambda t: t.contiguous(),
+    "channels last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "part of a larger one": inside,
+    "part of a larger one, channels last": lambda t: inside(t.permute(0, 2, 3, 1)).permute(0, 3, 1, 2),
+    "expanded": lambda t: t[:1].expand_as(t),
+}
+
+
+def problem(case, layout="contiguous", batch=7, dtype=torch.float32):
+    """Inputs, output gradients, and (B, *shape) float64 each example's gradient by autograd."""
+    geometry, channels, out, size = CASES[case]
+    torch.manual_seed(0)
+    x, w = torch.randn(batch, channels, *size).to(dtype), torch.randn(out, channels, *geometry.kernel)
+    settings = geometry.stride, geometry.padding, geometry.dilation, False, [0, 0], 1
+    g = torch.randn_like(torch.convolution(x.float(), w, None, *settings)).to(dtype)
+    x, g = LAYOUTS[layout](x), LAYOUTS[layout](g)
+
+    def alone(i):
+        forward = lambda w: torch.convolution(x[i : i + 1].double(), w, None, *settings)  # noqa: E731
+        return torch.func.vjp(forward, w.double())[1](g[i : i + 1].double())[0]
+
+    return geometry, x, g, torch.stack([alone(i) for i in range(batch)])
+
+
+def convolution(geometry, x, g, path=None):
+    made, squares = native.convolution(
+        x, g, geometry.kernel, geometry.stride, geometry.padding, geometry.dilation[0], path
+    )
+    return made.permute(0, 4, 3, 1, 2), squares
+
+
+def check_squares(squares, rows):
+    """Never less than the exact ones, and hardly more."""
+    for square, row in zip(squares.tolist(), rows.flatten(1).tolist(), strict=True):
+        exact = sum(Fraction(value) ** 2 for value in row)
+        assert exact <= Fraction(square) <= exact * (1 + Fraction(1, 10**10))
+
+
+@pytest.mark.parametrize("path", range(len(native.PATHS)), ids=native.PATHS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_and_norms(case, layout, path):
+    if path > native._library().anyorder_lanes():
+        pytest.skip("this processor has no such instructions")
+    geometry, x, g, expected = problem(case, layout)
+    made, squares = convolution(geometry, x, g, path)
+    assert (made - expected).norm() <= 1e-6 * expected.norm()
+    # The norms are those of what was made, whatever its rounding.
+    check_squares(squares, made)
+    check_squares(native.squares(made.flatten(1), path), made)
+
+
+def test_any_number_of_threads_gives_the_same():
+    geometry, x, g, _ = problem("odd channels", batch=19)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(convolution(geometry, x, g))
+    finally:
+        torch.set_num_threads(before)
+    for made, squares in found[1:]:
+        assert torch.equal(made, found[0][0])
+        assert torch.equal(squares, found[0][1])
+
+
+def test_threads_without_openmp(monkeypatch):
+    geometry, x, g, _ = problem("stride", batch=19)
+    expected, before = convolution(geometry, x, g), torch.get_num_threads()
+    monkeypatch.setattr(native, "_parallel", lambda: None)
+    try:
+        torch.set_num_threads(2)
+        made, squares = convolution(geometry, x, g)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(made, expected[0])
+    assert torch.equal(squares, expected[1])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_an_example_that_overflows_is_seen_and_no_other(value):
+    geometry, x, g, _ = problem("one channel, stride, padding")
+    x[3, 0, 5, 5], g[5, 2, 1, 1] = value, value
+    _, squares = convolution(geometry, x * 100, g * 100)
+    assert (~squares.isfinite()).nonzero().flatten().tolist() == [3, 5]
+
+
+def test_large_and_small_numbers_keep_their_norms():
+    geometry, x, g, _ = problem("stride")
+    for scale in (1e-30, 1e30):
+        made, squares = convolution(geometry, x * scale, g)
+        check_squares(squares, made)
+        assert (squares > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_norms_and_sum_of_a_use(case, dtype, monkeypatch):
+    geometry, x, g, gradients = problem(case, dtype=dtype)
+    use = ConvolutionUse(x, g, geometry, len(x), torch.float32)
+    assert use.compiled
+    monkeypatch.setattr("anyorder.clipping.norms._keeping_is_cheaper", lambda uses, units: True)
+    found = settle([use], UnitMap.of(torch.arange(len(x)), x.device))
+    assert found.kept is not None
+    assert (found.kept - gradients).norm() <= 1e-6 * gradients.norm()
+    norms = gradients.flatten(1).norm(dim=1)
+    assert found.squares.sqrt().numpy() == pytest.approx(norms.numpy(), rel=1e-5)
+    weights = torch.rand(len(x))
+    expected = (weights.double().view(-1, 1, 1, 1, 1) * gradients).sum(0)
+    total = found.total(weights, weights)
+    assert total.shape == expected.shape
+    assert (total - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_what_it_does_not_cover_goes_another_way():
+    geometry, x, g, _ = problem("stride")
+
+    def compiled(geometry=geometry, x=x, g=g, batch=7, dtype=torch.float32):
+        return ConvolutionUse(x, g, geometry, batch, dtype).compiled
+
+    assert compiled()
+    assert not compiled(dtype=torch.float64)
+    assert not compiled(batch=1)  # seven images of one example
+    assert not compiled(Geometry((4, 4), (2, 2), (0, 0), (1, 2), 1))
+    assert not compiled(Geometry((4, 4), (2, 2), (0, 0), (1, 1), 2))
+    assert not compiled(Geometry((4,), (2,), (0,), (1,), 1), torch.randn(7, 16, 13), torch.randn(7, 32, 5))
+
+
+def test_a_library_that_gives_other_numbers_is_not_taken(monkeypatch):
+    right = native.convolution
+
+    def wrong(*args):
+        made, squares = right(*args)
+        return made, squares * (1 - 1e-12)
+
+    assert native._agrees(0)
+    monkeypatch.setattr(native, "convolution", wrong)
+    assert not native._agrees(0)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (5, 0), (3, 1), (300, 7), (2000, 40), (3, 70_001)])
+def test_squares(shape):
+    torch.manual_seed(1)
+    rows = torch.randn(shape[0], shape[1] + 2)[:, 1:-1]  # with a stride of its own
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found = native.squares(rows)
+            assert found.shape == (shape[0],)
+            assert found.numpy() == pytest.approx(rows.double().square().sum(1).numpy(), rel=1e-10)
+    finally:
+        torch.set_num_threads(before)
+    check_squares(found[:2], rows[:2])
