@@ -153,13 +153,15 @@ def compile_step(
         return _Compiler(traced, num_state, stored, free, keep, allowance).run()
     # Most steps differ from the one before in the numbers of their rows alone.
     shape, rows = (_shape(traced), num_state, free, allowance), traced.rows()
-    if shape not in _COMPILED:
-        if len(_COMPILED) >= _MOST_COMPILED:
-            _COMPILED.clear()
+    kept = _COMPILED.get(shape)
+    if kept is None:
         made = _Compiler(traced, num_state, {}, free, (), allowance).run()
         normal = np.flatnonzero(made.program.ops["kind"] == Kind.GAUSS)
-        _COMPILED[shape] = made, normal, [rows.index(int(row)) for row in made.program.ops["row"][normal]]
-    made, normal, order = _COMPILED[shape]
+        kept = made, normal, [rows.index(int(row)) for row in made.program.ops["row"][normal]]
+        if len(_COMPILED) >= _MOST_COMPILED:
+            _COMPILED.clear()
+        _COMPILED[shape] = kept
+    made, normal, order = kept
     ops = made.program.ops.copy()
     ops["row"][normal] = [rows[i] for i in order]
     return replace(made, program=replace(made.program, ops=ops))
