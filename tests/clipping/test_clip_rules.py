@@ -172,21 +172,6 @@ def test_rules_hold_for_models_that_one_pass_cannot_run(name, monkeypatch):
     assert_close(run(GhostClipping(module, rule=rule), x, y, F.cross_entropy, clip_norm=0.1)[1], expected, 1e-10)
 
 
-class Faulty(ClipRule):
-    """Each group is cut to the whole clip norm."""
-
-    def factors(self, squares, clip_norm):
-        return {n: (clip_norm / s.sqrt()).clamp(max=1.0) for n, s in squares.items()}
-
-    def describe(self):
-        return "faulty"
-
-
-def test_the_test_of_the_bound_sees_a_fault():
-    module, x, y = network(), torch.randn(1, 4) * 10, torch.tensor([1])
-    assert norm(run(GhostClipping(module, rule=Faulty()), x, y, F.cross_entropy, clip_norm=1e-3)[1]) > 1.5e-3
-
-
 @pytest.mark.parametrize(
     ("groups", "message"),
     [((("0",),), r"in none: 2\.bias, 2\.weight"), ((("0",), ("0.weight", "2")), r"in several: 0\.weight"),
@@ -220,3 +205,66 @@ def test_arguments_of_adaptive(options):
 @pytest.mark.parametrize("name", RULES)
 def test_descriptions(name):
     assert RULES[name].describe()
+
+
+class Given(ClipRule):
+    """Factors and coordinates by two functions."""
+
+    def __init__(self, factors, coordinates=lambda squares, clip_norm: {}):
+        self.given = factors, coordinates
+
+    def factors(self, squares, clip_norm):
+        return self.given[0](squares, clip_norm)
+
+    def coordinates(self, squares, clip_norm):
+        return self.given[1](squares, clip_norm) if len(next(iter(squares.values()))) else {}
+
+    def describe(self):
+        return "given"
+
+
+class Longer(Adaptive):
+    def coordinates(self, squares, clip_norm):
+        return {self.COUNT: 1e6 * torch.ones_like(next(iter(squares.values())))}
+
+
+def constant(value):
+    return lambda squares, clip_norm: dict.fromkeys(squares, torch.full_like(next(iter(squares.values())), value))
+
+
+def each_whole(squares, clip_norm):
+    """Each parameter, not all together."""
+    return {name: (clip_norm / square.sqrt()).clamp(max=1.0) for name, square in squares.items()}
+
+
+def halved(squares, clip_norm):
+    return {name: 0.5 * factor for name, factor in Flat().factors(squares, clip_norm).items()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("rule", "match"),
+    [
+        (Given(constant(1e6)), "leaves a unit of norm"),
+        (Given(constant(-1e6)), "leaves a unit of norm"),
+        (Given(constant(math.nan)), "leaves a unit of norm nan"),
+        (Longer(), "leaves a unit of norm"),
+        (Given(each_whole), "leaves a unit of norm"),
+        (Given(Flat().factors, lambda s, c: {"more": 0.1 * c * torch.ones(6)}), "leaves a unit of norm"),
+        (Given(halved, lambda s, c: {"0.bias": 0.1 * c * torch.ones(6)}), "of other names"),
+        (Given(lambda s, c: {}), "a factor for each parameter"),
+        (Given(lambda s, c: dict.fromkeys(s, torch.zeros(1))), "for each of the 6 units"),
+    ],
+)
+def test_rules_from_elsewhere_are_held_to_the_bound(rule, match, engine):
+    with pytest.raises(ArgumentError, match=match):
+        run(ENGINES[engine](network(), rule), torch.randn(6, 4), torch.zeros(6).long(), F.cross_entropy, clip_norm=0.01)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rule_from_elsewhere_that_keeps_the_bound(engine):
+    x, y = torch.randn(6, 4), torch.zeros(6).long()
+    _, sums = run(ENGINES[engine](network(), Given(halved)), x, y, F.cross_entropy, clip_norm=0.01)
+    _, flat = run(ENGINES[engine](network(), Flat()), x, y, F.cross_entropy, clip_norm=0.01)
+    for name, value in flat.items():
+        torch.testing.assert_close(sums[name], value / 2)

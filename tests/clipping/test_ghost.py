@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from anyorder.clipping import FunctionalClipping, GhostClipping, ghost, make_clipping, passes
+from anyorder.clipping.units import round_down
 from anyorder.errors import ModelError, NonFiniteError
 from clipping.brute import assert_close, clipped_sum, norm, per_example, run
 
@@ -267,3 +268,32 @@ def test_which_engine():
     module = nn.Linear(4, 3)
     assert isinstance(make_clipping(module), GhostClipping)
     assert isinstance(make_clipping(module, grid=2.0**-20), FunctionalClipping)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, None])
+def test_chunks_draw_the_same_masks_again(chunk_size):
+    """The outputs are w times the gradient, mask by mask, and w is 1."""
+    module, received = nn.Sequential(Scale(), nn.Dropout(0.4)), []
+    module[0].forward = lambda x: x[:, :1] * module[0].w
+    nn.init.ones_(module[0].w)
+    x = torch.rand(8, 1, dtype=torch.float64) + 1
+    outputs = GhostClipping(module, chunk_size).forward(
+        (x,), {}, groups=torch.arange(8), clip_norm=1e6, scale=1.0, receive=received.append
+    )
+    assert (outputs == 0).any(), "no mask"
+    torch.rand(17)
+    state = torch.get_rng_state()
+    outputs.sum().backward()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.allclose(received[0]["0.w"], outputs.detach().sum(0), rtol=1e-12)
+
+
+def test_factors_are_rounded_to_the_number_nearest_to_zero():
+    factors = torch.logspace(-46, 38, 4001, dtype=torch.float64)
+    factors = torch.cat([-factors, torch.zeros(1, dtype=torch.float64), factors])
+    rounded = round_down(factors, torch.float32)
+    assert rounded.dtype == torch.float32
+    assert (rounded.double().abs() <= factors.abs()).all()
+    further = torch.nextafter(rounded, torch.full_like(rounded, torch.inf).copysign(factors.float()))
+    assert (further.double().abs() > factors.abs())[factors != 0].all()
+    assert torch.equal(round_down(factors, torch.float64), factors)

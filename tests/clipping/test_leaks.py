@@ -1,5 +1,6 @@
 """Ways around the bound that were found by looking for them: rounding, and data that is kept or written."""
 
+from collections import OrderedDict, defaultdict, namedtuple
 from functools import partial
 
 import pytest
@@ -113,21 +114,42 @@ def test_parameters_that_forward_writes_are_refused_and_keep_their_values(engine
 
 
 class Remembers(nn.Module):
-    def __init__(self):
+    def __init__(self, hold):
         super().__init__()
-        self.layer, self.hidden = nn.Linear(4, 4), None
+        self.layer, self.hold, self.hidden = nn.Linear(4, 4), hold, None
 
     def forward(self, x):
-        h = self.layer(x) if self.hidden is None else self.layer(x) + self.hidden
-        self.hidden = h.detach()
+        h = self.layer(x)
+        self.hidden = self.hold(h.detach())
         return h
 
 
+class Holder(nn.Module):
+    def __init__(self, tensor):
+        super().__init__()
+        self.register_buffer("hidden", tensor)
+
+
+Pair = namedtuple("Pair", "count hidden")
+HOLDS = {
+    "tensor": lambda h: h,
+    "tuple": lambda h: (1, h),
+    "list": lambda h: [[], [h]],
+    "set": lambda h: {h},
+    "dict": lambda h: {"": 1, "h": h},
+    "ordered": lambda h: OrderedDict(h=(h,)),
+    "named": lambda h: Pair(1, h),
+    "default": lambda h: defaultdict(list, h=[h]),
+    "parameter": lambda h: nn.ParameterDict({"h": nn.Parameter(h, requires_grad=False)}),
+    "module": Holder,
+}
+
+
+@pytest.mark.parametrize("hold", HOLDS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_values_kept_for_the_next_batch_are_refused(engine):
-    module = Remembers()
-    with pytest.raises(ModelError, match="hidden"):
-        sums(engine, module, torch.randn(3, 4))
+def test_values_kept_for_the_next_batch_are_refused(engine, hold):
+    with pytest.raises(ModelError, match="keeps a tensor of the batch"):
+        sums(engine, Remembers(HOLDS[hold]), torch.randn(3, 4))
 
 
 def test_embeddings_that_rescale_what_is_read_are_refused():

@@ -1,5 +1,6 @@
 """A criterion that is given one example at a time."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -58,10 +59,38 @@ def test_a_loss_that_compares_examples_has_nothing_to_compare():
 
 
 def test_nested_batches_and_settings():
-    outputs = {"mean": torch.randn(3, 2), "rest": (torch.ones(3), 2.0)}
-    loss = ExampleLoss(lambda out, y: out["rest"][1] * (out["mean"].sum(1) * out["rest"][0] - y).square().mean())
+    outputs = {"mean": torch.randn(3, 2), "rest": (torch.ones(3), None)}
+    loss = ExampleLoss(lambda out, y, factor: factor * (out["mean"].sum(1) * out["rest"][0] - y).square().mean())
     y = torch.randn(3)
-    torch.testing.assert_close(loss(outputs, y), 2 * (outputs["mean"].sum(1) - y).square().mean())
+    torch.testing.assert_close(loss(outputs, y, 2.0), 2 * (outputs["mean"].sum(1) - y).square().mean())
+
+
+@pytest.mark.parametrize("targets", [np.zeros(3), [0.0, 1.0, 2.0], {"y": [0.0, 1.0, 2.0]}, {1: 0.0}, object()])
+def test_what_cannot_be_split_by_example_is_refused(targets):
+    """Every example would see all of it, labels of others too."""
+    with pytest.raises(ModelError, match="make it a tensor with one row for each example"):
+        ExampleLoss(lambda p, t: p.square().mean())(torch.zeros(3, 1), targets)
+
+
+class Running(nn.Module):
+    """Keeps a mean over what it was given, as an attribute or as a buffer."""
+
+    def __init__(self, buffer):
+        super().__init__()
+        if buffer:
+            self.register_buffer("mean", torch.zeros(()))
+        else:
+            self.mean = torch.zeros(())
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        return (x / (1 + self.mean)).square().mean()
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_criterion_that_keeps_a_batch_for_the_next_is_refused(buffer):
+    with pytest.raises(ModelError, match=r"the criterion itself \(Running\) keeps a tensor of the batch"):
+        ExampleLoss(Running(buffer))(torch.randn(3, 1, requires_grad=True))
 
 
 def test_refusals():

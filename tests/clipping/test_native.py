@@ -89,6 +89,16 @@ def test_gradients_and_norms(case, layout, path):
     check_squares(native.squares(made.flatten(1), path), made)
 
 
+def test_inputs_that_torch_negates_when_it_reads_them():
+    geometry, x, g, expected = problem("stride")
+    lazily = [torch.complex(torch.zeros_like(t), -t).conj().imag for t in (x, g)]
+    assert all(t.is_neg() for t in lazily)
+    for pair in ((lazily[0], g), (x, lazily[1])):
+        made, squares = convolution(geometry, *pair)
+        assert (made - expected).norm() <= 1e-6 * expected.norm()
+        check_squares(squares, made)
+
+
 def test_any_number_of_threads_gives_the_same():
     geometry, x, g, _ = problem("odd channels", batch=19)
     before, found = torch.get_num_threads(), []

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping import Adaptive, Automatic
-from anyorder.errors import CheckpointError, NonFiniteError, PlanError
+from anyorder.clipping import Adaptive, Automatic, Flat
+from anyorder.errors import ArgumentError, CheckpointError, NonFiniteError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, MinSeparation, PoissonSampling
 from anyorder.strategy import BLT, Banded, Independent, Rescaled, RestartedBLT, SquareRoot, Tree
@@ -156,7 +156,7 @@ def test_a_unit_moves_the_noised_sum_by_at_most_the_planned_norm(clip_norm, chun
     plan = dataclasses.replace(plan, participation=MinSeparation(STEPS, STEPS))
     generator = torch.Generator().manual_seed(0)
     v = torch.nn.functional.normalize(torch.randn(1, 501, generator=generator, dtype=torch.float64), dim=1)
-    for current in (clip_norm * 2.0**-30, clip_norm / 3, clip_norm, clip_norm * 1.7e5):
+    for current in (clip_norm * 2.0**-20, clip_norm / 3, clip_norm, clip_norm * 1.7e5):
         for length in (0.0, 1e-6, 1 - 1e-7, 1.0, 1 + 1e-7, 50.0, 1e20):
             x = (v * length * current).float()
             engine = ao.PrivacyEngine(plan, key=KEY)
@@ -252,7 +252,7 @@ def test_clip_norm_stays_within_bounds_where_all_gradients_are_zero():
             optimizer.step()
             assert all(p.grad.isfinite().all() for p in model.parameters())
             norms.add(engine.clip_norm)
-    assert min(norms) == engine.clip_norm == 0.7 * 2.0**-40
+    assert min(norms) == engine.clip_norm == 0.7 * 2.0**-20
 
 
 # -- state -------------------------------------------------------------------------------------------------------------
@@ -305,6 +305,8 @@ def test_checkpoint_of_another_rule_is_refused(tmp_path):
         (planned(RESTARTED), Adaptive(every=EPOCH + 1), "multiple of the 6 steps"),
         (planned(RESTARTED), Adaptive(every=EPOCH // 2), "multiple of the 6 steps"),
         (dataclasses.replace(planned(Independent(STEPS)), grid=2.0**-12), Adaptive(), "secure mode"),
+        (planned(clip_norm=1e-6), Adaptive(), "from 7.63e-06 to 1.15e.18, .* got 1e-06"),
+        (planned(clip_norm=1e19), Adaptive(), "got 1e.19"),
     ],
 )
 def test_what_is_not_covered_is_refused_with_nothing_changed(plan, rule, match):
@@ -314,9 +316,26 @@ def test_what_is_not_covered_is_refused_with_nothing_changed(plan, rule, match):
     with pytest.raises(PlanError, match=match):
         engine.make_private(model, optimizer, DataLoader(data(), batch_size=B, shuffle=True), rule=rule)
     assert torch.equal(weights(model), before)
-    assert engine.clip_norm == 0.7
+    assert engine.clip_norm == plan.clip_norm
     assert not optimizer._optimizer_step_pre_hooks
     engine.make_private(model, optimizer, DataLoader(data(), batch_size=B, shuffle=True))
+
+
+class Counts(Flat):
+    """A rule with a coordinate that no plan knows of."""
+
+    def factors(self, squares, clip_norm):
+        return {name: 0.5 * factor for name, factor in super().factors(squares, clip_norm).items()}
+
+    def coordinates(self, squares, clip_norm):
+        return {"units": torch.full_like(next(iter(squares.values())), 0.1 * clip_norm)}
+
+
+def test_coordinates_of_another_rule_are_refused():
+    engine, model, _, loader = private(rule=Counts())
+    with pytest.raises(ArgumentError, match=r"coordinates of its own \(units\): only Adaptive may"):
+        backward(model, next(iter(loader)))
+    assert not engine._sums
 
 
 def test_failed_step_changes_nothing():
@@ -333,6 +352,24 @@ def test_failed_step_changes_nothing():
     backward(model, next(batches))
     optimizer.step()
     assert engine._clip.state_dict() != before
+
+
+def test_a_step_broken_off_before_its_count_is_the_last(monkeypatch):
+    engine, model, optimizer, loader = private()
+    train(engine, model, optimizer, loader, until=2)
+    batches = iter(loader)
+    backward(model, next(batches))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine._clip, "record", interrupted)
+        optimizer.step()
+    optimizer.zero_grad()
+    backward(model, next(batches))
+    with pytest.raises(TrainingError, match="count of step 2 is missing"):
+        optimizer.step()
 
 
 def test_clip_norm_of_other_rules_is_the_plans():

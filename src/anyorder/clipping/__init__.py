@@ -8,7 +8,6 @@ from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.ghost import GhostClipping
 from anyorder.clipping.loss import ExampleLoss
 from anyorder.clipping.validate import check_model
-from anyorder.errors import ArgumentError
 
 __all__ = [
     "Adaptive",
@@ -38,6 +37,4 @@ def make_clipping(
     """
     if grid is None:
         return GhostClipping(module, chunk_size, rule)
-    if rule not in (None, Flat()):
-        raise ArgumentError(f"rule must be Flat() in secure mode, whose units are cut as a whole, got {rule}")
-    return FunctionalClipping(module, chunk_size, grid)
+    return FunctionalClipping(module, chunk_size, grid, rule)

@@ -1,7 +1,8 @@
 """A module as a function of one example alone, in the form that torch.func maps over a batch."""
 
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch.utils import _pytree as pytree
 from anyorder.clipping.segments import plain_segments
 from anyorder.errors import ModelError
 
-__all__ = ["Alone", "Tensors", "check_nothing_kept", "mappable"]
+__all__ = ["Alone", "Tensors", "check_argument", "check_nothing_kept", "mappable"]
 
 Tensors = tuple[Tensor, ...]
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _SETTING = (type(None), bool, int, float, str)
+_PLAIN = frozenset(_SETTING)
+_CONTAINERS = frozenset({tuple, list, set, dict, OrderedDict})
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Alone:
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for argument in (*args, *kwargs.values()):
-            _check_argument(argument)
+            check_argument(argument)
         leaves, self._structure = pytree.tree_flatten((args, kwargs))
         self._slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._settings = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -58,18 +61,22 @@ class Alone:
         self._versions = {name: _version(buffer) for name, buffer in self._buffers.items()}
         self._output: tuple[list[Any], pytree.TreeSpec]
 
-    def __call__(self, parameters: dict[str, Tensor], example: Tensors) -> tuple[Tensors, Tensors]:
+    def __call__(
+        self, parameters: dict[str, Tensor], example: Tensors, within: AbstractContextManager[Any] | None = None
+    ) -> tuple[Tensors, Tensors]:
         """The output tensors of one example, without the batch dimension: the differentiable ones, and the others.
 
         Args:
             parameters: the parameters to use in the place of the module's, by name.
             example: one slice of every tensor in `tensors`, without the batch dimension.
+            within: what to run the module in.
         """
         leaves: list[Any] = list(self._settings)
         for slot, tensor in zip(self._slots, example, strict=True):
             leaves[slot] = tensor.unsqueeze(0)
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        output = functional_call(self._module, self._buffers | parameters, args, kwargs, tie_weights=True)
+        with within or nullcontext():
+            output = functional_call(self._module, self._buffers | parameters, args, kwargs, tie_weights=True)
         self._check_buffers()
         places, structure = pytree.tree_flatten(output)
         differentiable: list[Tensor] = []
@@ -105,7 +112,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _check_argument(argument: Any) -> None:
+def check_argument(argument: Any, of: str = "the model") -> None:
     """A setting stands alone; a container holds tensors. A list of lengths would tell one example of the others."""
     if isinstance(argument, (Tensor, *_SETTING)):
         return
@@ -113,7 +120,7 @@ def _check_argument(argument: Any) -> None:
     strange = next((leaf for leaf in leaves if leaf is not None and not isinstance(leaf, Tensor)), None)
     if strange is not None:
         raise ModelError(
-            "the model's arguments must be tensors (or containers of tensors) that can be split by example, and "
+            f"the arguments of {of} must be tensors (or containers of tensors) that can be split by example, and "
             f"settings None, bool, int, float, str outside containers; got a {type(strange).__name__}"
             f"{'' if strange is argument else f' inside a {type(argument).__name__}'}: make it a tensor with one row "
             "for each example"
@@ -150,37 +157,51 @@ def _check_output(leaf: Any) -> None:
         )
 
 
-def check_nothing_kept(module: nn.Module) -> None:
+def check_nothing_kept(module: nn.Module, of: str = "the model") -> None:
     """Refuse a module that keeps tensors of this batch: in the next, they would let its units move other units."""
     for name, part in module.named_modules():
         for attribute, value in vars(part).items():
-            if isinstance(value, _SETTING) or (isinstance(value, (dict, list, tuple, set)) and not value):
-                continue  # most attributes, without the price of looking into them
-            if attribute == "_modules":
-                continue  # their turn comes
-            leaves = pytree.tree_leaves(value)
-            if any(isinstance(x, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x) for x in leaves):
+            kind = type(value)
+            if kind in _PLAIN or (kind in _CONTAINERS and not value) or attribute == "_modules":
+                continue  # most attributes, and the modules, whose turn comes
+            if _is_of_batch(value):
                 raise ModelError(
-                    f"{name or 'the model itself'} ({type(part).__name__}) keeps a tensor of the batch in its "
+                    f"{name or f'{of} itself'} ({type(part).__name__}) keeps a tensor of the batch in its "
                     f"attribute {attribute!r}: a later batch would depend on these examples. Return it from forward, "
                     "or do not store it in training"
                 )
 
 
+def _is_of_batch(value: Any) -> bool:
+    """Whether a value is, or holds, a tensor that was mapped."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return False
+    if isinstance(value, Tensor):
+        return torch._C._functorch.is_functorch_wrapped_tensor(value)
+    if kind in _CONTAINERS:
+        return any(map(_is_of_batch, value.values() if isinstance(value, dict) else value))
+    leaves = pytree.tree_leaves(value)
+    return any(isinstance(x, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x) for x in leaves)
+
+
 @contextmanager
-def mappable(module: nn.Module, device: torch.device, traced: Collection[nn.Module] | None = None) -> Iterator[None]:
+def mappable(
+    modules: Sequence[nn.Module], device: torch.device, traced: Collection[nn.Module] | None = None
+) -> Iterator[None]:
     """Torch's settings under which more modules can be mapped; the functions that they compute do not change.
 
     Args:
-        module, device: what is to be mapped, and where its inputs are.
+        modules, device: the parts of what is to be mapped, and where its inputs are.
         traced: the layers that a tracer runs on the whole batch, as it does attention; None without a tracer.
     """
     backends = torch.backends
-    recurrent = [part for part in module.modules() if isinstance(part, _RECURRENT) and part not in (traced or ())]
+    recurrent = [part for part in modules if isinstance(part, _RECURRENT)]
     with plain_segments(), ExitStack() as stack:
-        for part in module.modules():
+        for part in recurrent:
             if isinstance(part, nn.RNNBase):
                 stack.callback(_own_weights_again, part)
+        recurrent = [part for part in recurrent if part not in (traced or ())]
         # Fused kernels have no batching rule: they would fail, or loop over the examples.
         stack.callback(backends.mha.set_fastpath_enabled, backends.mha.get_fastpath_enabled())
         backends.mha.set_fastpath_enabled(False)

@@ -80,9 +80,10 @@ class UnitMap:
     @classmethod
     def of(cls, groups: Tensor, device: torch.device) -> "UnitMap":
         """The units of (B,) groups."""
-        _, index, sizes = torch.unique(groups.detach().cpu(), return_inverse=True, return_counts=True)
-        if len(sizes) == len(index):
-            return cls(torch.arange(len(index), device=device), len(index), None)
+        groups = groups.detach().cpu()
+        if len(set(groups.tolist())) == len(groups):  # as most batches come: nothing to sort
+            return cls(torch.arange(len(groups), device=device), len(groups), None)
+        _, index, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
         order = torch.argsort(index, stable=True)
         first = sizes.cumsum(0) - sizes
         # Sizes are rounded up to a power of two, so that padding at most doubles the work.

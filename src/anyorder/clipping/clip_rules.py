@@ -12,7 +12,7 @@ from torch import Tensor
 from anyorder import _check
 from anyorder.errors import ArgumentError
 
-__all__ = ["Adaptive", "Automatic", "ClipRule", "Flat", "PerGroup"]
+__all__ = ["Adaptive", "Automatic", "ClipRule", "Flat", "PerGroup", "apply"]
 
 
 class ClipRule(ABC):
@@ -143,7 +143,7 @@ class Adaptive(ClipRule):
 
         above = S / (a C K),    c_{k+1} = c_k exp( learning_rate (min(max(above, 0), 1) - (1 - quantile)) )
 
-    c_k stays between 2^-40 and 2^40 of C.
+    c_k stays between 2^-20 and 2^20 of C.
 
     Guarantee: the plan's own. ||v_u||^2 <= (1 - a^2) C^2 + a^2 C^2 = C^2 whatever c_k is, and c_k is a function of
     releases of earlier steps alone. So step t adds an adaptively chosen function of the data, of norm at most C for
@@ -197,6 +197,36 @@ class Adaptive(ClipRule):
 
     def describe(self) -> str:
         return f"adaptive: the clip norm follows the {self.quantile:g} quantile of the gradients' norms"
+
+
+_OWN = (Flat, PerGroup, Automatic, Adaptive)  # whose bound is proven; checking it would cost every step
+
+
+def apply(
+    rule: ClipRule, squares: Mapping[str, Tensor], clip_norm: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The rule's factors and coordinates.
+
+    Raises: ArgumentError if those of a rule from elsewhere are of other names or shapes, or leave a unit longer than
+        clip_norm. Units whose norm is not finite are refused later.
+    """
+    factors, further = rule.factors(squares, clip_norm), rule.coordinates(squares, clip_norm)
+    if type(rule) in _OWN:
+        return factors, further
+    shape = next(iter(squares.values())).shape
+    if set(factors) != set(squares) or set(further) & set(squares):
+        raise ArgumentError(f"{rule!r} must give a factor for each parameter, and coordinates of other names")
+    if any(values.shape != shape for values in (*factors.values(), *further.values())):
+        raise ArgumentError(f"{rule!r} must give one number for each of the {shape[0]} units")
+    parts = [factors[name].double().square() * square for name, square in squares.items()]
+    total = torch.stack([*parts, *(values.double().square() for values in further.values())]).sum(0)
+    longest = total[_total(squares).isfinite()].sqrt().max().item() if shape[0] else 0.0
+    if not longest <= clip_norm * (1 + 1e-9):
+        raise ArgumentError(
+            f"{rule!r} leaves a unit of norm {longest:g}, and the plan covers {clip_norm:g}; factors must make every "
+            "unit, with its coordinates, no longer than clip_norm"
+        )
+    return factors, further
 
 
 def _total(squares: Mapping[str, Tensor]) -> Tensor:

@@ -12,9 +12,9 @@ from anyorder import _check
 from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
-from anyorder.clipping.clip_rules import ClipRule
+from anyorder.clipping.clip_rules import ClipRule, Flat
 from anyorder.clipping.units import ClippedSum, accumulator_dtype
-from anyorder.errors import AnyorderError, ModelError, TrainingError
+from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
 
 __all__ = ["FunctionalClipping"]
 
@@ -39,6 +39,7 @@ class FunctionalClipping(PerUnitClipping):
             The sums do not depend on it, save for rounding; dropout masks do.
         grid: None, or the grid on which units are rounded; the sums are then int64, see `ClippedSum`.
         rule: how norms become factors; on a grid `Flat`.
+    Raises: ArgumentError for another rule on a grid.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class FunctionalClipping(PerUnitClipping):
         grid: float | None = None,
         rule: ClipRule | None = None,
     ) -> None:
+        if grid is not None and rule not in (None, Flat()):
+            raise ArgumentError(f"rule must be Flat() in secure mode, whose units are cut as a whole, got {rule}")
         self._module = module
         self._grid, self._rule = grid, rule
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
@@ -207,7 +210,7 @@ class _Job:
         mapped = vmap(function, in_dims=(None, *(0 for _ in batched)), randomness="different")
         with self.settings.autocast_again():
             try:
-                with mappable(self.module, batched[0][0].device):
+                with mappable(list(self.module.modules()), batched[0][0].device):
                     result = mapped(parameters, *batched)
                 check_nothing_kept(self.module)
                 return result

@@ -69,8 +69,9 @@ class GhostClipping(PerUnitClipping):
             scale = _check.positive("scale", scale)
         if not call.size or not torch.is_grad_enabled() or self._unmapped:  # nothing to clip, or not by this engine
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
-        job = _Job(self._module, call, parameters, groups.detach().cpu(), self._rule, clip_norm, scale, receive)
         start = Settings.now(call.tensors[0].device)
+        groups = groups.detach().cpu()
+        job = _Job(self._module, call, parameters, groups, self._rule, clip_norm, scale, receive, start)
         while True:
             try:
                 return job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
@@ -111,6 +112,7 @@ class _Job:
     clip_norm: float
     scale: float
     receive: Receive
+    settings: Settings
     done: bool = False
 
     def outputs(self, chunk_size: int | None, direct_bytes: int | None) -> Any:
@@ -121,7 +123,6 @@ class _Job:
             whole = self._pass(self.groups, self._finish)
             differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
             return self.call.assemble(_Whole.apply(anchor, self, len(held), *held, *differentiable), others)  # type: ignore[no-untyped-call]
-        settings = Settings.now(self.call.tensors[0].device)
         pieces = []
         for cut in cuts:
             differentiable, others, _ = self._pass(self.groups[cut]).outputs(_take(self.call.tensors, cut))
@@ -131,12 +132,12 @@ class _Job:
             for group in zip(*pieces, strict=True)
         )
         root = torch.zeros((), device=held[0].device, requires_grad=True)
-        return self.call.assemble(_Chunked.apply(root, self, settings, cuts, len(held), *held, *joined), rest)  # type: ignore[no-untyped-call]
+        return self.call.assemble(_Chunked.apply(root, self, cuts, len(held), *held, *joined), rest)  # type: ignore[no-untyped-call]
 
-    def backward_in_chunks(self, settings: Settings, cuts: list[Tensor], grads: Tensors) -> None:
+    def backward_in_chunks(self, cuts: list[Tensor], grads: Tensors) -> None:
         """Every chunk's forward pass again, and its backward pass."""
         found: list[Sums] = []
-        with settings.random_again(), settings.autocast_again(), torch.enable_grad():
+        with self.settings.random_again(), self.settings.autocast_again(), torch.enable_grad():
             for cut in cuts:
                 chunk = self._pass(self.groups[cut], found.append)
                 outputs, _, anchor = chunk.outputs(_take(self.call.tensors, cut))
@@ -160,7 +161,8 @@ class _Job:
         self.done = True
 
     def _pass(self, groups: Tensor, receive: Any = None) -> Pass:
-        return Pass(self.module, self.call, self.parameters, groups, self.rule, self.clip_norm, self.scale, receive)
+        options = self.rule, self.clip_norm, self.scale, receive
+        return Pass(self.module, self.call, self.parameters, groups, self.settings, *options)
 
     def _finish(self, found: Sums) -> None:
         if found.bad:
@@ -220,10 +222,8 @@ class _Chunked(torch.autograd.Function):
     """The outputs of a job in chunks, whose backward runs the model again."""
 
     @staticmethod
-    def forward(
-        ctx: Any, root: Tensor, job: _Job, settings: Settings, cuts: Any, count: int, *tensors: Tensor
-    ) -> Tensors:
-        ctx.job, ctx.settings, ctx.cuts, ctx.count = job, settings, cuts, len(tensors)
+    def forward(ctx: Any, root: Tensor, job: _Job, cuts: Any, count: int, *tensors: Tensor) -> Tensors:
+        ctx.job, ctx.cuts, ctx.count = job, cuts, len(tensors)
         ctx.save_for_backward(*tensors[:count])
         return tuple(t.view_as(t) for t in tensors[count:])
 
@@ -231,5 +231,5 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         ctx.job.start()
         _saved(ctx)
-        ctx.job.backward_in_chunks(ctx.settings, ctx.cuts, grads)
-        return (None,) * (5 + ctx.count)
+        ctx.job.backward_in_chunks(ctx.cuts, grads)
+        return (None,) * (4 + ctx.count)

@@ -8,6 +8,7 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from anyorder import _check
+from anyorder.clipping.alone import check_argument, check_nothing_kept
 from anyorder.errors import ModelError
 
 __all__ = ["ExampleLoss"]
@@ -24,9 +25,14 @@ class ExampleLoss(nn.Module):
 
     Args:
         criterion: a function or module of batches, (1, ..) tensors and nested dicts and sequences of them, to one
-            number. It must be one that `torch.func.vmap` can run: no branches on values.
+            number. It must be one that `torch.func.vmap` can run: no branches on values. It must keep nothing of a
+            batch for the next; a module that does is refused.
         reduction: "mean" or "sum", the same as `loss_reduction` of `make_private`.
-    Raises: ModelError where the batches differ in length, or the criterion gives more than one number for an example.
+    Raises: ModelError where the batches differ in length, where something is neither a tensor nor a setting (a list of
+        labels would be seen by every example), or the criterion gives more than one number for an example.
+
+    Where no label of an example counts, `CrossEntropyLoss` is 0 / 0: the loss shows NaN, the gradients are those of
+    the others.
     """
 
     def __init__(self, criterion: Any, reduction: str = "mean") -> None:
@@ -40,6 +46,9 @@ class ExampleLoss(nn.Module):
         if len(lengths) != 1:
             raise ModelError(f"outputs and targets must be batches of one length, got lengths {sorted(lengths)}")
 
+        for batch in batches:
+            check_argument(batch, of="the criterion")
+
         def alone(*example: Any) -> Tensor:
             value = self.criterion(*pytree.tree_map_only(Tensor, lambda t: t.unsqueeze(0), example))
             if not isinstance(value, Tensor) or value.numel() != 1:
@@ -49,4 +58,6 @@ class ExampleLoss(nn.Module):
 
         dimensions = pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, batches)
         losses: Tensor = vmap(alone, in_dims=dimensions, randomness="different")(*batches)
+        if isinstance(self.criterion, nn.Module):
+            check_nothing_kept(self.criterion, of="the criterion")
         return losses.mean() if self.reduction == "mean" else torch.sum(losses)

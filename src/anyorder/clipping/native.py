@@ -51,6 +51,7 @@ def convolution(
     """
     library, path = _library(), _path() if path is None else path
     assert library is not None
+    x, g = x.resolve_neg(), g.resolve_neg()  # memory as it is read
     out = torch.empty(len(x), *kernel, x.shape[1], g.shape[1])
     norms = torch.empty(len(x), dtype=torch.float64)
     values = (
@@ -67,6 +68,7 @@ def squares(rows: Tensor, path: int | None = None) -> Tensor:
     """(n,) float64, the squared norms of (n, m) float32 on the CPU, each row one run of memory; errors as above."""
     library, path = _library(), _path() if path is None else path
     assert library is not None
+    rows = rows.resolve_neg()
     result = torch.empty(len(rows), dtype=torch.float64)
     threads = torch.get_num_threads()
     library.anyorder_squares(

@@ -22,8 +22,9 @@ number (2^-126 in float32), whether or not what is below it is kept. So rows of 
 
 and likewise with g for a where a is weighted. In float32 with max|a| <= LARGE = 2^30 this is, over all parameters,
 below 2^-24 clip_norm for every clip_norm >= 2^-71 (sum over parameters of T sqrt(in out)), 1e-11 for a sum of 2^34.
-That is within what clip_norm is lowered by before factors are taken, 2^-21 clip_norm. With a larger a the sum is made
-in float64, whose d is 2^-1022: it takes the a of a model in float64, above 2^800, to see that.
+That is within what clip_norm is lowered by before factors are taken, 2^-21 clip_norm. (`Adaptive` cuts at 2^-37 or
+more.) With a larger a the sum is made in float64, whose d is 2^-1022: it takes the a of a model in float64, above
+2^800, to see that.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,14 +79,15 @@ class Settled:
 
 def settle(uses: Sequence[Use], units: UnitMap) -> Settled:
     """Norms and sum of the gradient that all uses of one parameter have together."""
+    direct = [use for use in uses if isinstance(use, DirectUse)]
+    if len(direct) == len(uses):
+        return Settled.keep(_sum([units.sum(use.values.to(use.dtype)) for use in direct]))
     factored = [use for use in uses if isinstance(use, FactoredUse)]
     tables = [use for use in uses if isinstance(use, EmbeddingUse)]
     if len(factored) == len(uses):
         return _settle_factored(factored, units)
     if len(tables) == len(uses):
         return _settle_tables(tables, units)
-    if all(isinstance(use, DirectUse) for use in uses):
-        return Settled.keep(_sum([units.sum(use.gradients(slice(None))) for use in uses]))
     linear = [use for use in factored if isinstance(use, LinearUse)]
     if len(linear) + len(tables) == len(uses) and _gram_is_cheaper(linear, units):
         return _settle_tied(linear, tables, units)
@@ -103,8 +105,8 @@ def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
     if alone and first.grouped:
         return Settled.keep(_all_gradients(first))
     if isinstance(first, LinearUse) and len(uses) == first.positions == units.largest == 1:
-        lengths = [squares_of(factor.flatten(1)) for factor in first.factors(slice(None))]
-        return Settled(lengths[0] * lengths[1], lambda _, by_example: first.weighted_sum(by_example))
+        a, g = (squares_of(t.flatten(1).to(first.dtype)) for t in (first.activations, first.output_gradients))
+        return Settled(a * g, lambda _, by_example: first.weighted_sum(by_example))
     T, size = units.largest * sum(use.positions for use in uses), first.groups * first.inputs * first.outputs
     keep = _keeping_is_cheaper(uses, units)
     gram = not keep and _gram_is_cheaper(uses, units)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.func import vmap
 
 from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.batch import Settings, UnitMap, full_precision
-from anyorder.clipping.clip_rules import ClipRule
+from anyorder.clipping.clip_rules import ClipRule, apply
 from anyorder.clipping.norms import Settled, settle
 from anyorder.clipping.recurrent_rule import recurrent_layers
 from anyorder.clipping.rules import RULES
@@ -66,15 +67,16 @@ class Pass:
         call: how it is called on one example.
         parameters: the trainable parameters, cut off from autograd.
         groups: (b,) int64 on the CPU, equal for examples of one unit.
+        settings: of torch, where the call began.
         rule, clip_norm, scale: see `GhostClipping`, `PerUnitClipping`.
         receive: takes the `Sums`.
     """
 
     def __init__(
-        self, module: nn.Module, call: Alone, parameters: dict[str, Tensor], groups: Tensor, rule: ClipRule,
-        clip_norm: float, scale: float, receive: Callable[[Sums], None],
+        self, module: nn.Module, call: Alone, parameters: dict[str, Tensor], groups: Tensor, settings: Settings,
+        rule: ClipRule, clip_norm: float, scale: float, receive: Callable[[Sums], None],
     ) -> None:  # fmt: skip
-        self._module, self._call, self._parameters = module, call, parameters
+        self._module, self._call, self._parameters, self._settings = module, call, parameters, settings
         self._rule, self._clip_norm, self._scale, self._receive = rule, clip_norm, scale, receive
         self._device = call.tensors[0].device
         self._units = UnitMap.of(groups, self._device)
@@ -92,28 +94,29 @@ class Pass:
 
         Raises: TooLarge if autograd would make more than direct_bytes of per-example gradients.
         """
-        size, settings = len(tensors[0]), Settings.now(self._device)
+        size = len(tensors[0])
         root = torch.zeros((), device=self._device, requires_grad=True)
         # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
         anchor, *copies = _Root.apply(root, self, size, *self._parameters.values())  # type: ignore[no-untyped-call]
         tracer = Tracer(RULES, self._parameters, self._dtypes, anchor, self)
 
-        def example(copies: dict[str, Tensor], token: Tensor, tensors: Tensors) -> tuple[Tensors, Tensors]:
+        def example(token: Tensor, *tensors: Tensor) -> tuple[Tensors, Tensors]:
+            copies = dict(zip(self._parameters, tensors, strict=False))
             tracer.start(copies, token)
-            with tracer:
-                return self._call(copies, tensors)
+            return self._call(copies, tensors[len(copies) :], within=tracer)
 
         mapped = vmap(example, randomness="different")
+        modules = list(self._module.modules())
         versions = [p._version for p in self._parameters.values()]
         token = torch.empty(size, device=self._device)
         with (
             self._understood(tensors),
-            settings.autocast_again(),
+            self._settings.autocast_again(),
             disable_saved_tensors_hooks("they would run or move parts of the model outside of vmap"),
-            recurrent_layers(self._module, tracer) as layers,
-            mappable(self._module, self._device, traced=layers),
+            recurrent_layers(modules, tracer) as layers,
+            mappable(modules, self._device, traced=layers),
         ):
-            differentiable, others = mapped(dict(zip(self._parameters, copies, strict=True)), token, tensors)
+            differentiable, others = mapped(token, *copies, *tensors)
         written = [n for (n, p), v in zip(self._parameters.items(), versions, strict=True) if p._version != v]
         if written:
             raise ModelError(
@@ -152,7 +155,7 @@ class Pass:
 
     def enter(self, part: Part, use: Use) -> None:
         """A use that backward has come to. An only one is settled now, while its tensors are in the cache."""
-        if self._expected[part.name] > 1:
+        if self._expected[part.name] > 1 or isinstance(use, DirectUse):
             self._uses[part.name].append((part, use))
             return
         with full_precision(self._device):
@@ -191,14 +194,13 @@ class Pass:
             rows = torch.stack([s.squares.to(self._device) for s in settled.values()]) * self._scale**2
         else:  # no parameter has a gradient: all are zero
             rows = torch.zeros(len(self._parameters), self._units.count, dtype=torch.float64, device=self._device)
-        bad = int((~rows.sum(0).isfinite()).sum())
-        if bad:
+        if not isfinite(float(rows.sum())) and (bad := int((~rows.sum(0).isfinite()).sum())):
             return Sums({}, bad, self._units.count)
         # Just under clip_norm, so that the rounding of weights and of the norms cannot carry a unit over.
-        slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in self._dtypes.values()))
+        slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in set(self._dtypes.values())))
         clip_norm = self._clip_norm * (1 - slack)
         squares = dict(zip(settled or self._parameters, rows, strict=True))
-        factors = self._rule.factors(squares, clip_norm)
+        factors, further = apply(self._rule, squares, clip_norm)
         weights: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
         sums = {}
         for name, parameter in self._parameters.items():
@@ -211,12 +213,15 @@ class Pass:
                 by_unit = round_down(self._scale * factors[name], dtype)
                 weights[key] = by_unit, by_unit if self._units.classes is None else by_unit[self._units.index]
             sums[name] = settled[name].total(*weights[key])
-        sums |= sums_of(self._rule.coordinates(squares, clip_norm), self._dtypes)
+        sums |= sums_of(further, self._dtypes)
         return Sums(sums, 0, self._units.count)
 
 
 def _settle_parts(uses: list[tuple[Part, Use]], parameter: Tensor, units: UnitMap) -> Settled:
     """Settle the uses of a parameter, of which some may be of views of it."""
+    if len(uses) == 1:
+        part, use = uses[0]
+        return _in_place(part, settle([use], units), parameter)
     views: dict[tuple[str, str], tuple[Part, list[Use]]] = {}
     for part, use in uses:
         views.setdefault(part.key, (part, []))[1].append(use)

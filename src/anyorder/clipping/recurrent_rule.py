@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,18 +16,19 @@ from anyorder.clipping.uses import DirectUse, LinearUse
 __all__ = ["recurrent_layers"]
 
 Layer = nn.RNNBase | nn.RNNCellBase
+_LAYERS = (nn.RNNBase, nn.RNNCellBase)
 
 
 @contextmanager
-def recurrent_layers(module: nn.Module, tracer: Tracer) -> Iterator[list[nn.Module]]:
-    """Run the recurrent layers of torch.nn, those whose weights are plain parameters, on the whole batch.
+def recurrent_layers(modules: Sequence[nn.Module], tracer: Tracer) -> Iterator[list[nn.Module]]:
+    """Run the recurrent layers of torch.nn among the modules, those of plain parameters, on the whole batch.
 
     Yields: these layers.
     """
     layers: list[nn.Module] = []
     with ExitStack() as stack:
-        for layer in module.modules():
-            if not isinstance(layer, Layer) or "forward" in vars(layer):
+        for layer in modules:
+            if not isinstance(layer, _LAYERS) or "forward" in vars(layer):
                 continue
             if {name for name, _ in layer.named_parameters(recurse=False)} >= set(_weight_names(layer)):
                 layer.forward = functools.partial(_forward, tracer, layer)

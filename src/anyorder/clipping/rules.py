@@ -38,6 +38,12 @@ def _cast(*tensors: Tensor | None) -> list[Tensor | None]:
     return result
 
 
+def _reshaped(tensor: Tensor, *shape: int) -> Tensor:
+    """As `view`, of a tensor that nobody else has: nothing after it could write a view in place."""
+    result: Tensor = torch.ops.aten._unsafe_view(tensor, shape)
+    return result
+
+
 def _positions(tensor: Tensor) -> Tensor:
     """(B, T, n) of (B, ..., n)."""
     return tensor.reshape(len(tensor), -1, tensor.shape[-1])
@@ -47,24 +53,27 @@ def _positions(tensor: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """y = x W^T + b on (B T, in); backward enters what it saw."""
+    """y = x W^T + b on (B, ..., in); backward enters what it saw."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, batch: int, x: Any, w: Any, b: Any) -> Any:
-        ctx.tracer, ctx.parts, ctx.batch = tracer, parts, batch
-        ctx.save_for_backward(x, w)
-        return F.linear(x, w, b)
+    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, x: Any, w: Any, b: Any) -> Any:
+        ctx.tracer, ctx.parts, ctx.shape = tracer, parts, x.shape
+        rows = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(rows, w)
+        return _reshaped(F.linear(rows, w, b), *x.shape[:-1], w.shape[0])
 
     @staticmethod
     @_backward
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w = (t.detach() for t in ctx.saved_tensors)
         weight, bias = ctx.parts
-        a, g = (t.reshape(ctx.batch, -1, t.shape[1]) for t in (x, grad))
+        grad = grad.reshape(-1, grad.shape[-1])
+        a, g = (t.reshape(ctx.shape[0], -1, t.shape[1]) for t in (x, grad))
         ctx.tracer.enter(weight, lambda dtype: LinearUse(a, g, dtype))
         if bias is not None:
             ctx.tracer.enter(bias, lambda dtype: DirectUse(g.sum(1, dtype=dtype), dtype))
-        return None, None, None, None, grad @ w if ctx.needs_input_grad[4] else None, None, None
+        back = (grad @ w).view(ctx.shape) if ctx.needs_input_grad[3] else None
+        return None, None, None, back, None, None
 
 
 def _linear(tracer: Tracer, func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
@@ -76,13 +85,7 @@ def _linear(tracer: Tracer, func: Any, input: Any, weight: Any, bias: Any = None
     tracer.expect(part, bias_part)
     own = tracer.tensor(part), None if bias_part is None else tracer.tensor(bias_part)
 
-    def run(x: Tensor) -> Any:
-        # Two dimensions: of more, F.linear gives a view, which nothing after it could write in place.
-        rows = x.reshape(-1, x.shape[-1])
-        y = tracer.anchored(_Linear, tracer, (part, bias_part), len(x), *_cast(rows, *own))
-        return y.view(*x.shape[:-1], -1)
-
-    return tracer.on_batch(run, input)
+    return tracer.on_batch(lambda x: tracer.anchored(_Linear, tracer, (part, bias_part), *_cast(x, *own)), input)
 
 
 def _matmul(tracer: Tracer, func: Any, input: Any, other: Any, **kwargs: Any) -> Any:
@@ -106,33 +109,35 @@ class _Convolution(torch.autograd.Function):
     """A convolution of the images of all examples."""
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: Any, tracer: Any, parts: Any, geometry: Geometry, batch: int, x: Any, w: Any, b: Any
-    ) -> Any:
-        ctx.tracer, ctx.parts, ctx.geometry, ctx.batch = tracer, parts, geometry, batch
-        ctx.save_for_backward(x, w)
-        return torch.convolution(
-            x, w, b, geometry.stride, geometry.padding, geometry.dilation, False, [0] * len(geometry.kernel),
+    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, geometry: Geometry, x: Any, w: Any, b: Any) -> Any:
+        ctx.tracer, ctx.parts, ctx.geometry, ctx.shape = tracer, parts, geometry, x.shape
+        inner = len(geometry.kernel) + 1
+        images = x.flatten(0, -inner - 1)
+        ctx.save_for_backward(images, w)
+        y = torch.convolution(
+            images, w, b, geometry.stride, geometry.padding, geometry.dilation, False, [0] * len(geometry.kernel),
             geometry.groups,
         )  # fmt: skip
+        return y if images.dim() == x.dim() else _reshaped(y, *x.shape[:-inner], *y.shape[1:])
 
     @staticmethod
     @_backward
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w = (t.detach() for t in ctx.saved_tensors)
-        (weight, bias), geometry = ctx.parts, ctx.geometry
-        ctx.tracer.enter(weight, lambda dtype: ConvolutionUse(x, grad, geometry, ctx.batch, dtype))
+        (weight, bias), geometry, batch = ctx.parts, ctx.geometry, ctx.shape[0]
+        grad = grad.flatten(0, -len(geometry.kernel) - 2)
+        ctx.tracer.enter(weight, lambda dtype: ConvolutionUse(x, grad, geometry, batch, dtype))
         if bias is not None:
             places = [d for d in range(grad.dim() + 1) if d not in (0, 2)]
-            each = grad.view(ctx.batch, -1, *grad.shape[1:])
+            each = grad.view(batch, -1, *grad.shape[1:])
             ctx.tracer.enter(bias, lambda dtype: DirectUse(each.sum(places, dtype=dtype), dtype))
         back = None
-        if ctx.needs_input_grad[5]:
+        if ctx.needs_input_grad[4]:
             back = torch.ops.aten.convolution_backward(
                 grad, x, w, None, geometry.stride, geometry.padding, geometry.dilation, False,
                 [0] * len(geometry.kernel), geometry.groups, (True, False, False),
-            )[0]  # fmt: skip
-        return None, None, None, None, None, back, None, None
+            )[0].view(ctx.shape)  # fmt: skip
+        return None, None, None, None, back, None, None
 
 
 def _convolution(
@@ -158,9 +163,7 @@ def _convolution(
     own = tracer.tensor(part), None if bias_part is None else tracer.tensor(bias_part)
 
     def run(x: Tensor) -> Any:
-        images = x.flatten(0, 1) if input.dim() == spatial + 2 else x
-        y = tracer.anchored(_Convolution, tracer, (part, bias_part), geometry, len(x), *_cast(images, *own))
-        return y.view(*x.shape[:2], *y.shape[1:]) if input.dim() == spatial + 2 else y
+        return tracer.anchored(_Convolution, tracer, (part, bias_part), geometry, *_cast(x, *own))
 
     return tracer.on_batch(run, input)
 

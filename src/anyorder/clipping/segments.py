@@ -75,7 +75,10 @@ def _other_variant(
 
 
 def _requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
-    """Models ask for gradients of a segment's input so that it gives some to its parameters; vmap would refuse it."""
+    """Models ask for gradients of a segment's input so that it gives some to its parameters; vmap would refuse it.
+
+    It changes nothing there: a forward that reads `requires_grad` of the same tensor sees False.
+    """
     functorch = torch._C._functorch
     asked_by_torch = functorch.get_inplace_requires_grad_allowed()
     if requires_grad and functorch.is_functorch_wrapped_tensor(tensor) and not asked_by_torch:

@@ -108,22 +108,25 @@ class Tracer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        if writes and args and self._is_parameter(args[0]):
-            raise ModelError(
-                f"forward writes a parameter in place ({name}): it would not be private. Keep updates out of forward"
-            )
         rule = self._rules.get(func)
         if rule is not None and not self.nested():
             result = rule(self, func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
+        name = getattr(func, "__name__", "")
+        writes = name.endswith("_") and (name == "__setitem__" or not name.endswith("__"))
+        if writes and args and self._is_parameter(args[0]):
+            raise ModelError(
+                f"forward writes a parameter in place ({name}): it would not be private. Keep updates out of forward"
+            )
         result = func(*args, **kwargs)
+        used = [part for arg in (*args, *kwargs.values()) if (part := self._parts.get(id(arg))) is not None]
+        if not used:
+            return result
         if func in _VIEWS and args and self.part(args[0]) is not None:
             self._follow(func, args, kwargs, result)
         elif isinstance(result, Tensor):
-            self.direct |= {part.name for arg in (*args, *kwargs.values()) if (part := self.part(arg)) is not None}
+            self.direct.update(part.name for part in used)
         return result
 
     def _is_parameter(self, tensor: Any) -> bool:
@@ -211,7 +214,7 @@ class _OnBatch(torch.autograd.Function):
 def _in_front(size: int, tensors: Any, dims: Any) -> list[Tensor | None]:
     """The tensors with the examples as their first dimension."""
     return [
-        t if t is None else t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+        t.movedim(dim, 0) if dim else t if t is None or dim == 0 else t.expand(size, *t.shape)
         for t, dim in zip(tensors, dims, strict=True)
     ]
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from anyorder.clipping.clip_rules import ClipRule, Flat
+from anyorder.clipping.clip_rules import ClipRule, Flat, apply
 from anyorder.errors import NonFiniteError
 
 __all__ = ["ClippedSum", "accumulator_dtype", "non_finite", "round_down", "sums_of"]
@@ -61,7 +61,7 @@ class ClippedSum:
         slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in self._dtypes.values()))
         self._clip_norm = clip_norm * (1 - slack)
         nobody = {name: torch.zeros(0, dtype=torch.float64, device=p.device) for name, p in parameters.items()}
-        self._further = self._coordinates(nobody)
+        self._further = sums_of(self._rule.coordinates(nobody, self._clip_norm), self._dtypes)
         self._shapes = {name: p.shape for name, p in parameters.items()}
         self._open: dict[str, Tensor] = {}
         self._units = 0
@@ -112,7 +112,7 @@ class ClippedSum:
             squares[name] = (self._scale * torch.cat(norms)).square().to(first.device)
         self._units += len(first)
         self._non_finite += (~torch.stack(list(squares.values())).sum(0).isfinite()).sum()
-        factors = self._rule.factors(squares, self._clip_norm)
+        factors, further = apply(self._rule, squares, self._clip_norm)
         factors = {name: self._scale * factor for name, factor in factors.items()}
         if self._grid is not None:
             within = self._within(rows, factors)
@@ -120,11 +120,8 @@ class ClippedSum:
         for name, row in rows.items():
             for block in _blocks(row):
                 self._sum[name] += self._clipped(row[block], factors[name][block]).sum(0)
-        for name, total in self._coordinates(squares).items():
+        for name, total in sums_of(further, self._dtypes).items():
             self._further[name] += total
-
-    def _coordinates(self, squares: dict[str, Tensor]) -> dict[str, Tensor]:
-        return sums_of(self._rule.coordinates(squares, self._clip_norm), self._dtypes)
 
     def _clipped(self, row: Tensor, factors: Tensor) -> Tensor:
         """The units times their factors; integers on a grid."""
@@ -160,8 +157,8 @@ def _blocks(rows: Tensor) -> list[slice]:
 def round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
     """float64 factors in dtype, never further from 0 than they were."""
     rounded = factors.to(dtype)
-    above = rounded.double().abs() > factors.abs()
-    return torch.where(above, torch.nextafter(rounded, torch.zeros_like(rounded)), rounded)
+    above = rounded.abs() > factors.abs()  # compared in float64
+    return torch.where(above, torch.nextafter(rounded, rounded.new_zeros(())), rounded)
 
 
 def sums_of(coordinates: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> dict[str, Tensor]:

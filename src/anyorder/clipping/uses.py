@@ -85,7 +85,7 @@ def has_large(tensor: Tensor) -> bool:
     if tensor.dtype == torch.float64 or not tensor.numel():
         return False
     low, high = torch.aminmax(tensor)
-    return bool(torch.maximum(-low, high) > LARGE)
+    return bool(torch.maximum(-low, high).item() > LARGE)
 
 
 class Use(ABC):

@@ -23,7 +23,7 @@ from anyorder.errors import ArgumentError, CheckpointError
 __all__ = ["Journal", "load", "random_state", "save_atomic", "set_random_state"]
 
 _MAGIC = b"anyorder checkpt"
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("<16sIQ32s")  # magic, version, length of the body, sha256 of what precedes the hash and the body
 
 

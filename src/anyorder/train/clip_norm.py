@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from anyorder.clipping import Adaptive, ClipRule
-from anyorder.errors import CheckpointError, PlanError
+from anyorder.errors import CheckpointError, PlanError, TrainingError
 from anyorder.plan import Plan
 from anyorder.train.distributed import Group
 
 __all__ = ["ClipNorm"]
 
-RANGE = 2.0**40
+RANGE = 2.0**20
+SMALLEST, LARGEST = 2.0**-17, 2.0**60  # of a plan's clip norm; see `norms.py` for what is below
 
 
 class ClipNorm:
@@ -36,6 +37,7 @@ class ClipNorm:
         self._period = 0 if self._rule is None else _period(plan, self._rule)
         self.current = plan.clip_norm
         self._sum = 0.0  # of the period's released counts, in units of the gradient
+        self._steps = 0  # whose counts are in
         self.count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
 
     @property
@@ -58,6 +60,7 @@ class ClipNorm:
         """Take the released count of a step, under `Adaptive`; set c anew where the step is the last of a period."""
         assert self._rule is not None
         self._sum += float(count)
+        self._steps = step + 1
         if (step + 1) % self._period:
             return
         one = self._rule.share * self.current / self._rule.gradient_share  # what a unit above c adds
@@ -68,11 +71,19 @@ class ClipNorm:
         self.current = group.from_first(min(max(moved, self._planned / RANGE), self._planned * RANGE))
         self._sum = 0.0
 
+    def check_step(self, step: int) -> None:
+        """Refuse to go on where a step was broken off between its release and its count: c would be another."""
+        if self._rule is not None and self._steps != step:
+            raise TrainingError(
+                f"the count of step {self._steps} is missing: the step was broken off after its release; resume from "
+                "the last checkpoint in a new engine"
+            )
+
     def state_dict(self) -> dict[str, Any] | None:
         """For a checkpoint."""
         if self._rule is None:
             return None
-        return {"rule": repr(self._rule), "current": self.current, "sum": self._sum}
+        return {"rule": repr(self._rule), "current": self.current, "sum": self._sum, "steps": self._steps}
 
     def check(self, saved: dict[str, Any] | None) -> None:
         """Raise CheckpointError if the state is another rule's."""
@@ -86,7 +97,7 @@ class ClipNorm:
     def load_state_dict(self, saved: dict[str, Any] | None) -> None:
         """Go on where `state_dict` was taken; see `check`."""
         if saved is not None:
-            self.current, self._sum = saved["current"], saved["sum"]
+            self.current, self._sum, self._steps = saved["current"], saved["sum"], saved["steps"]
 
 
 def _period(plan: Plan, rule: Adaptive) -> int:
@@ -95,6 +106,11 @@ def _period(plan: Plan, rule: Adaptive) -> int:
         raise PlanError(
             "Adaptive() moves the clip norm, and the exact integers of secure mode are made for one that stays; take "
             "Flat(), or plan without secure="
+        )
+    if not SMALLEST <= plan.clip_norm <= LARGEST:
+        raise PlanError(
+            f"under Adaptive() clip_norm must be from {SMALLEST:.3g} to {LARGEST:.3g}, so that float32 has "
+            f"room for norms around it, got {plan.clip_norm}"
         )
     if restart is None:
         raise PlanError(

@@ -258,6 +258,9 @@ class PrivacyEngine:
         if step != self.ledger.step:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
+        further = sums.keys() - self._parameters.keys() - self._clip.parameters.keys()
+        if further:
+            raise ArgumentError(f"the clip rule has coordinates of its own ({', '.join(further)}): only Adaptive may")
         batch.used = True
         self.loader.mark_used()
         self._batches += 1
@@ -308,6 +311,7 @@ class PrivacyEngine:
         self._check_optimizer()
         self._check_gradients()
         self._stream.check(step)
+        self._clip.check_step(step)
         self.ledger.check(step, self._units)
 
     def _check_gradients(self) -> None:
