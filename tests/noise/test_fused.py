@@ -67,7 +67,7 @@ def test_any_number_of_threads(name, monkeypatch):
         one = expected[0].next()
         monkeypatch.setattr(native, "_threads", lambda: 4)
         assert parallel.next().tobytes() == one.tobytes()
-        monkeypatch.setattr(native, "_parallel", lambda: None)  # threads of its own in place of torch's
+        monkeypatch.setattr(native, "parallel", lambda: None)  # threads of its own in place of torch's
         assert expected[1].next().tobytes() == one.tobytes()
         monkeypatch.undo()
 

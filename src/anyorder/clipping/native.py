@@ -1,13 +1,12 @@
 """Per-example gradients of a convolution's weight, and squared norms, by a library compiled with the package.
 
 Nothing is unfolded: each example's products are added up in registers, at the speed of the processor's multiplier,
-while its inputs are in the cache. Without the library torch does the same in two to four times the time.
+while its inputs are in the cache. Without the library torch does the same slower.
 `ANYORDER_KERNEL` set to "avx512", "avx2" or "portable" takes that instruction set, "reference" torch.
 """
 
 import ctypes
 import functools
-import hashlib
 import os
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyorder import _check
+from anyorder._library import PATHS, load, parallel
 
 __all__ = ["available", "convolution", "squares"]
 
-PATHS = ("portable", "avx2", "avx512")  # in the order of their numbers in the library
 _SOURCES = ("_convolution.cpp", "_convolution.h")
 
 
@@ -59,7 +58,7 @@ def convolution(
         *padding, dilation, *x.stride(), *g.stride(),
     )  # fmt: skip
     job, threads = (ctypes.c_int64 * len(values))(*values), torch.get_num_threads()
-    if library.anyorder_convolution(job, path, threads, _parallel() if threads > 1 else None):
+    if library.anyorder_convolution(job, path, threads, parallel() if threads > 1 else None):
         raise MemoryError("no memory for a copy of an example's inputs and gradients; nothing was computed")
     return out, norms
 
@@ -73,23 +72,15 @@ def squares(rows: Tensor, path: int | None = None) -> Tensor:
     threads = torch.get_num_threads()
     library.anyorder_squares(
         rows.data_ptr(), *rows.shape, rows.stride(0), result.data_ptr(), path, threads,
-        _parallel() if threads > 1 else None,
+        parallel() if threads > 1 else None,
     )  # fmt: skip
     return result
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    file = Path(__file__).with_name("_convolution.so")
-    try:
-        library = ctypes.CDLL(str(file))
-        library.anyorder_sources.restype = ctypes.c_uint64
-        sources = [file.with_name(name) for name in _SOURCES]
-        if all(source.exists() for source in sources):  # else it was installed without them
-            made = hashlib.blake2b(b"".join(source.read_bytes() for source in sources), digest_size=8).digest()
-            if library.anyorder_sources() != int.from_bytes(made, "big"):
-                return None
-    except (OSError, AttributeError):
+    library = load(Path(__file__).with_name("_convolution.so"), _SOURCES)
+    if library is None:
         return None
     pointer = ctypes.c_void_p
     library.anyorder_convolution.argtypes = [pointer, ctypes.c_int, ctypes.c_int, pointer]
@@ -124,12 +115,3 @@ def _agrees(path: int) -> bool:
         bool((exact <= found).all()) and bool((found <= exact * (1 + 1e-11)).all())
         for found in (norms, squares(made.flatten(1), path))
     )
-
-
-@functools.cache
-def _parallel() -> int | None:
-    """Torch's own pool of threads, where it is OpenMP: a second pool would fight it for the cores."""
-    try:
-        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
-    except (AttributeError, OSError):
-        return None

@@ -6,7 +6,6 @@ slower. `ANYORDER_KERNEL` set to "avx512", "avx2", "portable" or "reference" (Nu
 
 import ctypes
 import functools
-import hashlib
 import os
 import sys
 import warnings
@@ -18,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder._library import PATHS, load, parallel
 from anyorder.errors import ArgumentError, NoiseWarning
 from anyorder.noise import chacha, transform
 
 __all__ = ["NONE", "OP", "SEGMENT", "TERM", "Kernel", "Kind", "Program", "kernel", "warn_if_missing"]
 
-PATHS = ("portable", "avx2", "avx512")  # in the order of their numbers in the library
 NONE = 2**31 - 1  # no operand
 _VERSION = 1  # of the library's interface
 _SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h")
@@ -116,7 +115,7 @@ class Kernel:
         ):  # fmt: skip
             step[name] = value
         count = _threads() if threads is None else threads
-        if self._library.anyorder_run(step.ctypes.data, self._path, count, _parallel() if count > 1 else None):
+        if self._library.anyorder_run(step.ctypes.data, self._path, count, parallel() if count > 1 else None):
             raise MemoryError("no memory for the noise kernel's tiles; nothing was changed")
 
     def fill(
@@ -189,23 +188,10 @@ def _missing() -> str:
     return f"{_file()} does not load, is of other sources, or gives other bits"
 
 
-def _digest(library: ctypes.CDLL) -> int:
-    """Of the sources beside the library, as setup.py makes it; the library's own where there are none."""
-    files = [_file().with_name(name) for name in _SOURCES]
-    if not all(file.exists() for file in files):
-        return int(library.anyorder_sources())
-    made = hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).digest()
-    return int.from_bytes(made, "big")
-
-
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    try:
-        library = ctypes.CDLL(str(_file()))
-        library.anyorder_sources.restype = ctypes.c_uint64
-        if library.anyorder_version() != _VERSION or library.anyorder_sources() != _digest(library):
-            return None
-    except (OSError, AttributeError):
+    library = load(_file(), _SOURCES)
+    if library is None or library.anyorder_version() != _VERSION:
         return None
     pointer = ctypes.c_void_p
     library.anyorder_run.argtypes = [pointer, ctypes.c_int, ctypes.c_int, pointer]
@@ -281,13 +267,3 @@ def _threads() -> int:
     if given.isdigit() and int(given):
         return int(given)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _parallel() -> int | None:
-    """Torch's own pool of threads, where it is OpenMP: a second pool would fight it for the cores."""
-    if "torch" not in sys.modules:
-        return None
-    try:
-        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
-    except (AttributeError, OSError):
-        return None

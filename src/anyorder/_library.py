@@ -1,0 +1,39 @@
+"""Libraries that are compiled with the package, found beside their sources, and called through ctypes."""
+
+import ctypes
+import functools
+import hashlib
+import sys
+from pathlib import Path
+
+__all__ = ["PATHS", "load", "parallel"]
+
+PATHS = ("portable", "avx2", "avx512")  # instruction sets, in the order of their numbers in every library
+
+
+def load(file: Path, sources: tuple[str, ...]) -> ctypes.CDLL | None:
+    """The library; None where it is not, does not load, or was made of other sources than those beside it."""
+    try:
+        library = ctypes.CDLL(str(file))
+        library.anyorder_sources.restype = ctypes.c_uint64
+        found = [file.with_name(name) for name in sources]
+        if all(source.exists() for source in found):  # else it was installed without them
+            made = hashlib.blake2b(b"".join(source.read_bytes() for source in found), digest_size=8).digest()
+            if library.anyorder_sources() != int.from_bytes(made, "big"):
+                return None
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def parallel() -> int | None:
+    """Torch's own pool of threads, where it is OpenMP: a second pool would fight it for the cores."""
+    return _pool() if "torch" in sys.modules else None
+
+
+@functools.cache
+def _pool() -> int | None:
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError):
+        return None
