@@ -184,7 +184,12 @@ def test_autocast_runs_in_the_dtype_of_torch(kind):
     module, records = kind(8, 16), Records()
     x = torch.randn(*((5, 8) if kind in CELLS else (6, 5, 8)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = leaves(module(x))
+        try:
+            expected = leaves(module(x))
+        except RuntimeError as problem:
+            if "primitive descriptor" not in str(problem):
+                raise
+            pytest.skip(f"torch itself has no bfloat16 {kind.__name__} for this processor")
         outputs = leaves(run_recurrent(module, x, None, records))
     assert [t.dtype for t in outputs] == [t.dtype for t in expected]
     for actual, wanted in zip(outputs, expected, strict=True):

@@ -1,0 +1,50 @@
+"""What is published: the source archive holds the whole project, and the README reads the same elsewhere."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def tracked():
+    """What git tracks; in an unpacked archive there is no git, and nothing to compare with."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a checkout: only git knows which files belong to the project")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    return {name for name in listed.split("\0") if name and (ROOT / name).exists()}
+
+
+def test_the_source_archive_holds_every_file_of_the_project(tmp_path):
+    wanted = tracked()
+    copy = tmp_path / "project"
+    for name in wanted:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes((ROOT / name).read_bytes())
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", build, tmp_path], cwd=copy, check=True, capture_output=True, timeout=240
+    )
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        found = {name.partition("/")[2] for name in packed.getnames()}
+    assert wanted - found == set()
+    assert not [name for name in found if name.endswith((".so", ".pyc"))]
+
+
+def test_links_of_the_readme_are_absolute_and_lead_to_files_that_exist():
+    home = METADATA["urls"]["Source"]
+    places = (f"{home}/blob/main/", home.replace("github.com", "raw.githubusercontent.com") + "/main/")
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    for link in links:
+        assert link.startswith("https://"), link
+        for place in places:
+            if link.startswith(place):
+                assert (ROOT / link.removeprefix(place).partition("#")[0]).exists(), link
