@@ -72,7 +72,7 @@ def test_keys_of_people_are_not_shown(tmp_path):
         lambda d: d["claims"].update(mu=d["claims"]["mu"] * 0.99),
         lambda d: d["claims"].update(noise_std=d["claims"]["noise_std"] * 2),
         lambda d: d["claims"].update(sensitivity=1.0),
-        lambda d: d["plan"].update(noise_multiplier=d["plan"]["noise_multiplier"] / 2),
+        lambda d: d["plan"].update(sigma=d["plan"]["sigma"] / 2),
         lambda d: d["plan"].update(delta=1e-7),
         lambda d: d["plan"].update(clip_norm=2.0),
         lambda d: d["plan"]["participation"].update(k=3, n=4, b=1),

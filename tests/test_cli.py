@@ -211,8 +211,8 @@ def test_epsilon_of_a_sampled_run_and_of_a_tree():
     assert sampled.stdout.startswith("epsilon = 2.857")
     assert "does not hold" not in sampled.stdout
     tree = json.loads(invoke("epsilon", *SIZES, "--noise-multiplier", "4", "--mechanism", "tree", "--json").stdout)
-    plan = anyorder.plan(dataset_size=2000, batch_size=100, epochs=3, mechanism="tree", noise_multiplier=1, delta=1e-5)
-    assert tree["mu"] == pytest.approx(plan.sensitivity.value / 4)
+    plan = anyorder.plan(dataset_size=2000, batch_size=100, epochs=3, mechanism="tree", noise_multiplier=4, delta=1e-5)
+    assert tree["mu"] == pytest.approx(plan.mu)
     assert tree["poisson_epsilon"] is None
 
 
@@ -237,7 +237,7 @@ def test_verify_refuses_any_altered_claim(file, run_folder, tmp_path):
     original = json.loads((run_folder[0] / file).read_text())
     altered = tmp_path / "altered.json"
     places = [("claims", name) for name in original["claims"]]
-    places += [("plan", name) for name in ("noise_multiplier", "clip_norm", "delta", "batch_size", "unit")]
+    places += [("plan", name) for name in ("sigma", "clip_norm", "delta", "batch_size", "unit")]
     places += [("run", name) for name in original.get("run", {})]
     for part, name in places:
         data = json.loads(json.dumps(original))

@@ -1,5 +1,6 @@
 """The plan joins the parts, calibrates to the safe side, and its files show any alteration."""
 
+import dataclasses
 import json
 import math
 
@@ -8,6 +9,7 @@ import pytest
 import anyorder as ao
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.run.planning import Mechanism, make_plan
 from anyorder.strategy import Independent, Tree
 
 
@@ -40,9 +42,32 @@ def test_order_in_words_is_the_participation_of_that_order():
 
 def test_the_truth_about_a_shuffled_loader():
     """3 epochs, sigma = 1, delta = 1e-5: mu = sqrt(3), epsilon 8.39, whatever a Poisson accountant says."""
-    plan = small(mechanism="independent", epsilon=None, noise_multiplier=1 / math.sqrt(3))
+    plan = small(mechanism="independent", epsilon=None, noise_multiplier=1.0)
     assert plan.noise_std == pytest.approx(1.0, rel=1e-12)
     assert plan.epsilon == pytest.approx(8.39, abs=0.005)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "fixed", "poisson"])
+def test_noise_multiplier_is_that_of_dp_sgd_and_sigma_is_against_the_whole_sensitivity(order):
+    settings = {"order": order, "mechanism": "independent" if order == "poisson" else "tree", "clip_norm": 4.0}
+    by_multiplier = small(**settings, epsilon=None, noise_multiplier=2.5)
+    assert by_multiplier.noise_std == pytest.approx(10.0, rel=1e-12)
+    assert by_multiplier.noise_multiplier == pytest.approx(2.5, rel=1e-12)
+    sens = by_multiplier.sensitivity.value
+    assert by_multiplier.sigma == pytest.approx(2.5 / sens, rel=1e-12)
+    by_sigma = small(**settings, epsilon=None, sigma=2.5)
+    assert by_sigma.noise_std == pytest.approx(10.0 * sens, rel=1e-12)
+    assert by_sigma.mu == (None if order == "poisson" else 1 / 2.5)
+    assert dataclasses.replace(by_multiplier, sigma=2.5) == by_sigma
+    with pytest.raises(TypeError, match="noise_multiplier"):  # it follows from sigma: not stored
+        dataclasses.replace(by_sigma, noise_multiplier=2.5)
+
+
+def test_the_command_line_means_the_same_by_the_noise_multiplier():
+    sizes = {"dataset_size": 100, "batch_size": 10, "epochs": 3, "delta": 1e-5}
+    for name in ("independent", "tree"):
+        by_words = make_plan(Mechanism(name=name), noise_multiplier=1.0, **sizes)
+        assert by_words == small(mechanism=name, epsilon=None, noise_multiplier=1.0)
 
 
 def test_poisson_plan_is_amplified_and_only_that():
@@ -50,7 +75,7 @@ def test_poisson_plan_is_amplified_and_only_that():
     assert plan.participation == PoissonSampling(30, 0.1)
     assert plan.amplified
     assert plan.mu is None
-    assert plan.noise_std == pytest.approx(plan.noise_multiplier)
+    assert plan.noise_std == pytest.approx(plan.sigma)
     assert 3.9 < plan.epsilon <= 4.0
     with pytest.raises(PlanError, match="amplified"):
         small(order="poisson", mechanism="tree")
@@ -79,8 +104,11 @@ def test_add_or_remove_is_refused_where_absence_moves_others():
         ({"epsilon": math.nan}, "epsilon"),
         ({"delta": 0}, "delta"),
         ({"delta": 1.5}, "delta"),
-        ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
-        ({"noise_multiplier": 1.0}, "exactly one of epsilon and noise_multiplier"),
+        ({"epsilon": None}, "exactly one of epsilon, noise_multiplier and sigma"),
+        ({"noise_multiplier": 1.0}, "exactly one of epsilon, noise_multiplier and sigma"),
+        ({"sigma": 1.0}, "exactly one of epsilon, noise_multiplier and sigma"),
+        ({"epsilon": None, "noise_multiplier": 0.0}, "noise_multiplier must be above 0"),
+        ({"epsilon": None, "sigma": math.inf}, "sigma must be a finite number"),
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 101}, "batch_size"),
         ({"epochs": None}, "epochs"),
@@ -164,7 +192,7 @@ def test_every_altered_number_is_caught(tmp_path):
             ao.Plan.load(tmp_path / "resealed.json")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "anyorder-plan/1"}', '{"format": NaN}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "anyorder-plan/2"}', '{"format": NaN}'])
 def test_damaged_files_are_refused(tmp_path, text):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(CertificateError):

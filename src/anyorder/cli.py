@@ -94,10 +94,7 @@ Epsilon = Annotated[float | None, typer.Option(help="Target epsilon. This or --n
 Delta = Annotated[float, typer.Option(help="Target delta.")]
 Noise = Annotated[
     float | None,
-    typer.Option(
-        help="Noise std over clip norm in one step, as DP-SGD users mean it (for the tree: at each node). In "
-        "[bold]anyorder.plan[/bold], noise_multiplier is this over the sensitivity."
-    ),
+    typer.Option(help="Noise std over clip norm in one step, as DP-SGD users mean it (for the tree: at each node)."),
 ]
 Size = Annotated[int, typer.Option(help="Number of training examples.")]
 Batch = Annotated[int, typer.Option(help="Examples in a step; sums of gradients are divided by it.")]

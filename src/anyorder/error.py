@@ -1,6 +1,6 @@
 """How much noise reaches the iterates: the rows of B = A K, times the sensitivity.
 
-All errors are at clip norm 1 and noise multiplier 1 (std = sens), root scale: multiply by noise_multiplier * clip_norm
+All errors are at clip norm 1 and sigma 1 (std = sens), root scale: multiply by sigma * clip_norm
 for the noise of one coordinate of the iterate, in units of the learning rate.
 """
 

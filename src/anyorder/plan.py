@@ -35,7 +35,7 @@ from anyorder.workload import Workload
 
 __all__ = ["Plan", "plan"]
 
-FORMAT = "anyorder-plan/1"
+FORMAT = "anyorder-plan/2"
 _NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 _NEIGHBOUR_TEXTS = {
     "zero-out": "its gradients replaced by zero",
@@ -51,15 +51,14 @@ class Plan:
 
     Each of n steps releases `sum of clipped unit gradients + noise_std * (K Z)[t]`, then divides by `batch_size`.
 
-        noise_std = noise_multiplier * clip_norm * sens(C, participation)
-        mu = f / noise_multiplier,  f = 1 (zero-out, add-or-remove) or 2 (replace-one)        Gaussian DP, exact
+        noise_std = sigma * clip_norm * sens(C, participation)
+        mu = f / sigma,  f = 1 (zero-out, add-or-remove) or 2 (replace-one)        Gaussian DP, exact
 
-    Under `PoissonSampling` with independent noise, noise_std = noise_multiplier * clip_norm and epsilon comes from
+    Under `PoissonSampling` with independent noise, noise_std = sigma * clip_norm and epsilon comes from
     privacy loss distributions; mu does not exist.
 
     Attributes:
-        noise_multiplier: sigma, unitless. Not the multiplier per tree node of Kairouz et al. 2021, which is
-            `noise_std / clip_norm`.
+        sigma: noise against the whole sensitivity, unitless. `noise_multiplier` is against the clip norm alone.
         batch_size: the public constant that sums are divided by.
         unit: what is protected, in words: "example", "user", ..
         neighbours: "zero-out" (one unit's gradients replaced by zero), "replace-one", or "add-or-remove" (only
@@ -75,7 +74,7 @@ class Plan:
     strategy: Strategy
     workload: Workload
     clip_norm: float
-    noise_multiplier: float
+    sigma: float
     delta: float
     batch_size: int
     unit: str = "example"
@@ -85,7 +84,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         _check.positive("clip_norm", self.clip_norm)
-        _check.positive("noise_multiplier", self.noise_multiplier)
+        _check.positive("sigma", self.sigma)
         _check.probability("delta", self.delta)
         _check.integer("batch_size", self.batch_size, low=1)
         _check.choice("neighbours", self.neighbours, _NEIGHBOURS)
@@ -119,19 +118,24 @@ class Plan:
     @property
     def noise_std(self) -> float:
         """Standard deviation of each entry of the noise std * Z, in gradient units; rounded up."""
-        return nextafter(self.noise_multiplier * self.clip_norm * self.sensitivity.value, inf)
+        return nextafter(self.sigma * self.clip_norm * self.sensitivity.value, inf)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """noise_std / clip_norm, as DP-SGD means it, and Kairouz et al. 2021 at each node of a tree."""
+        return self.noise_std / self.clip_norm
 
     @property
     def mu(self) -> float | None:
         """Gaussian DP parameter; None under Poisson sampling, which is not Gaussian."""
-        return None if self.amplified else _NEIGHBOURS[self.neighbours] / self.noise_multiplier
+        return None if self.amplified else _NEIGHBOURS[self.neighbours] / self.sigma
 
     @cached_property
     def epsilon(self) -> float:
         """The smallest epsilon that holds at `delta`, rounded up."""
         if isinstance(self.participation, PoissonSampling):
             q, n = self.participation.sampling_probability, self.n
-            return accounting.poisson_epsilon(self.noise_multiplier, q, n, self.delta)
+            return accounting.poisson_epsilon(self.sigma, q, n, self.delta)
         assert self.mu is not None
         return accounting.gdp_epsilon(self.mu, self.delta)
 
@@ -143,14 +147,14 @@ class Plan:
     def noise_profile(self, *, sums: bool = False) -> NDArray[np.float64]:
         """(n,) std of the noise of one coordinate of each iterate, in clip norms, for learning rate 1 and batch size 1.
 
-            std[t] = noise_std / clip_norm * || (A K)[t] ||
+            std[t] = noise_multiplier * || (A K)[t] ||
 
         Args:
             sums: of each prefix sum of gradients instead, as if A were the prefix sum: no momentum, no schedule.
         Raises: PlanError where the iterates' noise cannot be computed, see `reaches_iterates`.
         """
         variances = self.strategy.prefix_variance() if sums else row_variances(self.strategy, self.workload)
-        return np.asarray(self.noise_std / self.clip_norm * np.sqrt(variances))
+        return np.asarray(self.noise_multiplier * np.sqrt(variances))
 
     def noise_error(self, *, sums: bool = False) -> float:
         """The root mean square of `noise_profile` over steps."""
@@ -168,7 +172,7 @@ class Plan:
             "strategy": self.strategy.to_dict(),
             "workload": self.workload.to_dict(),
             "clip_norm": self.clip_norm,
-            "noise_multiplier": self.noise_multiplier,
+            "sigma": self.sigma,
             "delta": self.delta,
             "batch_size": self.batch_size,
             "unit": self.unit,
@@ -209,7 +213,7 @@ class Plan:
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, text): what the plan promises, for whom, and at what price. `print(plan)` shows them."""
-        sens, per_clip = self.sensitivity, self.noise_std / self.clip_norm
+        sens = self.sensitivity
         norm, divisor = f"L2 norm {self.clip_norm:g}", self.batch_size
         rows = [
             ("privacy", f"epsilon <= {self.epsilon:.4g} at delta = {self.delta:g}"),
@@ -228,7 +232,7 @@ class Plan:
         place = "sums of gradients" if sums else "iterates"
         return [
             *rows,
-            ("noise", f"std {per_clip:.5g} clip norms on each row of Z (noise multiplier {self.noise_multiplier:.5g})"),
+            ("noise", f"std {self.noise_multiplier:.5g} clip norms on each row of Z (the noise multiplier)"),
             ("error", f"{self.noise_error(sums=sums):.5g} clip norms in the {place}, root mean square over steps"),
             ("memory", self._memory()),
         ]
@@ -247,6 +251,7 @@ def plan(
     delta: float,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
+    sigma: float | None = None,
     dataset_size: int | None = None,
     batch_size: int | None = None,
     epochs: int | None = None,
@@ -270,7 +275,8 @@ def plan(
     Args:
         delta: target delta.
         epsilon: target epsilon; the noise is the least that keeps (epsilon, delta). Or
-        noise_multiplier: sigma, and epsilon follows. Exactly one of the two.
+        noise_multiplier: noise_std / clip_norm, as DP-SGD means it, and epsilon follows. Or
+        sigma: noise_std / (clip_norm * sens), that is 1 / mu (2 / mu for replace-one). Exactly one of the three.
         dataset_size: number of examples, public.
         batch_size: examples in a step; the constant that sums are divided by.
         epochs: passes over the data.
@@ -289,6 +295,9 @@ def plan(
             of 2^-20 clip norms, rounded down to a power of two. "auto" then chooses among the mechanisms that allow
             it. For another grid, `dataclasses.replace(plan, grid=...)`.
     """
+    budgets = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sigma": sigma}
+    if sum(value is not None for value in budgets.values()) != 1:
+        raise ArgumentError(f"exactly one of epsilon, noise_multiplier and sigma must be given, got {budgets}")
     if loader is not None:
         if participation is not None:
             raise ArgumentError("participation must not be given together with loader, whose order is read")
@@ -305,9 +314,14 @@ def plan(
         neighbours = "add-or-remove"  # what the sampler's accounting is about
     if secure:
         _check_exact(neighbours, chosen)  # before a calibration that may take long
-    sigma = _noise_multiplier(rule, neighbours, delta, epsilon, noise_multiplier)
+    if noise_multiplier is not None:
+        sens = 1.0 if isinstance(rule, PoissonSampling) else sensitivity(chosen, rule).value
+        sigma = _check.positive("noise_multiplier", noise_multiplier) / sens
+    elif epsilon is not None:
+        sigma = _calibrate(rule, neighbours, delta, epsilon)
+    assert sigma is not None
     return Plan(
-        participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, noise_multiplier=sigma, delta=delta,
+        participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, sigma=sigma, delta=delta,
         batch_size=batch_size, unit=unit, neighbours=neighbours, dataset_size=dataset_size,
         grid=_default_grid(clip_norm) if secure else None,
     )  # fmt: skip
@@ -358,18 +372,9 @@ def _strategy(mechanism: str | Strategy, work: Workload, order: Participation, s
     return next(chosen for chosen in found if not secure or isinstance(chosen, Combination))
 
 
-def _noise_multiplier(
-    order: Participation, neighbours: str, delta: float, epsilon: float | None, noise_multiplier: float | None
-) -> float:
+def _calibrate(order: Participation, neighbours: str, delta: float, epsilon: float) -> float:
+    """The least sigma that keeps (epsilon, delta)."""
     _check.choice("neighbours", neighbours, _NEIGHBOURS)
-    if (epsilon is None) == (noise_multiplier is None):
-        raise ArgumentError(
-            f"exactly one of epsilon and noise_multiplier must be given, got epsilon={epsilon!r}, "
-            f"noise_multiplier={noise_multiplier!r}"
-        )
-    if noise_multiplier is not None:
-        return _check.positive("noise_multiplier", noise_multiplier)
-    assert epsilon is not None
     epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
     if isinstance(order, PoissonSampling):
         return accounting.calibrate_poisson(epsilon, delta, order.sampling_probability, order.n)

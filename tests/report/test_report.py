@@ -73,7 +73,7 @@ def test_the_profile_is_the_noise_of_the_iterates():
     B = plan.workload.matrix() @ plan.strategy.noising_matrix()
     np.testing.assert_allclose(plan.noise_profile(), plan.noise_std / 3 * np.linalg.norm(B, axis=1), rtol=1e-12)
     work, order = plan.workload, plan.participation
-    assert plan.noise_error() == pytest.approx(ao.rmse(plan.strategy, work, order) * plan.noise_multiplier)
+    assert plan.noise_error() == pytest.approx(ao.rmse(plan.strategy, work, order) * plan.sigma)
 
 
 def test_beyond_matrices_the_sums_of_gradients_stand_in_and_are_named_so(tmp_path):

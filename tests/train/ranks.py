@@ -331,7 +331,7 @@ def poisson(folder):
 def poisson_run():
     plan = ao.Plan(  # its epsilon, which takes seconds, is not asked for
         participation=PoissonSampling(4, 0.25), strategy=Independent(4), workload=ao.workload.prefix_sum(4),
-        clip_norm=1.0, noise_multiplier=1.0, delta=1e-5, batch_size=6, neighbours="add-or-remove",
+        clip_norm=1.0, sigma=1.0, delta=1e-5, batch_size=6, neighbours="add-or-remove",
     )  # fmt: skip
     torch.manual_seed(0)
     engine, model = ao.PrivacyEngine(plan, key=KEY), Network(True)

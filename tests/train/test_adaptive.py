@@ -40,11 +40,11 @@ def network(dropout=0.0):
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(dropout), nn.Linear(4, 2))
 
 
-def planned(strategy=RESTARTED, *, noise_multiplier=0.05, clip_norm=0.7, batch_size=B):
+def planned(strategy=RESTARTED, *, sigma=0.05, clip_norm=0.7, batch_size=B):
     """A plan whose epsilon nobody asks for."""
     return ao.Plan(
         participation=EpochShuffle(EPOCHS, EPOCH), strategy=strategy, workload=ao.workload.prefix_sum(strategy.n),
-        clip_norm=clip_norm, noise_multiplier=noise_multiplier, delta=1e-5, batch_size=batch_size,
+        clip_norm=clip_norm, sigma=sigma, delta=1e-5, batch_size=batch_size,
     )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def test_noise_of_gradient_and_count_has_the_planned_size():
     steps, features = 1500, 2000
     plan = ao.Plan(
         participation=PoissonSampling(steps, 0.5), strategy=Independent(steps), workload=ao.workload.prefix_sum(steps),
-        clip_norm=2.0, noise_multiplier=1.3, delta=1e-5, batch_size=5, neighbours="add-or-remove",
+        clip_norm=2.0, sigma=1.3, delta=1e-5, batch_size=5, neighbours="add-or-remove",
     )  # fmt: skip
     engine = ao.PrivacyEngine(plan)
     model = nn.Linear(features, 1, bias=False)
@@ -219,7 +219,7 @@ def test_converges_to_the_quantile(quantile, start, sigma):
         strategy = RestartedBLT([[0.9]] * epochs, [[0.2]] * epochs, [1.0] * epochs, [1.0] * epochs, steps, 10)
     plan = ao.Plan(
         participation=participation, strategy=strategy, workload=ao.workload.prefix_sum(steps), clip_norm=start,
-        noise_multiplier=sigma, delta=1e-5, batch_size=batch,
+        sigma=sigma, delta=1e-5, batch_size=batch,
     )  # fmt: skip
     engine = ao.PrivacyEngine(plan, key=KEY)
     model = nn.Linear(2, 1, bias=False)
@@ -242,7 +242,7 @@ def test_converges_to_the_quantile(quantile, start, sigma):
 
 def test_clip_norm_stays_within_bounds_where_all_gradients_are_zero():
     """Else it would shrink to 0, and a factor of 1 / 0 make NaN of a gradient of zeros."""
-    plan = planned(Independent(STEPS), noise_multiplier=1e-9)
+    plan = planned(Independent(STEPS), sigma=1e-9)
     engine, model, optimizer, loader = private(plan, Adaptive(learning_rate=10.0), lr=0.0)
     norms = set()
     for _ in range(EPOCHS):
@@ -262,7 +262,7 @@ def test_clip_norm_stays_within_bounds_where_all_gradients_are_zero():
 def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, name):
     """Stops in the middle of periods, and between saves: the lost steps are replayed under the journal."""
     strategy, every = STRATEGIES[name]
-    options = {"plan": planned(strategy, noise_multiplier=0.3), "rule": Adaptive(every=every), "dropout": 0.5}
+    options = {"plan": planned(strategy, sigma=0.3), "rule": Adaptive(every=every), "dropout": 0.5}
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
     whole = private(**options, checkpoint=tmp_path / "a" / "run.ckpt")

@@ -124,7 +124,7 @@ def test_checkpoint_of_another_plan_is_refused(tmp_path):
     run = start(tmp_path / "run.ckpt")
     steps(*run, until=4)
     run[0].close()
-    with pytest.raises(CheckpointError, match="noise_multiplier"):
+    with pytest.raises(CheckpointError, match="sigma"):
         start(tmp_path / "run.ckpt", epsilon=9.0)
 
 

@@ -47,7 +47,7 @@ class Candidate:
     Attributes:
         strategy: the strategy.
         name: kind and size.
-        loss: error at clip norm 1 and noise multiplier 1, root scale, sensitivity included.
+        loss: error at clip norm 1 and sigma 1, root scale, sensitivity included.
         ratio: loss over the certified lower bound of all strategies, at least 1.
         state_rows: vectors of the size of the model that it keeps.
         cost: vectors of that size that a step reads or makes, on average.

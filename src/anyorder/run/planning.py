@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from anyorder import _check, accounting
+from anyorder import accounting
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.optimize import choose, fit
 from anyorder.optimize.tree import fit_tree
@@ -92,11 +92,10 @@ def make_plan(
     order: str = "shuffled",
     **sizes: Any,
 ) -> Plan:
-    """A plan like `anyorder.plan`'s, with the mechanism in words and DP-SGD's noise multiplier.
+    """A plan like `anyorder.plan`'s, with the mechanism in words.
 
     Args:
-        noise_multiplier: std of a row of Z over the clip norm, as DP-SGD means it: sigma of the plan times the
-            sensitivity. Exactly one of it and epsilon.
+        epsilon, noise_multiplier: exactly one of the two.
         order: "shuffled", "sequential", "fixed" or "poisson"; mechanism "poisson" implies "poisson".
         sizes: `dataset_size`, `batch_size`, `epochs`, `momentum`, `clip_norm`, .. of `anyorder.plan`.
     """
@@ -114,7 +113,7 @@ def make_plan(
             raise ArgumentError(f"order 'poisson' is for mechanism 'poisson' only, got {mechanism.name!r}")
         order, mechanism = "poisson", replace(mechanism, name="poisson")
     word = mechanism.name if mechanism.name == "auto" else "independent"
-    base = plan(delta=delta, noise_multiplier=1.0, mechanism=word, order=order, **sizes)
+    base = plan(delta=delta, sigma=1.0, mechanism=word, order=order, **sizes)
     if mechanism.name not in ("auto", "independent", "poisson"):
         base = replace(base, strategy=mechanism.strategy(base.workload, base.participation))
     return with_budget(base, epsilon, noise_multiplier)
@@ -122,14 +121,11 @@ def make_plan(
 
 def with_budget(base: Plan, epsilon: float | None, noise_multiplier: float | None) -> Plan:
     """The plan at another budget; arguments as in `make_plan`."""
-    if noise_multiplier is not None:
-        sigma = _check.positive("noise_multiplier", noise_multiplier) / base.sensitivity.value
-        return replace(base, noise_multiplier=sigma)
     budget = plan(
-        delta=base.delta, epsilon=epsilon, participation=base.participation, batch_size=base.batch_size,
-        mechanism=base.strategy, neighbours=base.neighbours,
+        delta=base.delta, epsilon=epsilon, noise_multiplier=noise_multiplier, participation=base.participation,
+        batch_size=base.batch_size, mechanism=base.strategy, neighbours=base.neighbours,
     )  # fmt: skip
-    return replace(base, noise_multiplier=budget.noise_multiplier)
+    return replace(base, sigma=budget.sigma)
 
 
 def poisson_claim(noise_multiplier: float, batch_size: int, dataset_size: int, n: int, delta: float) -> float:
@@ -210,7 +206,6 @@ def _sampled(chosen: Plan) -> Plan:
     """Amplified DP-SGD with as many steps of the same expected size."""
     assert chosen.dataset_size is not None
     order = PoissonSampling(chosen.n, chosen.batch_size / chosen.dataset_size)
-    base = replace(
-        chosen, participation=order, strategy=Independent(chosen.n), neighbours="add-or-remove", noise_multiplier=1.0
-    )
+    strategy = Independent(chosen.n)
+    base = replace(chosen, participation=order, strategy=strategy, neighbours="add-or-remove", sigma=1.0)
     return with_budget(base, chosen.epsilon, None)
