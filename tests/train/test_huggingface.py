@@ -22,7 +22,7 @@ N, B, EPOCHS, LENGTH = 32, 8, 2, 6
 
 
 class Sentences(Dataset):
-    def __init__(self, language_model):
+    def __init__(self, language_model=False):
         self.ids = torch.randint(0, 20, (N, LENGTH), generator=torch.Generator().manual_seed(0))
         self.language_model = language_model
 
@@ -50,7 +50,22 @@ def gpt2():
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=20, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0, use_cache=False,
+            attn_pdrop=0.0,
+        )
+    )  # fmt: skip
+
+
+class Translations(Sentences):
+    def __getitem__(self, i):
+        return {**super().__getitem__(i), "labels": torch.where(torch.arange(4) < 2 + i % 3, self.ids[i, 2:], -100)}
+
+
+def t5():
+    torch.manual_seed(0)
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0,
+            decoder_start_token_id=0, pad_token_id=0,
         )
     )  # fmt: skip
 
@@ -73,7 +88,7 @@ def weights(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def plain_loop(model, data, loss):
+def plain_loop(model, data, loss, inputs=lambda batch: batch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(data, batch_size=B, shuffle=True)
     private, _, batches = ao.PrivacyEngine(planned(), key=KEY).make_private(
@@ -82,29 +97,49 @@ def plain_loop(model, data, loss):
     for _ in range(EPOCHS):
         for batch in batches:
             labels = batch.pop("labels")
-            loss(private(**batch)["logits"], labels).backward()
+            loss(private(**inputs({**batch, "labels": labels}))["logits"], labels).backward()
             optimizer.step()
             optimizer.zero_grad()
     return weights(model)
 
 
+def _without_labels(batch):
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+def _with_decoder_inputs(batch):
+    start = torch.zeros(len(batch["labels"]), 1, dtype=torch.long)
+    shifted = torch.cat([start, batch["labels"][:, :-1].clamp(min=0)], dim=1)
+    return {**_without_labels(batch), "decoder_input_ids": shifted}
+
+
 def _sum_of_token_means(logits, labels):
-    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=-100)
-    return (losses.sum(1) / (labels[:, 1:] != -100).sum(1)).sum()
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100)
+    return (losses.sum(1) / (labels != -100).sum(1)).sum()
 
 
-@pytest.mark.parametrize("kind", ["classes", "tokens"])
-def test_train_is_the_plain_loop(kind, tmp_path, monkeypatch):
-    make, data = (gpt2, Sentences(True)) if kind == "tokens" else (bert, Sentences(False))
+LOOPS = {
+    "classes": (bert, Sentences(), _without_labels, lambda x, y: F.cross_entropy(x, y, reduction="sum")),
+    "tokens": (gpt2, Sentences(True), _without_labels, lambda x, y: _sum_of_token_means(x[:, :-1], y[:, 1:])),
+    "translations": (t5, Translations(), _with_decoder_inputs, _sum_of_token_means),
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_train_is_the_plain_loop(kind, tmp_path):
+    make, data, inputs, loss = LOOPS[kind]
     run = trainer(make().eval(), data, tmp_path, max_grad_norm=1e-9)  # from_pretrained gives models in eval mode
     run.train()
     assert run.engine.step == EPOCHS * N // B
-    # In the plain loop the masks must not be branched on either; the Trainer does it by itself.
-    monkeypatch.setattr(transformers.masking_utils, "is_tracing", lambda tensor=None: True)
-    loss = _sum_of_token_means if kind == "tokens" else lambda x, y: F.cross_entropy(x, y, reduction="sum")
-    torch.testing.assert_close(weights(run.model), plain_loop(make(), data, loss), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(weights(run.model), plain_loop(make(), data, loss, inputs), atol=1e-6, rtol=1e-5)
     run.engine.certificate().save(tmp_path / "run.privacy.json")
     assert ao.verify(tmp_path / "run.privacy.json").certificate.steps == run.engine.step
+
+
+def test_a_decoder_whose_inputs_nobody_makes(tmp_path, monkeypatch):
+    monkeypatch.delattr(transformers.T5ForConditionalGeneration, "prepare_decoder_input_ids_from_labels")
+    with pytest.raises(ModelError, match="let the data collator return decoder_input_ids"):
+        trainer(t5(), Translations(), tmp_path).train()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

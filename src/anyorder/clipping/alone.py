@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from anyorder.clipping.huggingface import is_cache, no_branches_on_masks
 from anyorder.clipping.segments import plain_segments
 from anyorder.errors import ModelError
 
@@ -82,6 +83,9 @@ class Alone:
         differentiable: list[Tensor] = []
         others: list[Tensor] = []
         for i, leaf in enumerate(places):
+            if is_cache(leaf):  # a model's own, which a loss does not use: as with use_cache=False
+                places[i] = None
+                continue
             _check_output(leaf)
             if isinstance(leaf, Tensor):
                 places[i] = _Place(leaf.is_floating_point() or leaf.is_complex())
@@ -197,7 +201,7 @@ def mappable(
     """
     backends = torch.backends
     recurrent = [part for part in modules if isinstance(part, _RECURRENT)]
-    with plain_segments(), ExitStack() as stack:
+    with plain_segments(), no_branches_on_masks(), ExitStack() as stack:
         for part in recurrent:
             if isinstance(part, nn.RNNBase):
                 stack.callback(_own_weights_again, part)

@@ -1,8 +1,6 @@
 """Hugging Face: `transformers.Trainer` with private gradients."""
 
-import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ _transformers = _check.optional("transformers", extra="huggingface", purpose="Pr
 
 _RELEASES = ("loss", "train_loss", "grad_norm", "total_flos")  # of the training data, not covered by the plan
 _IGNORE = -100  # label of tokens that do not count, as transformers has it
+_DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
 _CHECKPOINT = "_privacy.checkpoint"  # an underscore: the hub is not sent such files
 
 
@@ -67,21 +66,6 @@ class _WholeEpochs:
 
     def __len__(self) -> int:
         return self._loader.batches_per_epoch or len(self._loader)
-
-
-@contextmanager
-def _no_branches_on_masks() -> Iterator[None]:
-    """Let transformers build its masks without a look at their values, as it does when a model is exported.
-
-    It leaves a mask out where no token is padded: the same result, but a branch that cannot be mapped over examples.
-    """
-    masks: Any = importlib.import_module("transformers.masking_utils")
-    before = masks.is_tracing
-    masks.is_tracing = lambda tensor=None: True
-    try:
-        yield
-    finally:
-        masks.is_tracing = before
 
 
 class PrivateTrainerMixin:
@@ -186,9 +170,24 @@ class PrivateTrainerMixin:
             raise ModelError("the batch must have labels, so that each example's loss can be computed on its own")
         assert self._private is not None
         labels = inputs["labels"]
-        outputs = self._private(**{name: value for name, value in inputs.items() if name != "labels"})
+        given = {name: value for name, value in inputs.items() if name != "labels"}
+        outputs = self._private(**given, **self._decoder_inputs(given, labels))
         loss = self.example_losses(outputs, labels).sum()
         return (loss, outputs) if return_outputs else loss
+
+    def _decoder_inputs(self, given: dict[str, Any], labels: Tensor) -> dict[str, Any]:
+        """What a sequence-to-sequence model makes of labels that it is given, and it is given none: labels, shifted."""
+        model: Any = self.model  # type: ignore[attr-defined]
+        of_tokens = labels.dim() == 2 and not labels.is_floating_point()
+        if not (model.config.is_encoder_decoder and of_tokens) or given.keys() & set(_DECODER):
+            return {}
+        shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is None:
+            raise ModelError(
+                f"{type(model).__name__} makes its decoder's inputs of the labels, which it is not given here; let the "
+                "data collator return decoder_input_ids too: the labels, shifted to the right"
+            )
+        return {"decoder_input_ids": shift(labels=labels)}
 
     def example_losses(self, outputs: Any, labels: Tensor) -> Tensor:
         """(B,) the loss of each example by itself. Override it for other losses."""
@@ -202,8 +201,7 @@ class PrivateTrainerMixin:
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """A step whose loss is not handed on: what is printed would be a release that the plan does not cover."""
-        with _no_branches_on_masks():
-            loss: Tensor = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        loss: Tensor = super().training_step(*args, **kwargs)  # type: ignore[misc]
         return torch.zeros_like(loss)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
