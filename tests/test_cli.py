@@ -1,5 +1,6 @@
 """The command line: what it prints, writes and refuses, and with which exit code."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -12,10 +13,11 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 import anyorder
-from anyorder import accounting
+from anyorder import accounting, cli
 from anyorder.__main__ import main
 from anyorder.cli import app, run
 from anyorder.plan import Plan
+from anyorder.run.settings import Settings
 
 SIZES = ["--dataset-size", "2000", "--batch-size", "100", "--epochs", "3"]
 TRAIN = ["train", "--epsilon", "8", "--mechanism", "tree", "--epochs", "1", "--batch-size", "480"]
@@ -265,6 +267,15 @@ def test_version_and_help():
     for command in ("train", "plan", "epsilon", "verify"):
         assert f"anyorder {command} " in invoke(command, "--help").stdout.replace("Usage:", "")
     assert invoke().exit_code == 2
+
+
+def test_every_command_names_its_default_order_and_they_agree():
+    assert Settings.of("mnist").order == inspect.signature(anyorder.plan).parameters["order"].default == "shuffled"
+    assert Settings.of("digits").order == "fixed"
+    for command in ("plan", "epsilon"):
+        assert inspect.signature(getattr(cli, command)).parameters["order"].default == "shuffled"
+    hint = inspect.signature(cli.train).parameters["order"].annotation
+    assert "Default: fixed for digits, else shuffled" in hint.__metadata__[0].help
 
 
 @pytest.mark.parametrize(

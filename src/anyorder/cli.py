@@ -174,7 +174,7 @@ def train(
     estimator: Annotated[str | None, typer.Option(help=ESTIMATOR)] = None,
     restart_every: RestartEvery = None,
     completion: Annotated[str | None, typer.Option(help=COMPLETION)] = None,
-    order: Annotated[str | None, typer.Option(help=ORDER)] = None,
+    order: Annotated[str | None, typer.Option(help=ORDER + " Default: fixed for digits, else shuffled.")] = None,
     secure: Annotated[
         bool | None, typer.Option("--secure", help="Exact integers in place of floating-point noise; not with poisson.")
     ] = None,

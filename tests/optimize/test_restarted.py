@@ -103,7 +103,7 @@ def test_long_runs_are_chosen() -> None:
     assert found[0].exact
     assert found[0].loss < 0.95 * next(c.loss for c in found if c.name.startswith("blt"))
     names = {c.name for c in choose(W.prefix_sum(60), EpochShuffle(3, 20), max_state=1)}
-    assert "blt, 1 buffers" in names
+    assert "blt, 1 buffer" in names
     assert not any(name.startswith("restarted") for name in names)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.errors import AnyorderError, ArgumentError
+from anyorder.errors import AnyorderError, ArgumentError, PlanError
 from anyorder.optimize import choose, fit
 from anyorder.run.planning import Mechanism, best_of_each_kind, compare, make_plan, noise_lines, poisson_claim
 from anyorder.strategy import Independent, Tree
@@ -78,6 +78,7 @@ def test_a_kind_stands_for_its_best_size():
         ("dense", "dense", {}),
         ("banded, 6 bands", "banded", {"bands": 6}),
         ("banded toeplitz, 5 bands", "toeplitz", {"bands": 5}),
+        ("blt, 1 buffer", "blt", {"buffers": 1}),
         ("blt, 1 buffers", "blt", {"buffers": 1}),
         ("banded low rank, 3 bands, 2 rank", "banded_low_rank", {"bands": 3, "rank": 2}),
     ],
@@ -92,6 +93,15 @@ def test_a_kind_with_its_size_is_fitted_at_that_size(name, kind, size):
 def test_a_kind_with_a_wrong_size_is_refused(name):
     with pytest.raises(ArgumentError, match=r"needs the sizes|mechanism must be one of"):
         make_plan(Mechanism(name=name), epochs=2, epsilon=4.0, order="sequential", **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "instead"),
+    [("blt, 500 buffers", 1, r"'blt, [1-9] buffers'"), ("banded, 30 bands", 2, "'banded, 20 bands'")],
+)
+def test_a_size_that_the_fit_does_not_use_is_refused(name, epochs, instead):
+    with pytest.raises(PlanError, match=instead):
+        make_plan(Mechanism(name=name), epochs=epochs, epsilon=4.0, **SIZES)
 
 
 def test_auto_is_the_plans_own_choice():

@@ -25,7 +25,7 @@ from anyorder.sensitivity import sensitivity
 from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict
 from anyorder.workload import Custom, Workload
 
-__all__ = ["Candidate", "choose", "rows_touched"]
+__all__ = ["Candidate", "choose", "rows_touched", "sized"]
 
 Floats = NDArray[np.float64]
 
@@ -129,6 +129,11 @@ def rows_touched(strategy: Strategy) -> float:
     return 1.0 + strategy.state_rows
 
 
+def sized(count: int, what: str) -> str:
+    """A size in words: "1 buffer", "2 buffers"; a rank has no plural."""
+    return f"{count} {what}" if count == 1 or what == "rank" else f"{count} {what}s"
+
+
 def _bound(workload: Workload, participation: Participation, objective: str) -> float:
     options: dict[str, Any] = {"resolution": _DENSE, "tolerance": _TOLERANCE}
     return cache.remember(
@@ -158,7 +163,7 @@ def _fits(
     if isinstance(participation, EpochShuffle) and restartable(workload, participation):
         for m in range(1, 1 + int(min(_RESTARTED, budget.state - 1, budget.cost - 2))):
             restarted = fit("restarted_blt", workload, participation, objective, buffers=m)
-            yield f"restarted blt, {m} buffers", restarted
+            yield f"restarted blt, {sized(m, 'buffer')}", restarted
     series = list(_series(workload, participation, objective, budget))
     yield from series
     if n <= _RESCALED and describes_all(participation) and objective == "mean":
@@ -183,7 +188,7 @@ def _series(
     if buffers and (small or not isinstance(workload, Custom)):
         fits = partial(fit_blts, workload, participation, buffers, objective)
         for strategy in _kept("blts", buffers, fits, **question):
-            yield f"blt, {strategy.state_rows} buffers", strategy
+            yield f"blt, {sized(strategy.state_rows, 'buffer')}", strategy
     if not (small or workload.is_toeplitz):
         return
     problem = Problem(workload, participation, objective)

@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from anyorder import accounting
-from anyorder.errors import ArgumentError, MissingDependencyError
+from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
 from anyorder.optimize import choose, fit
+from anyorder.optimize.candidates import sized
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import Participation, PoissonSampling
 from anyorder.plan import Plan, plan
@@ -52,9 +53,9 @@ class Mechanism:
             options = {"estimator": self.estimator, "restart_every": self.restart_every, "completion": self.completion}
             return fit_tree(work, order, **options)  # type: ignore[arg-type]
         kind, *words = self.name.split(", ")
-        sizes: dict[str, Any] = {size[2]: int(size[1]) for word in words if (size := _SIZES.match(word))}
+        sizes: dict[str, Any] = {_ARGUMENTS[found[2]]: int(found[1]) for word in words if (found := _SIZES.match(word))}
         if kind in _FITTED and len(sizes) == len(words) and (sizes or kind == "dense"):
-            return fit(_FITTED[kind], work, order, **sizes)
+            return _of_size(fit(_FITTED[kind], work, order, **sizes), kind, sizes)
         known = choose(work, order)
         for candidate in known:
             if self.name in (candidate.name, _kind(candidate.name)):
@@ -66,7 +67,8 @@ class Mechanism:
         )
 
 
-_SIZES = re.compile(r"^([0-9]+) (bands|buffers|rank)$")
+_SIZES = re.compile(r"^([0-9]+) (band|buffer|rank)s?$")
+_ARGUMENTS = {"band": "bands", "buffer": "buffers", "rank": "rank"}
 _FITTED = {
     "banded": "banded",
     "banded inverse": "banded_inverse",
@@ -76,6 +78,19 @@ _FITTED = {
     "dense": "dense",
     "restarted blt": "restarted_blt",
 }  # by the names of `choose`; each fitted at the size in its name
+
+
+def _of_size(found: Strategy, kind: str, asked: dict[str, int]) -> Strategy:
+    """The strategy, if it has the sizes that were asked for. A fit stops where more of them gain nothing."""
+    attributes = {"bands": "num_bands", "buffers": "num_buffers", "rank": "rank"}
+    has = {size: int(getattr(found, attributes[size])) for size in asked}
+    if has != asked:
+        sizes = ", ".join(sized(count, size.removesuffix("s")) for size, count in has.items())
+        raise PlanError(
+            f"mechanism must have a size that its fit can use, got {asked}; for this order and optimizer more than "
+            f"'{kind}, {sizes}' lowers no error, so ask for that"
+        )
+    return found
 
 
 def _kind(name: str) -> str:
