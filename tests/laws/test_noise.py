@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.noise.renewal import first_new_row
 from laws.cases import STRATEGIES
 from noise.whitening import assert_white
 
@@ -37,3 +38,44 @@ def test_shards_join_to_the_whole(name):
     shards = [NoiseStream(strategy, SOURCE, 1.0, b - a, start=a) for a, b in ((0, 7), (7, 40), (40, 50))]
     for _ in range(9):
         np.testing.assert_array_equal(np.concatenate([shard.next() for shard in shards]), whole.next())
+
+
+@every_strategy
+@pytest.mark.parametrize("n", [1, 8, 13])
+def test_rows_drawn_anew_have_nothing_to_do_with_the_steps_before(name, n):
+    """Nor their rows with later steps: two runs that share a beginning are then two mechanisms."""
+    strategy = STRATEGIES[name](n)
+    K, C = strategy.noising_matrix(), strategy.matrix()
+    places = [first_new_row(strategy, t) for t in range(n)]
+    assert places[0] == 0
+    for t, r in enumerate(places):
+        if r is None:
+            assert "full" in name
+            continue
+        assert not K[:t, r:].any()
+        assert not C[:r, t:].any()
+    if "full" not in name:
+        assert None not in places
+
+
+@every_strategy
+def test_renewed_rows_change_the_steps_from_there_on_and_no_others(name):
+    """The same bits before; after, the dense product with the new rows; saved and resumed in between."""
+    strategy = STRATEGIES[name](13)
+    starts = [t for t in (5, 7, 9) if first_new_row(strategy, t) is not None]
+    for t in starts:
+        row = first_new_row(strategy, t)
+        renewed = SOURCE.renewed(row, b"n" * 16)
+        Z = np.stack([(SOURCE if r < row else renewed.of(r)).normal(r, 0, 37) for r in range(strategy.num_rows)])
+        assert not (renewed.normal(row, 0, 37) == SOURCE.normal(row, 0, 37)).any()
+        expected = 1.5 * strategy.noising_matrix() @ Z.astype(np.float64)
+        plain, stream = (NoiseStream(strategy, source, 1.5, 37) for source in (SOURCE, renewed))
+        reference = NoiseStream(strategy, NoiseSource(SOURCE.key, kernel="reference").renewed(row, b"n" * 16), 1.5, 37)
+        for s in range(13):
+            if s == t:  # as on a resume: the state comes from a stream that knew nothing of the renewal
+                stream.load_state_dict(plain.state_dict())
+            made = stream.next()
+            np.testing.assert_allclose(made, expected[s], rtol=0, atol=1e-4)
+            np.testing.assert_array_equal(made, reference.next())
+            if s < t:
+                np.testing.assert_array_equal(made, plain.next())

@@ -101,6 +101,19 @@ def test_every_strategy_gives_its_own_bits(strategy, place):
 
 @pytest.mark.parametrize("place", DEVICES)
 @every_strategy
+def test_rows_of_several_keys_give_the_bits_of_numpy(strategy, place):
+    source = SOURCE.renewed(4, b"1" * 16).renewed(6, b"2" * 16)
+    noise, state = DeviceNoise(strategy, source, STD, SIZE, START, place), strategy.init(SIZE)
+    for t in range(N):
+        exact, state = strategy.step(t, state, lambda row: source.of(row).normal(row, START, START + SIZE))
+        tensors = _tensors(place)
+        before = _flat(tensors)
+        noise.add(t, tensors)
+        assert _flat(tensors).tobytes() == (before + exact * np.float32(STD)).tobytes()
+
+
+@pytest.mark.parametrize("place", DEVICES)
+@every_strategy
 def test_a_state_of_numpy_goes_on_and_one_of_the_device_does(strategy, place):
     exact, _ = _reference(strategy, N)
     for steps in (0, 1, 4):

@@ -52,6 +52,23 @@ def pmf(k, sigma):
 
 
 @BY_KIND
+def test_renewed_rows_are_of_fresh_keys(strategy):
+    """Row by row: what a step makes is what a stream of the one key makes, where all its rows are on one side."""
+    row = strategy.num_rows // 2
+    renewed = SOURCE.renewed(row, b"1" * 16)
+    mixed, old, new = (
+        made(GridStream(strategy, source, 3.0, 2.0**-10, 50), strategy.n)
+        for source in (renewed, SOURCE, renewed.of(row))
+    )
+    K = strategy.noising_matrix()
+    for t in range(strategy.n):
+        before, after = K[t, :row].any(), K[t, row:].any()
+        assert (mixed[t] == old[t]).all() == (not after)
+        assert (mixed[t] == new[t]).all() == (not before)
+    assert GridStream(strategy, renewed, 3.0, 2.0**-10, 50).state_dict()["source"] == SOURCE.fingerprint()
+
+
+@BY_KIND
 @pytest.mark.parametrize("grid", [2.0**-20, 1.0])
 def test_noise_is_the_rounded_combination(strategy, grid):
     """Against the dense K and normals made by the layout: no element is further from its real value than 1/2."""

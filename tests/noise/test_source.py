@@ -126,6 +126,35 @@ def test_golden_bits():
     assert SOURCE.derive(b"x").key.hex() == "c6f32c034be46643bd358a8416b1b28f1a736dbbcfe8411dd3519f85a9e9f9fe"
 
 
+def test_renewed_rows_come_of_fresh_keys_and_the_others_stay():
+    once = SOURCE.renewed(5, b"1" * 16)
+    twice = once.renewed(8, b"2" * 16)
+    for made in ("normal", "words"):
+        rows = {
+            name: [getattr(source, made)(row, 3, 70).tobytes() for row in range(10)]
+            for name, source in {
+                "own": SOURCE,
+                "once": once,
+                "twice": twice,
+                "other": SOURCE.renewed(5, b"3" * 16),
+            }.items()
+        }
+        assert rows["once"][:5] == rows["twice"][:5] == rows["other"][:5] == rows["own"][:5]
+        assert rows["twice"][:8] == rows["once"][:8]
+        assert len({*rows["own"], *rows["once"], *rows["twice"], *rows["other"]}) == 10 + 5 + 2 + 5
+    assert twice.own.fingerprint() == SOURCE.fingerprint()
+    assert len({source.fingerprint() for source in (SOURCE, once, twice, SOURCE.renewed(6, b"1" * 16))}) == 4
+    label = twice.derive(b"sampling")
+    assert label.words(4, 0, 8).tobytes() == SOURCE.derive(b"sampling").words(4, 0, 8).tobytes()
+    assert label.words(8, 0, 8).tobytes() == twice.of(8).derive(b"sampling").words(8, 0, 8).tobytes()
+    assert twice.of_all([5, 6, 7]).key == once.of(9).key
+    assert twice.of_all([4, 5]) is None
+    with pytest.raises(ArgumentError, match="row must be"):
+        twice.renewed(7, b"4" * 16)
+    with pytest.raises(ArgumentError, match="nonce must be 16 bytes"):
+        SOURCE.renewed(0, b"4" * 15)
+
+
 def test_random_keys_are_of_the_operating_system(monkeypatch):
     monkeypatch.setattr("os.urandom", lambda size: b"u" * size)
     assert NoiseSource.random(12).key == b"u" * 32

@@ -83,7 +83,7 @@ class GridStream:
         self._further = source.derive(b"discrete, further")
         self._saved_as = {
             "kind": f"grid of {type(strategy).__name__}", "n": strategy.n, "start": self._start, "size": self._size,
-            "std": float(std), "grid": float(grid), "source": source.fingerprint(),
+            "std": float(std), "grid": float(grid), "source": source.own.fingerprint(),
         }  # fmt: skip
         self._rows: dict[int, _Row] = {}
         self._t = 0

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ class NoiseSource:
         self._rounds = int(rounds)
         self._key_words = np.frombuffer(key, "<u4").astype(np.uint32)
         self._kernel_name = kernel
+        self._later: tuple[tuple[int, NoiseSource], ...] = ()  # from which row on, ascending
         native.kernel(kernel)  # refuses one that cannot run
 
     @classmethod
@@ -58,6 +59,11 @@ class NoiseSource:
     def key(self) -> bytes:
         """The secret key, for checkpoints that are kept as safe as the data."""
         return self._key
+
+    @property
+    def own(self) -> "NoiseSource":
+        """The source without its renewals."""
+        return NoiseSource(self._key, self._rounds, kernel=self._kernel_name) if self._later else self
 
     @property
     def rounds(self) -> int:
@@ -82,11 +88,46 @@ class NoiseSource:
         if not isinstance(label, bytes):
             raise ArgumentError(f"label must be bytes, got {label!r}")
         key = hashlib.blake2b(label, digest_size=32, key=self._key, person=b"anyorder derive").digest()
-        return NoiseSource(key, self._rounds, kernel=self._kernel_name)
+        result = NoiseSource(key, self._rounds, kernel=self._kernel_name)
+        result._later = tuple((row, source.derive(label)) for row, source in self._later)
+        return result
+
+    def renewed(self, row: int, nonce: bytes) -> "NoiseSource":
+        """The same rows below `row`, and from there on those of a fresh key, which a random nonce makes.
+
+        For a run that cannot know whether the rows from there on were used before. The fresh key is derived from this
+        one, so that whoever has the nonce alone knows nothing.
+
+        Args:
+            row: not below that of an earlier renewal.
+            nonce: 16 bytes or more, from the operating system's entropy.
+        """
+        row = _check.integer("row", row, low=self._later[-1][0] if self._later else 0, high=_MAX_ROW)
+        if not isinstance(nonce, bytes) or len(nonce) < 16:
+            raise ArgumentError("nonce must be 16 bytes or more, as os.urandom gives them")
+        result = NoiseSource(self._key, self._rounds, kernel=self._kernel_name)
+        result._later = (*self._later, (row, self.own.derive(b"renewed " + nonce)))
+        return result
+
+    def of(self, row: int) -> "NoiseSource":
+        """The source, of a single key, that this row comes from."""
+        found = self.own
+        for first, source in self._later:
+            if row >= first:
+                found = source
+        return found
+
+    def of_all(self, rows: Iterable[int]) -> "NoiseSource | None":
+        """The source, of a single key, that all these rows come from; None where their keys differ."""
+        if not self._later:
+            return self
+        sources = {source.key: source for source in map(self.of, rows)}
+        return None if len(sources) > 1 else next(iter(sources.values()), self.own)
 
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that tell two sources apart and reveal nothing of the key."""
-        text = f"layout 1, ChaCha{self._rounds}".encode()
+        """32 hexadecimal digits that tell two sources apart, renewals included, and reveal nothing of the key."""
+        later = "".join(f", from {row} {source.fingerprint()}" for row, source in self._later)
+        text = f"layout 1, ChaCha{self._rounds}{later}".encode()
         return hashlib.blake2b(text, digest_size=16, key=self._key, person=b"anyorder finger").hexdigest()
 
     def normal(self, row: int, start: int, stop: int) -> NDArray[np.float32]:
@@ -99,6 +140,8 @@ class NoiseSource:
         Cost: whole blocks of 16 elements. Working memory: 4 KiB a thread, or 1.5 MiB without the kernel.
         """
         _check_range(row, start, stop)
+        if self._later:
+            return self.of(row).normal(row, start, stop)
         result = np.empty(stop - start, np.float32)
         if self.kernel is not None:
             self.kernel.fill(self._key_words, self._rounds, row, start, result)
@@ -119,6 +162,8 @@ class NoiseSource:
         Args and Returns: as `normal`, in uint32.
         """
         _check_range(row, start, stop)
+        if self._later:
+            return self.of(row).words(row, start, stop)
         result = np.empty(stop - start, np.uint32)
         if self.kernel is not None:
             self.kernel.fill(self._key_words, self._rounds, row, start, result)

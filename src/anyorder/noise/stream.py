@@ -193,10 +193,11 @@ class NoiseStream:
         self._broken = False
 
     def _run(self, segments: NDArray[Any], types: NDArray[np.int32], *, add: bool, scale: float) -> bool:
-        """The step by the kernel; False, and nothing done, where there is none or it cannot follow the strategy."""
+        """The step by the kernel; False, and nothing done, where it cannot follow the strategy, or has no one key."""
         kernel = self._source.kernel
         traced = None if kernel is None else trace(self._strategy, self._t, len(self._state))
-        if kernel is None or traced is None:
+        source = None if traced is None else self._source.of_all(traced.rows())
+        if kernel is None or traced is None or source is None:
             return False
         keep = self._rows_to_keep(traced.rows(), len(traced.state))
         given = [*self._state, *self._rows.values(), *self._free]
@@ -207,7 +208,7 @@ class NoiseStream:
         arrays = given + [_aligned(self._length) for _ in range(made.num_arrays - len(given))]
         with self._unsafe():
             kernel.run(
-                self._source.key_words, self._source.rounds, made.program, segments, types,
+                source.key_words, source.rounds, made.program, segments, types,
                 arrays=np.array([array.ctypes.data for array in arrays] or [0], np.uint64), origin=self._origin,
                 std=float(self._std), add=add, scale=scale,
             )  # fmt: skip
@@ -281,7 +282,8 @@ class NoiseStream:
         starts = self._start + offset + rows * width
         kernel = self._source.kernel
         traced = None if kernel is None else trace(self._strategy, t, 0)
-        if kernel is None or traced is None:
+        source = None if traced is None else self._source.of_all(traced.rows())
+        if kernel is None or traced is None or source is None:
 
             def row(r: int) -> Vector:
                 parts = [self._source.normal(r, int(start), int(start) + width) for start in starts]
@@ -293,7 +295,7 @@ class NoiseStream:
         segments["data"] = out.ctypes.data + np.arange(rows.size, dtype=np.uint64) * np.uint64(4 * width)
         segments["element"], segments["length"] = starts, width
         kernel.run(
-            self._source.key_words, self._source.rounds, compile_step(traced, 0, {}, (), (), 0).program, segments,
+            source.key_words, source.rounds, compile_step(traced, 0, {}, (), (), 0).program, segments,
             np.zeros(rows.size, np.int32), std=float(self._std), scattered=True,
         )  # fmt: skip
         return out
@@ -308,7 +310,7 @@ class NoiseStream:
             "start": self._start,
             "size": self._size,
             "std": float(self._std),
-            "source": self._source.fingerprint(),
+            "source": self._source.own.fingerprint(),
         }
 
     def _own_state(self) -> State:

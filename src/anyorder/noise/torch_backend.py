@@ -232,7 +232,7 @@ def _range(columns: Tensor, start: int, stop: int) -> Tensor:
 
 def _blocks(source: NoiseSource, counters: Tensor, domain: int, row: int) -> Tensor:
     """(16, B) int32 bits of the words of each block. ChaCha as in `chacha.blocks`: int32 wraps as uint32 does."""
-    key = np.frombuffer(source.key, "<i4").tolist()
+    key = np.frombuffer(source.of(row).key, "<i4").tolist()
     nonce = np.array([row & 0xFFFFFFFF, row >> 32], np.uint32).view(np.int32).tolist()
     start = torch.empty((16, len(counters)), dtype=torch.int32, device=counters.device)
     for i, word in enumerate([*_CONSTANTS, *key]):

@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from anyorder.errors import ArgumentError
-from anyorder.noise import transform
+from anyorder.noise import torch_backend, transform
 from anyorder.noise.source import NoiseSource
 from anyorder.noise.torch_backend import check_out
 
@@ -57,11 +57,15 @@ def combination(
     out: Tensor,
     scale: float = 1.0,
 ) -> None:
-    """As `torch_backend.combination`; all rows are made in one pass."""
+    """As `torch_backend.combination`; all rows are made in one pass, where they come from one key."""
     _check(out)
+    one = source.of_all(rows)
+    if one is None:
+        torch_backend.combination(source, rows, coefficients, std, start, out, scale)
+        return
     row_ids = torch.tensor([int(row) for row in rows], dtype=torch.int64, device=out.device)
     weights = _vector(coefficients, out)
-    _launch(_combination, source, out, row_ids, weights, len(row_ids), start, std, scale)
+    _launch(_combination, one, out, row_ids, weights, len(row_ids), start, std, scale)
 
 
 def blt(
@@ -78,7 +82,7 @@ def blt(
     """As `torch_backend.blt`."""
     _check(out, buffers)
     arguments = (_vector(scales, out), _vector(losses, out), len(buffers), buffers, buffers.stride(0))
-    _launch(_blt, source, out, *arguments, row, start, std, scale)
+    _launch(_blt, source.of(row), out, *arguments, row, start, std, scale)
 
 
 def banded(
@@ -95,7 +99,7 @@ def banded(
     """As `torch_backend.banded`."""
     _check(out, ring)
     arguments = (_vector(coefficients, out), len(coefficients), _rounded(diagonal), ring, len(ring), ring.stride(0))
-    _launch(_banded, source, out, *arguments, row, start, std, scale)
+    _launch(_banded, source.of(row), out, *arguments, row, start, std, scale)
 
 
 def _check(out: Tensor, state: Tensor | None = None) -> None:

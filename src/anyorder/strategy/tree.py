@@ -160,6 +160,18 @@ class Tree(Combination):
             return max((tree.real - 1).bit_length() for tree in self.subtrees)
         return max((m + 1).bit_length() - 1 for m in self._sizes)
 
+    def rows_before(self, t: int) -> int | None:
+        """The r for which the steps before t use rows 0 .. r - 1 and none of these has to do with a step from t on.
+
+        None with "full" within a subtree: its rows for steps to come are in the noise of those before.
+        """
+        if self.estimator == "full":
+            return t if any(tree.start == t for tree in self.subtrees) else None
+        if t == 0:
+            return 0
+        block, i = self._locate(t - 1)
+        return self._offsets[block] + _node(i, _trailing_zeros(i + 1)) + 1
+
     def prefix_variance(self) -> Floats:
         """(n,) variance of the noise in each prefix sum, in closed form: O(n log n)."""
         result = np.empty(self._n)
