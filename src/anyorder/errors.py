@@ -50,7 +50,7 @@ class StepsExhaustedError(TrainingError):
 
 
 class NonFiniteError(TrainingError):
-    """A gradient or a loss is NaN or infinite: its norm bounds nothing, so nothing is released."""
+    """Under `non_finite="refuse"`: a unit's gradient is NaN or infinite. No noise covers this message."""
 
 
 class CheckpointError(AnyorderError, RuntimeError):

@@ -172,11 +172,12 @@ def test_autocast_around_backward_alone_does_not_reach_the_model():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("chunk_size", [1, 2, None])
-def test_non_finite_gradients_release_nothing(bad, chunk_size):
+def test_non_finite_gradients_release_nothing_where_they_are_refused(bad, chunk_size):
     module, (x, y) = network(), batch(7)
     x[2, 1] = x[5, 0] = bad
     received = []
-    outputs = forward(Clipping(module, chunk_size), x, received.append, groups=torch.tensor([0, 1, 4, 3, 4, 4, 9]))
+    clipping = Clipping(module, chunk_size, non_finite="refuse")
+    outputs = forward(clipping, x, received.append, groups=torch.tensor([0, 1, 4, 3, 4, 4, 9]))
     with pytest.raises(NonFiniteError, match="of 1 of 5 units"):
         F.cross_entropy(outputs, y).backward()
     assert not received

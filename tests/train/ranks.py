@@ -64,7 +64,7 @@ class Network(nn.Module):
         return out if self.scale is None else out * self.scale
 
 
-def start(checkpoint=None, *, kind="tree", fsdp=False, scalar=False, seed=0, accumulate=1):
+def start(checkpoint=None, *, kind="tree", fsdp=False, scalar=False, seed=0, accumulate=1, **options):
     """A run over all ranks of the process group; over one process where there is none."""
     plan = ao.plan(
         dataset_size=N, batch_size=B, epochs=EPOCHS, epsilon=8, delta=1e-5, mechanism=STRATEGIES[kind], clip_norm=0.3
@@ -82,7 +82,7 @@ def start(checkpoint=None, *, kind="tree", fsdp=False, scalar=False, seed=0, acc
     engine = ao.PrivacyEngine(plan, checkpoint=checkpoint, key=KEY)
     loader = DataLoader(dataset(), batch_size=B // ranks // accumulate, sampler=sampler)
     rule = Adaptive(share=0.3) if kind == "adaptive" else None
-    return engine, *engine.make_private(model, optimizer, loader, accumulate=accumulate, rule=rule)
+    return engine, *engine.make_private(model, optimizer, loader, accumulate=accumulate, rule=rule, **options)
 
 
 def shard(model):
@@ -235,7 +235,19 @@ def units_of_first(engine):
 
 
 def nan_on_one_rank(folder):
-    run = start()
+    """A rank whose units are not finite adds zero, and no other rank hears of it; or all of them refuse."""
+    released = []
+    for loss_weight, factor in ((1.0, float("nan")), (0.0, 1.0)):
+        loss_weight, factor = (loss_weight, factor) if dist.get_rank() == 1 else (1.0, 1.0)
+        engine, model, optimizer, loader = start()
+        x, y = next(iter(loader))
+        (loss_weight * nn.functional.cross_entropy(model(x * factor), y)).backward()
+        optimizer.step()
+        assert engine.step == 1
+        released.append(weights(model))
+    assert torch.equal(*released)
+
+    run = start(non_finite="refuse")
     engine, model, optimizer, loader = run
     batches = iter(loader)
     factor = float("nan") if dist.get_rank() == 1 else 1.0

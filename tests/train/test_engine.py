@@ -342,3 +342,36 @@ def test_shuffled_loader_takes_each_example_once_an_epoch():
     epochs = [sorted(int(u) for units in history[e * 6 : e * 6 + 6] for u in units) for e in range(3)]
     assert epochs == [list(range(N))] * 3
     assert [sorted(u) for u in history[:6]] != [sorted(u) for u in history[6:12]]
+
+
+@pytest.mark.parametrize("where", ["input", "loss", "all"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_unit_that_is_not_finite_adds_zero_and_nothing_tells_of_it(bad, where, secure, capfd, caplog):
+    """The run of another, in which the unit's gradient is zero, bit for bit: `zero-out` neighbours of each other."""
+    runs = []
+    for present in (True, False):
+        engine, model, optimizer, loader = private(planned(secure=secure))
+        for t, (x, y) in enumerate(loader):
+            weight = torch.ones(len(x))
+            if t == 1:
+                rows = slice(None) if where == "all" else 1
+                if not present:
+                    weight[rows] = 0.0
+                elif where == "loss":
+                    weight[rows] = bad
+                else:
+                    x[rows] = bad
+            optimizer.zero_grad()
+            (nn.functional.cross_entropy(model(x), y, reduction="none") * weight).mean().backward()
+            optimizer.step()
+        runs.append((weights(model), engine.step, [list(units) for units in engine.ledger.history()]))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert runs[0][1:] == runs[1][1:]
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+
+
+def test_words_for_non_finite_units():
+    with pytest.raises(ArgumentError, match="non_finite must be one of 'refuse', 'zero', got 'skip'"):
+        private(non_finite="skip")

@@ -150,8 +150,8 @@ def test_input_that_is_not_the_batch():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_non_finite_loss_or_input(bad):
-    engine, model, optimizer, loader = private()
+def test_non_finite_loss_or_input_where_it_is_to_be_refused(bad):
+    engine, model, optimizer, loader = private(non_finite="refuse")
     x, y = next(iter(loader))
     before = weights(model)
     with pytest.raises(NonFiniteError):

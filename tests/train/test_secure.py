@@ -264,10 +264,10 @@ def test_grid_of_noise_above_what_the_sampler_takes_is_refused():
 
 
 def test_a_refused_gradient_leaves_the_run_as_it_was():
-    """A unit that is not finite: nothing is drawn, recorded or released, and the next batch goes on."""
+    """Where a unit that is not finite is refused, nothing is drawn, recorded or released; the next batch goes on."""
     plan = planned(mechanism="independent")
     clean = train(*private(plan), steps=1)
-    engine, model, optimizer, loader = private(plan)
+    engine, model, optimizer, loader = private(plan, non_finite="refuse")
     before = engine._stream.state_dict()
     (x, y) = next(iter(loader))
     with pytest.raises(RuntimeError, match="NaN or infinite"):

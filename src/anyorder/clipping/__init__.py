@@ -26,15 +26,21 @@ __all__ = [
 
 
 def make_clipping(
-    module: nn.Module, chunk_size: int | None = None, grid: float | None = None, rule: ClipRule | None = None
+    module: nn.Module,
+    chunk_size: int | None = None,
+    grid: float | None = None,
+    rule: ClipRule | None = None,
+    non_finite: str = "zero",
 ) -> PerUnitClipping:
     """The engine for a model: one pass over the batch; on a grid, whose units are rounded one by one, two.
 
     Args:
         module, chunk_size, rule: see `GhostClipping`.
         grid: None, or the grid of exact integer sums; see `FunctionalClipping`.
+        non_finite: "zero": a unit whose gradient is NaN or infinite adds exactly zero, and nothing tells of it;
+            "refuse": an error with the number of such units, which is a release that no noise covers.
     Raises: ArgumentError for a rule other than `Flat` on a grid.
     """
     if grid is None:
-        return GhostClipping(module, chunk_size, rule)
-    return FunctionalClipping(module, chunk_size, grid, rule)
+        return GhostClipping(module, chunk_size, rule, non_finite)
+    return FunctionalClipping(module, chunk_size, grid, rule, non_finite)

@@ -19,7 +19,8 @@ class PerUnitClipping(ABC):
                                                                     [Kairouz et al. 2021, Algorithm 1, line 4]
 
     The norm is over all trainable parameters together, and over the whole unit: the gradients of a unit's examples
-    are added before they are clipped.
+    are added before they are clipped. A unit whose norm is NaN or infinite adds the zero vector, which is in the ball;
+    nothing tells of it, and it moves no other unit's part.
 
     Guarantee: removing a unit's examples changes the sum by at most clip_norm, replacing them by at most
     2 clip_norm, for fixed parameters -- if the loss is a sum over examples of terms, each of that example's output
@@ -55,7 +56,8 @@ class PerUnitClipping(ABC):
         Raises:
             ArgumentError: groups, clip_norm or scale break their rule.
             ModelError: the inputs do not share B, or the module cannot be run on one example alone.
-            NonFiniteError: in backward, a unit's gradient is NaN or infinite; `receive` is not called.
+            NonFiniteError: in backward, under non_finite="refuse", a unit's gradient is NaN or infinite; `receive` is
+                not called.
             TrainingError: in backward, a second time on the same outputs, or with create_graph=True, or after a
                 parameter or an input was changed in place.
         """

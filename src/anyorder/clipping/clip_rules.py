@@ -208,7 +208,7 @@ def apply(
     """The rule's factors and coordinates.
 
     Raises: ArgumentError if those of a rule from elsewhere are of other names or shapes, or leave a unit longer than
-        clip_norm. Units whose norm is not finite are refused later.
+        clip_norm.
     """
     factors, further = rule.factors(squares, clip_norm), rule.coordinates(squares, clip_norm)
     if type(rule) in _OWN:
@@ -220,7 +220,7 @@ def apply(
         raise ArgumentError(f"{rule!r} must give one number for each of the {shape[0]} units")
     parts = [factors[name].double().square() * square for name, square in squares.items()]
     total = torch.stack([*parts, *(values.double().square() for values in further.values())]).sum(0)
-    longest = total[_total(squares).isfinite()].sqrt().max().item() if shape[0] else 0.0
+    longest = total.sqrt().max().item() if shape[0] else 0.0
     if not longest <= clip_norm * (1 + 1e-9):
         raise ArgumentError(
             f"{rule!r} leaves a unit of norm {longest:g}, and the plan covers {clip_norm:g}; factors must make every "

@@ -13,7 +13,7 @@ from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
 from anyorder.clipping.clip_rules import ClipRule, Flat
-from anyorder.clipping.units import ClippedSum, accumulator_dtype
+from anyorder.clipping.units import NON_FINITE, ClippedSum, accumulator_dtype, check_finite
 from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
 
 __all__ = ["FunctionalClipping"]
@@ -39,6 +39,7 @@ class FunctionalClipping(PerUnitClipping):
             The sums do not depend on it, save for rounding; dropout masks do.
         grid: None, or the grid on which units are rounded; the sums are then int64, see `ClippedSum`.
         rule: how norms become factors; on a grid `Flat`.
+        non_finite: see `make_clipping`.
     Raises: ArgumentError for another rule on a grid.
     """
 
@@ -48,11 +49,13 @@ class FunctionalClipping(PerUnitClipping):
         chunk_size: int | None = None,
         grid: float | None = None,
         rule: ClipRule | None = None,
+        non_finite: str = "zero",
     ) -> None:
         if grid is not None and rule not in (None, Flat()):
             raise ArgumentError(f"rule must be Flat() in secure mode, whose units are cut as a whole, got {rule}")
         self._module = module
         self._grid, self._rule = grid, rule
+        self._refuse = _check.choice("non_finite", non_finite, NON_FINITE) == "refuse"
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
 
     def forward(
@@ -79,6 +82,7 @@ class FunctionalClipping(PerUnitClipping):
             clip_norm=_check.positive("clip_norm", clip_norm),
             grid=self._grid,
             rule=self._rule,
+            refuse=self._refuse,
             scale=_check.positive("scale", scale) if call.size else 1.0,
             receive=receive,
             settings=Settings.now(call.tensors[0].device),
@@ -148,6 +152,7 @@ class _Job:
     clip_norm: float
     grid: float | None
     rule: ClipRule | None
+    refuse: bool
     scale: float
     receive: Receive
     settings: Settings
@@ -199,6 +204,8 @@ class _Job:
                 gradients = self._map(example, parameters, *taken)
                 units, complete = self.batch.units_of(chunk)
                 total.add(gradients, units, complete=complete)
+        if self.refuse:
+            check_finite(total.bad, total.units)
         self.receive(total.finish())
 
     def _split(self, tensors: Tensors) -> tuple[dict[str, Tensor], Tensors]:

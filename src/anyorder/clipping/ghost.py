@@ -13,7 +13,7 @@ from anyorder.clipping.batch import Settings, check_groups
 from anyorder.clipping.clip_rules import ClipRule, Flat
 from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.passes import Pass, Sums, TooLarge, Unmapped
-from anyorder.clipping.units import non_finite
+from anyorder.clipping.units import NON_FINITE, check_finite
 from anyorder.errors import ModelError, TrainingError
 
 __all__ = ["GhostClipping"]
@@ -39,13 +39,21 @@ class GhostClipping(PerUnitClipping):
             size every chunk's forward is run twice, with the same random numbers. None takes the whole batch, or
             as many as keep the gradients made by autograd under 256 MiB, or half when a GPU's memory runs out.
         rule: how norms become factors.
+        non_finite: see `make_clipping`.
     """
 
-    def __init__(self, module: nn.Module, chunk_size: int | None = None, rule: ClipRule | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        chunk_size: int | None = None,
+        rule: ClipRule | None = None,
+        non_finite: str = "zero",
+    ) -> None:
         self._module = module
         self._fixed = chunk_size is not None
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
         self._rule = Flat() if rule is None else rule
+        self._non_finite = _check.choice("non_finite", non_finite, NON_FINITE)
         self._unmapped = False
 
     def forward(
@@ -71,7 +79,8 @@ class GhostClipping(PerUnitClipping):
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
         start = Settings.now(call.tensors[0].device)
         groups = groups.detach().cpu()
-        job = _Job(self._module, call, parameters, groups, self._rule, clip_norm, scale, receive, start)
+        refuse = self._non_finite == "refuse"
+        job = _Job(self._module, call, parameters, groups, self._rule, refuse, clip_norm, scale, receive, start)
         while True:
             try:
                 return job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
@@ -97,7 +106,8 @@ class GhostClipping(PerUnitClipping):
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
         """By the engine that makes every gradient: some functions can be mapped there alone."""
-        return FunctionalClipping(self._module, self._chunk_size, rule=self._rule).forward(args, kwargs, **options)
+        other = FunctionalClipping(self._module, self._chunk_size, rule=self._rule, non_finite=self._non_finite)
+        return other.forward(args, kwargs, **options)
 
 
 @dataclass
@@ -109,6 +119,7 @@ class _Job:
     parameters: dict[str, Tensor]
     groups: Tensor
     rule: ClipRule
+    refuse: bool
     clip_norm: float
     scale: float
     receive: Receive
@@ -165,8 +176,8 @@ class _Job:
         return Pass(self.module, self.call, self.parameters, groups, self.settings, *options)
 
     def _finish(self, found: Sums) -> None:
-        if found.bad:
-            raise non_finite(found.bad, found.units)
+        if self.refuse:
+            check_finite(found.bad, found.units)
         self.receive(found.sums)
 
 

@@ -28,8 +28,8 @@ more.) With a larger a the sum is made in float64, whose d is 2^-1022: it takes 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import isfinite, prod
 
 import torch
 from torch import Tensor
@@ -43,10 +43,11 @@ from anyorder.clipping.uses import (
     FactoredUse,
     LinearUse,
     Use,
+    cleared,
     squares_of,
 )
 
-__all__ = ["Settled", "settle"]
+__all__ = ["Settled", "Weights", "settle"]
 
 PIECE = 512  # numbers in a dot product that runs in the accumulator's precision
 SPARE = 1.01  # for the terms of higher order in u
@@ -56,17 +57,53 @@ STORE_BYTES = 2**26  # of a parameter's per-unit gradients that may be kept
 
 
 @dataclass(frozen=True)
+class Weights:
+    """What the gradients are multiplied by in their sum.
+
+    Attributes:
+        by_unit: (U,).
+        by_example: (B,), that of each example's unit.
+        left_out: None, or which units (U,) and which examples (B,), bool, add exactly zero whatever is held of them:
+            a weight of 0 would leave NaN.
+    """
+
+    by_unit: Tensor
+    by_example: Tensor
+    left_out: tuple[Tensor, Tensor] | None = None
+
+    def sum_of_units(self, rows: Tensor) -> Tensor:
+        """The weighted sum (n,) of the units' rows (U, n). No term is above what the weights bound it to."""
+        return self.by_unit @ (rows if self.left_out is None else cleared(rows, self.left_out[0]))
+
+    def add_rows(self, rows: Tensor, owner: Tensor, ids: Tensor, to: Tensor) -> Tensor:
+        """`to` (V, n), plus rows (K, n) of the units `owner` (K,) times their weights, at `ids` (K,)."""
+        rows = rows if self.left_out is None else cleared(rows, self.left_out[0][owner])
+        return to.index_add_(0, ids, rows * self.by_unit[owner, None])
+
+    def sum_of_uses(self, uses: Sequence[Use]) -> Tensor:
+        """The weighted sum (*shape) of the examples' gradients by all uses."""
+        uses = uses if self.left_out is None else [use.without(self.left_out[1]) for use in uses]
+        result = _sum([use.weighted_sum(self.by_example) for use in uses])
+        if result.dtype == torch.float64 or isfinite(float(result.sum())):
+            return result
+        # All terms are finite, and so is what each unit adds; but a weight times one factor of a term may be too
+        # large for float32, and so may terms that cancel.
+        wide = [replace(use, dtype=torch.float64) for use in uses]  # type: ignore[type-var]
+        return _sum([use.weighted_sum(self.by_example.double()) for use in wide]).to(result.dtype)
+
+
+@dataclass(frozen=True)
 class Settled:
     """A parameter whose per-unit norms are known.
 
     Attributes:
-        squares: (U,) float64, not below the squared norm of what a unit adds to `total(1, ..)`.
-        total: (weights by unit (U,), weights by example (B,)) -> the weighted sum, (*shape).
+        squares: (U,) float64, not below the squared norm of what a unit adds to `total` with weights of 1.
+        total: the weighted sum, (*shape).
         kept: (U, *shape), the units' gradients, where they are kept.
     """
 
     squares: Tensor
-    total: Callable[[Tensor, Tensor], Tensor]
+    total: Callable[[Weights], Tensor]
     kept: Tensor | None = None
 
     @classmethod
@@ -74,7 +111,7 @@ class Settled:
         """From the units' gradients themselves, (U, *shape), and their squared norms if known."""
         flat = gradients.reshape(len(gradients), -1)
         squares = squares_of(flat) if squares is None else squares
-        return cls(squares, lambda by_unit, _: (by_unit @ flat).view(gradients.shape[1:]), gradients)
+        return cls(squares, lambda weights: weights.sum_of_units(flat).view(gradients.shape[1:]), gradients)
 
 
 def settle(uses: Sequence[Use], units: UnitMap) -> Settled:
@@ -106,7 +143,7 @@ def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
         return Settled.keep(_all_gradients(first))
     if isinstance(first, LinearUse) and len(uses) == first.positions == units.largest == 1:
         a, g = (squares_of(t.flatten(1).to(first.dtype)) for t in (first.activations, first.output_gradients))
-        return Settled(a * g, lambda _, by_example: first.weighted_sum(by_example))
+        return Settled(a * g, lambda weights: weights.sum_of_uses([first]))
     T, size = units.largest * sum(use.positions for use in uses), first.groups * first.inputs * first.outputs
     keep = _keeping_is_cheaper(uses, units)
     gram = not keep and _gram_is_cheaper(uses, units)
@@ -129,11 +166,11 @@ def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
             elif not isinstance(rows, slice):
                 kept[rows] = made
     if kept is None:
-        return Settled(squares, lambda _, by_example: _sum([use.weighted_sum(by_example) for use in uses]))
+        return Settled(squares, lambda weights: weights.sum_of_uses(uses))
     split = (-1, first.groups, first.outputs, first.inputs)
     return Settled(
         squares_of(kept),
-        lambda by_unit, _: first.shaped((by_unit @ kept).view(split))[0],
+        lambda weights: first.shaped(weights.sum_of_units(kept).view(split))[0],
         first.shaped(kept.view(split)),
     )
 
@@ -142,7 +179,9 @@ def _made_by_library(use: ConvolutionUse) -> Settled:
     made, squares = use.normed_gradients()
     flat, shape = made.flatten(1), made.shape[1:]
     return Settled(
-        squares, lambda by_unit, _: (by_unit @ flat).view(shape).permute(3, 2, 0, 1), made.permute(0, 4, 3, 1, 2)
+        squares,
+        lambda weights: weights.sum_of_units(flat).view(shape).permute(3, 2, 0, 1),
+        made.permute(0, 4, 3, 1, 2),
     )
 
 
@@ -260,10 +299,7 @@ def _settle_tables(uses: Sequence[EmbeddingUse], units: UnitMap) -> Settled:
     squares = torch.zeros(units.count, dtype=torch.float64, device=rows.device).index_add_(0, owner, squares_of(rows))
     shape = uses[0].shape
 
-    def total(by_unit: Tensor, _: Tensor) -> Tensor:
-        return rows.new_zeros(shape).index_add_(0, ids, rows * by_unit[owner, None])
-
-    return Settled(squares, total)
+    return Settled(squares, lambda weights: weights.add_rows(rows, owner, ids, to=rows.new_zeros(shape)))
 
 
 def _table_rows(uses: Sequence[EmbeddingUse], units: UnitMap) -> tuple[Tensor, Tensor, Tensor]:
@@ -305,11 +341,7 @@ def _settle_tied(linear: Sequence[LinearUse], tables: Sequence[EmbeddingUse], un
         bound = (own + table_squares[block] + both).clamp(min=0) + SPARE * (D + reads + 8) * u * S.square()
         squares[block] = (bound.sqrt() + SPARE * moved * S).square()
 
-    def total(by_unit: Tensor, by_example: Tensor) -> Tensor:
-        result = _sum([use.weighted_sum(by_example) for use in linear])
-        return result.index_add_(0, ids, rows * by_unit[owner, None])
-
-    return Settled(squares, total)
+    return Settled(squares, lambda weights: weights.add_rows(rows, owner, ids, to=weights.sum_of_uses(linear)))
 
 
 def _read(use: EmbeddingUse, members: slice | Tensor) -> tuple[Tensor, Tensor]:
@@ -340,7 +372,7 @@ def _settle_any(uses: Sequence[Use], units: UnitMap) -> Settled:
         else:
             squares[rows] = (squares_of(gradients).sqrt() + _sum([_slack(use, members) for use in uses])).square()
     if kept is None:
-        return Settled(squares, lambda _, by_example: _sum([use.weighted_sum(by_example) for use in uses]))
+        return Settled(squares, lambda weights: weights.sum_of_uses(uses))
     return Settled.keep(kept.view(-1, *shape), squares)
 
 

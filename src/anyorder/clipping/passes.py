@@ -16,7 +16,7 @@ from torch.func import vmap
 from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.batch import Settings, UnitMap, full_precision
 from anyorder.clipping.clip_rules import ClipRule, apply
-from anyorder.clipping.norms import Settled, settle
+from anyorder.clipping.norms import Settled, Weights, settle
 from anyorder.clipping.recurrent_rule import recurrent_layers
 from anyorder.clipping.rules import RULES
 from anyorder.clipping.tracing import Part, Tracer
@@ -44,9 +44,8 @@ class Sums:
     """What a pass found.
 
     Attributes:
-        sums: {parameter: sum over units of clipped gradients}, and those of the rule's own coordinates; of no use if
-            any unit is bad.
-        bad: how many units have a gradient that is NaN or infinite.
+        sums: {parameter: sum over units of clipped gradients}, and those of the rule's own coordinates.
+        bad: how many units have a gradient whose norm is NaN or infinite; they add exactly zero.
         units: how many units there are.
     """
 
@@ -55,7 +54,7 @@ class Sums:
     units: int
 
     def __add__(self, other: "Sums") -> "Sums":
-        sums = {} if self.bad or other.bad else {n: value.add_(other.sums[n]) for n, value in self.sums.items()}
+        sums = {name: value.add_(other.sums[name]) for name, value in self.sums.items()}
         return Sums(sums, self.bad + other.bad, self.units + other.units)
 
 
@@ -194,14 +193,17 @@ class Pass:
             rows = torch.stack([s.squares.to(self._device) for s in settled.values()]) * self._scale**2
         else:  # no parameter has a gradient: all are zero
             rows = torch.zeros(len(self._parameters), self._units.count, dtype=torch.float64, device=self._device)
-        if not isfinite(float(rows.sum())) and (bad := int((~rows.sum(0).isfinite()).sum())):
-            return Sums({}, bad, self._units.count)
+        bad = None
+        if not isfinite(float(rows.sum())):
+            bad = ~rows.sum(0).isfinite()
+            rows = rows.masked_fill(bad, 0.0)
         # Just under clip_norm, so that the rounding of weights and of the norms cannot carry a unit over.
         slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in set(self._dtypes.values())))
         clip_norm = self._clip_norm * (1 - slack)
         squares = dict(zip(settled or self._parameters, rows, strict=True))
         factors, further = apply(self._rule, squares, clip_norm)
-        weights: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+        further = further if bad is None else {name: values.masked_fill(bad, 0.0) for name, values in further.items()}
+        weights: dict[tuple[int, torch.dtype], Weights] = {}
         sums = {}
         for name, parameter in self._parameters.items():
             dtype = self._dtypes[name]
@@ -210,11 +212,16 @@ class Pass:
                 continue
             key = id(factors[name]), dtype
             if key not in weights:
-                by_unit = round_down(self._scale * factors[name], dtype)
-                weights[key] = by_unit, by_unit if self._units.classes is None else by_unit[self._units.index]
-            sums[name] = settled[name].total(*weights[key])
+                weights[key] = self._weights(self._scale * factors[name], dtype, bad)
+            sums[name] = settled[name].total(weights[key])
         sums |= sums_of(further, self._dtypes)
-        return Sums(sums, 0, self._units.count)
+        return Sums(sums, 0 if bad is None else int(bad.sum()), self._units.count)
+
+    def _weights(self, factors: Tensor, dtype: torch.dtype, bad: Tensor | None) -> Weights:
+        by_unit = round_down(factors, dtype)
+        alone, index = self._units.classes is None, self._units.index
+        by_example = by_unit if alone else by_unit[index]
+        return Weights(by_unit, by_example, None if bad is None else (bad, bad if alone else bad[index]))
 
 
 def _settle_parts(uses: list[tuple[Part, Use]], parameter: Tensor, units: UnitMap) -> Settled:
@@ -232,8 +239,8 @@ def _settle_parts(uses: list[tuple[Part, Use]], parameter: Tensor, units: UnitMa
     if len(settled) == 1:
         return settled[0]
 
-    def total(by_unit: Tensor, by_example: Tensor) -> Tensor:
-        return torch.stack([s.total(by_unit, by_example) for s in settled]).sum(0)
+    def total(weights: Weights) -> Tensor:
+        return torch.stack([s.total(weights) for s in settled]).sum(0)
 
     return Settled(torch.stack([s.squares for s in settled]).sum(0), total)
 
@@ -251,8 +258,8 @@ def _in_place(part: Part, settled: Settled, parameter: Tensor) -> Settled:
     if not part.chain:
         return settled
 
-    def total(by_unit: Tensor, by_example: Tensor) -> Tensor:
-        return _in_shape(part, settled.total(by_unit, by_example)[None], parameter)[0]
+    def total(weights: Weights) -> Tensor:
+        return _in_shape(part, settled.total(weights)[None], parameter)[0]
 
     return Settled(settled.squares, total)
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from anyorder.clipping.clip_rules import ClipRule, Flat, apply
+from anyorder.clipping.uses import cleared
 from anyorder.errors import NonFiniteError
 
-__all__ = ["ClippedSum", "accumulator_dtype", "non_finite", "round_down", "sums_of"]
+__all__ = ["NON_FINITE", "ClippedSum", "accumulator_dtype", "check_finite", "round_down", "sums_of"]
 
 
 def accumulator_dtype(tensor: Tensor) -> torch.dtype:
@@ -17,6 +18,7 @@ def accumulator_dtype(tensor: Tensor) -> torch.dtype:
 
 
 BLOCK = 2**19  # numbers
+NON_FINITE = frozenset({"zero", "refuse"})
 
 
 class ClippedSum:
@@ -37,6 +39,10 @@ class ClippedSum:
         grid: None for sums of floats; a power of two from 2^-100 to 2^100 and from clip_norm / 2^31 to clip_norm for
             sums of integers, in grid steps.
         rule: how norms become factors; `Flat` if None, and on a grid.
+
+    Attributes:
+        bad: how many units have a gradient whose norm is NaN or infinite; they add exactly zero.
+        units: how many units there are.
     """
 
     def __init__(
@@ -64,8 +70,7 @@ class ClippedSum:
         self._further = sums_of(self._rule.coordinates(nobody, self._clip_norm), self._dtypes)
         self._shapes = {name: p.shape for name, p in parameters.items()}
         self._open: dict[str, Tensor] = {}
-        self._units = 0
-        self._non_finite: Tensor | int = 0
+        self.units, self.bad = 0, 0
 
     def add(self, gradients: dict[str, Tensor], units: Tensor, *, complete: bool) -> None:
         """Add a chunk of c examples, sorted by unit.
@@ -81,13 +86,7 @@ class ClippedSum:
         self._clip_and_add(rows if complete else {name: row[:-1] for name, row in rows.items()})
 
     def finish(self) -> dict[str, Tensor]:
-        """The sum over units, {name: (*shape)}, and those of the rule's own coordinates; int64 on a grid.
-
-        Raises: NonFiniteError if any unit's gradient is NaN or infinite.
-        """
-        bad = int(self._non_finite)
-        if bad:
-            raise non_finite(bad, self._units)
+        """The sum over units, {name: (*shape)}, and those of the rule's own coordinates; int64 on a grid."""
         return {name: total.view(self._shapes[name]) for name, total in self._sum.items()} | self._further
 
     def _by_unit(self, name: str, gradient: Tensor, units: Tensor, count: int) -> Tensor:
@@ -110,9 +109,14 @@ class ClippedSum:
         for name, row in rows.items():
             norms = [torch.linalg.vector_norm(row[block], dim=1, dtype=torch.float64) for block in _blocks(row)]
             squares[name] = (self._scale * torch.cat(norms)).square().to(first.device)
-        self._units += len(first)
-        self._non_finite += (~torch.stack(list(squares.values())).sum(0).isfinite()).sum()
+        self.units += len(first)
+        finite = torch.stack(list(squares.values())).sum(0).isfinite()
+        if not finite.all():  # a factor of 0 would leave NaN
+            self.bad += int((~finite).sum())
+            rows = {name: cleared(row, ~finite.to(row.device)) for name, row in rows.items()}
+            squares = {name: square.where(finite, 0.0) for name, square in squares.items()}
         factors, further = apply(self._rule, squares, self._clip_norm)
+        further = {name: values.where(finite, 0.0) for name, values in further.items()}
         factors = {name: self._scale * factor for name, factor in factors.items()}
         if self._grid is not None:
             within = self._within(rows, factors)
@@ -139,13 +143,14 @@ class ClippedSum:
         return squares <= self._largest_square
 
 
-def non_finite(bad: int, units: int) -> NonFiniteError:
-    """The error for that many units, of `units`, whose gradient is NaN or infinite."""
-    return NonFiniteError(
-        f"the gradients of {bad} of {units} units are NaN or infinite; every unit's gradient must be "
-        "finite, since no norm bounds it otherwise. Nothing was released: check the inputs and the loss, "
-        "lower the learning rate, or train in float32"
-    )
+def check_finite(bad: int, units: int) -> None:
+    """Raise NonFiniteError if any unit, of `units`, is bad: what `non_finite="refuse"` asks for."""
+    if bad:
+        raise NonFiniteError(
+            f'the gradients of {bad} of {units} units are NaN or infinite, and non_finite="refuse" asks for finite '
+            "ones. No gradient was released, but this message tells of the data, and no noise covers it: check inputs "
+            'and loss, lower the learning rate, or train in float32; with non_finite="zero" such units add zero'
+        )
 
 
 def _blocks(rows: Tensor) -> list[slice]:

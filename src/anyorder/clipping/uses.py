@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ __all__ = [
     "LinearUse",
     "Rows",
     "Use",
+    "cleared",
     "squares_of",
 ]
 
@@ -88,6 +90,11 @@ def has_large(tensor: Tensor) -> bool:
     return bool(torch.maximum(-low, high).item() > LARGE)
 
 
+def cleared(tensor: Tensor, rows: Tensor) -> Tensor:
+    """A copy of (B, ...) with zeros in some rows, (B,) bool."""
+    return tensor.masked_fill(rows.view(-1, *(1 for _ in tensor.shape[1:])), 0)
+
+
 class Use(ABC):
     """One use of a parameter of shape `shape` by a batch of B examples.
 
@@ -110,6 +117,10 @@ class Use(ABC):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """(*shape), the sum over examples of weights[i] times the gradient of example i; weights (B,) in `dtype`."""
 
+    @abstractmethod
+    def without(self, examples: Tensor) -> Self:
+        """The use with zeros in the place of what it holds of some examples, (B,) bool: a weight of 0 leaves NaN."""
+
 
 @dataclass
 class DirectUse(Use):
@@ -129,6 +140,9 @@ class DirectUse(Use):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return (weights @ self.values.reshape(len(self.values), -1).to(self.dtype)).view(self.shape)
+
+    def without(self, examples: Tensor) -> Self:
+        return replace(self, values=cleared(self.values, examples))
 
 
 class FactoredUse(Use):
@@ -206,6 +220,10 @@ class LinearUse(FactoredUse):
         weights = weights[:, None, None]
         a, g = (a * weights, g) if by_input else (a, g * weights)
         return outer_sum(g.flatten(0, 1), a.flatten(0, 1))
+
+    def without(self, examples: Tensor) -> Self:
+        a, g = (cleared(t, examples) for t in (self.activations, self.output_gradients))
+        return replace(self, activations=a, output_gradients=g)
 
     @property
     def terms(self) -> int:
@@ -324,6 +342,10 @@ class ConvolutionUse(FactoredUse):
             result += part
         return result.to(self.dtype)
 
+    def without(self, examples: Tensor) -> Self:
+        images = examples.repeat_interleave(len(self.x) // self.batch)
+        return replace(self, x=cleared(self.x, images), output_gradients=cleared(self.output_gradients, images))
+
     def _sum(self, g: Tensor, x: Tensor, times: int = 1) -> Tensor:
         """The weight's gradient (times out, C, *kernel), of `times` as many groups as the convolution has."""
         geometry = self.geometry
@@ -382,3 +404,6 @@ class EmbeddingUse(Use):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         g = self.output_gradients.to(self.dtype) * weights[:, None, None]
         return g.new_zeros(self.shape).index_add_(0, self.ids.flatten(), g.flatten(0, 1))
+
+    def without(self, examples: Tensor) -> Self:
+        return replace(self, output_gradients=cleared(self.output_gradients, examples))

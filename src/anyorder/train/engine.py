@@ -16,7 +16,6 @@ from anyorder.clipping import ClipRule, Receive, check_model, make_clipping
 from anyorder.errors import (
     ArgumentError,
     CheckpointError,
-    NonFiniteError,
     PlanError,
     StepsExhaustedError,
     TrainingError,
@@ -96,6 +95,7 @@ class PrivacyEngine:
         accumulate: int = 1,
         chunk_size: int | None = None,
         rule: ClipRule | None = None,
+        non_finite: str = "zero",
     ) -> tuple[PrivateModule, torch.optim.Optimizer, PrivateLoader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
 
@@ -110,6 +110,9 @@ class PrivacyEngine:
             chunk_size: examples whose gradients are in memory at once; None chooses.
             rule: how a unit's gradient is cut to the clip norm: `Flat()` if None, `PerGroup(..)`, `Automatic(..)`,
                 `Adaptive(..)`.
+            non_finite: "zero": a unit whose gradient is NaN or infinite adds exactly zero, and nothing tells of it.
+                "refuse": backward raises NonFiniteError, which says how many there are. That is a release that no
+                noise covers: for debugging on public data.
         Returns: the private model, the optimizer, and a loader that hands out the same batches.
         """
         if self._ready:
@@ -126,7 +129,7 @@ class PrivacyEngine:
         # A key is bound to its plan: under another plan the same 32 bytes give unrelated noise.
         self._source = NoiseSource(self._key).derive(self.plan.digest.encode())
         self._journal = SharedJournal(group, self._key, self._source.fingerprint())
-        group.together(place, lambda: self._set_up(loader, unit, chunk_size, rule))
+        group.together(place, lambda: self._set_up(loader, unit, chunk_size, rule, non_finite))
         group.copy_from_first(t for t in (*model.parameters(), *model.buffers()) if local(t) is t)
         if state is not None:
             self._restore(state)
@@ -147,14 +150,14 @@ class PrivacyEngine:
         self._check_optimizer()
         return f"{self.plan.digest} {rule} {[(name, tuple(p.shape)) for name, p in self._parameters.items()]}"
 
-    def _set_up(self, loader: Any, unit: Unit, chunk_size: int | None, rule: ClipRule | None) -> None:
+    def _set_up(self, loader: Any, unit: Unit, chunk_size: int | None, rule: ClipRule | None, non_finite: str) -> None:
         self.loader = self._private_loader(loader, unit, self._source)
         self.ledger = Ledger(self.plan.participation)
         self._shards = Shards({**self._parameters, **self._clip.parameters}, self._group)
         plan = self.plan
         self._stream = SharedNoise(plan.strategy, self._source, plan.noise_std, self._shards, plan.grid)
         self._whole = WholeModel(self._model)
-        self._clipping = make_clipping(self._whole.module, chunk_size, plan.grid, rule)
+        self._clipping = make_clipping(self._whole.module, chunk_size, plan.grid, rule, non_finite)
         self._batch: _Batch | None = None
         self._discard()
 
@@ -286,7 +289,6 @@ class PrivacyEngine:
         place = f"optimizer.step() of step {step}"
         self._group.together(place, lambda: self._check_step(step))
         own = self._clip.planned(self._shards.sum_of_own(self._sums))
-        self._group.together(place, lambda: _check_finite(own))
         self._journal.commit(place, step, own)
         private = self._stream.add_to(own, self._clip.divisor)
         self.ledger.record(step, self._units)
@@ -415,8 +417,3 @@ class PrivacyEngine:
         self.ledger = ledger
         self.extra = state["extra"]
         set_random_state(state["random"][self._group.rank % len(state["random"])])
-
-
-def _check_finite(own: Tensor) -> None:
-    if not torch.isfinite(own).all():
-        raise NonFiniteError("the clipped sum is not finite; nothing was released")
