@@ -140,7 +140,7 @@ def stepped(engine, model, optimizer, loss):
     """One step of a loss, and the vectors that the noise was added to, and its divisor."""
     seen = []
     add_to = engine._stream.add_to
-    engine._stream.add_to = lambda own, divisor: seen.append((own.clone(), divisor)) or add_to(own, divisor)
+    engine._stream.add_to = lambda own, divisor: seen.append((torch.cat(own), divisor)) or add_to(own, divisor)
     optimizer.zero_grad()
     loss().backward()
     optimizer.step()

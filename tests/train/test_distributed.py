@@ -182,6 +182,6 @@ def test_every_coordinate_has_one_owner(count):
         group.sum_of_parts = lambda parts, rank=rank: parts[rank]
         shards = Shards(parameters, group)
         owned += [i for piece in shards.ranges for i in range(*piece)]
-        vectors.append(shards.sum_of_own(values))
+        vectors += shards.sum_of_own(values)
     assert owned == list(range(5))
     assert torch.equal(torch.cat(vectors), torch.arange(5.0))

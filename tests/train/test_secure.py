@@ -180,10 +180,10 @@ def test_ranks_make_their_own_part_of_the_noise():
         ranks.append(SharedNoise(strategy, source, 1.5, shards, 2.0**-10))
     sums = torch.arange(10), torch.arange(10, 19)
     for _ in range(4):
-        parts = [stream.add_to(own, 2) for stream, own in zip(ranks, sums, strict=True)]
+        parts = [piece for stream, own in zip(ranks, sums, strict=True) for piece in stream.add_to([own], 2)]
         assert np.array_equal(torch.cat(parts) * 2 / 2.0**-10, np.arange(19) + whole.next())
     with pytest.raises(RuntimeError, match="can't be cast"):
-        SharedNoise(strategy, source, 1.5, shards, 2.0**-10).add_to(torch.zeros(9), 2)
+        SharedNoise(strategy, source, 1.5, shards, 2.0**-10).add_to([torch.zeros(9)], 2)
 
 
 # -- plans and certificates ------------------------------------------------------------------------------------------

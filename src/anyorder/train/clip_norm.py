@@ -52,9 +52,9 @@ class ClipNorm:
             return self._batch_size
         return self._batch_size * (self._planned * self._rule.gradient_share / self.current)
 
-    def planned(self, own: Tensor) -> Tensor:
+    def planned(self, own: list[Tensor]) -> list[Tensor]:
         """Sums of vectors of norm c as sums of vectors of the planned norm, in place."""
-        return own if self._rule is None else own.mul_(self._planned / self.current)
+        return own if self._rule is None else [x.mul_(self._planned / self.current) for x in own]
 
     def record(self, step: int, count: Tensor, group: Group) -> None:
         """Take the released count of a step, under `Adaptive`; set c anew where the step is the last of a period."""

@@ -2,6 +2,7 @@
 
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -55,17 +56,17 @@ class SharedJournal:
     def _take(self, journal: Journal) -> None:
         self._journal = journal
 
-    def commit(self, place: str, step: int, own: Tensor) -> None:
+    def commit(self, place: str, step: int, own: list[Tensor]) -> None:
         """Write down what the step uses its noise on, before anything noised is released.
 
         Args:
-            own: this rank's part of the un-noised sum.
+            own: this rank's part of the un-noised sum, in pieces: how it is cut does not matter.
         Raises: CheckpointError, on all ranks, if the step used its noise on another sum before.
         """
         if not self._active:
             return
-        digests = self._group.together(place, lambda: self._digest(own.cpu().numpy().tobytes()))
-        digest = digests[0] if len(digests) == 1 else self._digest(b"".join(digests))
+        digests = self._group.together(place, lambda: self._digest(*(x.cpu().numpy() for x in own)))
+        digest = digests[0] if len(digests) == 1 else self._digest(*digests)
 
         def write() -> None:
             assert self._journal is not None
@@ -73,8 +74,12 @@ class SharedJournal:
 
         self._group.by_first(place, write)
 
-    def _digest(self, data: bytes) -> bytes:
-        return blake2b(data, digest_size=16, key=self._key, person=b"anyorder sum").digest()
+    def _digest(self, *parts: Any) -> bytes:
+        """Of bytes and arrays that have their elements one behind the other."""
+        state = blake2b(digest_size=16, key=self._key, person=b"anyorder sum")
+        for part in parts:
+            state.update(part)
+        return state.digest()
 
     def close(self) -> None:
         """Let another process resume the run."""

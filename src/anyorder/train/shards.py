@@ -1,5 +1,6 @@
 """Who owns what: every rank adds up, noises and keeps its own coordinates of the vector of all parameters."""
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -28,7 +29,9 @@ class Shards:
     gathered: nobody makes a number that another rank makes too, and all ranks get the same bits. These coordinates
     are dealt out evenly. Of a parameter sharded by FSDP2, each rank owns the rows that it has, and keeps them.
 
-    A rank's own vector holds its range of the whole parameters' coordinates first, then its rows, in their order.
+    A rank's own vector holds its range of the whole parameters' coordinates first, then its rows, in their order. It is
+    kept in pieces, one behind the other: one for each parameter where a process is alone, so that nothing is copied;
+    else one.
 
     Args:
         parameters: in the order of the coordinates.
@@ -45,6 +48,7 @@ class Shards:
         sizes = {name: p.numel() for name, p in parameters.items()}
         starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
         self.size = sum(sizes.values())
+        self._alone = group.size == 1 and not self._sharded
         self._whole_size = sum(p.numel() for p in self._whole.values())
         most = -(-self._whole_size // group.size)
         self._cuts = [min(rank * most, self._whole_size) for rank in range(group.size + 1)]
@@ -60,18 +64,30 @@ class Shards:
         widths = {name: math.prod(p.shape[1:]) for name, p in self._sharded.items()}
         return {name: (low * widths[name], high * widths[name]) for name, (low, high) in ranges.items()}
 
-    def sum_of_own(self, sums: Mapping[str, Tensor]) -> Tensor:
-        """This rank's coordinates of the sum over ranks of `sums`, each of which covers all coordinates."""
+    def sum_of_own(self, sums: Mapping[str, Tensor]) -> list[Tensor]:
+        """This rank's coordinates of the sum over ranks of `sums`, each of which covers all coordinates.
+
+        Returns: flat pieces of one dtype, the widest of the sums; they may be the sums themselves.
+        """
+        if self._alone:
+            flat = [sums[name].reshape(-1) for name in self._whole]
+            widest = functools.reduce(torch.promote_types, {x.dtype for x in flat})
+            return [x.to(widest) for x in flat]
         whole = [torch.cat([sums[name].reshape(-1) for name in self._whole])] if self._whole else []
         parts = []
         for rank, (low, high) in enumerate(pairwise(self._cuts)):
             pieces = [vector[low:high] for vector in whole]
             pieces += [sums[name].reshape(-1)[i:j] for name, (i, j) in self._own_rows(rank).items()]
             parts.append(torch.cat(pieces) if self._sharded else pieces[0])
-        return self.group.sum_of_parts(parts)
+        return [self.group.sum_of_parts(parts)]
 
-    def gradients(self, own: Tensor) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    def gradients(self, pieces: list[Tensor]) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Every parameter with its gradient, cut out of the ranks' own vectors; of sharded ones, the own shard."""
+        if self._alone:
+            for p, part in zip(self._whole.values(), pieces, strict=True):
+                yield p, part.view(p.shape).to(p.dtype)
+            return
+        (own,) = pieces
         low, high = self._cuts[self.group.rank : self.group.rank + 2]
         if self._whole:
             whole = self.group.concatenated(own[: high - low], self._whole_size)
@@ -142,22 +158,28 @@ class SharedNoise:
                 "released; resume from the last checkpoint in a new engine"
             )
 
-    def add_to(self, own: Tensor, divisor: float) -> Tensor:
+    def add_to(self, own: list[Tensor], divisor: float) -> list[Tensor]:
         """(own + noise of the next step) / divisor on the rank's own coordinates.
 
         Args:
-            own: the rank's vector, which is overwritten: float32; on a grid int64, in grid steps.
+            own: the rank's vector in pieces, which are overwritten: float32; on a grid int64, in grid steps.
             divisor: the batch size, perhaps times a change of units.
-        Returns: `own`; on a grid a float64 tensor.
+        Returns: `own`; on a grid as many float64 tensors.
         Raises: StepsExhaustedError after n steps. TrainingError if a step was broken off between the rank's streams.
         """
         if self._grid is not None:
             noise = np.concatenate([np.empty(0, np.int64), *(stream.next() for stream in self._streams)])
-            total = torch.from_numpy(noise).to(own.device).add_(own)  # in place: torch refuses a sum of floats here
-            return total.double().mul_(self._grid).div_(divisor)
+            parts = torch.split(torch.from_numpy(noise), [len(x) for x in own])
+            # In place: torch refuses a sum of floats here.
+            totals = [part.to(x.device).add_(x) for part, x in zip(parts, own, strict=True)]
+            return [total.double().mul_(self._grid).div_(divisor) for total in totals]
+        if len(self._streams) == 1:
+            self._streams[0].add_to(own, 1 / divisor)
+            return own
+        (vector,) = own
         start = 0
         for stream, (i, j) in zip(self._streams, self._ranges, strict=True):
-            stream.add_to([own[start : start + j - i]], 1 / divisor)
+            stream.add_to([vector[start : start + j - i]], 1 / divisor)
             start += j - i
         return own
 

@@ -1,0 +1,120 @@
+"""The models that are timed, with inputs and targets. Needs torch; Opacus where its layer is asked for."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """Causal attention and a layer of 4 times the width, each behind a LayerNorm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            t.reshape(*x.shape[:2], self.heads, -1).transpose(1, 2) for t in self.qkv(self.norm_1(x)).chunk(3, -1)
+        )
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+
+
+class Gpt(nn.Module):
+    """4 blocks of width 256, 1000 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(1000, 256), nn.Embedding(64, 256)
+        self.blocks, self.norm = nn.Sequential(*(Block(256, 4) for _ in range(4))), nn.LayerNorm(256)
+        self.head = nn.Linear(256, 1000, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1]).expand_as(x).contiguous()  # one that Opacus can view
+        return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
+
+
+class Lstm(nn.Module):
+    """The next-word model of [Kairouz et al. 2021]: 96, LSTM of 670, 96, 10 004 words."""
+
+    def __init__(self, layer: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(10004, 96), layer(96, 670, batch_first=True)
+        self.project, self.head = nn.Linear(670, 96), nn.Linear(96, 10004)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.project(self.layer(self.words(x))[0]))
+
+
+class Cbow(nn.Module):
+    """The mean of 8 words tells the middle one; 100 000 words in 100 dimensions, in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(100_000, 100), nn.Linear(100, 100_000, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(x).mean(1))
+
+
+def perceptron(*widths: int) -> nn.Module:
+    """Linear layers with a tanh between any two."""
+    layers: list[nn.Module] = []
+    for width in pairwise(widths):
+        layers += [nn.Linear(*width), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def mnist_cnn() -> nn.Module:
+    """That of `anyorder.run.models.cnn`."""
+    network = nn.Sequential(
+        nn.Conv2d(1, 16, 8, stride=2, padding=3), nn.Tanh(), nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, stride=1),
+        nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10),
+    )  # fmt: skip
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def cifar_cnn() -> nn.Module:
+    """Six 3 x 3 convolutions of 32 to 128 channels, and two linear layers."""
+    widths = [(3, 32), (32, 32), None, (32, 64), (64, 64), None, (64, 128), (128, 128), None]
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [nn.MaxPool2d(2)] if width is None else [nn.Conv2d(*width, 3, padding=1), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 128), nn.Tanh(), nn.Linear(128, 10))
+
+
+def case(name: str, opacus: bool) -> tuple[nn.Module, Tensor, Tensor]:
+    """Model, inputs, targets."""
+    lstm: Callable[..., nn.Module] = nn.LSTM
+    if opacus:
+        from opacus.layers import DPLSTM as lstm  # its hooks need its own layer
+    match name:
+        case "small":
+            return perceptron(64, 64, 10), torch.randn(32, 64), torch.randint(10, (32,))
+        case "mlp":
+            return perceptron(784, 512, 512, 10), torch.randn(128, 784), torch.randint(10, (128,))
+        case "mnist":
+            return mnist_cnn(), torch.randn(250, 1, 28, 28), torch.randint(10, (250,))
+        case "cifar":
+            return cifar_cnn(), torch.randn(500, 3, 32, 32), torch.randint(10, (500,))
+        case "gpt":
+            return Gpt(), torch.randint(1000, (32, 64)), torch.randint(1000, (32, 64))
+        case "lstm-16" | "lstm-64":
+            size = int(name.split("-")[1])
+            return Lstm(lstm), torch.randint(10004, (size, 20)), torch.randint(10004, (size, 20))
+        case "cbow":
+            return Cbow(), torch.randint(100_000, (64, 8)), torch.randint(100_000, (64,))
+    raise ValueError(name)
+
+
+def losses(out: Tensor, y: Tensor) -> Tensor:
+    """(B,) the mean loss of each example."""
+    each = F.cross_entropy(out.flatten(0, -2), y.flatten(), reduction="none")
+    return each.view(len(y), -1).mean(1)

@@ -1,0 +1,114 @@
+"""One model's whole training step by one method, in a process of its own; prints JSON. Needs torch, and the method.
+
+    python training_step.py MODEL METHOD REPEATS
+
+From the loader to the end of `optimizer.step()`: forward, loss, backward, clipping, noise, SGD. METHOD: plain, ours
+(independent noise, that of DP-SGD), blt (ours, correlated noise of 4 buffers), hooks, ghost (Opacus).
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from step_models import case, losses
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+WARM = 3
+
+
+class Batches(Dataset[Any]):
+    """As many batches as asked for, all of them the same examples."""
+
+    def __init__(self, x: Tensor, y: Tensor, count: int) -> None:
+        self.x, self.y, self.count = x, y, count
+
+    def __len__(self) -> int:
+        return self.count * len(self.x)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """One batch: the loader asks for whole ones."""
+        return self.x, self.y
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index % len(self.x)], self.y[index % len(self.x)]
+
+
+def main() -> None:
+    """Measure and print."""
+    name, method, repeats = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    torch.manual_seed(0)
+    model, x, y = case(name, opacus=method in ("hooks", "ghost"))
+    data = Batches(x, y, WARM + repeats)
+    loader = DataLoader(data, batch_size=len(x), shuffle=True, collate_fn=_as_it_is)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+    criterion: Any = nn.CrossEntropyLoss()
+    match method:
+        case "ours" | "blt":
+            model, optimizer, loader = _ours(model, optimizer, loader, method)
+        case "hooks" | "ghost":
+            model, optimizer, criterion, loader = _opacus(model, optimizer, loader, criterion, method)
+    used = sorted(list(_times(model, optimizer, loader, criterion if method == "ghost" else None))[WARM:])
+    print(json.dumps({"cpu": used[len(used) // 2]}))
+
+
+def _times(model: Any, optimizer: Any, loader: Any, criterion: Any) -> Iterator[float]:
+    """Seconds of the processor for each batch."""
+    start = time.process_time()
+    for x, y in loader:
+        optimizer.zero_grad()
+        out = model(x)
+        # Opacus's fast gradient clipping has a criterion of its own, of one loss for each example.
+        loss = losses(out, y).mean() if criterion is None else criterion(out, y)
+        loss.backward()
+        optimizer.step()
+        now = time.process_time()
+        yield now - start
+        start = now
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _ours(model: nn.Module, optimizer: Any, loader: Any, method: str) -> tuple[Any, Any, Any]:
+    import anyorder as ao
+    from anyorder.strategy import BLT
+
+    n = len(loader)
+    strategy: Any = "independent" if method == "ours" else BLT([0.99, 0.9, 0.6, 0.2], [0.02, 0.05, 0.1, 0.1], n)
+    plan = ao.plan(loader=loader, epochs=1, epsilon=8.0, delta=1e-5, mechanism=strategy)
+    return ao.PrivacyEngine(plan).make_private(model, optimizer, loader)
+
+
+def _opacus(model: nn.Module, optimizer: Any, loader: Any, criterion: Any, method: str) -> tuple[Any, Any, Any, Any]:
+    from opacus import PrivacyEngine
+
+    mode = {"grad_sample_mode": "ghost", "criterion": _Loss()} if method == "ghost" else {}
+    made = PrivacyEngine().make_private(
+        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0,
+        poisson_sampling=False, **mode,
+    )  # fmt: skip
+    if method == "ghost":
+        private, optimizer, criterion, loader = made
+        return private, optimizer, criterion, loader
+    private, optimizer, loader = made
+    return private, optimizer, criterion, loader
+
+
+class _Loss(nn.Module):
+    """The loss of each example, or their mean, as Opacus asks for either."""
+
+    reduction = "mean"
+
+    def forward(self, out: Tensor, y: Tensor) -> Tensor:
+        """(B,) or ()."""
+        each = losses(out, y)
+        return each.mean() if self.reduction == "mean" else each
+
+
+if __name__ == "__main__":
+    main()
