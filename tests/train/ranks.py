@@ -116,10 +116,10 @@ def train(engine, model, optimizer, loader, until=STEPS, *, loss=1.0, save_every
     gradients = []
     while engine.step < until:
         for x, y in loader:
-            if engine._batches == 0:
+            if engine._waiting.batches == 0:
                 optimizer.zero_grad()
             (loss * nn.functional.cross_entropy(model(x), y)).backward()
-            if engine._batches < engine._accumulate:
+            if engine._waiting.batches < engine._accumulate:
                 continue
             optimizer.step()
             gradients.append(vector(p.grad for p in model.parameters() if p.requires_grad))
@@ -226,12 +226,12 @@ def unit_in_micro_batches_of_two_ranks(folder):
     backward(model, next(batches))
     batch = next(batches)
     if dist.get_rank() == 1:
-        engine._batch.units[0] = units_of_first(engine)
+        engine.loader.newest().units[0] = units_of_first(engine)
     refused_with_nothing_changed(run, TrainingError, "two micro-batches", lambda: model(batch[0]))
 
 
 def units_of_first(engine):
-    return engine._units[0]
+    return engine._waiting.units[0]
 
 
 def nan_on_one_rank(folder):

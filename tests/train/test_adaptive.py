@@ -335,7 +335,7 @@ def test_coordinates_of_another_rule_are_refused():
     engine, model, _, loader = private(rule=Counts())
     with pytest.raises(ArgumentError, match=r"coordinates of its own \(units\): only Adaptive may"):
         backward(model, next(iter(loader)))
-    assert not engine._sums
+    assert not engine._waiting.sums
 
 
 def test_failed_step_changes_nothing():

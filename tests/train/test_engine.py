@@ -255,7 +255,7 @@ def test_a_clip_rule_reaches_the_sum(rule):
     before = copy.deepcopy(model.module)
     batch = next(iter(loader))
     backward(model, batch)
-    sums = torch.cat([engine._sums[name].reshape(-1) for name, _ in before.named_parameters()])
+    sums = torch.cat([engine._waiting.sums[name].reshape(-1) for name, _ in before.named_parameters()])
     expected = torch.zeros_like(sums)
     for x, y in zip(*batch, strict=True):
         loss = nn.functional.cross_entropy(before(x[None]), y[None])

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
+from anyorder.participation import MinSeparation
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 
@@ -92,6 +93,46 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
         begin(EPOCHS)
     _, module = begin(EPOCHS, saved)
     assert torch.equal(weights(module), plain_loop())
+
+
+class Arrivals(IterableDataset):
+    """A stream without a length, of which Lightning fetches one batch ahead."""
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(1)
+        return iter([(torch.randn(8, generator=generator), i % 3, i // 4) for i in range(48)])
+
+
+def stream(**options):
+    plan = ao.plan(
+        participation=MinSeparation(6, 1, 6), batch_size=8, epsilon=8, delta=1e-3, mechanism="tree", unit="user"
+    )
+    seen = []
+
+    class Seeing(Module):
+        def training_step(self, batch, index):
+            seen.append(batch[2].tolist())
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    privacy = PrivacyCallback(plan, network="net", key=KEY, unit=2, **options)
+    module, batches = privacy.make_private(Seeing(), DataLoader(Arrivals(), batch_size=8))
+    return privacy, module, batches, seen
+
+
+def test_users_of_a_stream_that_is_fetched_ahead_are_those_of_the_batch(tmp_path):
+    privacy, module, batches, seen = stream()
+    trainer(privacy, tmp_path, max_epochs=1).fit(module, batches)
+    assert [units.tolist() for units in privacy.engine.ledger.history()] == [sorted(set(users)) for users in seen]
+    assert len(seen) == 6
+
+
+def test_copies_of_a_stream_that_is_fetched_ahead_are_refused(tmp_path):
+    """As on a device, where the tensors that come to the model are not those of the loader."""
+    privacy, module, batches, seen = stream()
+    module.transfer_batch_to_device = lambda batch, device, index: [t.clone() for t in batch]
+    with pytest.raises(TrainingError, match="__len__"):
+        trainer(privacy, tmp_path, max_epochs=1).fit(module, batches)
+    assert privacy.engine.step == 0
 
 
 def test_refusals(tmp_path):

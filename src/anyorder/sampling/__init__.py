@@ -1,5 +1,6 @@
 """Sampling: samplers that are pure functions of a seed, and loaders whose order is read off and followed."""
 
+from anyorder.sampling.handed import HandedBatch
 from anyorder.sampling.loader import Found, PrivateLoader, Unit, find_participation, poisson_loader
 from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
 
@@ -7,6 +8,7 @@ __all__ = [
     "EpochShuffleSampler",
     "FixedOrderSampler",
     "Found",
+    "HandedBatch",
     "PoissonBatchSampler",
     "PrivateLoader",
     "Unit",

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, as_units
 from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, FixedOrder, Participation, PoissonSampling, SingleEpoch
-from anyorder.sampling.orders import Order, check_loader, check_ranks, read_order, take_order
+from anyorder.sampling.handed import HandedBatch, HandedOut
+from anyorder.sampling.orders import Order, check_loader, check_ranks, is_plain, read_order, take_order
 from anyorder.sampling.samplers import PoissonBatchSampler, key_of
 
 __all__ = ["Found", "PrivateLoader", "Unit", "extract_units", "find_participation", "poisson_loader"]
@@ -81,7 +82,7 @@ def _participation(order: Order, epochs: int, loader: DataLoader[Any]) -> Partic
 
 
 class PrivateLoader:
-    """The user's DataLoader, which names the units of every batch before it hands the batch out.
+    """The user's DataLoader, which names the units of every batch that it hands out, and recognises it when it is used.
 
     Batches are those of the loader, untouched, with its workers, collation and pinning. A shuffled order
     (`shuffle=True`) is drawn from `seed` instead of torch's generator, so that it is a pure function of seed and epoch
@@ -92,14 +93,15 @@ class PrivateLoader:
 
     Args:
         loader: a torch DataLoader. A sampler that `find_participation` refuses is taken as it is: the ledger judges.
+            With `unit`, any iterable of batches.
         unit: None: units are the indices of the examples. A string, an integer: the field of a dict batch, the
             position in a tuple batch, where the units' ids are. A callable: batch -> ids. Ids are integers or
             strings, one for each example.
         on_batch: called with (units, position) before a batch is handed out: one id for each example, in the batch's
             order; position counts batches over all epochs. What it raises reaches the user, and the batch does not.
         seed: an integer >= 0 or bytes, for shuffled orders.
-    Raises: LoaderError if the loader cannot be followed: no DataLoader, an overridden `__iter__`, `in_order=False`, or
-        a stream without `unit`.
+    Raises: LoaderError if the loader cannot be followed: `in_order=False`, or without `unit` no DataLoader, one with an
+        `__iter__` of its own, or a stream.
     """
 
     def __init__(
@@ -107,18 +109,22 @@ class PrivateLoader:
         loader: Any,
         *,
         unit: Unit = None,
-        on_batch: Callable[[Units, int], None],
+        on_batch: Callable[[Units, int], None] | None = None,
         seed: int | bytes,
     ) -> None:
-        check_loader(loader)
         self._unit, self._on_batch = unit, on_batch
-        self._user_loader: DataLoader[Any] = loader
-        self._loader: DataLoader[Any] = loader
+        self._user_loader: Any = loader
+        self._loader: Any = loader
         self._batches: _Batches | None = None  # None for a stream
+        self._handed = HandedOut()
         self._position = 0
         self._used = 0
         self._seed = seed
         self._iteration = 0  # tells an iteration that was left from the one that replaced it
+        self._left = 0  # the last iteration that was left
+        if unit is not None and isinstance(loader, Iterable) and not is_plain(loader):
+            return  # the batches name their units themselves, so that their order need not be known
+        check_loader(loader)
         if not isinstance(loader.dataset, IterableDataset):
             self._batches = _Batches(take_order(loader, seed))
         elif unit is None:
@@ -130,18 +136,18 @@ class PrivateLoader:
 
     @property
     def dataset(self) -> Any:
-        """The user's data set."""
-        return self._user_loader.dataset
+        """The user's data set; None for an iterable that has none."""
+        return getattr(self._user_loader, "dataset", None)
 
     @property
     def sampler(self) -> Any:
-        """The user's sampler."""
-        return self._user_loader.sampler
+        """The user's sampler; None for an iterable that has none."""
+        return getattr(self._user_loader, "sampler", None)
 
     @property
     def batch_size(self) -> int | None:
         """The user's batch size; None under a batch sampler."""
-        return self._user_loader.batch_size
+        return getattr(self._user_loader, "batch_size", None)
 
     @property
     def batches_per_epoch(self) -> int | None:
@@ -153,9 +159,39 @@ class PrivateLoader:
         """The batch behind the last one used, counted over all epochs: where a resumed run goes on."""
         return self._used
 
-    def mark_used(self) -> None:
-        """The batch that was handed out last was trained on."""
-        self._used = self._position
+    def use(self, batch: Any) -> None:
+        """Say which batch the model is called on next, where it cannot be told: copies of one of several batches.
+
+            for batch in loader:
+                if left_out(batch):
+                    continue
+                loader.use(batch)
+                outputs = model(batch["x"].to(device))
+
+        What shares memory with a batch is recognised without this, and so is a copy of the only batch that waits.
+
+        Args:
+            batch: as the loader handed it out, or one of its tensors.
+        Raises: TrainingError if it is not a batch of this loader.
+        """
+        self._handed.use(batch)
+
+    def batch_of(self, tensors: Iterable[torch.Tensor]) -> HandedBatch:
+        """The batch that the model's inputs belong to; see `HandedOut.find`."""
+        return self._handed.find(tensors)
+
+    def newest(self) -> HandedBatch:
+        """The batch that waits to be used. Raises TrainingError if there is none, or more than one."""
+        return self._handed.newest()
+
+    def mark_used(self, batch: HandedBatch) -> None:
+        """The batch was trained on. A run that is resumed goes on behind it."""
+        self._handed.mark_used(batch)
+        self._used = batch.position + 1
+        batches = self._batches
+        if batches is not None and self._left == batch.iteration == self._iteration:
+            batches.go(*divmod(self._used, batches.order.steps))
+            self._position = self._used
 
     def __len__(self) -> int:
         """Batches of the epoch; in one that is begun in the middle, those from there on."""
@@ -166,10 +202,11 @@ class PrivateLoader:
         mine, batches = self._iteration, self._batches
         if batches is not None:
             self._position = self._used = batches.position
-        # What a DataLoader draws for its workers must not come from torch's global generator: a resumed run begins
-        # an epoch in the middle, and dropout would see other numbers.
-        generator = self._loader.generator
-        generator.manual_seed(_draw(self._seed, self._position // (self.batches_per_epoch or 1)))
+        position = self._position
+        if isinstance(self._loader, DataLoader) and self._loader.generator is not None:
+            # What a DataLoader draws for its workers must not come from torch's global generator: a resumed run begins
+            # an epoch in the middle, and dropout would see other numbers.
+            self._loader.generator.manual_seed(_draw(self._seed, position // (self.batches_per_epoch or 1)))
         iterator = iter(self._loader)
         sent = None
         if batches is not None:
@@ -178,11 +215,18 @@ class PrivateLoader:
         finished = False
         try:
             for batch in iterator:
-                self._on_batch(self._units(batch, sent), self._position)
-                self._position += 1
+                handed = HandedBatch(self._units(batch, sent), position, mine)
+                if self._on_batch is not None:
+                    self._on_batch(handed.units, position)
+                position += 1
+                self._position = position
+                self._handed.add(batch, handed)
                 yield batch
             finished = True
         finally:
+            if not finished:
+                self._handed.leave(mine)
+                self._left = mine
             if batches is not None and mine == self._iteration:
                 if not finished:
                     batches.go(*divmod(self._used, batches.order.steps))

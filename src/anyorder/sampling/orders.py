@@ -22,13 +22,17 @@ from torch.utils.data import (
 from anyorder.errors import LoaderError
 from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
 
-__all__ = ["Order", "check_loader", "check_ranks", "read_order", "take_order"]
+__all__ = ["Order", "check_loader", "check_ranks", "is_plain", "read_order", "take_order"]
 
 Indices = NDArray[np.int64]
 Keyed = FixedOrderSampler | EpochShuffleSampler
 Kind = Literal["fixed", "shuffled", "poisson", "unknown"]
 
 _EXPLICIT = "or pass participation= to ao.plan, which the ledger then enforces step by step"
+_BY_UNITS = (
+    "let its batches name their units: ao.plan(participation=.., batch_size=.., unit='user') and "
+    "make_private(.., unit=<where a batch keeps the ids>)"
+)
 _ANEW = "shuffled anew in each epoch"
 
 
@@ -76,13 +80,13 @@ def check_loader(loader: Any) -> None:
     """Raise LoaderError unless the batches of a loader are those of its sampler, in that order."""
     if not isinstance(loader, DataLoader):
         raise LoaderError(
-            f"loader must be a torch DataLoader, whose sampler tells the order, got {type(loader).__name__}; wrap the "
-            "data in one"
+            f"loader must be a torch DataLoader, whose sampler tells the order, got {type(loader).__name__}. Wrap the "
+            f"data in one; or {_BY_UNITS}"
         )
-    if type(loader).__iter__ is not DataLoader.__iter__:
+    if not is_plain(loader):
         raise LoaderError(
             f"{type(loader).__name__} overrides DataLoader.__iter__, so its batches need not be those of its sampler; "
-            "use a plain DataLoader with a collate_fn"
+            f"use a plain DataLoader with a collate_fn, or {_BY_UNITS}"
         )
     if loader.num_workers and not loader.in_order:
         raise LoaderError(
@@ -92,6 +96,11 @@ def check_loader(loader: Any) -> None:
         first = _batcher(loader)
         if not isinstance(first, (BatchSampler, PoissonBatchSampler)):
             raise LoaderError("batch_size=None hands out single examples without a batch dimension; set a batch_size")
+
+
+def is_plain(loader: Any) -> bool:
+    """Whether it is a DataLoader whose batches are those of its sampler."""
+    return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
 def check_ranks(order: Order) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from anyorder import _check
 from anyorder.certificate import Certificate
@@ -24,7 +25,7 @@ from anyorder.ledger import Ledger, Units
 from anyorder.noise import NoiseSource
 from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
-from anyorder.sampling import PrivateLoader, Unit, poisson_loader
+from anyorder.sampling import HandedBatch, PrivateLoader, Unit, poisson_loader
 from anyorder.train.checkpoint import load, random_state, save_atomic, set_random_state
 from anyorder.train.clip_norm import ClipNorm
 from anyorder.train.distributed import Group, distinct_units, forward_together
@@ -37,12 +38,13 @@ from anyorder.train.shards import Shards, SharedNoise
 __all__ = ["PrivacyEngine"]
 
 
-@dataclass
-class _Batch:
-    """One batch handed out by the loader: its units, and whether a backward pass has used it."""
+@dataclass(frozen=True)
+class _Waiting:
+    """What waits for optimizer.step(): never released, and replaced as a whole, so that an interrupt leaves no half."""
 
-    units: Units
-    used: bool = False
+    units: list[Any]
+    sums: dict[str, Tensor]
+    batches: int = 0
 
 
 class PrivacyEngine:
@@ -158,7 +160,6 @@ class PrivacyEngine:
         self._stream = SharedNoise(plan.strategy, self._source, plan.noise_std, self._shards, plan.grid)
         self._whole = WholeModel(self._model)
         self._clipping = make_clipping(self._whole.module, chunk_size, plan.grid, rule, non_finite)
-        self._batch: _Batch | None = None
         self._discard()
 
     def _private_loader(self, loader: Any, unit: Unit, source: NoiseSource) -> PrivateLoader:
@@ -171,7 +172,7 @@ class PrivacyEngine:
             self.order = "Poisson sampling by anyorder"
         else:
             self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._accumulate)
-        return PrivateLoader(loader, unit=unit, on_batch=self._begin, seed=source.derive(b"order").key)
+        return PrivateLoader(loader, unit=unit, seed=source.derive(b"order").key)
 
     def _check_optimizer(self) -> None:
         if isinstance(self._optimizer, torch.optim.LBFGS):
@@ -198,23 +199,17 @@ class PrivacyEngine:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, units: Units, position: int) -> None:
-        del position
-        self._batch = _Batch(units)
-
     def _discard(self) -> None:
         """Forget the clipped sums of a step that has not been taken: they were never released."""
-        self._units: list[Any] = []
-        self._sums: dict[str, Tensor] = {}
-        self._batches = 0
+        self._waiting = _Waiting([], {})
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         step = self.ledger.step
-        told = self._group.together(f"the forward pass of step {step}", self._begun_units)
-        units = distinct_units(told)
-        self.ledger.check(step, [*self._units, *units])
-        batch = self._batch
-        assert batch is not None
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        found: list[HandedBatch] = []
+        told = self._group.together(f"the forward pass of step {step}", lambda: self._find_batch(tensors, found))
+        batch, units = found[0], distinct_units(told)
+        self.ledger.check(step, [*self._waiting.units, *units])
         _, groups = np.unique(np.asarray(batch.units), return_inverse=True)
         self._whole.gather()
 
@@ -230,46 +225,42 @@ class PrivacyEngine:
 
         return forward_together(self._group, step, forward, functools.partial(self._receive, batch, step, units))
 
-    def _begun_units(self) -> Units:
-        """The units of the batch that the model is called on."""
-        if self._batch is None:
-            raise TrainingError(
-                "the model was called in training mode before the private loader gave a batch; iterate over the loader "
-                "that make_private returned, or use model.eval() or torch.no_grad() for other inputs"
-            )
+    def _find_batch(self, tensors: list[Tensor], found: list[HandedBatch]) -> Units:
+        """Add the batch that the model is called on to `found`; its units."""
         if [p.requires_grad for p in self._parameters.values()].count(False):
             raise TrainingError("a parameter was frozen after make_private; freeze before it, so that noise fits")
-        self._check_batch(self._batch)
-        return self._batch.units
+        batch = self.loader.batch_of(tensors)
+        self._check_batch(batch)
+        found.append(batch)
+        return batch.units
 
-    def _check_batch(self, batch: _Batch) -> None:
+    def _check_batch(self, batch: HandedBatch) -> None:
+        waiting = self._waiting
         if batch.used:
             raise TrainingError("this batch was already used by a backward pass: each unit is clipped once a step")
-        if self._batches == self._accumulate:
+        if waiting.batches == self._accumulate:
             raise TrainingError(
-                f"{self._batches} batch(es) wait for optimizer.step() already, and accumulate={self._accumulate}; call "
-                "optimizer.step() or zero_grad(), or pass accumulate= to make_private"
+                f"{waiting.batches} batch(es) wait for optimizer.step() already, and accumulate={self._accumulate}; "
+                "call optimizer.step() or zero_grad(), or pass accumulate= to make_private"
             )
-        again = set(self._units).intersection(batch.units)
+        again = set(waiting.units).intersection(batch.units)
         if again:
             raise TrainingError(
                 f"{len(again)} unit(s) are in two micro-batches of one step, for example {next(iter(again))!r}: each "
                 "would be clipped twice; put the examples of a unit into one micro-batch"
             )
 
-    def _receive(self, batch: _Batch, step: int, units: list[Any], sums: dict[str, Tensor]) -> None:
+    def _receive(self, batch: HandedBatch, step: int, units: list[Any], sums: dict[str, Tensor]) -> None:
         if step != self.ledger.step:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
         further = sums.keys() - self._parameters.keys() - self._clip.parameters.keys()
         if further:
             raise ArgumentError(f"the clip rule has coordinates of its own ({', '.join(further)}): only Adaptive may")
-        batch.used = True
-        self.loader.mark_used()
-        self._batches += 1
-        self._units.extend(units)
-        for name, value in sums.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        before = self._waiting
+        joined = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
+        self.loader.mark_used(batch)
+        self._waiting = _Waiting([*before.units, *units], joined, before.batches + 1)
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -288,10 +279,10 @@ class PrivacyEngine:
         step = self.ledger.step
         place = f"optimizer.step() of step {step}"
         self._group.together(place, lambda: self._check_step(step))
-        own = self._clip.planned(self._shards.sum_of_own(self._sums))
+        own = self._clip.planned(self._shards.sum_of_own(self._waiting.sums))
         self._journal.commit(place, step, own)
         private = self._stream.add_to(own, self._clip.divisor)
-        self.ledger.record(step, self._units)
+        self.ledger.record(step, self._waiting.units)
         self._discard()
         self._whole.drop()
         for p, gradient in self._shards.gradients(private):
@@ -306,7 +297,7 @@ class PrivacyEngine:
             raise TrainingError("this engine was closed: another process may have resumed its run")
         if step >= self.plan.n:
             raise StepsExhaustedError(f"all {self.plan.n} planned steps are used; a longer run needs its own plan")
-        if not self._batches:
+        if not self._waiting.batches:
             raise TrainingError(
                 "optimizer.step() without a backward pass through the private model since the last step"
             )
@@ -314,7 +305,7 @@ class PrivacyEngine:
         self._check_gradients()
         self._stream.check(step)
         self._clip.check_step(step)
-        self.ledger.check(step, self._units)
+        self.ledger.check(step, self._waiting.units)
 
     def _check_gradients(self) -> None:
         """Refuse gradients that did not come through the private model: they would be lost, or not be private."""
@@ -382,7 +373,7 @@ class PrivacyEngine:
     def _check_save(self) -> None:
         if self._path is None:
             raise CheckpointError("this engine has no file: give checkpoint= to PrivacyEngine")
-        if self._batches:
+        if self._waiting.batches:
             raise CheckpointError("save between steps: a batch waits for optimizer.step()")
 
     def close(self) -> None:

@@ -1,0 +1,227 @@
+"""Which batch goes into the model: recognised by the memory of its tensors, not by when it was handed out."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyorder.errors import ArgumentError, TrainingError
+from anyorder.ledger import Units
+
+__all__ = ["HandedBatch", "HandedOut"]
+
+_DEEP = 4  # containers within containers that are searched for tensors
+_ADVICE = (
+    "Use each batch before the next is fetched: a DataLoader with num_workers= and pin_memory= runs ahead by itself, "
+    "and Lightning does not fetch ahead where the data set has a __len__. Or call loader.use(batch), with the batch as "
+    "the loader gave it, right before model(..)"
+)
+
+
+class HandedBatch:
+    """One batch that the loader handed out.
+
+    Attributes:
+        units: one id for each example, in the batch's order.
+        position: its number, counted over all epochs.
+        iteration: the number of the iteration that gave it.
+        used: whether a backward pass has used it.
+    """
+
+    def __init__(self, units: Units, position: int, iteration: int) -> None:
+        self.units, self.position, self.iteration = units, position, iteration
+        self.used = False
+
+
+class HandedOut:
+    """The batches that were handed out, by the memory of their tensors and in their order.
+
+    What is given to the model belongs to the batch whose memory it shares: the tensors themselves, or views of them.
+    Tensors that share none (copies on a device, features computed in the loop) are taken for those of the one batch
+    that is waiting: handed out, and not yet given to the model. Where several wait, nothing tells which one is meant.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[weakref.ref[Tensor], HandedBatch]] = []
+        self._waiting: list[HandedBatch] = []
+        self._called: HandedBatch | None = None
+        self._left: set[int] = set()
+        self._last: tuple[Any, HandedBatch] | None = None  # held, so that a copy can be told from its original
+
+    def add(self, batch: Any, handed: HandedBatch) -> None:
+        """The batch goes to the user now. Batches of iterations that were left early wait no longer."""
+        self._waiting = [h for h in self._waiting if h.iteration not in self._left]
+        self._left.clear()
+        self._known = [(ref, h) for ref, h in self._known if ref() is not None]
+        self._known += [(weakref.ref(tensor), handed) for tensor in _tensors_in(batch)]
+        self._waiting.append(handed)
+        self._last = batch, handed
+
+    def leave(self, iteration: int) -> None:
+        """The iteration was ended by the user, before its last batch."""
+        self._left.add(iteration)
+
+    def use(self, batch: Any) -> None:
+        """The next tensors that share no memory with any batch are computed from this one.
+
+        Raises: TrainingError if it is not a batch of this loader (or a part of one).
+        """
+        found = self._last[1] if self._last is not None and self._last[0] is batch else None
+        for tensor in _tensors_in(batch):
+            found = found or next((h for ref, h in self._known if ref() is tensor), None)
+        if found is None:
+            raise TrainingError(
+                "use() must be given a batch as the loader handed it out, or one of its tensors, before it is copied "
+                "or changed"
+            )
+        self._waiting = [found]
+
+    def newest(self) -> HandedBatch:
+        """The one batch that waits, or the last that was called; see `find`."""
+        return self._only_one()
+
+    def find(self, tensors: Iterable[Tensor]) -> HandedBatch:
+        """The batch that these tensors belong to, which is then called.
+
+        Raises:
+            TrainingError: no batch waits, several do, the tensors are of several batches, the batch was used already,
+                or its rows are not in their order.
+            ArgumentError: they have another number of rows.
+        """
+        given = list(tensors)
+        owners = [known for known in map(self._owners, given) if known]
+        batch = self._recognised(owners)
+        if batch is None:
+            batch = self._only_one()
+        _check_rows(given, len(batch.units))
+        if any(batch in known and not known[batch] for known in owners):
+            raise TrainingError(
+                "the model was given rows of the batch in another order, or some rows in the place of others; its "
+                "rows are matched to units by their order: give it the batch as the loader did"
+            )
+        if batch in self._waiting:
+            self._waiting = self._waiting[self._waiting.index(batch) + 1 :]
+        self._called = batch
+        return batch
+
+    def mark_used(self, batch: HandedBatch) -> None:
+        """A backward pass has used the batch; it is held no longer."""
+        batch.used = True
+        self._waiting = [h for h in self._waiting if h is not batch]
+        if self._last is not None and self._last[1] is batch:
+            self._last = None
+
+    def _owners(self, tensor: Tensor) -> dict[HandedBatch, bool]:
+        """The batches whose memory a tensor shares, and whether it has their rows in order; only such, if any has."""
+        found: dict[HandedBatch, bool] = {}
+        for ref, handed in self._known:
+            own = ref()
+            if own is not None and _share_memory(tensor, own):
+                found[handed] = found.get(handed, False) or _lines_up(tensor, own, len(handed.units))
+        in_order = {handed: True for handed, lines_up in found.items() if lines_up}
+        return in_order or found
+
+    def _recognised(self, owners: list[dict[HandedBatch, bool]]) -> HandedBatch | None:
+        """The one batch that all tensors with an owner belong to; None if there is none, or more than one."""
+        if not owners:
+            return None
+        common = [h for h in owners[0] if all(h in known for known in owners)]
+        if not common:
+            raise TrainingError("the model was given tensors of two batches at once; call it on one batch at a time")
+        unused = [h for h in common if not h.used]
+        if not unused:
+            raise TrainingError("this batch was already used by a backward pass: each unit is clipped once a step")
+        return unused[0] if len(unused) == 1 else None
+
+    def _only_one(self) -> HandedBatch:
+        if len(self._waiting) == 1:
+            return self._waiting[0]
+        if self._waiting:
+            raise TrainingError(
+                "several batches were handed out and not used, and what the model was given shares memory with none "
+                f"of them: it cannot be told whose units its rows are. {_ADVICE}"
+            )
+        if self._called is None:
+            raise TrainingError(
+                "the model was called in training mode before the private loader gave a batch; iterate over the loader "
+                "that make_private returned, or use model.eval() or torch.no_grad() for other inputs"
+            )
+        if self._called.used:
+            raise TrainingError(
+                "the batch that was handed out last was already used by a backward pass: each unit is clipped once a "
+                "step; fetch the next batch from the loader"
+            )
+        return self._called
+
+
+def _check_rows(tensors: list[Tensor], rows: int) -> None:
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    size = sizes.pop() if len(sizes) == 1 else None  # tensors that disagree are the clipping engine's to refuse
+    if size is not None and size != rows:
+        raise ArgumentError(
+            f"the model must be called on the whole batch, one row for each of its {rows} examples, got {size} rows"
+        )
+
+
+def _tensors_in(value: Any, depth: int = _DEEP) -> Iterator[Tensor]:
+    """The tensors in a batch: in containers, and in the attributes of objects."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        parts = vars(value).values()
+    if depth:
+        for part in list(parts):
+            yield from _tensors_in(part, depth - 1)
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    if a is b:
+        return True
+    spans = _span(a), _span(b)
+    if spans[0] is None or spans[1] is None or a.device != b.device:
+        return False
+    return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
+
+
+def _span(tensor: Tensor) -> tuple[int, int] | None:
+    """The first byte of a tensor, and the one behind its last; None where it has no memory of its own."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or not tensor.numel():
+        return None
+    start = tensor.data_ptr()
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (reach + 1) * tensor.element_size()
+
+
+def _lines_up(tensor: Tensor, own: Tensor, rows: int) -> bool:
+    """Whether row i of a tensor lies in row i of the batch's own; also where the own one has no rows to compare."""
+    if tensor is own:
+        return True
+    dimensions = [d for d in range(own.dim()) if own.shape[d] == rows]
+    if not dimensions:
+        return True
+    if not tensor.dim() or tensor.shape[0] != rows:
+        return False
+    step, unit = tensor.stride(0) * tensor.element_size(), own.element_size()
+    offset = (tensor.data_ptr() - own.data_ptr()) // unit
+    return any((rows == 1 or step == own.stride(d) * unit) and _index_along(d, offset, own) == 0 for d in dimensions)
+
+
+def _index_along(dimension: int, offset: int, own: Tensor) -> int | None:
+    """The index along a dimension of the element that lies `offset` elements behind the first; None if none does."""
+    found = 0
+    for d in sorted(range(own.dim()), key=own.stride, reverse=True):
+        if own.shape[d] == 1 or not own.stride(d):
+            continue
+        index, offset = divmod(offset, own.stride(d))
+        if not 0 <= index < own.shape[d]:
+            return None
+        found = index if d == dimension else found
+    return found if offset == 0 else None
