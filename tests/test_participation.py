@@ -1,14 +1,27 @@
 """Participations: their patterns, their round trips, their refusals."""
 
+import json
+import time
+import zlib
 from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from anyorder import participation
 from anyorder.errors import ArgumentError
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.participation import (
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    PoissonSampling,
+    SingleEpoch,
+    _packed,
+    _unpacked,
+)
 
 EXAMPLES = [
     SingleEpoch(5),
@@ -84,3 +97,43 @@ def test_known_order_counts_a_unit_once_a_step():
 def test_bad_arguments_are_named(make, name):
     with pytest.raises(ArgumentError, match=name):
         make()
+
+
+def test_a_known_order_of_a_million_units_is_no_work():
+    """It took 8 s to make and 7 s to hash; what is asked is far from both, on a slow machine too."""
+    order = np.array_split(np.random.default_rng(0).permutation(10**6), 2000)
+    before = time.process_time()
+    made = KnownOrder(order)
+    made.to_dict()
+    assert time.process_time() - before < 2.5
+    assert len(made.units) == len(made.steps) == 10**6
+    assert (np.sort(made.units[made.steps == 7]) == np.sort(order[7])).all()
+
+
+@pytest.mark.parametrize("units", [[[5, 3], [-7, 3], [], [5]], [[2**62, -(2**62)], [2**62]], [["b", "a"], ["é"]]])
+def test_units_of_any_size_come_back_from_a_file(units):
+    made = KnownOrder(units)
+    again = participation.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert again == made
+    assert again.units.tolist() == sorted({u for step in units for u in step})
+    assert again != KnownOrder([*units, units[0]])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": 2}, {"n": 0}, {"units": _packed(np.arange(1))}, {"units": []}, {"steps": _packed(np.arange(2))},
+        {"indices": _packed(np.array([-1, 0, 1]))}, {"steps": "i:"}, {"steps": "x:AAAA"}, {"steps": ""},
+    ],
+)  # fmt: skip
+def test_known_orders_that_no_program_wrote(change):
+    data = {**KnownOrder([[0], [1], [0]]).to_dict(), **change}
+    with pytest.raises((ValueError, zlib.error)):
+        participation.from_dict(data)
+
+
+def test_a_small_file_does_not_unpack_to_a_large_one(monkeypatch):
+    monkeypatch.setattr(participation, "_MOST_PACKED", 1000)
+    assert len(_unpacked(_packed(np.arange(1000)))) == 1000
+    with pytest.raises(ArgumentError, match="at most 1000"):
+        _unpacked(_packed(np.arange(1001)))

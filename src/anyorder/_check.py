@@ -10,6 +10,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anyorder._closed import frozen
 from anyorder.errors import ArgumentError, MissingDependencyError
 
 __all__ = ["array", "choice", "integer", "optional", "positive", "probability", "real"]
@@ -65,7 +66,7 @@ def choice(name: str, value: str, options: Collection[str]) -> str:
 
 
 def array(name: str, value: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
-    """A finite, non-empty float64 array of the given number of dimensions, copied and read-only."""
+    """A finite, non-empty float64 array of the given number of dimensions, copied; it can never be written."""
     try:
         result = np.array(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -74,8 +75,7 @@ def array(name: str, value: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
         raise ArgumentError(f"{name} must be a non-empty array of {ndim} dimension(s), got shape {result.shape}")
     if not np.isfinite(result).all():
         raise ArgumentError(f"{name} must be finite, got {int((~np.isfinite(result)).sum())} entries that are not")
-    result.flags.writeable = False
-    return result
+    return frozen(result)
 
 
 def optional(module: str, *, extra: str, purpose: str) -> ModuleType:

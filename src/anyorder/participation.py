@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder.errors import ArgumentError
+from anyorder._closed import SetOnce, final, frozen
+from anyorder.errors import ArgumentError, PlanError
 
 __all__ = [
     "EpochShuffle",
@@ -27,9 +28,13 @@ __all__ = [
     "Participation",
     "PoissonSampling",
     "SingleEpoch",
+    "check_kind",
     "covers",
     "from_dict",
 ]
+
+
+_MOST_PACKED = 1 << 24  # participations that a file may hold: what is read must not fill the memory
 
 
 class Participation(ABC):
@@ -60,6 +65,7 @@ class Participation(ABC):
         """One phrase for people."""
 
 
+@final
 @dataclass(frozen=True)
 class SingleEpoch(Participation):
     """Every unit takes part in one step at most."""
@@ -67,7 +73,7 @@ class SingleEpoch(Participation):
     n: int
 
     def __post_init__(self) -> None:
-        _check.integer("n", self.n, low=1)
+        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
 
     @property
     def max_participations(self) -> int:
@@ -92,6 +98,7 @@ class SingleEpoch(Participation):
         return f"each unit in at most one of {self.n} steps"
 
 
+@final
 @dataclass(frozen=True)
 class FixedOrder(Participation):
     """The same order in every epoch: a unit that is in step j < b is in steps j, j + b, j + 2b, ..
@@ -109,9 +116,9 @@ class FixedOrder(Participation):
     b: int
 
     def __post_init__(self) -> None:
-        _check.integer("n", self.n, low=1)
-        _check.integer("k", self.k, low=1)
-        _check.integer("b", self.b, low=1)
+        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
+        object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
+        object.__setattr__(self, "b", _check.integer("b", self.b, low=1))
         if self.n > self.k * self.b:
             raise ArgumentError(
                 f"n must be at most k b = {self.k} * {self.b} = {self.k * self.b}, or some unit comes more than k "
@@ -141,6 +148,7 @@ class FixedOrder(Participation):
         return f"{self.max_participations} epochs of {self.b} steps, the same order in each"
 
 
+@final
 @dataclass(frozen=True)
 class EpochShuffle(Participation):
     """One step anywhere in each of k epochs: what `DataLoader(shuffle=True)` does. No amplification is claimed.
@@ -154,8 +162,8 @@ class EpochShuffle(Participation):
     steps_per_epoch: int
 
     def __post_init__(self) -> None:
-        _check.integer("k", self.k, low=1)
-        _check.integer("steps_per_epoch", self.steps_per_epoch, low=1)
+        object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
+        object.__setattr__(self, "steps_per_epoch", _check.integer("steps_per_epoch", self.steps_per_epoch, low=1))
 
     @property
     def n(self) -> int:  # type: ignore[override]
@@ -186,6 +194,7 @@ class EpochShuffle(Participation):
         return f"{self.k} epochs of {self.steps_per_epoch} steps, shuffled anew in each"
 
 
+@final
 @dataclass(frozen=True)
 class MinSeparation(Participation):
     """At most k steps, any two of them at least b apart: arrivals that a timer spaces out.
@@ -201,10 +210,10 @@ class MinSeparation(Participation):
     k: int | None = None
 
     def __post_init__(self) -> None:
-        _check.integer("n", self.n, low=1)
-        _check.integer("b", self.b, low=1)
+        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
+        object.__setattr__(self, "b", _check.integer("b", self.b, low=1))
         if self.k is not None:
-            _check.integer("k", self.k, low=1)
+            object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
 
     @property
     def max_participations(self) -> int:
@@ -233,7 +242,8 @@ class MinSeparation(Participation):
         return f"each unit in at most {self.max_participations} of {self.n} steps, at least {self.b} apart"
 
 
-class KnownOrder(Participation):
+@final
+class KnownOrder(SetOnce, Participation):
     """An order that is known in full beforehand: which units are in which step.
 
     The order must not depend on the data. Every unit then has its own sensitivity; the plan's is the largest.
@@ -247,25 +257,25 @@ class KnownOrder(Participation):
     """
 
     def __init__(self, order: Sequence[Iterable[Hashable] | Hashable]) -> None:
-        rows = [self._ids(step) for step in order]
-        self.n = _check.integer("number of steps in order", len(rows), low=1)
-        if not any(rows):
+        rows = [_ids(step) for step in order]
+        n = _check.integer("number of steps in order", len(rows), low=1)
+        kinds = {row.dtype.kind for row in rows if len(row)}
+        if not kinds:
             raise ArgumentError("order must name at least one unit, got only empty steps")
-        kinds = {type(u) for row in rows for u in row}
-        if not kinds <= {int} and not kinds <= {str}:
-            raise ArgumentError(f"units in order must be all integers or all strings, got {sorted(map(str, kinds))}")
-        steps = np.repeat(np.arange(self.n), [len(row) for row in rows])
-        ids = np.array([u for row in rows for u in row])
-        self.units, indices = np.unique(ids, return_inverse=True)
-        pairs = np.unique(np.stack([indices, steps]), axis=1)
-        self.indices: NDArray[np.int64] = pairs[0].astype(np.int64)
-        self.steps: NDArray[np.int64] = pairs[1].astype(np.int64)
+        if len(kinds) > 1:
+            raise ArgumentError("units in order must be all integers or all strings, got both")
+        self._fill(n, np.concatenate([row for row in rows if len(row)]), np.repeat(np.arange(n), [*map(len, rows)]))
 
-    @staticmethod
-    def _ids(step: Any) -> list[Any]:
-        if isinstance(step, (str, int, np.integer)):
-            step = [step]
-        return [int(u) if isinstance(u, np.integer) else str(u) if isinstance(u, np.str_) else u for u in step]
+    def _fill(self, n: int, ids: NDArray[Any], steps: NDArray[np.int64]) -> None:
+        """From one id and one step for each participation, sorted by step; those that come twice count once."""
+        self.n = n
+        by_unit = np.argsort(ids, kind="stable")
+        ids, steps = ids[by_unit], steps[by_unit]
+        new = np.append(True, ids[1:] != ids[:-1])
+        once = new | np.append(True, steps[1:] != steps[:-1])
+        self.units: NDArray[Any] = frozen(ids[new])
+        self.indices: NDArray[np.int64] = frozen((np.cumsum(new) - 1)[once])
+        self.steps: NDArray[np.int64] = frozen(steps[once].astype(np.int64))
 
     @property
     def max_participations(self) -> int:
@@ -285,41 +295,40 @@ class KnownOrder(Participation):
 
     def to_dict(self) -> dict[str, Any]:
         """The order, compressed: steps and indices as deltas, zlib, base64."""
-
-        def pack(values: NDArray[np.int64]) -> str:
-            raw = np.diff(values, prepend=0).astype("<i4").tobytes()
-            return base64.b64encode(zlib.compress(raw, 9)).decode()
-
-        units = pack(self.units.astype(np.int64)) if self._integer_units else self.units.tolist()
+        units = _packed(self.units) if self.units.dtype.kind == "i" else self.units.tolist()
         return {
             "kind": "known_order", "n": self.n, "units": units,
-            "indices": pack(self.indices), "steps": pack(self.steps),
+            "indices": _packed(self.indices), "steps": _packed(self.steps),
         }  # fmt: skip
-
-    @property
-    def _integer_units(self) -> bool:
-        small = self.units.dtype.kind == "i" and np.abs(self.units).max(initial=0) < 2**30
-        return bool(small)
 
     @classmethod
     def _from_dict(cls, data: dict[str, Any]) -> "KnownOrder":
-        def unpack(text: str) -> NDArray[np.int64]:
-            raw = zlib.decompress(base64.b64decode(text, validate=True))
-            return np.cumsum(np.frombuffer(raw, dtype="<i4").astype(np.int64))
-
-        steps, indices = unpack(data["steps"]), unpack(data["indices"])
-        units = unpack(data["units"]) if isinstance(data["units"], str) else np.array(data["units"])
-        order: list[list[Any]] = [[] for _ in range(data["n"])]
-        for t, u in zip(steps.tolist(), units[indices].tolist(), strict=True):
-            order[t].append(u)
-        return cls(order)
+        n = _check.integer("n", data["n"], low=1)
+        steps, indices = _unpacked(data["steps"]), _unpacked(data["indices"])
+        units = _unpacked(data["units"]) if isinstance(data["units"], str) else _ids(data["units"])
+        if len(steps) != len(indices) or not len(steps) or not len(units):
+            raise ArgumentError("a known order must have one step and one unit for each of its participations")
+        for name, values, size in (("steps", steps, n), ("indices", indices, len(units))):
+            if values.min() < 0 or values.max() >= size:
+                raise ArgumentError(f"{name} of a known order must lie in 0 .. {size - 1}")
+        by_step = np.argsort(steps, kind="stable")
+        result = cls.__new__(cls)
+        result._fill(n, units[indices[by_step]], steps[by_step])
+        return result
 
     def describe(self) -> str:
         """One phrase for people."""
         return f"a known order of {len(self.units)} units over {self.n} steps, at most {self.max_participations} times"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, KnownOrder) and self.to_dict() == other.to_dict()
+        return (
+            type(other) is KnownOrder
+            and self.n == other.n
+            and all(
+                np.array_equal(mine, its)
+                for mine, its in ((self.units, other.units), (self.indices, other.indices), (self.steps, other.steps))
+            )
+        )
 
     def __hash__(self) -> int:
         return hash((self.n, len(self.units), len(self.steps)))
@@ -328,6 +337,43 @@ class KnownOrder(Participation):
         return f"KnownOrder(n={self.n}, units={len(self.units)})"
 
 
+def _ids(step: Any) -> NDArray[Any]:
+    """The ids of one step: int64, or text. Python's own types are looked at one by one: True is not the unit 1."""
+    if isinstance(step, (str, int, np.integer)):
+        step = [step]
+    if isinstance(step, np.ndarray) and step.ndim == 1 and step.dtype.kind == "i":
+        return step.astype(np.int64)
+    ids = [int(u) if isinstance(u, np.integer) else str(u) if isinstance(u, np.str_) else u for u in step]
+    kinds = set(map(type, ids))
+    if not kinds <= {int} and kinds != {str}:
+        raise ArgumentError(f"units in order must be all integers or all strings, got {sorted(map(str, kinds))}")
+    try:
+        return np.array(ids) if kinds == {str} else np.array(ids, dtype=np.int64)
+    except OverflowError as problem:
+        raise ArgumentError("integer units in order must fit into 64 bits with their sign; use strings") from problem
+
+
+def _packed(values: NDArray[np.int64]) -> str:
+    """Integers as text: differences, modulo 2^64, in the fewest bytes that all fit into, compressed."""
+    differences = np.diff(values, prepend=np.int64(0))
+    for width in "bhiq":
+        narrow = differences.astype(f"<i{np.dtype(width).itemsize}")
+        if (narrow == differences).all():
+            break
+    return f"{width}:" + base64.b64encode(zlib.compress(narrow.tobytes(), 1)).decode()
+
+
+def _unpacked(text: str) -> NDArray[np.int64]:
+    width, packed = text.split(":")
+    size = np.dtype(_check.choice("width of packed integers", width, "bhiq")).itemsize
+    stream = zlib.decompressobj()
+    raw = stream.decompress(base64.b64decode(packed, validate=True), _MOST_PACKED * size)
+    if not stream.eof or stream.unused_data:
+        raise ArgumentError(f"packed integers must be one whole stream of at most {_MOST_PACKED}, got more or less")
+    return np.cumsum(np.frombuffer(raw, dtype=f"<i{size}").astype(np.int64))
+
+
+@final
 @dataclass(frozen=True)
 class PoissonSampling(Participation):
     """Every unit is in every step independently with a given, secret coin: DP-SGD's amplified baseline.
@@ -343,9 +389,9 @@ class PoissonSampling(Participation):
     sampling_probability: float
 
     def __post_init__(self) -> None:
-        _check.integer("n", self.n, low=1)
-        _check.real("sampling_probability", self.sampling_probability, low=0.0, high=1.0)
-        _check.positive("sampling_probability", self.sampling_probability)
+        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
+        probability = _check.real("sampling_probability", self.sampling_probability, low=0.0, high=1.0)
+        object.__setattr__(self, "sampling_probability", _check.positive("sampling_probability", probability))
 
     @property
     def max_participations(self) -> int:
@@ -370,6 +416,19 @@ class PoissonSampling(Participation):
         return f"Poisson sampling, each unit in each of {self.n} steps with probability {self.sampling_probability:g}"
 
 
+_KINDS = (SingleEpoch, FixedOrder, EpochShuffle, MinSeparation, KnownOrder, PoissonSampling)
+
+
+def check_kind(participation: object) -> None:
+    """Raise PlanError unless it is one of the kinds of this module itself: the set that all claims are proven for."""
+    if type(participation) not in _KINDS:
+        raise PlanError(
+            f"participation must be one of {', '.join(kind.__name__ for kind in _KINDS)}, got "
+            f"{type(participation).__name__}: claims are proven for these alone; name the units of every step with "
+            "KnownOrder"
+        )
+
+
 _SIMPLE: dict[str, type[Participation]] = {
     "single_epoch": SingleEpoch,
     "fixed_order": FixedOrder,
@@ -392,18 +451,22 @@ def covers(planned: Participation, actual: Participation) -> bool:
 
     A known order covers whatever the ledger lets pass, step by step, so it is not judged here.
     """
+    check_kind(planned)
+    check_kind(actual)
     match planned:
         case SingleEpoch():
             return actual.max_participations == 1
         case FixedOrder(b=b):
-            same = isinstance(actual, FixedOrder) and actual.b == b and actual.max_participations <= planned.k
-            return same or (isinstance(actual, SingleEpoch) and actual.n <= b)
+            same = type(actual) is FixedOrder and actual.b == b and actual.max_participations <= planned.k
+            return same or (type(actual) is SingleEpoch and actual.n <= b)
         case EpochShuffle(k=k, steps_per_epoch=s):
-            same = isinstance(actual, EpochShuffle) and actual.steps_per_epoch == s and actual.k <= k
+            same = type(actual) is EpochShuffle and actual.steps_per_epoch == s and actual.k <= k
             return same or covers(FixedOrder(k * s, k, s), actual)
         case MinSeparation(b=b):
             return actual.min_separation >= b and actual.max_participations <= planned.max_participations
         case KnownOrder():
             return True
-        case _:
+        case PoissonSampling():
             return planned == actual
+        case _:
+            raise AssertionError("unreachable: checked above")

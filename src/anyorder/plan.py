@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check, accounting, participation, strategy, workload
+from anyorder._closed import final
 from anyorder._sealed import canonical, load_json, save_json
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.noise.discrete import check_combination, check_grid
@@ -45,6 +46,7 @@ _NEIGHBOUR_TEXTS = {
 _CLAIMS = ("sensitivity", "sensitivity_exact", "noise_std", "mu", "epsilon")
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A complete claim: what is released, how noisy, in which order, and the (epsilon, delta) that follows.
@@ -83,9 +85,11 @@ class Plan:
     grid: float | None = None
 
     def __post_init__(self) -> None:
-        _check.positive("clip_norm", self.clip_norm)
-        _check.positive("sigma", self.sigma)
-        _check.probability("delta", self.delta)
+        participation.check_kind(self.participation)
+        strategy.check_kind(self.strategy)
+        workload.check_kind(self.workload)
+        for name, check in (("clip_norm", _check.positive), ("sigma", _check.positive), ("delta", _check.probability)):
+            object.__setattr__(self, name, check(name, getattr(self, name)))  # a float, whatever number it was
         _check.integer("batch_size", self.batch_size, low=1)
         _check.choice("neighbours", self.neighbours, _NEIGHBOURS)
         if not isinstance(self.unit, str) or not self.unit:
@@ -108,7 +112,7 @@ class Plan:
     @property
     def amplified(self) -> bool:
         """Whether the claim rests on secret Poisson sampling."""
-        return isinstance(self.participation, PoissonSampling)
+        return type(self.participation) is PoissonSampling
 
     @cached_property
     def sensitivity(self) -> Bound:
@@ -133,7 +137,7 @@ class Plan:
     @cached_property
     def epsilon(self) -> float:
         """The smallest epsilon that holds at `delta`, rounded up."""
-        if isinstance(self.participation, PoissonSampling):
+        if type(self.participation) is PoissonSampling:
             q, n = self.participation.sampling_probability, self.n
             return accounting.poisson_epsilon(self.sigma, q, n, self.delta)
         assert self.mu is not None
@@ -160,7 +164,7 @@ class Plan:
         """The root mean square of `noise_profile` over steps."""
         return float(np.sqrt(np.square(self.noise_profile(sums=sums)).mean()))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """sha256 of everything that the plan fixes; noise keys are bound to it."""
         return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()
@@ -310,12 +314,12 @@ def plan(
         raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
     work = Workload(rule.n, momentum=momentum, learning_rates=learning_rates)
     chosen = _strategy(mechanism, work, rule, secure)
-    if isinstance(rule, PoissonSampling) and neighbours == "zero-out":
+    if type(rule) is PoissonSampling and neighbours == "zero-out":
         neighbours = "add-or-remove"  # what the sampler's accounting is about
     if secure:
         _check_exact(neighbours, chosen)  # before a calibration that may take long
     if noise_multiplier is not None:
-        sens = 1.0 if isinstance(rule, PoissonSampling) else sensitivity(chosen, rule).value
+        sens = 1.0 if type(rule) is PoissonSampling else sensitivity(chosen, rule).value
         sigma = _check.positive("noise_multiplier", noise_multiplier) / sens
     elif epsilon is not None:
         sigma = _calibrate(rule, neighbours, delta, epsilon)
@@ -360,7 +364,7 @@ def _strategy(mechanism: str | Strategy, work: Workload, order: Participation, s
     if isinstance(mechanism, Strategy):
         return mechanism
     _check.choice("mechanism", mechanism, {"auto", "tree", "independent"})
-    if isinstance(order, PoissonSampling):
+    if type(order) is PoissonSampling:
         if mechanism == "tree":
             raise PlanError("mechanism 'tree' has no amplified accounting: use order 'shuffled', or 'independent'")
         return Independent(order.n)
@@ -376,18 +380,18 @@ def _calibrate(order: Participation, neighbours: str, delta: float, epsilon: flo
     """The least sigma that keeps (epsilon, delta)."""
     _check.choice("neighbours", neighbours, _NEIGHBOURS)
     epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
-    if isinstance(order, PoissonSampling):
+    if type(order) is PoissonSampling:
         return accounting.calibrate_poisson(epsilon, delta, order.sampling_probability, order.n)
     return nextafter(_NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
 
 
 def _check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:
-    if isinstance(order, PoissonSampling):
-        if not isinstance(chosen, Independent):
+    if type(order) is PoissonSampling:
+        if type(chosen) is not Independent:
             raise PlanError(f"PoissonSampling is accounted for independent noise only, got {chosen!r}")
         if neighbours != "add-or-remove":
             raise PlanError(f"PoissonSampling is accounted for add-or-remove neighbours only, got {neighbours!r}")
-    elif neighbours == "add-or-remove" and not isinstance(order, (MinSeparation, KnownOrder)):
+    elif neighbours == "add-or-remove" and type(order) not in (MinSeparation, KnownOrder):
         raise PlanError(
             f"neighbours 'add-or-remove' do not fit {type(order).__name__}: without one unit, a loader would put "
             "others into other batches; use 'zero-out' (its gradients replaced by zero) or 'replace-one'"

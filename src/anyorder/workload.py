@@ -16,11 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.signal import lfilter
 
 from anyorder import _check
-from anyorder.errors import ArgumentError
+from anyorder._closed import SetOnce, final
+from anyorder.errors import ArgumentError, PlanError
 
 __all__ = [
     "Custom",
     "Workload",
+    "check_kind",
     "cosine",
     "custom",
     "from_dict",
@@ -39,7 +41,7 @@ Floats = NDArray[np.float64]
 _LONG = 4096  # entries above which a serialised array is packed instead of listed
 
 
-class Workload:
+class Workload(SetOnce):
     """SGD with momentum, weight decay and a learning-rate schedule, as a matrix.
 
         p_t: what has been taken away from theta by the gradients up to step t; A[t, s] = d p_t / d g_s
@@ -167,7 +169,7 @@ class Workload:
         return result
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Workload) and self.to_dict() == other.to_dict()
+        return type(other) is type(self) and self.to_dict() == other.to_dict()
 
     def __hash__(self) -> int:
         return hash((type(self), self.n))
@@ -181,6 +183,7 @@ class Workload:
         return f"Workload({', '.join(parts)})"
 
 
+@final
 class Custom(Workload):
     """Any lower-triangular workload, given by its matrix; made by `custom`. O(n^2) memory."""
 
@@ -233,6 +236,17 @@ class Custom(Workload):
 
     def __repr__(self) -> str:
         return f"Custom(n={self.n})"
+
+
+_KINDS = (Workload, Custom)
+
+
+def check_kind(workload: object) -> None:
+    """Raise PlanError unless it is one of the kinds of this module itself."""
+    if type(workload) not in _KINDS:
+        raise PlanError(
+            f"workload must be a Workload or a Custom, got {type(workload).__name__}: give the matrix to custom(matrix)"
+        )
 
 
 def _nonnegative(name: str, value: ArrayLike | None, n: int) -> Floats:
@@ -305,9 +319,8 @@ def weighted(workload: Workload, weights: ArrayLike) -> Workload:
 
     The mean-square error becomes || diag(weights) A K ||_F^2 / n, times sens^2.
     """
-    result = copy.copy(workload)
-    result.weights = _nonnegative("weights", workload.weights * np.asarray(weights, dtype=np.float64), workload.n)
-    return result
+    weights = _nonnegative("weights", workload.weights * np.asarray(weights, dtype=np.float64), workload.n)
+    return from_dict({**workload.to_dict(), "weights": _pack(weights)})
 
 
 def last_iterate(workload: Workload) -> Workload:

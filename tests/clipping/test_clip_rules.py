@@ -223,11 +223,6 @@ class Given(ClipRule):
         return "given"
 
 
-class Longer(Adaptive):
-    def coordinates(self, squares, clip_norm):
-        return {self.COUNT: 1e6 * torch.ones_like(next(iter(squares.values())))}
-
-
 def constant(value):
     return lambda squares, clip_norm: dict.fromkeys(squares, torch.full_like(next(iter(squares.values())), value))
 
@@ -248,7 +243,7 @@ def halved(squares, clip_norm):
         (Given(constant(1e6)), "leaves a unit of norm"),
         (Given(constant(-1e6)), "leaves a unit of norm"),
         (Given(constant(math.nan)), "leaves a unit of norm nan"),
-        (Longer(), "leaves a unit of norm"),
+        (Given(Flat().factors, lambda s, c: {Adaptive.COUNT: torch.full((6,), 1e6)}), "leaves a unit of norm"),
         (Given(each_whole), "leaves a unit of norm"),
         (Given(Flat().factors, lambda s, c: {"more": 0.1 * c * torch.ones(6)}), "leaves a unit of norm"),
         (Given(halved, lambda s, c: {"0.bias": 0.1 * c * torch.ones(6)}), "of other names"),

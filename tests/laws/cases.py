@@ -82,4 +82,5 @@ PARTICIPATIONS: dict[str, Callable[[int], Participation]] = {
     "separated": lambda n: MinSeparation(n, b=3),
     "separated twice": lambda n: MinSeparation(n, b=2, k=2),
     "known order": lambda n: KnownOrder([[t % 4, 10 + t * t % 7] for t in range(n)]),
+    "empty steps": lambda n: KnownOrder([[t] if t == (n - 1) // 2 else [] for t in range(n)]),
 }

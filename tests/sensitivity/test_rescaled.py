@@ -17,6 +17,7 @@ from anyorder.strategy import (
     SquareRoot,
     Strategy,
     ToeplitzBanded,
+    Tree,
 )
 
 N = 48
@@ -70,3 +71,20 @@ def test_long_runs_in_other_orders_divide_by_the_least_scale() -> None:
         single = sensitivity(Rescaled(inner, np.linspace(0.5, 2, n)), SingleEpoch(n))
         assert single.exact
         assert single.value == pytest.approx(2 * sensitivity(inner, SingleEpoch(n)).value, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Banded([[10.0, 1.0, 10.0]]),
+        Rescaled(Independent(3), [0.1, 1.0, 0.1]),
+        Rescaled(Dense(np.eye(3)), [0.1, 1.0, 0.1]),
+        Rescaled(SquareRoot(3), [0.1, np.sqrt(1.25), 0.1]),
+        Rescaled(Tree(3), [0.1, np.sqrt(2), 0.1]),
+    ],
+    ids=repr,
+)
+def test_steps_that_nobody_takes_part_in_do_not_count(strategy):
+    bound = sensitivity(strategy, KnownOrder([[], ["a"], []]))
+    assert bound.value == pytest.approx(1.0, rel=1e-12)
+    assert bound.exact

@@ -245,5 +245,5 @@ def test_unknown_participation() -> None:
         n, max_participations, min_separation = 8, 1, 8
         patterns = to_dict = describe = lambda self: None
 
-    with pytest.raises(PlanError, match="not known"):
+    with pytest.raises(PlanError, match="must be one of"):
         sensitivity(Tree(8), Other())

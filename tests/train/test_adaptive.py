@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping import Adaptive, Automatic, Flat
+from anyorder.clipping import Adaptive, Automatic, ClipRule, Flat
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, MinSeparation, PoissonSampling
@@ -321,11 +321,14 @@ def test_what_is_not_covered_is_refused_with_nothing_changed(plan, rule, match):
     engine.make_private(model, optimizer, DataLoader(data(), batch_size=B, shuffle=True))
 
 
-class Counts(Flat):
+class Counts(ClipRule):
     """A rule with a coordinate that no plan knows of."""
 
+    def describe(self):
+        return "counts"
+
     def factors(self, squares, clip_norm):
-        return {name: 0.5 * factor for name, factor in super().factors(squares, clip_norm).items()}
+        return {name: 0.5 * factor for name, factor in Flat().factors(squares, clip_norm).items()}
 
     def coordinates(self, squares, clip_norm):
         return {"units": torch.full_like(next(iter(squares.values())), 0.1 * clip_norm)}

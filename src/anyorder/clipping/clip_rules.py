@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anyorder import _check
+from anyorder._closed import final
 from anyorder.errors import ArgumentError
 
 __all__ = ["Adaptive", "Automatic", "ClipRule", "Flat", "PerGroup", "apply"]
@@ -38,6 +39,7 @@ class ClipRule(ABC):
         """For the plan's card."""
 
 
+@final
 @dataclass(frozen=True)
 class Flat(ClipRule):
     """min(1, clip_norm / ||g||) [Abadi et al. 2016, Algorithm 1]."""
@@ -49,6 +51,7 @@ class Flat(ClipRule):
         return "flat: the gradient as a whole is cut to the clip norm"
 
 
+@final
 @dataclass(frozen=True)
 class PerGroup(ClipRule):
     """min(1, c_l / ||g_l||) for each group l of parameters, with sum_l c_l^2 = clip_norm^2 [McMahan et al. 2018, 3.2].
@@ -105,6 +108,7 @@ class PerGroup(ClipRule):
         return f"per group: {number} parts, each cut to its share of the clip norm"
 
 
+@final
 @dataclass(frozen=True)
 class Automatic(ClipRule):
     """clip_norm / (||g|| + gamma): every unit is normalised, none is longer than clip_norm [Bu et al. 2023, eq. 4].
@@ -128,6 +132,7 @@ class Automatic(ClipRule):
         return f"automatic: the gradient times clip norm / (its norm + {self.gamma:g})"
 
 
+@final
 @dataclass(frozen=True)
 class Adaptive(ClipRule):
     """The clip norm follows a quantile of the units' norms, at no privacy beyond the plan's [Andrew et al. 2021].

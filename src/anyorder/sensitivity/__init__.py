@@ -3,8 +3,8 @@
     sens^2 = max over allowed steps pi of one unit, and vectors of norm <= 1, of || C sum_t e_t u_t^T ||_F^2
            = max over pi, and Gram matrices Y >= 0 with Y_ii <= 1, of <X_pi,pi, Y>,     X = C^T C
 
-A structure of C that allows more than the generic dense route has a module here with two functions, `bound` and
-`units`, and one line in `_RULES`.
+Every kind of strategy has one line in `_RULES`; one whose structure allows more than the dense route has a module here
+with two functions, `bound` and `units`.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anyorder import participation as participations
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import KnownOrder, Participation, PoissonSampling
 from anyorder.sensitivity import banded, blt, dense, independent, rescaled, restarted, toeplitz, tree
@@ -21,6 +22,8 @@ from anyorder.strategy import (
     BLT,
     Banded,
     BandedInverse,
+    BandedLowRank,
+    Dense,
     Independent,
     Rescaled,
     RestartedBLT,
@@ -28,6 +31,7 @@ from anyorder.strategy import (
     Strategy,
     ToeplitzBanded,
     Tree,
+    check_kind,
 )
 
 __all__ = ["Bound", "sensitivity", "unit_sensitivities"]
@@ -42,14 +46,15 @@ _RULES: dict[type[Strategy], _Rule] = {
     BLT: _Rule(blt.bound, blt.units),
     Banded: _Rule(banded.bound, banded.units),
     BandedInverse: _Rule(toeplitz.bound, toeplitz.units),
+    BandedLowRank: _Rule(dense.bound, dense.units),
+    Dense: _Rule(dense.bound, dense.units),
     Independent: _Rule(independent.bound, independent.units),
     Rescaled: _Rule(rescaled.bound, rescaled.units),
     RestartedBLT: _Rule(restarted.bound, restarted.units),
     SquareRoot: _Rule(toeplitz.bound, toeplitz.units),
     ToeplitzBanded: _Rule(toeplitz.bound, toeplitz.units),
     Tree: _Rule(tree.bound, tree.units),
-}
-_GENERIC = _Rule(dense.bound, dense.units)
+}  # by exact type: what a subclass does is not known
 
 
 def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
@@ -65,23 +70,21 @@ def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
     Raises: PlanError for a participation of another n, or PoissonSampling.
     """
     _check_fit(strategy, participation)
-    return _rule(strategy).bound(strategy, participation)
+    return _RULES[type(strategy)].bound(strategy, participation)
 
 
 def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.float64]:
     """(units,) the sensitivity for each unit's own steps, in the order of `order.units`; never below the true ones."""
-    if not isinstance(order, KnownOrder):
+    if type(order) is not KnownOrder:
         raise ArgumentError(f"order must be a KnownOrder, got {order!r}; other participations do not name their units")
     _check_fit(strategy, order)
-    return _rule(strategy).units(strategy, order)
-
-
-def _rule(strategy: Strategy) -> _Rule:
-    return next((_RULES[kind] for kind in type(strategy).__mro__ if kind in _RULES), _GENERIC)
+    return _RULES[type(strategy)].units(strategy, order)
 
 
 def _check_fit(strategy: Strategy, participation: Participation) -> None:
-    if isinstance(participation, PoissonSampling):
+    check_kind(strategy)
+    participations.check_kind(participation)
+    if type(participation) is PoissonSampling:
         raise PlanError(
             "PoissonSampling has no useful sensitivity, since a unit may be in every step; its privacy comes from the "
             "secret coins: use accounting.poisson_epsilon, or a participation that says how often a unit takes part"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.sensitivity import dense
-from anyorder.sensitivity.bound import Bound, from_sum, roots
+from anyorder.sensitivity.bound import Bound, from_sum, roots, unproven
 from anyorder.sensitivity.visits import TOLERANCE, UnitSquares, Visits, better, largest, visits
 from anyorder.strategy import Banded, ToeplitzBanded
 
@@ -42,7 +42,7 @@ class Gram(NamedTuple):
 def gram_of(strategy: Banded | ToeplitzBanded) -> Gram:
     """X of a banded strategy: O(n p^2), or O(p^2) if it is Toeplitz."""
     n, p = strategy.n, strategy.num_bands
-    if isinstance(strategy, Banded):
+    if type(strategy) is Banded:
         bands = strategy.gram_bands()
         return Gram(n, p, lambda gaps, steps: bands[gaps, steps])
     c = strategy.coefficients
@@ -84,14 +84,15 @@ def gram_bound(gram: Gram, participation: Participation) -> Bound:
         for MinSeparation; O(n p) for EpochShuffle.
     """
     terms = _terms(gram, participation)
-    if isinstance(participation, SingleEpoch) or participation.max_participations == 1:
-        return from_sum(float(gram.diagonal(0).max()), terms, exact=True)
-    if isinstance(participation, (FixedOrder, KnownOrder)):
+    if type(participation) is FixedOrder or type(participation) is KnownOrder:
         return largest(unit_squares(gram, visits(participation)), terms)
-    if isinstance(participation, EpochShuffle):
+    if type(participation) is SingleEpoch or participation.max_participations == 1:
+        return from_sum(float(gram.diagonal(0).max()), terms, exact=True)
+    if type(participation) is EpochShuffle:
         squared = _shuffled(gram, participation.k, participation.steps_per_epoch)
         return from_sum(squared, terms, exact=gram.num_bands <= participation.steps_per_epoch + 1)
-    assert isinstance(participation, MinSeparation)
+    if type(participation) is not MinSeparation:
+        raise unproven(participation)
     b, k = participation.b, participation.max_participations
     squared = _separated(gram, b, k)
     exact = gram.num_bands <= 2 * b or squared <= _equidistant(gram, b, k) * (1 + TOLERANCE)

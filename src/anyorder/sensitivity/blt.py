@@ -24,16 +24,16 @@ def bound(strategy: BLT, participation: Participation) -> Bound:
     form: O(k m^2) for FixedOrder and MinSeparation, O(k^2 m^2) for EpochShuffle, O(M m^2) for a KnownOrder of M
     participations. Other scales and decays, and EpochShuffle for n up to 4096, go to `toeplitz.bound`.
     """
-    if isinstance(participation, KnownOrder):
+    if type(participation) is KnownOrder:
         return largest(_unit_squares(strategy, visits(participation)), _terms(strategy, participation))
     k, n = participation.max_participations, strategy.n
-    if not is_positive(strategy) or (isinstance(participation, EpochShuffle) and k > 1 and n <= toeplitz.MAX_GRAM):
+    if not is_positive(strategy) or (type(participation) is EpochShuffle and k > 1 and n <= toeplitz.MAX_GRAM):
         return toeplitz.bound(strategy, participation)
     terms = _terms(strategy, participation)
-    if isinstance(participation, EpochShuffle) and k > 1:
+    if type(participation) is EpochShuffle and k > 1:
         return from_sum(_shuffled(strategy, k, participation.steps_per_epoch), terms + k * k, exact=False)
     head = max(1.0, float(strategy.scales.sum()))
-    if not isinstance(participation, MinSeparation) or k == 1:
+    if type(participation) is not MinSeparation or k == 1:
         head = 1.0
     squared = _equidistant(strategy, head, participation.min_separation, k)
     found = from_sum(squared, terms, exact=head == 1)

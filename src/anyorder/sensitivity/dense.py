@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import PlanError
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, Participation, SingleEpoch
-from anyorder.sensitivity.bound import Bound, from_sum, roots
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.sensitivity.bound import Bound, from_sum, roots, unproven
 from anyorder.sensitivity.shuffled import two_point_bound
 from anyorder.strategy import Strategy
 
@@ -54,20 +54,22 @@ def gram_bound(X: Floats, participation: Participation, *, terms: int) -> Bound:
         terms: number of products that were summed in an entry of X, for rounding.
     Cost: O(n^2) for a list of patterns, EpochShuffle, or MinSeparation where all that fit are allowed; else O(n^2 k).
     """
-    if isinstance(participation, SingleEpoch):
+    if type(participation) is SingleEpoch:
         return from_sum(float(X.diagonal().max()), terms, exact=True)
-    if isinstance(participation, (FixedOrder, KnownOrder)) or _is_short_list(participation):
+    if (type(participation) is FixedOrder or type(participation) is KnownOrder) or _is_short_list(participation):
         squared, exact = _largest(X, participation.patterns())
         return from_sum(squared, terms + participation.n, exact=exact)
     weights = np.abs(X)
-    if isinstance(participation, EpochShuffle):
+    if type(participation) is EpochShuffle:
         epochs = (participation.k, participation.steps_per_epoch)
         best = _epoch_rows(weights, *epochs).reshape(epochs)
         pattern = (best.argmax(axis=1) + np.arange(epochs[0]) * epochs[1]).tolist()
         squared = min(float(best.max(axis=1).sum()), two_point_bound(weights, *epochs))
-    else:
+    elif type(participation) is MinSeparation:
         b, k = participation.min_separation, participation.max_participations
         squared, pattern = _heaviest(_separated_rows(weights, b, k), b, k)
+    else:
+        raise unproven(participation)
     attained, signed = _largest(X, [tuple(pattern)])
     exact = signed and attained >= squared * (1 - _NOISE)
     return from_sum(squared, terms + participation.n, exact=exact)
@@ -98,7 +100,7 @@ def _largest(X: Floats, patterns: Iterable[tuple[int, ...]]) -> tuple[float, boo
 
 def _is_short_list(participation: Participation) -> bool:
     """Whether the patterns are few enough to try one by one."""
-    if isinstance(participation, EpochShuffle):
+    if type(participation) is EpochShuffle:
         return bool(participation.steps_per_epoch ** min(participation.k, 64) <= _MAX_PATTERNS)
     total = 0
     for size in range(1, participation.max_participations + 1):

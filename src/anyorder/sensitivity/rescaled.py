@@ -27,13 +27,15 @@ def bound(strategy: Rescaled, participation: Participation) -> Bound:
     if gram is not None:
         return banded.gram_bound(gram, participation)
     if participation.max_participations == 1:
-        largest_norm = float(strategy.column_norms_squared().max())
-        return from_sum(largest_norm, _terms(strategy, participation), exact=True)
-    if isinstance(participation, (FixedOrder, KnownOrder)) and isinstance(inner, Toeplitz):
+        norms = strategy.column_norms_squared()
+        if type(participation) is KnownOrder:
+            norms = norms[participation.steps]  # a step may be empty
+        return from_sum(float(norms.max()), _terms(strategy, participation), exact=True)
+    if (type(participation) is FixedOrder or type(participation) is KnownOrder) and isinstance(inner, Toeplitz):
         return largest(_unit_squares(inner, weights, visits(participation)), _terms(strategy, participation))
     if isinstance(inner, Toeplitz):
         if strategy.n > toeplitz.MAX_GRAM:
-            whole = blt.bound(inner, participation) if isinstance(inner, BLT) else toeplitz.bound(inner, participation)
+            whole = blt.bound(inner, participation) if type(inner) is BLT else toeplitz.bound(inner, participation)
             return Bound(nextafter(whole.value * float(weights.max()), inf), exact=False)
         X = toeplitz.gram_matrix(inner.toeplitz_coefficients()) * weights * weights[:, None]
         return dense.gram_bound(X, participation, terms=strategy.n)
@@ -55,16 +57,16 @@ def _flat(strategy: Rescaled) -> tuple[Strategy, Floats]:
     """The strategy inside, and 1 / scales, also where scales are nested."""
     inner: Strategy = strategy
     weights = np.ones(strategy.n)
-    while isinstance(inner, Rescaled):
+    while type(inner) is Rescaled:
         weights, inner = weights / inner.scales, inner.strategy
     return inner, weights
 
 
 def _banded(inner: Strategy, weights: Floats) -> banded.Gram | None:
     """X' if it is banded."""
-    if isinstance(inner, Independent):
+    if type(inner) is Independent:
         return banded.Gram(inner.n, 1, lambda gaps, steps: weights[steps] ** 2)
-    if not isinstance(inner, (Banded, ToeplitzBanded)):
+    if not (type(inner) is Banded or type(inner) is ToeplitzBanded):
         return None
     gram = banded.gram_of(inner)
     return banded.Gram(
@@ -73,7 +75,7 @@ def _banded(inner: Strategy, weights: Floats) -> banded.Gram | None:
 
 
 def _unit_squares(inner: Toeplitz, weights: Floats, units: Visits) -> UnitSquares:
-    if isinstance(inner, BLT) and blt.is_positive(inner):
+    if type(inner) is BLT and blt.is_positive(inner):
         return blt.unit_squares(inner, units, weights)
     return toeplitz.unit_squares(inner.toeplitz_coefficients(), units, weights)
 

@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, Participation, SingleEpoch
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.sensitivity import dense
-from anyorder.sensitivity.bound import Bound, from_sum, roots
+from anyorder.sensitivity.bound import Bound, from_sum, roots, unproven
 from anyorder.sensitivity.visits import Visits, visits
 from anyorder.strategy import RestartedBLT
 
@@ -28,12 +28,12 @@ def bound(strategy: RestartedBLT, participation: Participation) -> Bound:
     """
     squares = np.square(strategy.shares)
     terms = strategy.n + strategy.num_epochs
-    if isinstance(participation, SingleEpoch):
+    if type(participation) is SingleEpoch:
         return from_sum(float(squares.max()), terms, exact=True)
-    if isinstance(participation, EpochShuffle) and participation.steps_per_epoch % strategy.steps_per_epoch == 0:
+    if type(participation) is EpochShuffle and participation.steps_per_epoch % strategy.steps_per_epoch == 0:
         inside = participation.steps_per_epoch // strategy.steps_per_epoch  # whole epochs of the strategy
         return from_sum(float(squares.reshape(-1, inside).max(axis=1).sum()), terms, exact=True)
-    if isinstance(participation, (FixedOrder, KnownOrder)):
+    if type(participation) is FixedOrder or type(participation) is KnownOrder:
         totals, once = _unit_squares(strategy, visits(participation))
         if once or strategy.n > _MAX_GRAM:
             return from_sum(float(totals.max()), terms, exact=once)
@@ -62,11 +62,13 @@ def _unit_squares(strategy: RestartedBLT, who: Visits) -> tuple[Floats, bool]:
 def _counted(strategy: RestartedBLT, participation: Participation) -> float:
     """The sum of (c share)^2, c the most that fits into each epoch; the k heaviest epochs are enough."""
     s, k = strategy.steps_per_epoch, participation.max_participations
-    if isinstance(participation, EpochShuffle):
+    if type(participation) is EpochShuffle:
         starts = s * np.arange(strategy.num_epochs)
         ends = np.minimum(starts + s, strategy.n)
         length = participation.steps_per_epoch
         counts: Integers = (ends - 1) // length - starts // length + 1
-    else:
+    elif type(participation) is MinSeparation:
         counts = np.full(strategy.num_epochs, min(k, -(-s // participation.min_separation)))
+    else:
+        raise unproven(participation)
     return float(np.sort(np.square(counts * strategy.shares))[-k:].sum())

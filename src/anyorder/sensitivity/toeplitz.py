@@ -41,12 +41,12 @@ def bound(strategy: Toeplitz, participation: Participation) -> Bound:
 
     Cost: O(n) for exact ones.
     """
-    if isinstance(participation, KnownOrder):
+    if type(participation) is KnownOrder:
         return largest(_unit_squares(strategy, visits(participation)), _terms(strategy, participation))
     found = _closed(strategy, participation)
-    if not found.exact and isinstance(strategy, ToeplitzBanded):
+    if not found.exact and type(strategy) is ToeplitzBanded:
         found = better(found, banded.gram_bound(banded.gram_of(strategy), participation))
-    if not found.exact and isinstance(participation, FixedOrder):
+    if not found.exact and type(participation) is FixedOrder:
         steps = np.arange(0, strategy.n, participation.b)
         if len(steps) * strategy.n <= MAX_GRAM**2:
             columns = strategy.columns(steps)
@@ -80,7 +80,7 @@ def gram_matrix(c: Floats) -> Floats:
 
 def _closed(strategy: Toeplitz, participation: Participation) -> Bound:
     n, k = participation.n, participation.max_participations
-    if isinstance(participation, EpochShuffle) and k > 1:
+    if type(participation) is EpochShuffle and k > 1:
         longer = strategy.toeplitz_coefficients(n + participation.steps_per_epoch)
         squared = toeplitz_bound(longer, k, participation.steps_per_epoch)
         return from_sum(min(squared, _folded(majorant(longer[:n]), 1, k)), n + k * k, exact=False)
@@ -90,7 +90,7 @@ def _closed(strategy: Toeplitz, participation: Participation) -> Bound:
     attained = _folded(c, b, k)
     if not c[b:].any():
         return from_sum(_orthogonal(c, b, k), int(np.count_nonzero(c)) + k, exact=True)
-    separated = isinstance(participation, MinSeparation)
+    separated = type(participation) is MinSeparation
     upper = _folded(majorant(c) if separated else np.abs(c), b, k)
     return from_sum(upper, terms, exact=upper <= attained * (1 + TOLERANCE))
 
@@ -125,7 +125,7 @@ def _gram_columns(c: Floats) -> Iterator[tuple[int, Floats]]:
 
 
 def _unit_squares(strategy: Toeplitz, units: Visits) -> UnitSquares:
-    if isinstance(strategy, ToeplitzBanded):
+    if type(strategy) is ToeplitzBanded:
         return banded.unit_squares(banded.gram_of(strategy), units)
     return unit_squares(strategy.toeplitz_coefficients(), units)
 

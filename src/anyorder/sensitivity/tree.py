@@ -7,10 +7,9 @@ All counts are integers: no rounding before the last root.
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.errors import PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.sensitivity import tree_epochs, tree_separation
-from anyorder.sensitivity.bound import Bound, from_integer, roots
+from anyorder.sensitivity.bound import Bound, from_integer, roots, unproven
 from anyorder.strategy import Tree
 
 __all__ = ["bound", "units"]
@@ -34,7 +33,7 @@ def bound(strategy: Tree, participation: Participation) -> Bound:
         case MinSeparation():
             squared = tree_separation.squared(strategy, participation.b, participation.max_participations)
         case _:
-            raise PlanError(f"the sensitivity of a Tree is not known for {participation!r}")
+            raise unproven(participation)
     return from_integer(squared)
 
 

@@ -47,7 +47,7 @@ class UnitSquares(NamedTuple):
 
 def visits(participation: KnownOrder | FixedOrder) -> Visits:
     """The units of a known order; for FixedOrder, one unit for each step of an epoch."""
-    if isinstance(participation, KnownOrder):
+    if type(participation) is KnownOrder:
         steps, indices, count = participation.steps, participation.indices, len(participation.units)
     else:
         n, b = participation.n, participation.b

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyorder import _check
+from anyorder.errors import PlanError
 from anyorder.strategy.banded import Banded
 from anyorder.strategy.banded_inverse import BandedInverse
 from anyorder.strategy.base import Combination, Row, State, Strategy, Terms
@@ -18,6 +19,7 @@ from anyorder.strategy.tree import Tree
 
 __all__ = [
     "BLT",
+    "KINDS",
     "Banded",
     "BandedInverse",
     "BandedLowRank",
@@ -34,8 +36,27 @@ __all__ = [
     "Toeplitz",
     "ToeplitzBanded",
     "Tree",
+    "check_kind",
     "from_dict",
 ]
+
+
+KINDS = (
+    BLT, Banded, BandedInverse, BandedLowRank, Dense, Independent, Rescaled, RestartedBLT, SquareRoot, ToeplitzBanded,
+    Tree,
+)  # fmt: skip
+"""All strategies there are: a set that claims rest on."""
+
+
+def check_kind(strategy: object) -> None:
+    """Raise PlanError unless it is one of the kinds of this package itself, all the way in."""
+    while type(strategy) is Rescaled:
+        strategy = strategy.strategy
+    if type(strategy) not in KINDS:
+        raise PlanError(
+            f"strategy must be one of {', '.join(kind.__name__ for kind in KINDS)}, got {type(strategy).__name__}: "
+            "sensitivities are proven for these alone; give the matrix C of another to Dense"
+        )
 
 
 def _rescaled(strategy: dict[str, Any], scales: list[float]) -> Rescaled:

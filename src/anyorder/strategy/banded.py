@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
+from anyorder._closed import final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.strategy._packing import pack, unpack
 from anyorder.strategy.base import Row, State, Strategy, Vector
@@ -16,6 +17,7 @@ __all__ = ["Banded"]
 Floats = NDArray[np.float64]
 
 
+@final
 class Banded(Strategy):
     """C lower triangular with C[i, j] = 0 for i - j >= p [Choquette-Choo et al. 2023].
 
@@ -42,7 +44,7 @@ class Banded(Strategy):
             raise ArgumentError("bands[l, j] must be 0 where j + l >= n: those entries lie below the matrix")
         if (values[0] <= 0).any():
             raise ArgumentError(f"bands[0], the diagonal of C, must be above 0, got {values[0].min()!r}")
-        self.bands: Floats = values
+        self.bands: Floats = frozen(values)
 
     @property
     def n(self) -> int:
@@ -154,7 +156,6 @@ def _bands_of(C: Floats) -> Floats:
     bands = np.zeros((int((rows - columns).max()) + 1, n))
     for band in range(len(bands)):
         bands[band, : n - band] = np.diagonal(C, -band)
-    bands.flags.writeable = False
     return bands
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyorder import _check
+from anyorder._closed import final
 from anyorder.strategy.base import Combination, Terms
 from anyorder.strategy.toeplitz import (
     Floats,
@@ -20,6 +21,7 @@ from anyorder.workload import Workload
 __all__ = ["BandedInverse"]
 
 
+@final
 class BandedInverse(Toeplitz, Combination):
     """(C^-1)[i, j] = g_{i-j} for i - j < p, else 0; C is full.
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
+from anyorder._closed import SetOnce
 
 __all__ = ["Combination", "Row", "State", "Strategy", "Terms"]
 
@@ -30,7 +31,7 @@ class Terms:
     coefficients: Floats
 
 
-class Strategy(ABC):
+class Strategy(SetOnce, ABC):
     """The matrix C (num_rows, n) of a factorisation A = B C, and how its noise is made step by step.
 
     Step t of n releases the gradient g_t + std * (K Z)[t], where K (n, num_rows) is the noising matrix and Z has
@@ -113,7 +114,7 @@ class Strategy(ABC):
         return np.asarray(np.square(self.matrix()).sum(axis=0))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Strategy) and self.to_dict() == other.to_dict()
+        return type(other) is type(self) and self.to_dict() == other.to_dict()
 
     def __hash__(self) -> int:
         return hash((type(self), self.n))

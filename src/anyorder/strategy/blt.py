@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyorder import _check
+from anyorder._closed import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Row, State, Vector
 from anyorder.strategy.toeplitz import Floats, Toeplitz
@@ -13,6 +14,7 @@ from anyorder.strategy.toeplitz import Floats, Toeplitz
 __all__ = ["BLT"]
 
 
+@final
 class BLT(Toeplitz):
     """C Toeplitz with c_0 = 1, c_t = sum_i scales_i decays_i^(t-1) [McMahan et al. 2024; Dvijotham et al. 2024].
 

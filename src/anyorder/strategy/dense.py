@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import solve_triangular
 
 from anyorder import _check
+from anyorder._closed import final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.strategy._packing import pack, unpack
 from anyorder.strategy.base import Combination, Terms
@@ -31,6 +32,7 @@ def check_lower_triangular(name: str, value: ArrayLike) -> Floats:
     return C
 
 
+@final
 class Dense(Combination):
     """C given in full [Denisov et al. 2022, section 3].
 
@@ -43,9 +45,7 @@ class Dense(Combination):
 
     def __init__(self, C: ArrayLike) -> None:
         self._C = check_lower_triangular("C", C)
-        inverse = solve_triangular(self._C, np.eye(self.n), lower=True)
-        inverse.flags.writeable = False
-        self._K: Floats = inverse
+        self._K: Floats = frozen(solve_triangular(self._C, np.eye(self.n), lower=True))
 
     @property
     def n(self) -> int:

@@ -6,11 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder._closed import final
 from anyorder.strategy.base import Combination, Terms
 
 __all__ = ["Independent"]
 
 
+@final
 class Independent(Combination):
     """Independent noise at every step: C = I, the noise of DP-SGD.
 

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import solve_triangular
 
 from anyorder import _check
+from anyorder._closed import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy._packing import pack, unpack
 from anyorder.strategy.base import Row, State, Strategy, Vector
@@ -19,6 +20,7 @@ PENALTY = 1e-12  # ridge of the alternating least squares, relative to the large
 SWEEPS = 200
 
 
+@final
 class BandedLowRank(Strategy):
     """K = C^-1 with p free bands and, below them, the entries of a matrix of rank r [Denisov et al. 2022, App. H].
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
+from anyorder._closed import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Row, State, Strategy, Vector
 from anyorder.strategy.toeplitz import Toeplitz
@@ -15,6 +16,7 @@ __all__ = ["Rescaled"]
 Floats = NDArray[np.float64]
 
 
+@final
 class Rescaled(Strategy):
     """C diag(scales)^-1: step t's noise is scales[t] times that of the given strategy, X = D^-1 (C^T C) D^-1.
 

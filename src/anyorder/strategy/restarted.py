@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import block_diag, solve_triangular, toeplitz
 
 from anyorder import _check
+from anyorder._closed import final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
@@ -16,6 +17,7 @@ __all__ = ["RestartedBLT"]
 Floats = NDArray[np.float64]
 
 
+@final
 class RestartedBLT(Strategy):
     """C block-diagonal, a block for each epoch: a BLT, a row for the total, all columns of one norm.
 
@@ -67,13 +69,13 @@ class RestartedBLT(Strategy):
             )
         if (self.totals < 0).any() or (self.shares <= 0).any():
             raise ArgumentError(f"totals must be at least 0 and shares above 0, got {self.totals} and {self.shares}")
-        self._blts = [
+        self._blts = tuple(
             BLT(decay, scale, min(self.steps_per_epoch, self._n - e * self.steps_per_epoch))
             for e, (decay, scale) in enumerate(zip(self.decays, self.scales, strict=True))
-        ]
+        )
         tables = [_tables(blt, total) for blt, total in zip(self._blts, self.totals, strict=True)]
-        self._own, self._v, self._gain, norms = np.concatenate(tables, axis=1)
-        self._factors: Floats = norms / np.repeat(self.shares, [blt.n for blt in self._blts])
+        self._own, self._v, self._gain, norms = frozen(np.concatenate(tables, axis=1))
+        self._factors: Floats = frozen(norms / np.repeat(self.shares, [blt.n for blt in self._blts]))
 
     @property
     def n(self) -> int:

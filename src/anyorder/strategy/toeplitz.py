@@ -9,6 +9,7 @@ from scipy.linalg import toeplitz
 from scipy.signal import fftconvolve, lfilter
 
 from anyorder import _check
+from anyorder._closed import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Combination, Row, State, Strategy, Terms, Vector
 from anyorder.workload import Workload
@@ -107,6 +108,7 @@ class Toeplitz(Strategy):
         return np.cumsum(np.square(self.toeplitz_coefficients()))[::-1]
 
 
+@final
 class ToeplitzBanded(Toeplitz):
     """C[i, j] = c_{i-j} for i - j < p, else 0.
 
@@ -169,6 +171,7 @@ class ToeplitzBanded(Toeplitz):
         return f"ToeplitzBanded(num_bands={self.num_bands}, n={self.n})"
 
 
+@final
 class SquareRoot(Toeplitz, Combination):
     """The square root of the prefix sum: C = B = A^(1/2) [Fichtenberger et al. 2022; Henzinger et al. 2023].
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
+from anyorder._closed import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Combination, Row, State, Terms, Vector
 
@@ -26,6 +27,7 @@ class Subtree(NamedTuple):
     real: int
 
 
+@final
 class Tree(Combination):
     """Binary trees over the steps: each node is a noisy sum of the gradients under it.
 
@@ -88,13 +90,13 @@ class Tree(Combination):
             raise ArgumentError(f"regenerate must be a bool, got {regenerate!r}")
         self.regenerate = regenerate
         self._edges = (0, *self.restarts, self._n)
-        self._sizes = [end - start for start, end in pairwise(self._edges)]
+        self._sizes = tuple(end - start for start, end in pairwise(self._edges))
         completed = (*self.completion, False)
         nodes = [2 * _ceil(m) - 1 if c else 2 * m - m.bit_count() for m, c in zip(self._sizes, completed, strict=True)]
-        self._offsets = list(accumulate(nodes, initial=0))
+        self._offsets = tuple(accumulate(nodes, initial=0))
         forests = map(_forest, self._edges[:-1], self._sizes, completed)
         self.subtrees = tuple(tree for forest in forests for tree in forest)
-        self._starts = [tree.start for tree in self.subtrees]
+        self._starts = tuple(tree.start for tree in self.subtrees)
 
     @property
     def n(self) -> int:

@@ -32,7 +32,7 @@ class ClipNorm:
     """
 
     def __init__(self, plan: Plan, rule: ClipRule | None) -> None:
-        self._rule = rule if isinstance(rule, Adaptive) else None
+        self._rule = rule if type(rule) is Adaptive else None
         self._planned, self._batch_size = plan.clip_norm, plan.batch_size
         self._period = 0 if self._rule is None else _period(plan, self._rule)
         self.current = plan.clip_norm
