@@ -18,6 +18,7 @@ from anyorder import (
     workload,
 )
 from anyorder.certificate import Certificate, verify
+from anyorder.clipping import check_model
 from anyorder.error import last_loss, max_loss, rmse
 from anyorder.plan import Plan, plan
 from anyorder.sampling import FixedOrderSampler
@@ -34,6 +35,7 @@ __all__ = [
     "Plan",
     "PrivacyEngine",
     "accounting",
+    "check_model",
     "clipping",
     "errors",
     "last_loss",

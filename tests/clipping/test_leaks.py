@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, check_model
+from anyorder.clipping import FunctionalClipping, GhostClipping
 from anyorder.errors import ModelError
 from clipping.brute import distance, norm
 
@@ -150,8 +150,3 @@ HOLDS = {
 def test_values_kept_for_the_next_batch_are_refused(engine, hold):
     with pytest.raises(ModelError, match="keeps a tensor of the batch"):
         sums(engine, Remembers(HOLDS[hold]), torch.randn(3, 4))
-
-
-def test_embeddings_that_rescale_what_is_read_are_refused():
-    with pytest.raises(ModelError, match="max_norm"):
-        check_model(nn.Sequential(nn.Embedding(5, 3, max_norm=1.0), nn.Linear(3, 2)))

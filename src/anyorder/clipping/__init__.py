@@ -4,16 +4,18 @@ from torch import nn
 
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.clip_rules import Adaptive, Automatic, ClipRule, Flat, PerGroup
+from anyorder.clipping.convert import convert
 from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.ghost import GhostClipping
 from anyorder.clipping.loss import ExampleLoss
-from anyorder.clipping.validate import check_model
+from anyorder.clipping.validate import Finding, check_model, refuse_unfit
 
 __all__ = [
     "Adaptive",
     "Automatic",
     "ClipRule",
     "ExampleLoss",
+    "Finding",
     "Flat",
     "FunctionalClipping",
     "GhostClipping",
@@ -21,7 +23,9 @@ __all__ = [
     "PerUnitClipping",
     "Receive",
     "check_model",
+    "convert",
     "make_clipping",
+    "refuse_unfit",
 ]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from anyorder.clipping.huggingface import is_cache, no_branches_on_masks
 from anyorder.clipping.segments import plain_segments
+from anyorder.clipping.stand_in import stand_in
 from anyorder.errors import ModelError
 
 __all__ = ["Alone", "Tensors", "check_argument", "check_nothing_kept", "mappable"]
@@ -76,8 +76,8 @@ class Alone:
         for slot, tensor in zip(self._slots, example, strict=True):
             leaves[slot] = tensor.unsqueeze(0)
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        with within or nullcontext():
-            output = functional_call(self._module, self._buffers | parameters, args, kwargs, tie_weights=True)
+        with stand_in(self._module, self._buffers | parameters), within or nullcontext():
+            output = self._module(*args, **kwargs)
         self._check_buffers()
         places, structure = pytree.tree_flatten(output)
         differentiable: list[Tensor] = []
@@ -222,7 +222,7 @@ def mappable(
 
 
 def _own_weights_again(part: nn.RNNBase) -> None:
-    """A recurrent layer keeps a list of its weights, in which functional_call leaves those of the last call."""
+    """A recurrent layer keeps a list of its weights, in which those of the last call are left."""
     part._flat_weights = [getattr(part, name, None) for name in part._flat_weights_names]
 
 

@@ -1,4 +1,4 @@
-"""What transformers does that an example alone cannot: it is told otherwise, or left out, where the library is loaded."""
+"""What models of transformers do that an example alone cannot; nothing here imports the library."""
 
 import sys
 from collections.abc import Iterator

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from anyorder import _check
-from anyorder.clipping import check_model
+from anyorder.clipping import refuse_unfit
 from anyorder.errors import CheckpointError
 from anyorder.plan import Plan
 from anyorder.report import plot_accuracy, plot_noise
@@ -227,7 +227,7 @@ def _model(settings: Settings, data: Data) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = models.build(settings.model, data.input_shape, data.num_classes).to(settings.device)
-    check_model(model)
+    refuse_unfit(model)
     return model
 
 

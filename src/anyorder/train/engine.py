@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from anyorder import _check
 from anyorder.certificate import Certificate
-from anyorder.clipping import ClipRule, Receive, check_model, make_clipping
+from anyorder.clipping import ClipRule, Receive, make_clipping, refuse_unfit
 from anyorder.errors import (
     ArgumentError,
     CheckpointError,
@@ -145,7 +145,7 @@ class PrivacyEngine:
     ) -> str:
         """Check model and optimizer; returns what must be the same on all ranks."""
         self._clip = ClipNorm(self.plan, rule)
-        check_model(model)
+        refuse_unfit(model)
         check_sharding(model, self._group)
         self._model, self._optimizer, self._loss_reduction = model, optimizer, loss_reduction
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}

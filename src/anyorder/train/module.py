@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from anyorder.clipping.stand_in import stand_in
 from anyorder.train.fsdp import WholeModel
 
 __all__ = ["PrivateModule"]
@@ -40,7 +40,8 @@ class PrivateModule(nn.Module):
             return self.module(*args, **kwargs)
         if not self.training:
             whole = self._whole.gather()
-            return functional_call(whole, {name: p.detach() for name, p in whole.named_parameters()}, args, kwargs)
+            with stand_in(whole, {name: p.detach() for name, p in whole.named_parameters()}):
+                return whole(*args, **kwargs)
         return self._private_forward(args, kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
