@@ -225,8 +225,14 @@ def test_verify_says_what_was_checked(run_folder):
     folder, _ = run_folder
     shown = invoke("verify", folder / "run.privacy.json")
     assert shown.exit_code == 0
-    for phrase in ("every unit kept to the order in all 3 steps", "recomputed", "verified: this certificate"):
+    for phrase in ("recomputed", "not checked: that the noise was added", "verified: this certificate"):
         assert phrase in shown.stdout
+    assert "every unit kept" not in shown.stdout  # that is in no public file
+    backed = invoke("verify", folder / "run.privacy.json", "--evidence", folder / "run.evidence.json")
+    assert backed.exit_code == 0
+    for phrase in ("every unit kept to the order in all 3 steps", "the one that the certificate was made of"):
+        assert phrase in backed.stdout
+    refused(invoke("verify", folder / "run.privacy.json", "--evidence", folder / "plan.json"), 1, "NOT verified")
     described = json.loads(invoke("verify", folder / "run.privacy.json", "--json").stdout)
     assert described["ok"]
     assert described["steps"] == 3

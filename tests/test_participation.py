@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyorder import participation
-from anyorder.errors import ArgumentError
+from anyorder import _limits, participation
+from anyorder.errors import ArgumentError, CertificateError
 from anyorder.participation import (
     EpochShuffle,
     FixedOrder,
@@ -132,8 +132,12 @@ def test_known_orders_that_no_program_wrote(change):
         participation.from_dict(data)
 
 
-def test_a_small_file_does_not_unpack_to_a_large_one(monkeypatch):
-    monkeypatch.setattr(participation, "_MOST_PACKED", 1000)
-    assert len(_unpacked(_packed(np.arange(1000)))) == 1000
-    with pytest.raises(ArgumentError, match="at most 1000"):
-        _unpacked(_packed(np.arange(1001)))
+def test_a_small_file_does_not_unpack_to_a_large_one():
+    """Of a stranger; what one has packed oneself is read whatever its size."""
+    many = np.zeros(_limits.MAX_PARTICIPATIONS + 1, np.int64)
+    assert len(_unpacked(_packed(many))) == len(many)
+    with _limits.bounded(True):
+        assert len(_unpacked(_packed(many[:-1]))) == len(many) - 1
+    for values in (many, np.zeros(_limits.MAX_INFLATED + 1, np.int8)):
+        with _limits.bounded(True), pytest.raises(CertificateError, match="large=True"):
+            _unpacked(_packed(values))

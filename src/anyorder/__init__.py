@@ -17,7 +17,7 @@ from anyorder import (
     train,
     workload,
 )
-from anyorder.certificate import Certificate, verify
+from anyorder.certificate import Certificate, Evidence, verify
 from anyorder.clipping import check_model
 from anyorder.error import last_loss, max_loss, rmse
 from anyorder.plan import Plan, plan
@@ -31,6 +31,7 @@ __all__ = [
     "FTRL",
     "Bound",
     "Certificate",
+    "Evidence",
     "FixedOrderSampler",
     "Plan",
     "PrivacyEngine",

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Collection
 from types import ModuleType
 from typing import Any, SupportsFloat
+from unicodedata import bidirectional
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyorder._closed import frozen
 from anyorder.errors import ArgumentError, MissingDependencyError
 
-__all__ = ["array", "choice", "integer", "optional", "positive", "probability", "real"]
+__all__ = ["array", "choice", "integer", "optional", "positive", "probability", "real", "word"]
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
@@ -29,10 +30,10 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
 
 
 def real(name: str, value: SupportsFloat, *, low: float = -math.inf, high: float = math.inf) -> float:
-    """A finite float in [low, high]."""
+    """A finite float in [low, high]; text that reads like a number is refused."""
     try:
-        result = float(value)
-    except (TypeError, ValueError):
+        result = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
         result = math.nan
     if isinstance(value, bool) or not math.isfinite(result) or not low <= result <= high:
         bounds = " from" if low > -math.inf or high < math.inf else ""
@@ -68,14 +69,32 @@ def choice(name: str, value: str, options: Collection[str]) -> str:
 def array(name: str, value: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
     """A finite, non-empty float64 array of the given number of dimensions, copied; it can never be written."""
     try:
-        result = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+        given = np.array(value)
+        if given.dtype.kind in "US":
+            raise TypeError("got text")
+        result = given.astype(np.float64, copy=False)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"{name} must be an array of numbers: {error}") from error
     if result.ndim != ndim or result.size == 0:
         raise ArgumentError(f"{name} must be a non-empty array of {ndim} dimension(s), got shape {result.shape}")
     if not np.isfinite(result).all():
         raise ArgumentError(f"{name} must be finite, got {int((~np.isfinite(result)).sum())} entries that are not")
     return frozen(result)
+
+
+def word(name: str, value: Any) -> str:
+    """A short word that is printed on cards and kept in files: harmless on every terminal, on one line."""
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value) <= 40
+        or not all(c in "0123456789 -_'" or (c.isalpha() and bidirectional(c) == "L") for c in value)
+        or not (value[0].isalnum() and value[-1].isalnum())
+    ):
+        raise ArgumentError(
+            f"{name} must be a word such as 'example' or 'user': up to 40 letters that run from left to right, digits, "
+            f"and ' ', '-', '_' or an apostrophe between them, got {ascii(value)[:60]}"
+        )
+    return value
 
 
 def optional(module: str, *, extra: str, purpose: str) -> ModuleType:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyorder import __version__
 from anyorder import run as job
+from anyorder._sealed import printable
 from anyorder.certificate import verify as verify_file
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
 from anyorder.plan import Plan
@@ -50,7 +51,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"anyorder: {' '.join(message.split())}", file=sys.stderr)
+    print(f"anyorder: {printable(' '.join(message.split()))}", file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -200,8 +201,10 @@ def train(
     $ anyorder train --resume runs/digits-20250101-120000
 
     No loss or accuracy on training data is shown: it would be a release that
-    the guarantee does not cover. The checkpoint holds the noise key: keep it
-    as secret as the data; model.pt and run.privacy.json may be published.
+    the guarantee does not cover. Secret, as the data is: checkpoint.pt (the
+    noise key), its journal, and run.evidence.json (who was in which step); the
+    folder's .gitignore names them. Public: model.pt, run.privacy.json (the
+    certificate), plan.json, metrics.json and the pictures.
     """
     every: dict[str, Any] = {
         "dataset": dataset, "model": model, "data_dir": data_dir, "epsilon": epsilon, "delta": delta,
@@ -369,17 +372,32 @@ def epsilon(
 @app.command()
 @_one_line_errors
 def verify(
-    file: Annotated[Path, typer.Argument(help="A certificate (run.privacy.json) or a plan (plan.json).")],
+    file: Annotated[Path, typer.Argument(help="A certificate (run.privacy.json) or a plan (plan.json): public files.")],
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            help="The certificate's evidence (run.evidence.json), which its owner keeps as secret as the data."
+        ),
+    ] = None,
+    large: Annotated[
+        bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Recompute every claim of a certificate or plan from the file alone.
 
     $ anyorder verify runs/digits-20250101-120000/run.privacy.json
 
+    $ anyorder verify run.privacy.json --evidence run.evidence.json
+
+    With the evidence it also checks that the two belong together, and that
+    every unit kept to the order. What no file can show: that the noise was
+    added, and that order, units and clipping were what the file says.
+
     Exit code 0 if all holds, 1 if anything does not or the file cannot be read.
     """
     try:
-        found = verify_file(file)
+        found = verify_file(file, evidence=evidence, large=large)
     except AnyorderError as problem:
         if as_json:
             _print_json({"ok": False, "file": str(file), "problem": str(problem)})
@@ -387,16 +405,25 @@ def verify(
         _fail(f"NOT verified: {problem}", 1)
     plan, certificate = found.plan, found.certificate
     checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
-    if certificate is not None:
-        checked += [f"that every unit kept to the order in all {certificate.steps} steps", "the ledger's digest"]
+    unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
+    if found.evidence is not None:
+        checked += [
+            f"that every unit kept to the order in all {found.evidence.ledger.step} steps",
+            "that the evidence is the one that the certificate was made of",
+        ]
+    elif certificate is not None:
+        unseen += ["who took part in which step: pass --evidence, if you are the owner or the auditor"]
     if as_json:
         steps = None if certificate is None else certificate.steps
-        _print_json({"ok": True, "file": str(file), "claims": plan.claims(), "checked": checked, "steps": steps})
+        outcome = {"ok": True, "file": str(file), "claims": plan.claims(), "checked": checked, "not_checked": unseen}
+        _print_json({**outcome, "steps": steps})
         return
     console = Console()
     console.print(card(plan))
     for text in checked:
         console.print(f"ok  {text}", highlight=False, markup=False)
+    for text in unseen:
+        console.print(f"--  not checked: {text}", highlight=False, markup=False)
     kind = "plan" if certificate is None else "certificate"
     promise = f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}"
     console.print(f"verified: this {kind} claims {promise}", style="green")

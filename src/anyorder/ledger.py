@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder._limits import inflate, spend_participations
 from anyorder.errors import (
     ArgumentError,
     CheckpointError,
@@ -35,8 +36,7 @@ Units = Integers | list[str]
 """Ids of units: integers or strings. In a ledger's history distinct and sorted."""
 
 _MAGIC = b"anyorder ledger 1\n"
-_DENSE = 1 << 24  # integer ids below this index the tables directly; sparse ids go through a dictionary
-_SHOWN = 3  # offending units named in an error
+_DENSE = 1 << 22  # integer ids below this index the tables directly; sparse ids go through a dictionary
 
 
 class Ledger:
@@ -78,12 +78,20 @@ class Ledger:
         """Raise unless the units may take part in step t, which must be the next one. Changes nothing.
 
         Raises:
-            ParticipationError: the rule forbids a unit at t; the message names up to three of them.
+            ParticipationError: the rule forbids a unit at t. The message names no unit and no number of units, since
+                messages end in logs; `offenders` does.
             StepsExhaustedError: t is not below the planned n.
             TrainingError: t is not the next step.
             ArgumentError: units are not integers or strings of this ledger's kind.
         """
         self._checked(t, units)
+
+    def offenders(self, t: int, units: Iterable[Any]) -> Units:
+        """Those of the units that the rule forbids at step t, sorted: for the owner of the data, not for logs."""
+        ids = _distinct(units)
+        wrong = self._rule.forbidden(self._seen, _check.integer("t", t, low=0, high=self.participation.n - 1), ids)
+        places = np.flatnonzero(np.any([np.zeros(len(ids), np.bool_), *(bad for _, bad in wrong)], axis=0))
+        return [ids[i] for i in places] if isinstance(ids, list) else ids[places]
 
     def record(self, t: int, units: Iterable[Any]) -> None:
         """`check`, then write step t down."""
@@ -110,8 +118,13 @@ class Ledger:
                 f"units must be {kinds[self._is_string]}, as in earlier steps, got {kinds[not self._is_string]}; "
                 "one unit under two names would be counted as two"
             )
-        if len(ids):
-            self._rule(self._seen, t, ids)
+        for rule, wrong in self._rule.forbidden(self._seen, t, ids) if len(ids) else ():
+            if wrong.any():
+                raise ParticipationError(
+                    f"step {t}: the plan covers {self.participation.describe()}; {rule}. Nothing was changed: leave "
+                    "out the units that come too early or too often (ledger.offenders names them, to you alone), let "
+                    "the loader keep the planned order, or plan for the order that it has"
+                )
         return ids
 
     def digest(self) -> str:
@@ -141,7 +154,7 @@ class Ledger:
         """The ledger that `to_bytes` wrote, replayed step by step under the rule.
 
         Raises: CheckpointError if the bytes are cut short or altered; ParticipationError or StepsExhaustedError if
-        the history breaks the rule of this participation.
+        the history breaks the rule of this participation. The messages name no unit.
         """
         ledger = cls(participation)
         start = len(_MAGIC) + 36
@@ -155,7 +168,7 @@ class Ledger:
         try:
             for t in range(steps):
                 end = start + 4 + int.from_bytes(body[start : start + 4], "little")
-                ledger.record(t, _unpack(body[start + 4 : end]))
+                ledger.record(t, _unpack(bytes(body[start + 4 : end])))
                 start = end
         except (ArgumentError, zlib.error, TypeError, ValueError) as problem:
             raise CheckpointError(f"step {ledger.step} of this ledger cannot be read: {problem}") from problem
@@ -187,7 +200,7 @@ def as_units(units: Iterable[Any]) -> Units:
     Raises: ArgumentError for anything but a sequence (or set, iterator, array) of integers in int64 or of strings.
     """
     if isinstance(units, (str, bytes)):
-        raise ArgumentError(f"units must be a sequence of ids, got the single {type(units).__name__} {units!r}")
+        raise ArgumentError(f"units must be a sequence of ids, got a single {type(units).__name__}")
     if hasattr(units, "__array__"):
         array = np.asarray(units)
         if array.ndim != 1:
@@ -240,16 +253,19 @@ def _pack(ids: Units) -> bytes:
 def _unpack(chunk: bytes) -> Units:
     if chunk == b"0":
         return np.empty(0, np.int64)
-    kind, raw = chunk[:1], zlib.decompress(chunk[1:])
+    kind, raw = chunk[:1], inflate(chunk[1:])
     if kind == b"s":
+        spend_participations(len(raw) // 8)
         names, start = [], 0
         while start < len(raw):
             end = start + 8 + int.from_bytes(raw[start : start + 8], "little")
             names.append(raw[start + 8 : end].decode("utf-8", "surrogatepass"))
             start = end
         return names
-    distances = np.frombuffer(raw[8:], f"<u{int(kind)}").astype(np.uint64)
-    return np.cumsum(np.concatenate([np.frombuffer(raw[:8], "<u8"), distances]), dtype=np.uint64).astype(np.int64)
+    distances = np.frombuffer(raw[8:], f"<u{int(kind)}")
+    spend_participations(len(distances) + 1)
+    ids = np.concatenate([np.frombuffer(raw[:8], "<u8"), distances.astype(np.uint64)])
+    return np.cumsum(ids, dtype=np.uint64).astype(np.int64)
 
 
 # -- what was seen ---------------------------------------------------------------------------------------------------
@@ -315,31 +331,29 @@ class _Rule:
     def __init__(self, participation: Participation) -> None:
         self._participation = participation
 
-    def __call__(self, seen: _Seen, t: int, ids: Units) -> None:
+    def forbidden(self, seen: _Seen, t: int, ids: Units) -> list[tuple[str, Bools]]:
+        """(what the rule says, which of the ids break it)."""
         last, count = seen.look_up(ids)
         back = count > 0
         p = self._participation
         if isinstance(p, SingleEpoch):
-            self._refuse(t, ids, last, back, "come back, and a unit may come once")
-        elif isinstance(p, FixedOrder):
-            off = back & ((t - last) % p.b != 0)
-            self._refuse(t, ids, last, off, f"come out of order: a unit's steps must lie multiples of b={p.b} apart")
-            self._refuse(t, ids, last, count >= p.max_participations, f"come more than k={p.max_participations} times")
-        elif isinstance(p, EpochShuffle):
+            return [("a unit may come once, and one came back", back)]
+        if isinstance(p, FixedOrder):
+            return [
+                (f"a unit's steps must lie multiples of b={p.b} apart", back & ((t - last) % p.b != 0)),
+                (f"a unit may come at most k={p.max_participations} times", count >= p.max_participations),
+            ]
+        if isinstance(p, EpochShuffle):
             epoch = t // p.steps_per_epoch
-            again = back & (last // p.steps_per_epoch == epoch)
             first = epoch * p.steps_per_epoch
             span = f"epoch {epoch}, steps {first} to {first + p.steps_per_epoch - 1}"
-            self._refuse(t, ids, last, again, f"come twice in {span}")
-        elif isinstance(p, MinSeparation):
-            self._refuse(t, ids, last, back & (t - last < p.b), f"come back less than b={p.b} steps after their last")
-            self._refuse(t, ids, last, count >= p.max_participations, f"come more than k={p.max_participations} times")
-
-    def _refuse(self, t: int, ids: Units, last: Integers, wrong: Bools, what: str) -> None:
-        if wrong.any():
-            places = np.flatnonzero(wrong)
-            shown = ", ".join(f"{_plain(ids)[i]!r} (last at step {last[i]})" for i in places[:_SHOWN])
-            raise ParticipationError(_message(t, len(places), what, shown, self._participation))
+            return [(f"a unit may come once in {span}", back & (last // p.steps_per_epoch == epoch))]
+        if isinstance(p, MinSeparation):
+            return [
+                (f"a unit may come back at least b={p.b} steps after its last", back & (t - last < p.b)),
+                (f"a unit may come at most k={p.max_participations} times", count >= p.max_participations),
+            ]
+        return []
 
 
 class _KnownRule:
@@ -351,12 +365,11 @@ class _KnownRule:
         self._indices = order.indices[by_step]
         self._bounds = np.searchsorted(order.steps[by_step], np.arange(order.n + 1))
 
-    def __call__(self, seen: _Seen, t: int, ids: Units) -> None:
+    def forbidden(self, seen: _Seen, t: int, ids: Units) -> list[tuple[str, Bools]]:
+        """(what the rule says, which of the ids break it)."""
         planned = set(self._order.units[self._indices[self._bounds[t] : self._bounds[t + 1]]].tolist())
-        strange = [unit for unit in _plain(ids) if unit not in planned]
-        if strange:
-            shown = ", ".join(map(repr, strange[:_SHOWN]))
-            raise ParticipationError(_message(t, len(strange), "are not planned for it", shown, self._order))
+        strange = np.array([unit not in planned for unit in _plain(ids)], np.bool_)
+        return [("a step takes the units that were planned for it, and no others", strange)]
 
 
 def _rule_of(participation: Participation) -> _Rule | _KnownRule:
@@ -365,11 +378,3 @@ def _rule_of(participation: Participation) -> _Rule | _KnownRule:
     if not isinstance(participation, (SingleEpoch, FixedOrder, EpochShuffle, MinSeparation, PoissonSampling)):
         raise ArgumentError(f"participation must be one of anyorder's, got {type(participation).__name__}")
     return _Rule(participation)
-
-
-def _message(t: int, number: int, what: str, shown: str, participation: Participation) -> str:
-    return (
-        f"step {t}: {number} unit(s) {what}: {shown}{', ..' if number > _SHOWN else ''}. The plan covers "
-        f"{participation.describe()}. Nothing was changed: leave these units out of the step, let the loader keep the "
-        "planned order, or plan for the order that it has"
-    )

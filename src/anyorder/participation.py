@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import SetOnce, final, frozen
+from anyorder._limits import inflate, spend_participations
 from anyorder.errors import ArgumentError, PlanError
 
 __all__ = [
@@ -31,10 +32,9 @@ __all__ = [
     "check_kind",
     "covers",
     "from_dict",
+    "with_names",
+    "without_names",
 ]
-
-
-_MOST_PACKED = 1 << 24  # participations that a file may hold: what is read must not fill the memory
 
 
 class Participation(ABC):
@@ -366,10 +366,8 @@ def _packed(values: NDArray[np.int64]) -> str:
 def _unpacked(text: str) -> NDArray[np.int64]:
     width, packed = text.split(":")
     size = np.dtype(_check.choice("width of packed integers", width, "bhiq")).itemsize
-    stream = zlib.decompressobj()
-    raw = stream.decompress(base64.b64decode(packed, validate=True), _MOST_PACKED * size)
-    if not stream.eof or stream.unused_data:
-        raise ArgumentError(f"packed integers must be one whole stream of at most {_MOST_PACKED}, got more or less")
+    raw = inflate(base64.b64decode(packed, validate=True))
+    spend_participations(len(raw) // size)
     return np.cumsum(np.frombuffer(raw, dtype=f"<i{size}").astype(np.int64))
 
 
@@ -444,6 +442,45 @@ def from_dict(data: dict[str, Any]) -> Participation:
     if kind == "known_order":
         return KnownOrder._from_dict(data)
     return _SIMPLE[kind](**{key: value for key, value in data.items() if key != "kind"})
+
+
+Names = list[int] | list[str]
+
+
+def without_names(participation: Participation) -> tuple[Participation, Names | None]:
+    """The participation as it may be shown, and what it leaves out: the ids of units, by number.
+
+    A known order's units are numbered by their steps alone, so that neither their ids nor the ids' order can be told:
+    unit 0 has the first pattern in lexicographic order. Other rules name nobody: (itself, None).
+    """
+    if type(participation) is not KnownOrder:
+        return participation, None
+    order, count = participation, len(participation.units)
+    text = order.steps.astype(">i4").tobytes()  # in this form bytes compare as the steps do
+    bounds = (4 * np.searchsorted(order.indices, np.arange(count + 1))).tolist()
+    ranking = sorted(range(count), key=[text[i:j] for i, j in pairwise(bounds)].__getitem__)
+    numbers = np.empty(count, np.int64)
+    numbers[ranking] = np.arange(count)
+    return _renamed(order, numbers), order.units[ranking].tolist()
+
+
+def with_names(participation: Participation, names: Names | None) -> Participation:
+    """What `without_names` was given. Raises: ArgumentError for names that are not one for each number."""
+    if type(participation) is not KnownOrder:
+        if names is not None:
+            raise ArgumentError(f"{participation.describe()} names no units, got {len(names)} names")
+        return participation
+    count = len(participation.units)
+    if names is None or len(names) != count or len(set(names)) != count:
+        raise ArgumentError(f"names must be {count} distinct ids, one for each unit of the known order")
+    return _renamed(participation, np.array(names))
+
+
+def _renamed(order: KnownOrder, names: NDArray[Any]) -> KnownOrder:
+    """The order with names[i] in place of its unit i."""
+    by_step = np.argsort(order.steps, kind="stable")
+    bounds = np.searchsorted(order.steps[by_step], np.arange(1, order.n))
+    return KnownOrder([part.tolist() for part in np.split(names[order.indices[by_step]], bounds)])
 
 
 def covers(planned: Participation, actual: Participation) -> bool:

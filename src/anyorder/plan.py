@@ -1,20 +1,21 @@
 """The plan: workload, participation, strategy, clip norm and noise joined into one frozen, printable, saved claim."""
 
 import hashlib
+import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import frexp, inf, nextafter
 from pathlib import Path
 from typing import Any
-from zlib import error as ZlibError
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check, accounting, participation, strategy, workload
 from anyorder._closed import final
-from anyorder._sealed import canonical, load_json, save_json
+from anyorder._limits import MAX_STEPS, REMEDY, bounded
+from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.noise.discrete import check_combination, check_grid
 from anyorder.optimize import choose
@@ -28,6 +29,7 @@ from anyorder.participation import (
     Participation,
     PoissonSampling,
     SingleEpoch,
+    without_names,
 )
 from anyorder.sampling import find_participation
 from anyorder.sensitivity import Bound, sensitivity
@@ -92,8 +94,7 @@ class Plan:
             object.__setattr__(self, name, check(name, getattr(self, name)))  # a float, whatever number it was
         _check.integer("batch_size", self.batch_size, low=1)
         _check.choice("neighbours", self.neighbours, _NEIGHBOURS)
-        if not isinstance(self.unit, str) or not self.unit:
-            raise ArgumentError(f"unit must be a word such as 'example' or 'user', got {self.unit!r}")
+        _check.word("unit", self.unit)
         if self.dataset_size is not None:
             _check.integer("dataset_size", self.dataset_size, low=1)
         lengths = {"participation": self.participation.n, "strategy": self.strategy.n, "workload": self.workload.n}
@@ -192,28 +193,50 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Plan":
-        """The plan that `to_dict` described. Raises CertificateError where the data is malformed."""
+        """The plan that `to_dict` described. Raises CertificateError where the data is malformed.
+
+        What it makes must be described by the same data again: no unknown field, no number as text.
+        """
+        check_names("plan", data, {f.name for f in fields(cls)})
         try:
             parts = {
                 "participation": participation.from_dict(data["participation"]),
                 "strategy": strategy.from_dict(data["strategy"]),
                 "workload": workload.from_dict(data["workload"]),
             }
-            return cls(**{**data, **parts})
-        except (KeyError, TypeError, ValueError, AttributeError, ZlibError) as problem:
-            raise CertificateError(f"the plan in the file is malformed: {problem!r}") from problem
+            plan = cls(**{**data, **parts})
+            same = canonical(plan.to_dict()) == canonical(data)
+        except CertificateError:
+            raise
+        except Exception as problem:  # whatever the parts trip over, no plan of this package was saved like that
+            raise CertificateError(f"the plan in the file is malformed: {brief(problem)}") from problem
+        if not same:
+            raise CertificateError(
+                "the plan in the file is malformed: some of it is not in the form that plans are saved"
+            )
+        return plan
+
+    def public(self) -> "Plan":
+        """The plan as it may be shown: the units of a known order are numbers. Other plans name nobody: themselves."""
+        shown, names = without_names(self.participation)
+        return self if names is None else replace(self, participation=shown)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan and its claims as JSON."""
-        save_json(path, {"format": FORMAT, "plan": self.to_dict(), "claims": self.claims()})
+        """Write `public()` and its claims as JSON, for everybody to see."""
+        shown = self.public()
+        save_json(path, {"format": FORMAT, "plan": shown.to_dict(), "claims": shown.claims()})
 
     @classmethod
-    def load(cls, path: str | Path) -> "Plan":
-        """Read a plan; every claim is recomputed. Raises CertificateError if one does not follow."""
-        data = load_json(path, FORMAT)
-        plan = cls.from_dict(data.get("plan", {}))
-        check_claims(plan, data.get("claims", {}))
-        return plan
+    def load(cls, path: str | Path, *, large: bool = False) -> "Plan":
+        """Read a plan; every claim is recomputed.
+
+        A known order comes back with numbers for units; to train, put yours back: `replace(plan, participation=..)`.
+
+        Args:
+            large: read files of one's own that are beyond the bounds on files of strangers.
+        Raises: CertificateError if a claim does not follow; within 2 seconds and 200 MB, unless `large`.
+        """
+        return plan_of(load_json(path, FORMAT, large=large), large=large)
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, text): what the plan promises, for whom, and at what price. `print(plan)` shows them."""
@@ -414,17 +437,59 @@ def _default_grid(clip_norm: float) -> float:
     return float(2.0 ** (frexp(_check.positive("clip_norm", clip_norm))[1] - 21))
 
 
+# -- plans in files --------------------------------------------------------------------------------------------------
+
+
+def plan_of(data: dict[str, Any], *, large: bool) -> Plan:
+    """The plan of a plan file. Raises CertificateError."""
+    check_names("the file", data, {"format", "plan", "claims"})
+    return checked_plan(data["plan"], data["claims"], large=large)
+
+
+def checked_plan(data: Any, claims: Any, *, large: bool) -> Plan:
+    """The plan that a file describes, with its claims recomputed. Raises CertificateError."""
+    if not large:
+        _check_steps(data)
+    with bounded(not large), np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of numbers that are absurd, and will be refused
+        plan = Plan.from_dict(data)
+        check_claims(plan, claims)
+    return plan
+
+
+def _check_steps(data: Any) -> None:
+    """Refuse more steps than a file of a stranger may have, wherever in the plan they stand."""
+    found = [data]
+    while found:
+        value = found.pop()
+        if isinstance(value, dict):
+            found.extend(value.values())
+            for name in ("n", "k", "steps_per_epoch"):
+                number = value.get(name)
+                if isinstance(number, (int, float)) and number > MAX_STEPS:
+                    raise CertificateError(
+                        f"the plan has {name} = {quoted(number)}, and up to {MAX_STEPS} is read{REMEDY}"
+                    )
+
+
 def check_claims(plan: Plan, claims: dict[str, Any]) -> None:
     """Recompute the claims of a file. Raises CertificateError naming the first that does not follow."""
-    if not isinstance(claims, dict) or set(claims) != set(_CLAIMS):
-        raise CertificateError(f"claims must be {', '.join(_CLAIMS)}, got {claims!r}")
-    for name, value in plan.claims().items():
+    check_names("claims", claims, set(_CLAIMS))
+    try:
+        true = plan.claims()
+    except CertificateError:
+        raise
+    except Exception as problem:  # a plan whose parts are well formed, and that nobody could run
+        raise CertificateError(f"the claims cannot be recomputed: {brief(problem)}") from problem
+    for name, value in true.items():
         claimed = claims[name]
         same = claimed is value if value is None or isinstance(value, bool) else _close(claimed, value)
         if not same:
-            raise CertificateError(f"the file claims {name} = {claimed!r}; recomputed from its plan it is {value!r}")
+            raise CertificateError(
+                f"the file claims {name} = {quoted(claimed)}; recomputed from its plan it is {value!r}"
+            )
 
 
 def _close(claimed: Any, value: float) -> bool:
     # Other versions of numerical libraries may differ in the last digits, not in the ninth.
-    return isinstance(claimed, (int, float)) and abs(claimed - value) <= 1e-9 * abs(value)
+    return type(claimed) in (int, float) and abs(claimed - value) <= 1e-9 * abs(value)

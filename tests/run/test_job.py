@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from anyorder.run import Observer, Settings, models, resume, train
 
 KEY = bytes(range(32))
 FILES = {
-    "accuracy.png", "checkpoint.pt", "metrics.json", "model.pt", "noise.png", "plan.json", "run.privacy.json",
+    "accuracy.png", "checkpoint.pt", "metrics.json", "model.pt", "noise.png", "plan.json", "run.evidence.json",
+    "run.privacy.json",
 }  # fmt: skip
 # Dropout shows that torch's generator goes on too.
 MODEL = (
@@ -76,11 +78,32 @@ def test_the_folder_says_what_was_done(finished):
     assert [tuple(value.shape) for value in state.values()] == [(32, 64), (32,), (10, 32), (10,)]
 
 
+def record(path):
+    return verify(path / "run.privacy.json", evidence=path / "run.evidence.json").evidence.ledger
+
+
+def test_version_control_is_told_which_files_are_secret(finished):
+    """Of the folder git would take what may be shown, and nothing else."""
+    path = finished[0].path
+    git = ["git", "-c", "safe.directory=*", f"--work-tree={path}"]
+    with tempfile.TemporaryDirectory() as other:
+        environment = {**os.environ, "GIT_DIR": other}
+        subprocess.run([*git, "init", "-q"], check=True, env=environment, capture_output=True)
+        listed = subprocess.run(
+            [*git, "ls-files", "--others", "--exclude-standard"],
+            check=True, env=environment, cwd=path, capture_output=True, text=True,
+        )  # fmt: skip
+    assert set(listed.stdout.split()) == {*FILES, ".gitignore"} - {"checkpoint.pt", "run.evidence.json"}
+    assert len(os.listdir(path)) > len(listed.stdout.split()) + 2  # the journal is there, and not listed
+    assert (path / "run.evidence.json").stat().st_mode & 0o777 == 0o600
+
+
 def test_the_certificate_verifies_and_names_every_row_once_an_epoch(finished):
     found = verify(finished[0].path / "run.privacy.json")
     assert found.plan == finished[0].plan
     assert found.certificate.steps == 12
-    rows = [list(units) for units in found.certificate.ledger.history()]
+    backed = verify(finished[0].path / "run.privacy.json", evidence=finished[0].path / "run.evidence.json")
+    rows = [list(units) for units in backed.evidence.ledger.history()]
     for epoch in (rows[:6], rows[6:]):
         assert sorted(row for step in epoch for row in step) == list(range(1437))
     assert [sorted(step) for step in rows[:6]] == [sorted(step) for step in rows[6:]]  # order "fixed"
@@ -89,8 +112,7 @@ def test_the_certificate_verifies_and_names_every_row_once_an_epoch(finished):
 def test_the_seed_draws_weights_and_order_and_never_the_noise(tmp_path):
     def run(name, seed, key):
         result = train(small(seed=seed, epochs=1), tmp_path / name, key=key)
-        ledger = verify(result.path / "run.privacy.json").certificate.ledger
-        return torch.load(result.path / "model.pt")["1.bias"], ledger.digest()
+        return torch.load(result.path / "model.pt")["1.bias"], record(result.path).digest()
 
     same, same_order = run("a", 1, KEY)
     again, again_order = run("b", 1, KEY)
@@ -158,7 +180,7 @@ def test_a_killed_run_goes_on_bit_for_bit(step, every, order, optimizer, tmp_pat
     left, right = (torch.load(f"{name}/model.pt", weights_only=True) for name in ("killed", "whole"))
     assert all(torch.equal(left[name], right[name]) for name in right)
     assert resumed.accuracy == whole.accuracy
-    digests = [verify(f"{name}/run.privacy.json").certificate.ledger.digest() for name in ("killed", "whole")]
+    digests = [record(Path(name)).digest() for name in ("killed", "whole")]
     assert digests[0] == digests[1]
     assert resume("killed").accuracy == whole.accuracy  # a finished run is left as it is
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyorder import _check
+from anyorder._sealed import printable
 from anyorder.plan import Plan
 
 __all__ = ["card", "comparison_table", "facts_panel"]
@@ -21,7 +22,7 @@ def facts_panel(title: str, rows: Iterable[tuple[str, str]], style: str = "cyan"
     table.add_column(overflow="fold")
     plain = _rich("text").Text  # text of a file or of a user is never read as markup
     for name, text in rows:
-        table.add_row(plain(name), plain(text))
+        table.add_row(plain(printable(name)), plain(printable(text)))
     return _rich("panel").Panel(table, title=plain(title, style="bold"), border_style=style, expand=False)
 
 
@@ -37,7 +38,7 @@ def comparison_table(title: str, columns: Mapping[str, str], rows: Iterable[Sequ
         table.add_column(heading, justify=justify, overflow="fold")
     plain = _rich("text").Text
     for row in rows:
-        table.add_row(*(plain(cell) for cell in row))
+        table.add_row(*(plain(printable(cell)) for cell in row))
     return table
 
 

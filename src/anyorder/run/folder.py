@@ -7,18 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from anyorder.errors import ArgumentError, CheckpointError
+from anyorder._sealed import read_json as read_object
+from anyorder.errors import ArgumentError, CertificateError, CheckpointError
 
 __all__ = [
-    "ACCURACY_PLOT", "CERTIFICATE", "CHECKPOINT", "METRICS", "MODEL", "NOISE_PLOT", "PLAN", "create", "read_json",
-    "replace", "write_json",
+    "ACCURACY_PLOT", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN", "create",
+    "hide_secrets", "read_json", "replace", "write_json",
 ]  # fmt: skip
 
 MODEL = "model.pt"
 METRICS = "metrics.json"
 PLAN = "plan.json"
 CERTIFICATE = "run.privacy.json"
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT = "checkpoint.pt"  # secret: it holds the noise key
+EVIDENCE = "run.evidence.json"  # secret: who was in which step
 ACCURACY_PLOT = "accuracy.png"
 NOISE_PLOT = "noise.png"
 
@@ -42,6 +44,21 @@ def create(folder: str | Path | None, dataset: str) -> Path:
     return path
 
 
+_IGNORED = f"""# Secret, as the data is: the noise key, who was in which step, what each step used its noise on.
+# All else in this folder may be shown.
+{CHECKPOINT}
+.{CHECKPOINT}.*
+.*.journal
+{EVIDENCE}
+.{EVIDENCE}.*
+"""
+
+
+def hide_secrets(path: Path) -> None:
+    """Keep the secret files of a run out of version control, before any of them is there."""
+    replace(path / ".gitignore", lambda beside: beside.write_text(_IGNORED, encoding="utf-8"))
+
+
 def replace(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file beside its place, then move it there, so that a reader never sees half a file."""
     beside = path.with_name(path.name + ".part")
@@ -58,9 +75,6 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read what `write_json` wrote, of a run that is to be resumed."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+        return read_object(path)
+    except CertificateError as problem:
         raise CheckpointError(f"{path.parent} is not the folder of a run that can be resumed: {problem}") from problem
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, got {type(data).__name__}")
-    return data

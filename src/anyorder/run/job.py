@@ -86,7 +86,8 @@ def train(
     """Train on a data set by name, and write the folder of the run.
 
     The folder holds model.pt (state dict), metrics.json (test accuracy by epoch, claims, settings), plan.json,
-    run.privacy.json (the certificate), accuracy.png, noise.png and checkpoint.pt. No loss or accuracy on training
+    run.privacy.json (the certificate), accuracy.png and noise.png, which may be shown; and checkpoint.pt and
+    run.evidence.json, which are as secret as the data, and which its .gitignore names. No loss or accuracy on training
     data is computed or written: that would be a release of its own.
 
     Args:
@@ -108,6 +109,7 @@ def train(
     )  # fmt: skip
     model = _model(settings, data)  # before the folder: what can be refused is refused before anything is written
     path = folder.create(output, settings.dataset)
+    folder.hide_secrets(path)
     plan.save(path / folder.PLAN)
     folder.write_json(path / folder.METRICS, Result(path, settings, plan, [], 0, 0.0).to_dict())
     return _Run(settings, data, plan, model, path, key).finish(observer or Observer(), tensorboard)
@@ -126,7 +128,7 @@ def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: s
         raise CheckpointError(f"{path / folder.METRICS} holds no settings of a run: {problem}") from problem
     if not (path / folder.CHECKPOINT).exists():
         raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}: the run took no step; start it again")
-    plan = Plan.load(path / folder.PLAN)
+    plan = Plan.load(path / folder.PLAN, large=True)
     data = datasets.load(settings.dataset, settings.data_dir)
     return _Run(settings, data, plan, _model(settings, data), path, None).finish(observer or Observer(), tensorboard)
 
@@ -214,6 +216,7 @@ class _Run:
         result, settings, plan = self._result(), self.settings, self.plan
         state = {name: value.cpu() for name, value in self.model.state_dict().items()}
         folder.replace(self.path / folder.MODEL, lambda beside: torch.save(state, beside))
+        self.engine.evidence().save(self.path / folder.EVIDENCE)
         self.engine.certificate().save(self.path / folder.CERTIFICATE)
         promise = f"epsilon {plan.epsilon:.3g}, delta {plan.delta:g}"
         plot_accuracy(self.accuracy, self.path / folder.ACCURACY_PLOT, f"{settings.dataset}, {promise}")

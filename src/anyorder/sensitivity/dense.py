@@ -7,6 +7,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from anyorder._limits import check_work
 from anyorder.errors import PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.sensitivity.bound import Bound, from_sum, roots, unproven
@@ -54,6 +55,8 @@ def gram_bound(X: Floats, participation: Participation, *, terms: int) -> Bound:
         terms: number of products that were summed in an entry of X, for rounding.
     Cost: O(n^2) for a list of patterns, EpochShuffle, or MinSeparation where all that fit are allowed; else O(n^2 k).
     """
+    rounds = participation.max_participations if type(participation) is MinSeparation else 16
+    check_work(f"the sensitivity from all {len(X)} steps", numbers=X.size, operations=X.size * rounds)
     if type(participation) is SingleEpoch:
         return from_sum(float(X.diagonal().max()), terms, exact=True)
     if (type(participation) is FixedOrder or type(participation) is KnownOrder) or _is_short_list(participation):
@@ -81,6 +84,7 @@ def _gram(strategy: Strategy) -> Floats:
             f"the sensitivity of {strategy!r} needs its dense matrix, which is made for at most {_MAX_STEPS} steps, "
             f"got {strategy.n}; use a structured strategy"
         )
+    check_work(f"the dense matrix of {strategy.n} steps", numbers=strategy.n * strategy.num_rows)
     C = strategy.matrix()
     return np.asarray(C.T @ C)
 

@@ -145,18 +145,16 @@ def distinct_units(told: list[Units]) -> list[Any]:
     """
     if len(told) == 1:
         return list(told[0])
-    seen: dict[Any, int] = {}
-    for rank, units in enumerate(told):
+    seen: set[Any] = set()
+    for units in told:
         mine = set(units if isinstance(units, list) else units.tolist())
-        again = sorted(seen.keys() & mine)
-        if again:
+        if seen & mine:
             raise TrainingError(
-                f"{len(again)} unit(s) are on two ranks in one step, for example {again[0]!r} on ranks "
-                f"{seen[again[0]]} and {rank}: each would be clipped twice. Give every rank its own part of the data "
-                "with a torch DistributedSampler(drop_last=True), with all examples of a unit on one rank; where ranks "
-                "read data sets of their own, name the units with unit="
+                "a unit is on two ranks in one step, and would be clipped twice. Give every rank its own part of the "
+                "data with a torch DistributedSampler(drop_last=True), with all examples of a unit on one rank; where "
+                "ranks read data sets of their own, name the units with unit="
             )
-        seen.update(dict.fromkeys(mine, rank))
+        seen |= mine
     return [unit for units in told for unit in units]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from anyorder import _check
-from anyorder.certificate import Certificate
+from anyorder.certificate import Certificate, Evidence
 from anyorder.clipping import ClipRule, Receive, make_clipping, refuse_unfit
 from anyorder.errors import (
     ArgumentError,
@@ -246,8 +246,8 @@ class PrivacyEngine:
         again = set(waiting.units).intersection(batch.units)
         if again:
             raise TrainingError(
-                f"{len(again)} unit(s) are in two micro-batches of one step, for example {next(iter(again))!r}: each "
-                "would be clipped twice; put the examples of a unit into one micro-batch"
+                "a unit is in two micro-batches of one step, and would be clipped twice; put the examples of a unit "
+                "into one micro-batch"
             )
 
     def _receive(self, batch: HandedBatch, step: int, units: list[Any], sums: dict[str, Tensor]) -> None:
@@ -337,8 +337,13 @@ class PrivacyEngine:
         return 0 if batches is None else self.loader.position // batches
 
     def certificate(self) -> Certificate:
-        """The claim and the record of this run, for `save` and `anyorder verify`."""
-        return Certificate.of(self.plan, self.ledger, self._source.fingerprint())
+        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
+        return self.evidence().certificate
+
+    def evidence(self) -> Evidence:
+        """Who took part in which step: what backs the certificate. As secret as the data."""
+        key = self._source.derive(b"record").key
+        return Evidence(self.plan, self.ledger, self._source.fingerprint(), key)
 
     def save(self, extra: dict[str, Any] | None = None) -> None:
         """Write the checkpoint: one file, replaced atomically. All ranks call it, and the first one writes.
