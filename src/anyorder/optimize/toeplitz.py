@@ -9,9 +9,11 @@ with respect to y_j. Quasi-Newton steps (L-BFGS) on the logarithm of the loss do
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache as cached
 from functools import partial
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.signal import fftconvolve, lfilter
@@ -41,8 +43,10 @@ Valued = tuple[float, Floats]
 """A value and its gradient."""
 
 DENSE_STEPS = 4096  # steps up to which a workload that is not Toeplitz is handled as a matrix
-_STIFFNESS = (1e1, 1e3, 1e5)  # of the penalty on a rising c, on the way to its majorant
+_SHORT = 64  # coefficients up to which sums are taken directly, and the error is a form of so many rows
+_STAGES = ((1e1, 1e-8, 1), (1e3, 1e-8, 2), (1e5, 1e-9, 3))  # penalty on a rising c, gain, searches; then its majorant
 _WALL = 60.0  # the logarithm of a loss beyond all that are of use, so that a search turns back
+_BLOCK = 1 << 14  # steps in hand
 _POWER = 48  # of the norm that stands for the maximum over rows
 
 
@@ -81,37 +85,52 @@ class Problem:
         gaps = np.diff(self.steps)
         if len(self.steps) == 1 or len(c) <= gaps.min():
             return len(self.steps) * float(c @ c), 2 * len(self.steps) * c
-        padded = np.zeros(self.n)
+        n = self.n
+        padded = np.zeros(n)
         padded[: len(c)] = np.abs(c)
-        source = np.arange(self.n)
-        rises = np.zeros(self.n + 1)
-        if isinstance(self.participation, FixedOrder):
-            stiffness = 0.0
-        elif np.isfinite(stiffness):
-            rises[1:-1] = np.maximum(np.diff(padded), 0.0)
+        free = not isinstance(self.participation, FixedOrder)
+        if free and np.isinf(stiffness):
+            value, gradient = self._majorant_sens(padded)
         else:
-            backwards = padded[::-1]
-            top = np.maximum.accumulate(backwards)
-            latest = np.maximum.accumulate(np.where(backwards == top, np.arange(self.n), 0))
-            source = self.n - 1 - latest[::-1]
-        sums = np.zeros(self.n)
-        for t in self.steps:
-            sums[t:] += padded[source[: self.n - t]]
-        gradient = np.zeros(self.n)
-        for t in self.steps:
-            gradient += np.bincount(source[: self.n - t], 2 * sums[t:], minlength=self.n)
-        value = float(sums @ sums)
-        if rises.any():
+            value, gradient = self._pattern_sens(padded)
+        if free and np.isfinite(stiffness):
+            rises = np.zeros(n + 1)
+            rises[1:-1] = np.maximum(np.diff(padded), 0.0)
             value += stiffness * float(rises @ rises)
             gradient -= 2 * stiffness * np.diff(rises)
         return value, gradient[: len(c)] * np.where(c < 0, -1.0, 1.0)
+
+    def _pattern_sens(self, c: Floats) -> Valued:
+        """|| sum of c moved to each of the steps ||^2."""
+        n = self.n
+        sums, gradient = np.zeros(n), np.zeros(n)
+        for t in self.steps:
+            sums[t:] += c[: n - t]
+        for t in self.steps:
+            gradient[: n - t] += sums[t:]
+        return float(sums @ sums), 2 * gradient
+
+    def _majorant_sens(self, c: Floats) -> Valued:
+        """The same of the non-increasing majorant; its entries are those of c at the places `source`."""
+        backwards = c[::-1]
+        top = np.maximum.accumulate(backwards)
+        latest = np.maximum.accumulate(np.where(backwards == top, np.arange(self.n), 0))
+        source = self.n - 1 - latest[::-1]
+        value, gradient = self._pattern_sens(c[source])
+        return value, np.bincount(source, gradient, minlength=self.n)
 
     def _error_function(self) -> Callable[[Floats], Valued]:
         if self.workload.is_toeplitz:
             a = self.workload.toeplitz_coefficients()
             mean = self.objective == "mean"  # a Toeplitz A: the last row is the largest
             weights = (self.n - np.arange(self.n)) / self.n if mean else np.ones(self.n)
-            return lambda d: _toeplitz_error(a, weights, d)
+            short = cached(partial(_lagged_products, a, weights, min(_SHORT, self.n)))
+
+            def error(d: Floats) -> Valued:
+                small = len(d) <= _SHORT
+                return _quadratic(short()[: len(d), : len(d)], d) if small else _toeplitz_error(a, weights, d)
+
+            return error
         if self.n > DENSE_STEPS:
             raise PlanError(
                 f"a workload that is not Toeplitz is fitted for at most {DENSE_STEPS} steps with this kind of "
@@ -143,14 +162,22 @@ def worst_steps(participation: Participation) -> NDArray[np.int64]:
 
 
 def _toeplitz_error(a: Floats, weights: Floats, d: Floats) -> Valued:
+    """sum_t weights_t (a * d)_t^2."""
     n = len(a)
-    b = fftconvolve(a, d)[:n] if len(d) > 64 else lfilter(d, [1.0], a)
+    b = fftconvolve(a, d)[:n]
     weighted = weights * b
-    if len(d) > 64:
-        gradient = fftconvolve(weighted[::-1], a)[:n][::-1][: len(d)]
-    else:
-        gradient = np.array([weighted[lag:] @ a[: n - lag] for lag in range(len(d))])
-    return float(weighted @ b), 2 * gradient
+    return float(weighted @ b), 2 * fftconvolve(weighted[::-1], a)[:n][::-1][: len(d)]
+
+
+def _lagged_products(a: Floats, weights: Floats, m: int) -> Floats:
+    """Q (m, m) with `_toeplitz_error` = d^T Q d: Q[i, j] = sum_t weights_t a_{t-i} a_{t-j}, a block of t at a time."""
+    padded = np.concatenate([np.zeros(m - 1), a])
+    Q = np.zeros((m, m))
+    for start in range(0, len(a), _BLOCK):
+        part = weights[start : start + _BLOCK]
+        rows = sliding_window_view(padded[start : start + len(part) + m - 1], m)[:, ::-1]  # a_t, .., a_{t-m+1}
+        Q += (rows * part[:, None]).T @ rows
+    return Q
 
 
 def _row_error(row: Floats, d: Floats) -> Valued:
@@ -189,8 +216,8 @@ def reciprocal(y: Floats, m: int, gradient: Callable[[Floats], Valued]) -> Value
     """The value of a function of x = 1 / y, m coefficients, and its gradient in y by (1)."""
     x = inverse_series(y, m)
     value, g = gradient(x)
-    square = lfilter([1.0], y, x) if len(y) <= 64 else fftconvolve(x, x)[:m]
-    if len(y) <= 64:
+    square = lfilter([1.0], y, x) if len(y) <= _SHORT else fftconvolve(x, x)[:m]
+    if len(y) <= _SHORT:
         return value, -np.array([g[lag:] @ square[: m - lag] for lag in range(len(y))])
     return value, -fftconvolve(g[::-1], square)[:m][::-1][: len(y)]
 
@@ -285,15 +312,16 @@ def _fit_all(
 def _fit_series(
     problem: Problem, half: Floats, bands: int, loss: Callable[[float, Floats], Valued], *, inverse: bool
 ) -> Floats:
-    """The coefficients with so many bands, from those with half of them and from the square root."""
+    """The coefficients with so many bands: from those with half of them, or from the square root if that is better.
+
+    Where c must not rise, a penalty on its rises grows until the kinks of the majorant are near.
+    """
     root = square_root_start(problem.workload, bands)
-    start = (inverse_series(root, bands) if inverse else root)[1:]
-    starts = [start, np.concatenate([half[1:], np.zeros(bands - len(half))])]
+    longer = np.concatenate([half, np.zeros(bands - len(half))])[1:]
+    starts = [longer, (inverse_series(root, bands) if inverse else root)[1:]]
     smooth = len(problem.steps) == 1 or isinstance(problem.participation, FixedOrder)
-    best, least = starts[1], np.inf
-    for x in starts:
-        for stiffness in (np.inf,) if smooth else (*_STIFFNESS, np.inf):
-            x, value = descend(partial(loss, stiffness), x)
-        if value < least:
-            best, least = x, value
-    return np.concatenate([[1.0], best])
+    x = min(starts, key=lambda start: loss(np.inf if smooth else _STAGES[0][0], start)[0])
+    for stiffness, gain, restarts in () if smooth else _STAGES:
+        x, _ = descend(partial(loss, stiffness), x, gain=gain, restarts=restarts, max_iterations=300)
+    tried = [descend(partial(loss, np.inf), x), (longer, loss(np.inf, longer)[0])]
+    return np.concatenate([[1.0], min(tried, key=lambda result: result[1])[0]])
