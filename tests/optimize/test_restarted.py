@@ -72,6 +72,16 @@ def test_near_the_dense_optimum_of_its_kind(momentum: float) -> None:
     assert blt > 1.15 * losses[1]
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_maximum_and_the_last_are_fitted_where_asked(momentum: float) -> None:
+    A, participation = W.momentum(240, momentum), EpochShuffle(4, 60)
+    mean = fit("restarted_blt", A, participation, buffers=2)
+    for objective, loss, factor in (("max", error.max_loss, 0.89), ("last", error.last_loss, 0.81)):
+        found = fit("restarted_blt", A, participation, objective, buffers=2)
+        assert loss(found, A, participation) < factor * loss(mean, A, participation)
+        assert sensitivity(found, participation).value == pytest.approx(1)
+
+
 def test_shares_are_the_best() -> None:
     A, participation = W.prefix_sum(60), EpochShuffle(3, 20)
     best = fit("restarted_blt", A, participation, buffers=1)

@@ -9,7 +9,15 @@ from scipy.linalg import toeplitz
 from anyorder import error
 from anyorder import workload as W
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize.toeplitz import Problem, fit_banded_inverse, fit_toeplitz, reciprocal, worst_steps
+from anyorder.optimize.toeplitz import (
+    Problem,
+    fit_banded_inverse,
+    fit_toeplitz,
+    fits_banded_inverse,
+    fits_toeplitz,
+    reciprocal,
+    worst_steps,
+)
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import Dense, ToeplitzBanded
@@ -152,3 +160,12 @@ def test_refusals() -> None:
         Problem(W.prefix_sum(5), SingleEpoch(6))
     with pytest.raises(PlanError, match="at most 4096 steps"):
         Problem(W.momentum(5000, 0.0, W.cosine(5000)), SingleEpoch(5000))
+
+
+@pytest.mark.parametrize(("k", "momentum"), [(4, 0.0), (8, 0.0), (4, 0.9)])
+def test_more_bands_are_never_worse_in_shuffled_epochs(k: int, momentum: float) -> None:
+    A, participation = W.momentum(64, momentum), EpochShuffle(k, 64 // k)
+    for fits in (fits_banded_inverse, fits_toeplitz):
+        found = fits(Problem(A, participation), [2, 4, 8, 16, 32])
+        losses = [error.rmse(strategy, A, participation) for strategy in found]
+        assert losses == sorted(losses, reverse=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 __all__ = ["folder", "key", "remember"]
 
-_VERSION = 2  # of the optimisers: raise it when they find better optima
+_VERSION = 3  # of the optimisers: raise it when they find better optima
 
 T = TypeVar("T")
 

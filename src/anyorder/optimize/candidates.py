@@ -16,13 +16,23 @@ from anyorder.optimize.blt import fit_blts
 from anyorder.optimize.bounds import OBJECTIVES, lower_bound
 from anyorder.optimize.patterns import describes_all
 from anyorder.optimize.rescale import rescale
-from anyorder.optimize.restarted import restartable
+from anyorder.optimize.restarted import fits_restarted, restartable
 from anyorder.optimize.structured import fit, fit_dense
 from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, fits_banded_inverse, fits_toeplitz
 from anyorder.optimize.variance import has_variances, row_variances
 from anyorder.participation import EpochShuffle, Participation
 from anyorder.sensitivity import sensitivity
-from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict
+from anyorder.strategy import (
+    BandedInverse,
+    BandedLowRank,
+    Combination,
+    Dense,
+    Independent,
+    Rescaled,
+    Strategy,
+    ToeplitzBanded,
+    from_dict,
+)
 from anyorder.workload import Custom, Workload
 
 __all__ = ["Candidate", "choose", "rows_touched", "sized"]
@@ -161,9 +171,7 @@ def _fits(
     if workload.is_prefix_sum or n <= DENSE_STEPS:
         yield "tree", fit("tree", workload, participation, objective)
     if isinstance(participation, EpochShuffle) and restartable(workload, participation):
-        for m in range(1, 1 + int(min(_RESTARTED, budget.state - 1, budget.cost - 2))):
-            restarted = fit("restarted_blt", workload, participation, objective, buffers=m)
-            yield f"restarted blt, {sized(m, 'buffer')}", restarted
+        yield from _restarted(workload, participation, objective, budget)
     series = list(_series(workload, participation, objective, budget))
     yield from series
     if n <= _RESCALED and describes_all(participation) and objective == "mean":
@@ -175,6 +183,18 @@ def _fits(
         yield f"banded, {bands} bands", fit("banded", workload, participation, objective, bands=bands)
     if n <= _DENSE and budget.allows(0, n / 2):
         yield "dense", Dense(fit_dense(workload, participation, objective, tolerance=_TOLERANCE).C)
+
+
+def _restarted(
+    workload: Workload, participation: Participation, objective: str, budget: _Budget
+) -> Iterator[tuple[str, Strategy]]:
+    buffers = int(min(_RESTARTED, budget.state - 1, budget.cost - 2))
+    if buffers < 1:
+        return
+    fits = partial(fits_restarted, workload, participation, buffers, objective)
+    question = {"workload": workload, "participation": participation, "objective": objective}
+    for m, strategy in enumerate(_kept("restarted_blts", buffers, fits, **question), start=1):
+        yield f"restarted blt, {sized(m, 'buffer')}", strategy
 
 
 def _series(
@@ -194,10 +214,19 @@ def _series(
     problem = Problem(workload, participation, objective)
     inverse = [p for p in _BANDS if p <= n and budget.allows(0, p)]
     found = _kept("banded_inverses", inverse, partial(fits_banded_inverse, problem, inverse), **question)
-    yield from ((f"banded inverse, {p} bands", strategy) for p, strategy in zip(inverse, found, strict=True))
+    yield from _by_bands("banded inverse", found).items()
     banded = [p for p in _BANDS if p <= min(n, b) and budget.allows(p - 1, p)]
     found = _kept("toeplitzes", banded, partial(fits_toeplitz, problem, banded), **question)
-    yield from ((f"banded toeplitz, {p} bands", strategy) for p, strategy in zip(banded, found, strict=True))
+    yield from _by_bands("banded toeplitz", found).items()
+
+
+def _by_bands(kind: str, found: Sequence[Strategy]) -> dict[str, Strategy]:
+    """By name; where more bands gained nothing, fewer stand for them."""
+    return {
+        f"{kind}, {sized(one.num_bands, 'band')}": one
+        for one in found
+        if isinstance(one, BandedInverse | ToeplitzBanded)
+    }
 
 
 def _kept(kind: str, sizes: Any, answer: Callable[[], Sequence[Strategy]], **question: Any) -> Sequence[Strategy]:

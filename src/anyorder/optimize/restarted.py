@@ -10,6 +10,7 @@ of R need no loop: (s, s) tables with lags as rows.
 """
 
 import math
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from scipy.signal import fftconvolve
 
 from anyorder import _check
 from anyorder.errors import PlanError
+from anyorder.optimize.objectives import by_rows, mostly_last
 from anyorder.optimize.toeplitz import DENSE_STEPS, Valued, descend
 from anyorder.participation import EpochShuffle, Participation
 from anyorder.strategy import RestartedBLT
@@ -29,12 +31,13 @@ __all__ = ["epoch_gram", "fit_restarted", "fits_restarted", "restartable"]
 Floats = NDArray[np.float64]
 
 _MAX_EPOCH = 2048  # steps in an epoch
-_SHORT = 512  # steps up to which every epoch has a start of its own
+_SHORT = 512  # steps of an epoch up to which more epochs are fitted
 _FITTED = 8  # epochs that are fitted; others take the parameters of the nearest one
 _FASTEST, _SLOWEST = 1.6, -30.0  # log of -log(decay)
 _FAST, _SCALE = -1.0, -1.5  # the fastest such decay and log scale at the start
 _UNSTABLE = 10.0  # entries of T^-1 beyond this: its powers grow, and sums lose their digits
-_GAIN = 1e-9
+_GAIN = 1e-8
+_ENTRIES = 1 << 15  # of a table in hand
 
 
 def restartable(workload: Workload, participation: EpochShuffle) -> bool:
@@ -43,13 +46,17 @@ def restartable(workload: Workload, participation: EpochShuffle) -> bool:
     return known and participation.k > 1 and participation.steps_per_epoch <= _MAX_EPOCH
 
 
-def fit_restarted(workload: Workload, participation: Participation, buffers: int) -> RestartedBLT:
-    """The RestartedBLT of least mean error with at most so many buffers, one epoch of it to each shuffled epoch."""
-    return fits_restarted(workload, participation, buffers)[-1]
+def fit_restarted(
+    workload: Workload, participation: Participation, buffers: int, objective: str = "mean"
+) -> RestartedBLT:
+    """The RestartedBLT of least error with at most so many buffers, one epoch of it to each shuffled epoch."""
+    return fits_restarted(workload, participation, buffers, objective)[-1]
 
 
-def fits_restarted(workload: Workload, participation: Participation, buffers: int) -> list[RestartedBLT]:
-    """The fits with 1, 2, .., at most `buffers` buffers, none worse than the one before.
+def fits_restarted(
+    workload: Workload, participation: Participation, buffers: int, objective: str = "mean"
+) -> list[RestartedBLT]:
+    """The fits with 1, 2, .., at most `buffers` buffers, none worse in the mean than the one before.
 
     Of many epochs eight are fitted (four, if they are long): they differ only by how much later iterates carry on.
 
@@ -57,37 +64,63 @@ def fits_restarted(workload: Workload, participation: Participation, buffers: in
         workload: of at most 4096 steps if `Custom`.
         participation: EpochShuffle with at most 2048 steps in an epoch.
         buffers: m.
+        objective: "mean", "max" or "last" error; see `objectives` for the other two.
     Cost: O(s^2) an evaluation, some hundreds of them.
     """
     buffers = _check.integer("buffers", buffers, low=1)
     if not isinstance(participation, EpochShuffle):
         raise PlanError(f"restarts in every epoch need EpochShuffle, got {participation!r}")
-    k, s = participation.k, participation.steps_per_epoch
+    s = participation.steps_per_epoch
     if s > _MAX_EPOCH:
         raise PlanError(f"restarted BLTs are fitted for epochs of at most {_MAX_EPOCH} steps, got {s}; use kind 'blt'")
-    count = _FITTED if s <= _SHORT else _FITTED // 2
-    fitted = sorted({0, *np.linspace(0, k - 1, min(k, count)).round().astype(int).tolist()})
-    losses = {e: _EpochLoss(epoch_gram(workload, e * s, s)) for e in fitted}
+    if objective == "last":
+        workload = mostly_last(workload)
+    losses = _losses(workload, participation)
     points: dict[int, Floats] = {}
     found = []
     for m in range(1, buffers + 1):
         near = None
-        for e in fitted:
+        for e in losses:
             points[e] = near = _best(losses[e], m, points.get(e), near)
-        found.append(_strategy(points, losses, participation))
+        best = _strategy(points, losses, participation)
+        if objective == "max":
+            best = by_rows(partial(_refit, dict(points), participation), workload)
+        found.append(best)
     return found
 
 
+def _losses(workload: Workload, participation: EpochShuffle) -> dict[int, "_EpochLoss"]:
+    """Those of the epochs that are fitted."""
+    k, s = participation.k, participation.steps_per_epoch
+    count = _FITTED if s <= _SHORT else _FITTED // 2
+    fitted = sorted({0, *np.linspace(0, k - 1, min(k, count)).round().astype(int).tolist()})
+    return {e: _EpochLoss(epoch_gram(workload, e * s, s)) for e in fitted}
+
+
+def _refit(points: dict[int, Floats], participation: EpochShuffle, workload: Workload) -> RestartedBLT:
+    """The fit to another weighting of the rows, from the points of the last one, which it moves."""
+    losses = _losses(workload, participation)
+    for e, loss in losses.items():
+        points[e] = descend(loss, _with_slope(points[e]), restarts=1, gain=_GAIN)[0]
+    return _strategy(points, losses, participation)
+
+
 def _best(loss: "_EpochLoss", m: int, fewer: Floats | None, near: Floats | None) -> Floats:
-    """The point of least loss with m buffers: from spread decays, from the neighbour's point, from m - 1 buffers."""
-    rates = np.linspace(math.log(1 / loss.n), _FAST, m + 1)[1:]
-    starts = [np.concatenate([rates, np.full(m, _SCALE), [0.0]])] if near is None or loss.n <= _SHORT else []
-    if near is not None:
-        starts.append(np.append(near[:-1], max(near[-1], 0.0)))  # a total near 0 has no slope to leave it by
-    tried = [descend(loss, start, restarts=2, gain=_GAIN) for start in starts]
+    """The point of least loss with m buffers: from the neighbour's point, in the first epoch from spread decays."""
+    if near is None:
+        rates = np.linspace(math.log(1 / loss.n), _FAST, m + 1)[1:]
+        start = np.concatenate([rates, np.full(m, _SCALE), [0.0]])
+    else:
+        start = _with_slope(near)
+    tried = [descend(loss, start, restarts=1, gain=_GAIN)]
     if fewer is not None:  # the same loss: more buffers are never worse
         tried.append((same := _split(fewer), loss(same)[0]))
     return min(tried, key=lambda result: result[1])[0]
+
+
+def _with_slope(x: Floats) -> Floats:
+    """The point with a total of 1 at least: one near 0 has no slope to leave it by."""
+    return np.append(x[:-1], max(x[-1], 0.0))
 
 
 def _split(x: Floats) -> Floats:
@@ -189,15 +222,29 @@ class _EpochLoss:
         return float(value - beta * form), np.concatenate([by_rate, scales * (to_c @ powers), [2 * weight * by_weight]])
 
     def _without_total(self, d: Floats, g: Floats) -> tuple[float, Floats, Floats]:
-        """tr(D M D R) and its gradients in d and g; R[u + lag, u] = sum_{i <= u} g_{i + lag} g_i."""
-        later_d, later_g = _shifted(d), _shifted(g)
-        R = np.cumsum(later_g * g, axis=1)
-        P = self.diagonals * R
-        to_d = (P * later_d).sum(axis=0)
-        value = float(to_d @ d)
-        W = np.cumsum((self.diagonals * later_d * d)[:, ::-1], axis=1)[:, ::-1]
-        to_g = (W * later_g).sum(axis=0) + _skew_sums(W * g)
-        return value, to_d + _skew_sums(P * d), to_g
+        """tr(D M D R) and its gradients in d and g; R[u + lag, u] = sum_{i <= u} g_{i + lag} g_i.
+
+        Some lags at a time, and only the steps u that they leave: tables that stay in the processor's cache.
+        """
+        n = self.n
+        value, to_d, to_g = 0.0, np.zeros(n), np.zeros(n)
+        all_d, all_g, count = _shifted(d), _shifted(g), max(1, _ENTRIES // n)
+        for first in range(0, n, count):
+            lags, left = slice(first, min(first + count, n)), n - first
+            later_d, later_g = all_d[lags, :left], all_g[lags, :left]
+            diagonals, own_d, own_g = self.diagonals[lags, :left], d[:left], g[:left]
+            P = np.cumsum(later_g * own_g, axis=1)
+            P *= diagonals
+            by_d = np.einsum("lu,lu->u", P, later_d)
+            value += float(by_d @ own_d)
+            to_d[:left] += by_d
+            _add_skew_sums(to_d[first:], P * own_d)
+            W = diagonals * later_d
+            W *= own_d
+            W = np.cumsum(W[:, ::-1], axis=1)[:, ::-1]
+            to_g[:left] += np.einsum("lu,lu->u", W, later_g)
+            _add_skew_sums(to_g[first:], W * own_g)
+        return value, to_d, to_g
 
 
 def _shifted(x: Floats) -> Floats:
@@ -205,12 +252,13 @@ def _shifted(x: Floats) -> Floats:
     return np.lib.stride_tricks.sliding_window_view(np.append(x, np.zeros(len(x) - 1)), len(x))
 
 
-def _skew_sums(table: Floats) -> Floats:
-    """(n,) sums over lag + u = t."""
-    n = len(table)
-    padded = np.zeros((n, 2 * n))
-    padded[:, :n] = table
-    return np.asarray(padded.ravel()[: n * (2 * n - 1)].reshape(n, 2 * n - 1).sum(axis=0)[:n])
+def _add_skew_sums(sums: Floats, table: Floats) -> None:
+    """Add to sums_t what the table has at lag + u = t; beyond the end it is 0."""
+    rows, columns = table.shape
+    padded = np.zeros((rows, columns + rows))
+    padded[:, :columns] = table
+    width = columns + rows - 1
+    sums += padded.ravel()[: rows * width].reshape(rows, width).sum(axis=0)[: len(sums)]
 
 
 def _correlated(x: Floats, y: Floats) -> Floats:

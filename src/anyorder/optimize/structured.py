@@ -14,20 +14,19 @@ from anyorder.optimize import cache, dense
 from anyorder.optimize.banded import epoch_factors, epoch_shares, fit_banded
 from anyorder.optimize.blt import fit_blt
 from anyorder.optimize.bounds import OBJECTIVES
+from anyorder.optimize.objectives import by_rows, mostly_last
 from anyorder.optimize.patterns import disjoint, grouped
 from anyorder.optimize.restarted import fit_restarted
 from anyorder.optimize.toeplitz import Problem, fit_banded_inverse, fit_toeplitz
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import EpochShuffle, MinSeparation, Participation
-from anyorder.strategy import Banded, BandedLowRank, Dense, Strategy, from_dict
-from anyorder.workload import Workload, weighted
+from anyorder.strategy import BandedLowRank, Dense, Strategy, from_dict
+from anyorder.workload import Workload
 
 __all__ = ["KINDS", "fit", "fit_dense"]
 
 Floats = NDArray[np.float64]
 
-_OTHERS = 0.03  # weight of all other iterates where the last alone counts: without them no C attains the optimum
-_ROUNDS = 8  # of reweighting rows, for the maximum error of fits that know the mean error only
 _MAX_STEPS = 4096
 
 
@@ -104,13 +103,18 @@ def fit_dense(
         tolerance = 1e-3 if objective == "max" else 1e-6
     single = participation.max_participations == 1
     if objective == "last":
-        workload, objective = _mostly_last(workload), "mean"
+        workload, objective = mostly_last(workload), "mean"
     options: dict[str, Any] = {"objective": objective, "tolerance": tolerance}
     if single or not isinstance(participation, (EpochShuffle, MinSeparation)):
         return dense.optimum(workload.matrix(), groups, **options)
     found = dense.optimum(workload.matrix(), groups, **{**options, "tolerance": max(tolerance, 1e-3)})
-    inner = _epochs if isinstance(participation, EpochShuffle) else _separated
-    C = _by_rows(inner, workload, participation, objective)
+
+    def inner(weighting: Workload) -> Dense:
+        if isinstance(participation, EpochShuffle):
+            return Dense(_epochs(weighting, participation))
+        return Dense(_separated(weighting, participation))
+
+    C = (inner(workload) if objective == "mean" else by_rows(inner, workload)).matrix()
     errors = _errors(workload, C)
     upper = math.sqrt(errors.max() if objective == "max" else errors.mean())
     return dense.Optimum(C, found.lower, upper, found.iterations)
@@ -129,31 +133,10 @@ def _separated(workload: Workload, participation: MinSeparation) -> Floats:
     return found.matrix() / math.sqrt(participation.max_participations)
 
 
-def _by_rows(inner: Callable[..., Floats], workload: Workload, participation: Participation, objective: str) -> Floats:
-    """The C of a fit to the mean error; for "max" with rows weighted until their errors are even."""
-    if objective == "mean":
-        return inner(workload, participation)
-    weights, best, least = np.ones(workload.n), None, math.inf
-    for _ in range(_ROUNDS):
-        C = inner(weighted(workload, np.sqrt(weights)), participation)
-        errors = _errors(workload, C)
-        if errors.max() < least:
-            best, least = C, float(errors.max())
-        weights = np.maximum(weights * errors / errors.max(), 1e-6)
-    assert best is not None
-    return best
-
-
 def _errors(workload: Workload, C: Floats) -> Floats:
     """(n,) squared norms of the rows of A C^-1."""
     K = solve_triangular(C, np.eye(len(C)), lower=True)
     return np.asarray(np.square(workload.apply(K)).sum(axis=1))
-
-
-def _mostly_last(workload: Workload) -> Workload:
-    weights = np.full(workload.n, _OTHERS)
-    weights[-1] = 1.0
-    return weighted(workload, weights)
 
 
 def _fit_dense(workload: Workload, participation: Participation, objective: str) -> Strategy:
@@ -161,9 +144,9 @@ def _fit_dense(workload: Workload, participation: Participation, objective: str)
 
 
 def _fit_banded(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
-    if objective == "last":
-        workload, objective = _mostly_last(workload), "mean"
-    return Banded(_by_rows(lambda w, p: fit_banded(w, p, bands).matrix(), workload, participation, objective))
+    if objective == "max":
+        return by_rows(lambda weighting: fit_banded(weighting, participation, bands), workload)
+    return fit_banded(mostly_last(workload) if objective == "last" else workload, participation, bands)
 
 
 def _fit_blt(workload: Workload, participation: Participation, objective: str, buffers: int) -> Strategy:
@@ -171,8 +154,7 @@ def _fit_blt(workload: Workload, participation: Participation, objective: str, b
 
 
 def _fit_restarted(workload: Workload, participation: Participation, objective: str, buffers: int) -> Strategy:
-    workload = _mostly_last(workload) if objective == "last" else workload  # "max": the mean serves it well
-    return fit_restarted(workload, participation, buffers)
+    return fit_restarted(workload, participation, buffers, objective)
 
 
 def _fit_toeplitz(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:

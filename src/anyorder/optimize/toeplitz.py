@@ -11,6 +11,7 @@ with respect to y_j. Quasi-Newton steps (L-BFGS) on the logarithm of the loss do
 from collections.abc import Callable, Sequence
 from functools import cache as cached
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -23,7 +24,8 @@ from anyorder.errors import PlanError
 from anyorder.optimize.bounds import OBJECTIVES
 from anyorder.optimize.patterns import check_optimisable, spread
 from anyorder.participation import EpochShuffle, FixedOrder, Participation
-from anyorder.strategy import BandedInverse, ToeplitzBanded
+from anyorder.sensitivity import sensitivity
+from anyorder.strategy import BandedInverse, Toeplitz, ToeplitzBanded
 from anyorder.strategy.toeplitz import inverse_series, square_root_series
 from anyorder.workload import Workload
 
@@ -41,6 +43,8 @@ __all__ = [
 Floats = NDArray[np.float64]
 Valued = tuple[float, Floats]
 """A value and its gradient."""
+
+T = TypeVar("T", BandedInverse, ToeplitzBanded)
 
 DENSE_STEPS = 4096  # steps up to which a workload that is not Toeplitz is handled as a matrix
 _SHORT = 64  # coefficients up to which sums are taken directly, and the error is a form of so many rows
@@ -117,7 +121,7 @@ class Problem:
         latest = np.maximum.accumulate(np.where(backwards == top, np.arange(self.n), 0))
         source = self.n - 1 - latest[::-1]
         value, gradient = self._pattern_sens(c[source])
-        return value, np.bincount(source, gradient, minlength=self.n)
+        return value, np.bincount(source, gradient, minlength=self.n).astype(np.float64)
 
     def _error_function(self) -> Callable[[Floats], Valued]:
         if self.workload.is_toeplitz:
@@ -275,7 +279,7 @@ def fits_toeplitz(problem: Problem, sizes: Sequence[int]) -> list[ToeplitzBanded
         sens, g_sens = problem.sens(c, stiffness)
         return error * sens, (g_error * sens + error * g_sens)[1:]
 
-    return [ToeplitzBanded(c, problem.n) for c in _fit_all(problem, sizes, loss, inverse=False)]
+    return _fit_all(problem, sizes, loss, ToeplitzBanded)
 
 
 def fit_banded_inverse(problem: Problem, bands: int) -> BandedInverse:
@@ -292,21 +296,32 @@ def fits_banded_inverse(problem: Problem, sizes: Sequence[int]) -> list[BandedIn
         error, g_error = problem.error(d)
         return error * sens, (g_error * sens + error * g_sens)[1:]
 
-    return [BandedInverse(d, problem.n) for d in _fit_all(problem, sizes, loss, inverse=True)]
+    return _fit_all(problem, sizes, loss, BandedInverse)
 
 
-def _fit_all(
-    problem: Problem, sizes: Sequence[int], loss: Callable[[float, Floats], Valued], *, inverse: bool
-) -> list[Floats]:
-    """Coefficients 1, x_1, .., x_{bands-1} of least loss for each size; never worse than with half as many."""
+def _fit_all(problem: Problem, sizes: Sequence[int], loss: Callable[[float, Floats], Valued], kind: type[T]) -> list[T]:
+    """The strategies of least loss for each size; never worse than with half as many bands."""
     known = {1: np.ones(1)}
 
     def coefficients(bands: int) -> Floats:
         if bands not in known:
-            known[bands] = _fit_series(problem, coefficients(bands // 2), bands, loss, inverse=inverse)
+            half = coefficients(bands // 2)
+            known[bands] = _fit_series(problem, half, bands, loss, inverse=issubclass(kind, BandedInverse))
         return known[bands]
 
-    return [coefficients(_check.integer("bands", bands, low=1, high=problem.n)) for bands in sizes]
+    def strategy(bands: int) -> T:
+        found = kind(coefficients(bands), problem.n)
+        if not isinstance(problem.participation, EpochShuffle) or bands == 1:
+            return found
+        # the loss is of one pattern of many: by the sensitivity over all, fewer bands may serve better
+        return min(found, strategy(bands // 2), key=lambda one: _true_loss(problem, one))
+
+    return [strategy(_check.integer("bands", bands, low=1, high=problem.n)) for bands in sizes]
+
+
+def _true_loss(problem: Problem, strategy: Toeplitz) -> float:
+    error, _ = problem.error(strategy.noising_coefficients())
+    return error * sensitivity(strategy, problem.participation).value ** 2
 
 
 def _fit_series(
