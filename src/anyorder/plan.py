@@ -64,7 +64,7 @@ class Plan:
     Attributes:
         sigma: noise against the whole sensitivity, unitless. `noise_multiplier` is against the clip norm alone.
         batch_size: the public constant that sums are divided by.
-        unit: what is protected, in words: "example", "user", ..
+        unit: what is protected, in a word: "example", or whom `make_private(unit=..)` names: "user", ..
         neighbours: "zero-out" (one unit's gradients replaced by zero), "replace-one", or "add-or-remove" (only
             where the absence of a unit moves no other: PoissonSampling, MinSeparation, KnownOrder).
         dataset_size: number of units where it is known and public.
@@ -307,7 +307,7 @@ def plan(
         dataset_size: number of examples, public.
         batch_size: examples in a step; the constant that sums are divided by.
         epochs: passes over the data.
-        loader: a torch DataLoader; its order is read off its sampler.
+        loader: a torch DataLoader; its order is read off its sampler. For unit="example" only.
         order: "shuffled" (anew in each epoch; it covers "sequential" and "fixed" too), "sequential" or "fixed"
             (the same order in each epoch: less noise), or "poisson" (secret sampling by this package's own sampler,
             with independent noise: DP-SGD).
@@ -328,7 +328,7 @@ def plan(
     if loader is not None:
         if participation is not None:
             raise ArgumentError("participation must not be given together with loader, whose order is read")
-        rule, batch_size, dataset_size = _read_loader(loader, epochs, batch_size, dataset_size)
+        rule, batch_size, dataset_size = _read_loader(loader, epochs, batch_size, dataset_size, unit)
     elif participation is not None:
         rule = participation
     else:
@@ -355,12 +355,19 @@ def plan(
 
 
 def _read_loader(
-    loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None
+    loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None, unit: str
 ) -> tuple[Participation, int, int | None]:
     if epochs is None:
         raise ArgumentError("epochs must be given together with loader")
     if batch_size is not None or dataset_size is not None:
         raise ArgumentError("batch_size and dataset_size must not be given together with loader, which has them")
+    if unit != "example":
+        raise ArgumentError(
+            f"a loader tells the order of examples, not of units (unit={unit!r}), and one that shuffles brings those "
+            f"of one {unit} in any steps; in the place of loader= give participation= and batch_size=, for example "
+            "participation=ao.participation.MinSeparation(n=.., b=.., k=..), and name the units with unit= in "
+            "make_private"
+        )
     found = find_participation(loader, epochs)
     return found.participation, found.batch_size, found.dataset_size
 

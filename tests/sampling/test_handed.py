@@ -85,7 +85,7 @@ def test_a_tensor_that_comes_with_every_batch_says_nothing():
     out.mark_used(out.find([batches[0][0].clone(), mask]))
     out.add(batches[1], handed1 := HandedBatch([""] * ROWS, 1, 1))
     assert out.find([batches[1][0].clone(), mask]) is handed1
-    with pytest.raises(TrainingError, match="already used"):
+    with pytest.raises(TrainingError, match=r"already used|two batches"):
         out.find([batches[0][0], mask])
 
 
@@ -95,6 +95,16 @@ def test_memory_of_batches_that_are_gone_is_not_taken_for_theirs():
     gc.collect()
     out.add([torch.zeros(ROWS, 5)], following := HandedBatch([""] * ROWS, 1, 1))
     assert all(out.find([torch.ones(ROWS, 5)]) is following for _ in range(50))
+
+
+def test_a_list_of_batches_is_recognised_in_each_epoch():
+    batches = [[numbers(ROWS, 5)] for _ in range(3)]
+    out, handed = handed_out()
+    for t in range(9):
+        out.add(batches[t % 3], mine := HandedBatch([""] * ROWS, t, 1 + t // 3))
+        assert out.find(batches[t % 3]) is mine
+        out.mark_used(mine)
+    assert len(out._known) == 3
 
 
 def test_only_what_the_loader_gave_can_be_chosen():

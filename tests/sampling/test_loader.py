@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from anyorder.errors import LoaderError, ParticipationError
 from anyorder.ledger import Ledger
 from anyorder.participation import PoissonSampling, SingleEpoch
-from anyorder.sampling.loader import PrivateLoader, poisson_loader
+from anyorder.sampling.loader import PrivateLoader
+from anyorder.sampling.poisson import poisson_loader
 from anyorder.sampling.samplers import FixedOrderSampler
 from sampling.loaders import (
     DATA,

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from anyorder.errors import LoaderError
 from anyorder.participation import PoissonSampling
-from anyorder.sampling.loader import PrivateLoader, extract_units, find_participation, poisson_loader
+from anyorder.sampling.loader import PrivateLoader, extract_units, find_participation
+from anyorder.sampling.poisson import poisson_loader
 from anyorder.sampling.samplers import PoissonBatchSampler
 from sampling.loaders import (
     DATA,

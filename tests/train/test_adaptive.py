@@ -153,7 +153,7 @@ def stepped(engine, model, optimizer, loss):
 def test_a_unit_moves_the_noised_sum_by_at_most_the_planned_norm(clip_norm, chunk_size):
     """Whatever the current norm is, and for gradients of any size: of none, at the border, far beyond it."""
     plan = planned(Independent(STEPS), clip_norm=clip_norm, batch_size=1)
-    plan = dataclasses.replace(plan, participation=MinSeparation(STEPS, STEPS))
+    plan = dataclasses.replace(plan, participation=MinSeparation(STEPS, STEPS), unit="user")
     generator = torch.Generator().manual_seed(0)
     v = torch.nn.functional.normalize(torch.randn(1, 501, generator=generator, dtype=torch.float64), dim=1)
     for current in (clip_norm * 2.0**-20, clip_norm / 3, clip_norm, clip_norm * 1.7e5):

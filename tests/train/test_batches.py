@@ -30,7 +30,7 @@ class Stream(IterableDataset):
 def private(dataset=DATA, loader=None, **options):
     plan = ao.plan(
         participation=MinSeparation(60, 1, 60), batch_size=B, epsilon=8, delta=1e-5, mechanism="independent",
-        clip_norm=0.1,
+        clip_norm=0.1, unit="user",
     )  # fmt: skip
     engine, model = ao.PrivacyEngine(plan, key=KEY), network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -175,7 +175,9 @@ def test_tensors_of_two_batches_in_one_call():
         def forward(self, a, b):
             return self.inner(a + b)
 
-    plan = ao.plan(participation=MinSeparation(6, 1, 6), batch_size=B, epsilon=8, delta=1e-5, mechanism="independent")
+    plan = ao.plan(
+        participation=MinSeparation(6, 1, 6), batch_size=B, epsilon=8, delta=1e-5, mechanism="independent", unit="user"
+    )
     model = Sum()
     model, _, loader = ao.PrivacyEngine(plan).make_private(
         model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(DATA, batch_size=B), unit=2

@@ -127,8 +127,9 @@ def test_units_by_key_are_summed_before_clipping():
     users = torch.tensor([0, 0, 1, 2] * (N // B)) + 3 * torch.arange(N // B).repeat_interleave(B)
     loader = DataLoader(TensorDataset(*data().tensors, users), batch_size=B)
     plan = ao.plan(
-        participation=MinSeparation(STEPS, STEPS), batch_size=B, epsilon=8, delta=1e-5, mechanism="tree", clip_norm=0.2
-    )
+        participation=MinSeparation(STEPS, STEPS), batch_size=B, epsilon=8, delta=1e-5, mechanism="tree", clip_norm=0.2,
+        unit="user",
+    )  # fmt: skip
     engine, model, optimizer, loader = private(plan, loader=loader, unit=2)
     noise = NoiseStream(plan.strategy, engine._source, plan.noise_std, weights(model).numel())
     for batch in loader:

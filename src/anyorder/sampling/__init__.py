@@ -1,7 +1,8 @@
 """Sampling: samplers that are pure functions of a seed, and loaders whose order is read off and followed."""
 
 from anyorder.sampling.handed import HandedBatch
-from anyorder.sampling.loader import Found, PrivateLoader, Unit, find_participation, poisson_loader
+from anyorder.sampling.loader import Found, PrivateLoader, Unit, find_participation
+from anyorder.sampling.poisson import poisson_loader
 from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
 
 __all__ = [

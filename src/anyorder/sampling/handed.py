@@ -35,6 +35,26 @@ class HandedBatch:
         self.used = False
 
 
+class _Known:
+    """One tensor of a batch: its memory is remembered, and is its own for as long as the tensor lives."""
+
+    def __init__(self, tensor: Tensor, batch: HandedBatch) -> None:
+        self.tensor = weakref.ref(tensor)
+        self.batch = batch
+        self.start, self.end = _span(tensor)
+
+    def own(self, tensor: Tensor, span: tuple[int, int]) -> Tensor | None:
+        """The batch's tensor, if the given one is that or shares memory with it."""
+        overlap = span[0] < self.end and self.start < span[1]
+        if self.start >= 0 and not overlap:
+            return None
+        own = self.tensor()
+        if own is tensor:
+            return own
+        moved = own is None or own.device != tensor.device or _span(own) != (self.start, self.end)
+        return own if overlap and not moved else None
+
+
 class HandedOut:
     """The batches that were handed out, by the memory of their tensors and in their order.
 
@@ -44,7 +64,7 @@ class HandedOut:
     """
 
     def __init__(self) -> None:
-        self._known: list[tuple[weakref.ref[Tensor], HandedBatch]] = []
+        self._known: list[_Known] = []
         self._waiting: list[HandedBatch] = []
         self._called: HandedBatch | None = None
         self._left: set[int] = set()
@@ -54,8 +74,14 @@ class HandedOut:
         """The batch goes to the user now. Batches of iterations that were left early wait no longer."""
         self._waiting = [h for h in self._waiting if h.iteration not in self._left]
         self._left.clear()
-        self._known = [(ref, h) for ref, h in self._known if ref() is not None]
-        self._known += [(weakref.ref(tensor), handed) for tensor in _tensors_in(batch)]
+        tensors = list(_tensors_in(batch))
+        again = set(map(id, tensors))  # a list of batches hands the same tensors out in each epoch
+        self._known = [
+            known
+            for known in self._known
+            if (own := known.tensor()) is not None and not (known.batch.used and id(own) in again)
+        ]
+        self._known += [_Known(tensor, handed) for tensor in tensors]
         self._waiting.append(handed)
         self._last = batch, handed
 
@@ -70,7 +96,7 @@ class HandedOut:
         """
         found = self._last[1] if self._last is not None and self._last[0] is batch else None
         for tensor in _tensors_in(batch):
-            found = found or next((h for ref, h in self._known if ref() is tensor), None)
+            found = found or next((k.batch for k in reversed(self._known) if k.tensor() is tensor), None)
         if found is None:
             raise TrainingError(
                 "use() must be given a batch as the loader handed it out, or one of its tensors, before it is copied "
@@ -116,9 +142,11 @@ class HandedOut:
     def _owners(self, tensor: Tensor) -> dict[HandedBatch, bool]:
         """The batches whose memory a tensor shares, and whether it has their rows in order; only such, if any has."""
         found: dict[HandedBatch, bool] = {}
-        for ref, handed in self._known:
-            own = ref()
-            if own is not None and _share_memory(tensor, own):
+        span = _span(tensor)
+        for known in self._known:
+            own = known.own(tensor, span)
+            if own is not None:
+                handed = known.batch
                 found[handed] = found.get(handed, False) or _lines_up(tensor, own, len(handed.units))
         in_order = {handed: True for handed, lines_up in found.items() if lines_up}
         return in_order or found
@@ -182,19 +210,10 @@ def _tensors_in(value: Any, depth: int = _DEEP) -> Iterator[Tensor]:
             yield from _tensors_in(part, depth - 1)
 
 
-def _share_memory(a: Tensor, b: Tensor) -> bool:
-    if a is b:
-        return True
-    spans = _span(a), _span(b)
-    if spans[0] is None or spans[1] is None or a.device != b.device:
-        return False
-    return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
-
-
-def _span(tensor: Tensor) -> tuple[int, int] | None:
-    """The first byte of a tensor, and the one behind its last; None where it has no memory of its own."""
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor, and the one behind its last; (-1, -1) where it has no memory to compare."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or not tensor.numel():
-        return None
+        return -1, -1
     start = tensor.data_ptr()
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (reach + 1) * tensor.element_size()

@@ -1,12 +1,10 @@
 """Loaders: reads the participation off a DataLoader, and hands out its batches with the units in them."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -17,9 +15,10 @@ from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, FixedOrder, Participation, PoissonSampling, SingleEpoch
 from anyorder.sampling.handed import HandedBatch, HandedOut
 from anyorder.sampling.orders import Order, check_loader, check_ranks, is_plain, read_order, take_order
-from anyorder.sampling.samplers import PoissonBatchSampler, key_of
+from anyorder.sampling.origins import Origins
+from anyorder.sampling.samplers import key_of
 
-__all__ = ["Found", "PrivateLoader", "Unit", "extract_units", "find_participation", "poisson_loader"]
+__all__ = ["Found", "PrivateLoader", "Unit", "extract_units", "find_participation", "rebuild"]
 
 Unit = str | int | Callable[[Any], Any] | None
 """Whose privacy: None for each example its own; else where a batch keeps the id of each example's unit."""
@@ -54,6 +53,8 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None) -> Found:
 
     A step under a DistributedSampler is one batch on all ranks together; all ranks must use one seed.
 
+    Examples are told apart through `Subset` and `ConcatDataset`: one that such a data set lists twice comes twice.
+
     Raises: LoaderError for an order that is not known, in which an example may come twice in an epoch, or with `unit`.
     """
     epochs = _check.integer("epochs", epochs, low=1)
@@ -65,6 +66,8 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None) -> Found:
     check_loader(loader)
     order = read_order(loader, 0)
     check_ranks(order)
+    assert order.members is not None
+    Origins(loader.dataset).check_distinct(order.members)
     participation = _participation(order, epochs, loader)
     return Found(participation, order.batch_size * order.ranks, order.dataset_size, order.steps, order.phrase)
 
@@ -94,9 +97,9 @@ class PrivateLoader:
     Args:
         loader: a torch DataLoader. A sampler that `find_participation` refuses is taken as it is: the ledger judges.
             With `unit`, any iterable of batches.
-        unit: None: units are the indices of the examples. A string, an integer: the field of a dict batch, the
-            position in a tuple batch, where the units' ids are. A callable: batch -> ids. Ids are integers or
-            strings, one for each example.
+        unit: None: units are the examples, named by their indices in the data sets that wrappers wrap. A string,
+            an integer: the field of a dict batch, the position in a tuple batch, where the units' ids are. A callable:
+            batch -> ids. Ids are integers or strings, one for each example.
         on_batch: called with (units, position) before a batch is handed out: one id for each example, in the batch's
             order; position counts batches over all epochs. What it raises reaches the user, and the batch does not.
         seed: an integer >= 0 or bytes, for shuffled orders.
@@ -116,6 +119,7 @@ class PrivateLoader:
         self._user_loader: Any = loader
         self._loader: Any = loader
         self._batches: _Batches | None = None  # None for a stream
+        self._origins: Origins | None = None
         self._handed = HandedOut()
         self._position = 0
         self._used = 0
@@ -127,12 +131,13 @@ class PrivateLoader:
         check_loader(loader)
         if not isinstance(loader.dataset, IterableDataset):
             self._batches = _Batches(take_order(loader, seed))
+            self._origins = Origins(loader.dataset) if unit is None else None
         elif unit is None:
             raise LoaderError(
                 "an IterableDataset has no indices that could tell examples apart; pass unit= with the place of an id "
                 "of each example in the batch (a field of a dict, a position in a tuple, or a callable)"
             )
-        self._loader = _rebuild(loader, self._batches)
+        self._loader = rebuild(loader, self._batches)
 
     @property
     def dataset(self) -> Any:
@@ -233,12 +238,12 @@ class PrivateLoader:
                 self._position = self._used = batches.position
 
     def _units(self, batch: Any, sent: deque[list[int]] | None) -> Units:
-        if sent is None or self._unit is not None:
+        if sent is None or self._origins is None:
             return extract_units(batch, self._unit)
         indices = as_units(sent.popleft())
         if not isinstance(indices, list) and indices.min(initial=0) < 0:
             raise LoaderError(f"the sampler gave index {indices.min()}: a negative index is an example's second name")
-        return indices
+        return indices if isinstance(indices, list) else self._origins.names(indices)
 
     def seek(self, position: int) -> None:
         """Let the next iteration begin at the batch of this number, counted over all epochs.
@@ -333,7 +338,7 @@ class _Batches:
         self.epoch, self.start = epoch, start
 
 
-def _rebuild(loader: DataLoader[Any], batches: Any, collate_fn: Any = None) -> DataLoader[Any]:
+def rebuild(loader: DataLoader[Any], batches: Any, collate_fn: Any = None) -> DataLoader[Any]:
     """A DataLoader with the same settings, other batches (None for a stream, which has its own), its own generator."""
     place: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if batches is not None:
@@ -381,63 +386,3 @@ def extract_units(batch: Any, unit: Unit) -> Units:
         return as_units(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
     except (ArgumentError, TypeError) as problem:
         raise LoaderError(f"unit={unit!r} must give the id of each example in the batch: {problem}") from problem
-
-
-# -- Poisson sampling ------------------------------------------------------------------------------------------------
-
-
-def poisson_loader(
-    loader: Any, participation: PoissonSampling, source: NoiseSource, *, rank: int = 0, ranks: int = 1
-) -> DataLoader[Any]:
-    """A DataLoader with the settings of `loader` that draws the batches of Poisson sampling from its data set.
-
-    One iteration gives ceil(1/q) batches, which are an epoch in expectation, where that divides the planned n; else
-    all n. An empty batch has tensors of shape (0, ..): the first example,
-    collated and cut to none.
-
-    Args:
-        loader: names the data set, collation, workers; its own order is dropped.
-        participation: how many steps, and the probability.
-        source: where the secret coins come from: derived from the run's key.
-        rank, ranks: every batch is dealt out to so many ranks, and this one's share is handed out.
-    """
-    check_loader(loader)
-    if isinstance(loader.dataset, IterableDataset):
-        raise LoaderError("Poisson sampling picks examples by index, and an IterableDataset has none")
-    if loader.batch_sampler is None:
-        raise LoaderError(
-            "Poisson sampling needs a loader that collates examples, got batch_size=None; set a batch_size"
-        )
-    size = len(loader.dataset)
-    q, n = participation.sampling_probability, participation.n
-    epoch = math.ceil(1 / q)
-    sampler = PoissonBatchSampler(size, q, n if n % epoch else epoch, source, rank=rank, ranks=ranks)
-    return _rebuild(loader, sampler, collate_fn=_CollateAny(loader.dataset, loader.collate_fn))
-
-
-class _CollateAny:
-    """Collates like the user's function, and no examples too."""
-
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
-        self._dataset, self._collate = dataset, collate_fn
-
-    def __call__(self, examples: Any) -> Any:
-        return self._collate(examples) if len(examples) else _none_of(self._collate([self._dataset[0]]))
-
-
-def _none_of(batch: Any) -> Any:
-    """A batch of one example, cut to none, in the same containers."""
-    if isinstance(batch, (torch.Tensor, np.ndarray)):
-        return batch[:0]
-    if isinstance(batch, Mapping):
-        return {key: _none_of(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(_none_of, batch))
-    if isinstance(batch, (list, tuple)):
-        # Fields are containers and stay; what is left is the one example's value (a string, say), and goes.
-        containers = (torch.Tensor, np.ndarray, Mapping, list, tuple)
-        return type(batch)([_none_of(part) for part in batch if isinstance(part, containers)])
-    raise LoaderError(
-        f"a batch of no examples cannot be made from {type(batch).__name__}; let collate_fn return tensors, or lists, "
-        "tuples or dicts of them"
-    )

@@ -47,6 +47,7 @@ class Order:
         steps: batches in one epoch.
         batch_size: examples in a full batch on this rank; the expected size under Poisson sampling.
         dataset_size: examples that take part, on all ranks.
+        members: (m,) indices that may come, on any rank; None where the order is unknown.
         ranks: over how many the examples are dealt out.
         keyed: has the key that the order is drawn from, if there is one.
         repeatable: whether `batches` is a function of its arguments.
@@ -58,6 +59,7 @@ class Order:
     steps: int
     batch_size: int
     dataset_size: int
+    members: Indices | None = None
     ranks: int = 1
     keyed: Keyed | None = None
     repeatable: bool = True
@@ -71,7 +73,7 @@ class _Indices:
     phrase: str
     of: Callable[[int], Indices]
     size: int
-    dataset_size: int
+    members: Indices
     ranks: int = 1
     keyed: Keyed | None = None
 
@@ -135,7 +137,7 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
     if type(batcher) is PoissonBatchSampler:
         q = batcher.sampling_probability
         phrase, expected = f"Poisson sampling with probability {q:g}", max(1, round(q * batcher.size))
-        return Order("poisson", phrase, batcher.batches, batcher.steps, expected, batcher.size)
+        return Order("poisson", phrase, batcher.batches, batcher.steps, expected, batcher.size, batcher.indices)
     if type(batcher) is not BatchSampler:
         raise LoaderError(
             f"the order of the batch sampler {type(batcher).__name__} is not known; use batch_size= and shuffle=, a "
@@ -154,7 +156,7 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
         return (chosen[i * size : (i + 1) * size].tolist() for i in range(start, steps))
 
     i = indices
-    return Order(i.kind, i.phrase, batches, steps, size, i.dataset_size, i.ranks, i.keyed)
+    return Order(i.kind, i.phrase, batches, steps, size, len(i.members), i.members, i.ranks, i.keyed)
 
 
 def take_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
@@ -188,12 +190,12 @@ def _read_sampler(sampler: Any, seed: int | bytes) -> _Indices:
     kind = type(sampler)
     if kind is SequentialSampler:
         size = len(sampler)
-        return _Indices("fixed", "sequential", lambda epoch: np.arange(size), size, size)
+        return _Indices("fixed", "sequential", lambda epoch: np.arange(size), size, np.arange(size))
     if kind is FixedOrderSampler:
         size, phrase = len(sampler), "shuffled once, the same order in each epoch"
-        return _Indices("fixed", phrase, sampler.order, size, size, keyed=sampler)
+        return _Indices("fixed", phrase, sampler.order, size, np.arange(size), keyed=sampler)
     if kind is EpochShuffleSampler:
-        return _Indices("shuffled", _ANEW, sampler.order, len(sampler), len(sampler), keyed=sampler)
+        return _Indices("shuffled", _ANEW, sampler.order, len(sampler), np.arange(len(sampler)), keyed=sampler)
     if kind is RandomSampler:
         return _random(sampler, seed)
     if kind is SubsetRandomSampler:
@@ -219,7 +221,8 @@ def _random(sampler: RandomSampler, seed: int | bytes) -> _Indices:
             f"example more than once an epoch; use shuffle=True, {_EXPLICIT}"
         )
     shuffler = EpochShuffleSampler(total, seed)
-    return _Indices("shuffled", _ANEW, lambda epoch: shuffler.order(epoch)[:size], size, total, keyed=shuffler)
+    members = np.arange(total)
+    return _Indices("shuffled", _ANEW, lambda epoch: shuffler.order(epoch)[:size], size, members, keyed=shuffler)
 
 
 def _subset(sampler: SubsetRandomSampler, seed: int | bytes) -> _Indices:
@@ -231,7 +234,7 @@ def _subset(sampler: SubsetRandomSampler, seed: int | bytes) -> _Indices:
         )
     shuffler = EpochShuffleSampler(subset.size, seed)
     size, phrase = subset.size, f"a subset of {subset.size}, {_ANEW}"
-    return _Indices("shuffled", phrase, lambda epoch: subset[shuffler.order(epoch)], size, size, keyed=shuffler)
+    return _Indices("shuffled", phrase, lambda epoch: subset[shuffler.order(epoch)], size, subset, keyed=shuffler)
 
 
 def _distributed(sampler: DistributedSampler[Any]) -> _Indices:
@@ -249,4 +252,4 @@ def _distributed(sampler: DistributedSampler[Any]) -> _Indices:
     kind: Kind = "shuffled" if sampler.shuffle else "fixed"
     # Without the number of ranks: a checkpoint may be resumed on another one.
     phrase = f"distributed, {_ANEW if sampler.shuffle else 'sequential'}"
-    return _Indices(kind, phrase, indices, len(sampler), size, ranks)
+    return _Indices(kind, phrase, indices, len(sampler), np.arange(size), ranks)

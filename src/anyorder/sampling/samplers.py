@@ -107,6 +107,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
         steps: batches in one epoch.
         source: where the coins come from.
         rank, ranks: every batch is dealt out to so many ranks, and this one's share is given.
+        indices: (size,) int64, distinct and ascending: the indices of the examples; None for 0, .., size - 1.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
         *,
         rank: int = 0,
         ranks: int = 1,
+        indices: NDArray[np.int64] | None = None,
     ) -> None:
         self.size = _check.integer("size", size, low=1)
         self.sampling_probability = _check.real("sampling_probability", sampling_probability, low=0.0, high=1.0)
@@ -127,6 +129,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
             raise ArgumentError(f"sampling_probability must be at least 2^-32, got {sampling_probability!r}")
         self._source = source.derive(b"poisson")
         self._rank, self._ranks = rank, ranks
+        self.indices = np.arange(self.size) if indices is None else indices
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -136,7 +139,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
     def batch(self, t: int) -> list[int]:
         """The rank's indices of batch t, counted over all epochs; ascending, perhaps none."""
         coins = self._source.words(t, 0, self.size)
-        drawn: list[int] = np.flatnonzero(coins.astype(np.uint64) < self._threshold).tolist()
+        drawn: list[int] = self.indices[coins.astype(np.uint64) < self._threshold].tolist()
         return drawn[self._rank :: self._ranks]
 
     def batches(self, epoch: int, start: int) -> Iterator[list[int]]:

@@ -32,7 +32,7 @@ from anyorder.train.distributed import Group, distinct_units, forward_together
 from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
 from anyorder.train.journal import SharedJournal
 from anyorder.train.module import PrivateModule
-from anyorder.train.order import BY_LEDGER, check_order
+from anyorder.train.order import BY_LEDGER, check_order, check_unit, warn_of_scattered_units
 from anyorder.train.shards import Shards, SharedNoise
 
 __all__ = ["PrivacyEngine"]
@@ -104,9 +104,10 @@ class PrivacyEngine:
         Args:
             model: any module that treats the examples of a batch separately; its first dimension is the batch.
             optimizer: any torch optimizer over parameters of `model`; the same object comes back.
-            loader: a DataLoader. Its order must be one that the plan covers.
-            unit: None for examples. For user-level privacy the key of each example's unit: a field name of dict
-                batches, a position in tuple batches, or a function from the batch to a sequence of keys.
+            loader: a DataLoader. Its order must be one that the plan covers. With `unit`, any iterable of batches.
+            unit: None for examples: the plan's unit must be "example". For user-level privacy the key of each example's
+                unit: a field name of dict batches, a position in tuple batches, or a function from the batch to a
+                sequence of keys; the plan's unit says whom it names.
             loss_reduction: how the loss joins examples: "mean" or "sum".
             accumulate: batches (micro-batches) that make up one optimizer step.
             chunk_size: examples whose gradients are in memory at once; None chooses.
@@ -123,7 +124,7 @@ class PrivacyEngine:
         self._accumulate = _check.integer("accumulate", accumulate, low=1)
         group = self._group = Group()
         place = "make_private"
-        claims = group.together(place, lambda: self._bind(model, optimizer, loss_reduction, rule))
+        claims = group.together(place, lambda: self._bind(model, optimizer, unit, loss_reduction, rule))
         if claims.count(claims[0]) < len(claims):
             raise PlanError("the ranks were given different plans or models; all must run one program")
         state = group.by_first(place, self._load)
@@ -141,9 +142,10 @@ class PrivacyEngine:
         return self.model, optimizer, self.loader
 
     def _bind(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_reduction: str, rule: ClipRule | None
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, unit: Unit, loss_reduction: str, rule: ClipRule | None
     ) -> str:
         """Check model and optimizer; returns what must be the same on all ranks."""
+        check_unit(self.plan, unit)
         self._clip = ClipNorm(self.plan, rule)
         refuse_unfit(model)
         check_sharding(model, self._group)
@@ -172,6 +174,8 @@ class PrivacyEngine:
             self.order = "Poisson sampling by anyorder"
         else:
             self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._accumulate)
+            if unit is not None:
+                warn_of_scattered_units(self.plan, loader)
         return PrivateLoader(loader, unit=unit, seed=source.derive(b"order").key)
 
     def _check_optimizer(self) -> None:

@@ -1,17 +1,28 @@
 """Whether the order of a loader is the plan's."""
 
+import warnings
 from typing import Any
 
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from anyorder.errors import LoaderError
-from anyorder.participation import EpochShuffle, FixedOrder, Participation, SingleEpoch, covers
+from anyorder.errors import LoaderError, PlanError
+from anyorder.participation import (
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    Participation,
+    SingleEpoch,
+    covers,
+)
 from anyorder.plan import Plan
-from anyorder.sampling import Found, find_participation
-from anyorder.sampling.orders import check_loader, read_order
+from anyorder.sampling import Found, Unit, find_participation
+from anyorder.sampling.orders import check_loader, is_plain, read_order
 
-__all__ = ["BY_LEDGER", "check_order"]
+__all__ = ["BY_LEDGER", "check_order", "check_unit", "warn_of_scattered_units"]
+
+EXAMPLE = "example"
 
 BY_LEDGER = "not read off the loader; the ledger enforces the plan's"
 
@@ -24,18 +35,24 @@ def check_order(plan: Plan, loader: Any, accumulate: int) -> str:
     Raises: LoaderError if the order is known and not the plan's, or examples are dealt out to ranks with repetitions.
     """
     check_loader(loader)
+    stated = isinstance(plan.participation, (MinSeparation, KnownOrder))
     try:
         order = read_order(loader, 0)
     except LoaderError:
         if isinstance(loader.sampler, DistributedSampler):
             raise  # it repeats examples, and so would fail at the end of the first epoch
         return BY_LEDGER
+    try:
+        found = find_participation(loader, 1)
+    except LoaderError:
+        if not stated:
+            raise  # an example that is listed twice would stop the run in its first epoch
+        return BY_LEDGER
     if order.ranks > 1 and not (dist.is_available() and dist.is_initialized()):
         raise LoaderError(
             f"the DistributedSampler deals the examples out to {order.ranks} ranks, and this process trains alone; "
             "call torch.distributed.init_process_group before make_private"
         )
-    found = find_participation(loader, 1)
     steps = -(-found.steps_per_epoch // accumulate)
     actual = _over_epochs(find_participation(loader, -(-plan.n // steps)), steps)
     if not covers(plan.participation, actual):
@@ -62,3 +79,36 @@ def _over_epochs(found: Found, steps: int) -> Participation:
             return SingleEpoch(steps)
         case other:
             return other
+
+
+def check_unit(plan: Plan, unit: Unit) -> None:
+    """Raise PlanError unless the plan protects what is clipped: examples, or the units that a key names."""
+    if unit is None and plan.unit != EXAMPLE:
+        raise PlanError(
+            f"the plan protects one {plan.unit}, but without unit= each example is clipped on its own; pass unit= with "
+            f"the place of each example's {plan.unit} in a batch (a field of a dict, a position in a tuple, a "
+            "callable), or plan for unit='example'"
+        )
+    if unit is not None and plan.unit == EXAMPLE:
+        raise PlanError(
+            "unit= names units by a key, but the plan protects one example; say whom the key names in the plan: "
+            "ao.plan(.., unit='user')"
+        )
+
+
+def warn_of_scattered_units(plan: Plan, loader: Any) -> None:
+    """Warn where the examples of a unit come in any steps of an epoch, and the plan wants its steps apart."""
+    rule = plan.participation
+    if not is_plain(loader) or (isinstance(rule, MinSeparation) and rule.b == 1):
+        return
+    try:
+        kind = read_order(loader, 0).kind
+    except LoaderError:
+        return
+    if kind == "shuffled":
+        warnings.warn(
+            f"this loader shuffles examples, so that those of one {plan.unit} come in any steps, while the plan covers "
+            f"{rule.describe()}: the ledger refuses the first step that does not fit. Keep the examples of each "
+            f"{plan.unit} together, or plan for ao.participation.MinSeparation(n, b=1, k=..)",
+            stacklevel=2,
+        )
