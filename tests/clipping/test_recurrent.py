@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from anyorder.clipping.products import linear, product
 from anyorder.clipping.recurrent import run_recurrent
 from anyorder.errors import ModelError
 from clipping.brute import assert_close
@@ -270,20 +269,6 @@ def test_refusals():
         run_recurrent(lstm, x, (torch.zeros(1, 3, 4), torch.zeros(1, 2, 4)), Records())
     with pytest.raises(ValueError, match="dtype"):
         run_recurrent(lstm, x.double(), None, Records())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (7, 33, 5), (0, 3, 2), (3, 0, 2), (3, 2, 0)])
-def test_products(shape, dtype):
-    m, k, n = shape
-    a, b, bias = (torch.randn(*s).to(dtype) for s in ((m, k), (k, n), (n,)))
-    wanted = a.double() @ b.double()
-    near = {"rtol": 0, "atol": 40 * torch.finfo(dtype).eps, "check_dtype": False}
-    for left in (a, a.t().contiguous().t(), a.repeat(1, 2)[:, :k]):
-        for right in (b, b.t().contiguous().t()):
-            torch.testing.assert_close(product(left, right), wanted, **near)
-            torch.testing.assert_close(linear(left, right.t(), bias), wanted + bias, **near)
-    assert product(a, b).dtype == dtype
 
 
 @pytest.mark.parametrize("kind", LAYERS)

@@ -12,16 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from anyorder.clipping.products import linear, product
+from torch.nn import functional as F
 
 __all__ = ["Direction", "GruSweep", "LstmSweep", "Record", "RnnSweep"]
 
 Record = Callable[[str, Tensor | None, Tensor], None]
 """Takes a parameter's name, the activations (B, T, in) that it multiplied (None for a bias), and the gradients
 (B, T, out) of what came out."""
-
-COPY_STEPS = 8
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
@@ -68,17 +65,12 @@ class Direction:
 
 def _of_all_inputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """W x_t + b of all times, (B, T, out) contiguous: what is recorded has the batch first."""
-    return linear(x.transpose(0, 1).flatten(0, 1), weight, bias).view(x.shape[1], x.shape[0], len(weight))
-
-
-def _transposed(weight: Tensor, steps: int) -> Tensor:
-    """weight^T, copied where the steps that gain from it (by a sixth on the CPU) make up for the copy."""
-    return weight.t().contiguous() if steps >= COPY_STEPS and weight.device.type == "cpu" else weight.t()
+    return F.linear(x.transpose(0, 1).flatten(0, 1), weight, bias).view(x.shape[1], x.shape[0], len(weight))
 
 
 def _to_input(gradients: Tensor, weight: Tensor) -> Tensor:
     """The gradients (T, B, in) of x, from those (B, T, out) of W x."""
-    return product(gradients.flatten(0, 1), weight).view(*gradients.shape[:2], weight.shape[1]).transpose(0, 1)
+    return (gradients.flatten(0, 1) @ weight).view(*gradients.shape[:2], weight.shape[1]).transpose(0, 1)
 
 
 def _start(gradient: Tensor | None, like: Tensor) -> Tensor:
@@ -123,18 +115,17 @@ class LstmSweep(torch.autograd.Function):
         y = m if w_hr is None else x.new_empty(*x.shape[:2], h0.shape[1])
         i, f, g, o = _blocks(gates, 4)
         i_f = gates.transpose(0, 1)[..., : 2 * c0.shape[1]]
-        w_t = _transposed(w_hh, len(x))
         h_before, c_before = h0, c0
         views = [direction.steps(buffer) for buffer in (gates.transpose(0, 1), i_f, i, f, g, o, c, tanh_c, m, y)]
         for gates_t, i_f_t, i_t, f_t, g_t, o_t, c_t, tanh_t, m_t, y_t in zip(*views, strict=True):
-            gates_t += product(h_before, w_t)
+            gates_t.addmm_(h_before, w_hh.t())
             i_f_t.sigmoid_()
             g_t.tanh_()
             o_t.sigmoid_()
             torch.mul(f_t, c_before, out=c_t).addcmul_(i_t, g_t)
             torch.mul(o_t, torch.tanh(c_t, out=tanh_t), out=m_t)
             if w_hr is not None:
-                y_t.copy_(linear(m_t, w_hr))
+                y_t.copy_(F.linear(m_t, w_hr))
             h_before, c_before = y_t, c_t
         ctx.direction = direction
         ctx.biased = bias is not None
@@ -161,7 +152,7 @@ class LstmSweep(torch.autograd.Function):
         for gates_t, i_f_t, i_t, f_t, g_t, o_t, tanh_t, dy_t, out_t, c_before in zip(*views, cells[::-1], strict=True):
             if dy_t is not None:
                 dh += dy_t
-            dm = dh if w_hr is None else product(out_t.copy_(dh), w_hr)
+            dm = dh if w_hr is None else out_t.copy_(dh) @ w_hr
             torch.mul(dm, tanh_t, out=d_o)
             dm *= o_t
             dc += _tanh_backward(dm, tanh_t, grad_input=dm)
@@ -173,7 +164,7 @@ class LstmSweep(torch.autograd.Function):
             _tanh_backward(d_g, g_t, grad_input=g_t)
             _sigmoid_backward(d_o, o_t, grad_input=o_t)
             if c_before is not c0 or ctx.needs_input_grad[2]:
-                dh = product(gates_t, w_hh)
+                dh = gates_t @ w_hh
         direction.tell(x, states, gates, gates, ctx.biased)
         if projected is not None:
             direction.record(f"weight_hr{direction.suffix}", m.transpose(0, 1), projected.transpose(0, 1))
@@ -206,12 +197,11 @@ class GruSweep(torch.autograd.Function):
         hidden_n, y = (x.new_empty(*x.shape[:2], size) for _ in range(2))
         r, z, n = _blocks(gates, 3)
         r_z = gates.transpose(0, 1)[..., : 2 * size]
-        w = _transposed(w_hh, len(x)).t()
         before = h0
         for r_z_t, r_t, z_t, n_t, hidden_n_t, y_t in zip(
             *map(direction.steps, (r_z, r, z, n, hidden_n, y)), strict=True
         ):
-            hidden = linear(before, w, b_hh)
+            hidden = F.linear(before, w_hh, b_hh)
             hidden_n_t.copy_(hidden[:, 2 * size :])
             r_z_t.add_(hidden[:, : 2 * size]).sigmoid_()
             n_t.addcmul_(r_t, hidden_n_t).tanh_()
@@ -251,7 +241,7 @@ class GruSweep(torch.autograd.Function):
             _sigmoid_backward(d_r_z, r_z_t, grad_input=r_z_t)
             hidden_t[:, : 2 * size] = r_z_t
             if before is not h0 or ctx.needs_input_grad[2]:
-                dh = product(hidden_t, w_hh).add_(kept)
+                dh = (hidden_t @ w_hh).add_(kept)
         direction.tell(x, states, gates, hidden, ctx.biased)
         dx = _to_input(gates, w_ih) if ctx.needs_input_grad[1] else None
         return None, dx, dh, None, None, None, None
@@ -275,10 +265,9 @@ class RnnSweep(torch.autograd.Function):
         bias = None if b_ih is None or b_hh is None else b_ih + b_hh
         sums = _of_all_inputs(x, w_ih, bias).transpose(0, 1)
         y = torch.empty_like(sums, memory_format=torch.contiguous_format)
-        w_t = _transposed(w_hh, len(x))
         before = h0
         for sums_t, y_t in zip(direction.steps(sums), direction.steps(y), strict=True):
-            sums_t += product(before, w_t)
+            sums_t.addmm_(before, w_hh.t())
             before = torch.clamp(sums_t, min=0, out=y_t) if relu else torch.tanh(sums_t, out=y_t)
         ctx.direction = direction
         ctx.biased = bias is not None
@@ -304,7 +293,7 @@ class RnnSweep(torch.autograd.Function):
             else:
                 _tanh_backward(dh, y_t, grad_input=gradients_t)
             if before is not h0 or ctx.needs_input_grad[3]:
-                dh = product(gradients_t, w_hh)
+                dh = gradients_t @ w_hh
         direction.tell(x, states, gradients, gradients, ctx.biased)
         dx = _to_input(gradients, w_ih) if ctx.needs_input_grad[2] else None
         return None, None, dx, dh, None, None, None, None
