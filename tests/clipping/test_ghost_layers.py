@@ -149,6 +149,16 @@ ODD = {
                                          layer=nn.GRU(8, 8, batch_first=True)), SEQUENCE),
     "in place": (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)), SEQUENCE),
     "prelu": (lambda: nn.Sequential(nn.Linear(8, 8), nn.PReLU(8), nn.Linear(8, 3)), (8,)),
+    "layer norm of two dimensions": (lambda: nn.Sequential(nn.LayerNorm((5, 8)), nn.Linear(8, 3)), SEQUENCE),
+    "layer norm, twice": (lambda: With(lambda self, x: self.layer(self.layer(x) ** 2),
+                                      layer=nn.LayerNorm(8)), SEQUENCE),
+    "layer norm, no bias": (lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8, bias=False)), (8,)),
+    "layer norm, frozen bias": (lambda: nn.Sequential(nn.Linear(8, 8), frozen_bias(nn.LayerNorm(8))), SEQUENCE),
+    "layer norm by its function": (lambda: With(
+        lambda self, x: torch.layer_norm(x, (8,), self.a[0], self.a[1], 1e-2), (2, 8)), SEQUENCE),
+    "rms norm": (lambda: nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8), nn.Linear(8, 3), nn.RMSNorm(3, eps=0.1)),
+                 SEQUENCE),
+    "rms norm of two dimensions": (lambda: nn.Sequential(nn.RMSNorm((5, 8)), nn.Linear(8, 3)), SEQUENCE),
     "group of zero-gradient parts": (lambda: With(lambda self, x: self.layer(x) * 0 + x @ self.a, (8, 3),
                                                   layer=nn.Linear(8, 3)), SEQUENCE),
 }  # fmt: skip
@@ -391,3 +401,29 @@ def test_rules_are_taken_where_they_should_be(monkeypatch):
         run(GhostClipping(module), x, torch.randn_like(module(x)), F.mse_loss)
     assert {len(use.shape) for use in seen if isinstance(use, DirectUse)} == {1}
     assert len(seen) > 20
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_scales_of_normalised_layers_have_no_copy_for_each_example_in_the_graph(monkeypatch, norm):
+    """Autograd would make products and sums over positions one by one; the rule tells their gradients itself."""
+    seen = []
+    finish = passes.Pass.finish
+    monkeypatch.setattr(passes.Pass, "finish", lambda self, direct: (seen.extend(direct), finish(self, direct))[1])
+    module = nn.Sequential(nn.Linear(8, 8), norm(8), nn.Tanh(), norm(8))
+    x = torch.randn(4, 5, 8)
+    run(GhostClipping(module), x, torch.randn(4, 5, 8), F.mse_loss)
+    assert len(seen) == len(list(module.parameters()))
+    assert all(values is None for values in seen)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_normalised_layers_give_what_torch_gives(norm):
+    """Outputs and what flows on, in numbers far from 0 and in more blocks than one."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 512), norm(512), nn.Linear(512, 2))
+    x, target = 3 + 10 * torch.randn(40, 4, 6), torch.randn(40, 4, 2)
+    plain = module(x)
+    wanted = torch.autograd.grad(F.mse_loss(plain, target), list(module.parameters()))
+    sums = run(GhostClipping(module), x, target, F.mse_loss, clip_norm=1e6)[1]
+    for (name, value), gradient in zip(sums.items(), wanted, strict=True):
+        torch.testing.assert_close(value / len(x), gradient, rtol=1e-4, atol=1e-5, msg=name)

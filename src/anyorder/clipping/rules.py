@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from anyorder.clipping.tracing import Tracer
-from anyorder.clipping.uses import ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse
+from anyorder.clipping.uses import BLOCK, ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse
 
 __all__ = ["RULES"]
 
@@ -209,6 +209,112 @@ def _embedding(
     return tracer.on_batch(lambda ids: tracer.anchored(_Table, tracer, part, padding, ids, own), input)
 
 
+# -- normalised layers -----------------------------------------------------------------------------------------------
+
+
+class _LayerNorm(torch.autograd.Function):
+    """y = x^ w + b with x^ = (x - mean) / standard deviation, over the last dimensions, those of w."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, eps: float, x: Any, w: Any, b: Any) -> Any:
+        ctx.tracer, ctx.parts = tracer, parts
+        y, mean, rstd = torch.native_layer_norm(x, w.shape, w, b, eps)
+        ctx.save_for_backward(x, w, b, mean, rstd)
+        return y
+
+    @staticmethod
+    @_backward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w, b, mean, rstd = ctx.saved_tensors
+        _enter_scaled(ctx.tracer, ctx.parts, w.shape, grad, lambda rows: (x[rows] - mean[rows]).mul_(rstd[rows]))
+        back = None
+        if ctx.needs_input_grad[4]:
+            wanted = [True, False, False]
+            back = torch.ops.aten.native_layer_norm_backward(grad, x, w.shape, mean, rstd, w, b, wanted)[0]
+        return None, None, None, None, back, None, None
+
+
+class _RmsNorm(torch.autograd.Function):
+    """y = x^ w with x^ = x / root of (the mean square + eps), over the last dimensions, those of w."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, eps: float | None, x: Any, w: Any) -> Any:
+        ctx.tracer, ctx.parts = tracer, parts
+        eps = torch.finfo(x.dtype).eps if eps is None else eps
+        rstd = x.square().mean(list(range(-w.dim(), 0)), keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, w, rstd)
+        return (x * rstd).mul_(w)
+
+    @staticmethod
+    @_backward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w, rstd = (t.detach() for t in ctx.saved_tensors)
+        _enter_scaled(ctx.tracer, ctx.parts, w.shape, grad, lambda rows: x[rows] * rstd[rows])
+        back = None
+        if ctx.needs_input_grad[4]:
+            # dx = (w g - x^ mean(w g x^)) / root,  x^ = x rstd
+            scaled = grad * w
+            mean = (scaled * x).mean(list(range(-w.dim(), 0)), keepdim=True)
+            back = scaled.addcmul_(x, mean * rstd.square(), value=-1).mul_(rstd)
+        return None, None, None, None, back, None
+
+
+def _enter_scaled(tracer: Tracer, parts: Any, shape: Any, grad: Tensor, normalised: Callable[[slice], Tensor]) -> None:
+    """Enter y = x^ w + b: the gradient of each example is sum_t g_t x^_t for w, and sum_t g_t for b.
+
+    Args:
+        normalised: makes x^ of some examples, so few at a time that they stay in the cache.
+    """
+    weight, bias = parts
+    size = max(1, BLOCK // 16 // max(1, grad[0].numel()))
+    pieces = [slice(i, i + size) for i in range(0, len(grad), size)]
+
+    def scales(dtype: torch.dtype) -> DirectUse:
+        products = (normalised(rows).to(dtype).mul_(grad[rows]) for rows in pieces)
+        return DirectUse(torch.cat([product.view(len(product), -1, *shape).sum(1) for product in products]), dtype)
+
+    tracer.enter(weight, scales)
+    if bias is not None:
+        each = grad.reshape(len(grad), -1, *shape)
+        tracer.enter(bias, lambda dtype: DirectUse(each.sum(1, dtype=dtype), dtype))
+
+
+def _normalised(tracer: Tracer, input: Any, shape: Any, weight: Any, bias: Any) -> Any:
+    """The parameters of a normalised layer, and their parts; None where it is not one of plain parameters."""
+    parts = tracer.part(weight), tracer.part(bias)
+    plain = isinstance(input, Tensor) and parts[0] is not None and (bias is None) == (parts[1] is None)
+    # Torch casts by lists of its own where autocast is on, and where the types differ.
+    if not plain or torch.is_autocast_enabled(input.device.type) or tuple(weight.shape) != tuple(shape):
+        return None
+    own = [None if part is None else tracer.tensor(part) for part in parts]
+    if any(t is not None and t.dtype != input.dtype for t in own) or input.dtype in (torch.float16, torch.bfloat16):
+        return None
+    tracer.expect(*parts)
+    return parts, own
+
+
+def _layer_norm(
+    tracer: Tracer, func: Any, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None,
+    eps: float = 1e-5, cudnn_enable: bool = True,
+) -> Any:  # fmt: skip
+    del cudnn_enable
+    found = _normalised(tracer, input, normalized_shape, weight, bias)
+    if found is None:
+        return NotImplemented
+    parts, own = found
+    return tracer.on_batch(lambda x: tracer.anchored(_LayerNorm, tracer, parts, eps, x, *own), input)
+
+
+def _rms_norm(
+    tracer: Tracer, func: Any, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Any:
+    found = _normalised(tracer, input, normalized_shape, weight, None)
+    if found is None:
+        return NotImplemented
+    parts, (own, _) = found
+    return tracer.on_batch(lambda x: tracer.anchored(_RmsNorm, tracer, parts, eps, x, own), input)
+
+
 # -- attention -------------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +363,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     torch.conv1d: _convolution, torch.conv2d: _convolution, torch.conv3d: _convolution,
     F.conv1d: _convolution, F.conv2d: _convolution, F.conv3d: _convolution,
     F.embedding: _embedding,
+    F.layer_norm: _layer_norm, torch.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm, torch.rms_norm: _rms_norm,
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head,
 }  # fmt: skip
