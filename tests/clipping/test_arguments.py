@@ -137,15 +137,20 @@ class Layer(nn.Module):
         return self.function(self, self.layer(x), x)
 
 
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * ctx.saved_tensors[0] * grad
+
+
 @dataclass
 class Record:
     logits: torch.Tensor
-
-
-def write_into_zeros(self, out, x):
-    result = torch.zeros(1, 2)
-    result += out
-    return result
 
 
 def count(self, out, x):
@@ -156,10 +161,12 @@ def count(self, out, x):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda self, out, x: out * x.sum().item(), "item"),
-        (lambda self, out, x: out if x.sum() > 0 else -out, "control flow"),
-        (lambda self, out, x: out * float(x.numpy().sum()), "vmap cannot run this model"),
-        (write_into_zeros, "new_zeros"),
+        (lambda self, out, x: out * x.sum().item(), r"line \d+: .*item[\s\S]*torch.where"),
+        (lambda self, out, x: out if x.sum() > 0 else -out, "torch.where"),
+        (lambda self, out, x: out * float(x.numpy().sum()), "torch.where"),
+        (lambda self, out, x: out * x[x > 0].sum(), "product with the mask"),
+        (lambda self, out, x: Square.apply(out), "setup_context"),
+        (lambda self, out, x: self.calls.expand(1, 2).clone().add_(out.mean()).add_(out), "x.new_zeros"),
         (count, "writes its buffers calls"),
         (lambda self, out, x: Record(out), "Record"),
         (lambda self, out, x: out.T, r"\(2, 1\)"),
@@ -180,18 +187,41 @@ def test_spectral_norm_in_training_mode_writes_buffers():
     assert forward(module.eval(), X).requires_grad
 
 
-def test_packed_sequences_are_refused():
+def test_packed_sequences_are_refused_with_the_change():
     class Packed(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.GRU(4, 2, batch_first=True)
 
-        def forward(self, x):
-            packed = nn.utils.rnn.pack_padded_sequence(x, [2], batch_first=True)
-            return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
+        def forward(self, x, lengths):
+            pack = nn.utils.rnn.pack_padded_sequence
+            return self.layer(pack(x, lengths, batch_first=True, enforce_sorted=False))[1][0]
 
-    with pytest.raises(ModelError):
-        forward(Packed(), torch.randn(3, 2, 4))
+    module, x, lengths = Packed(), torch.randn(3, 5, 4), torch.tensor([2, 5, 3])
+    with pytest.raises(ModelError, match="padded tensor, and take the last state as out.gather") as caught:
+        forward(module, x, lengths)
+    assert "[2, 4]" not in str(caught.value)  # the lengths of examples
+    out = module.layer(x)[0]
+    last = out.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, out.shape[2]))[:, 0]
+    torch.testing.assert_close(last, module(x, lengths))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda self, out, x: out.view(3, 2), r"runs on the batch, and not on one example[\s\S]*x.shape\[0\]"),
+        (lambda self, out, x: out + torch.zeros(3, 2), r"\(3, 2\), not \(1, ...\)[\s\S]*x.shape\[0\]"),
+    ],
+)
+def test_the_batch_size_written_into_forward(function, message):
+    with pytest.raises(ModelError, match=message):
+        forward(Layer(function), X)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_a_batch_in_another_dtype(dtype):
+    with pytest.raises(ModelError, match=f"batch holds {str(dtype)[6:]} and the model's parameters are float32.*to"):
+        forward(PLAIN, X.to(dtype))
 
 
 def test_a_models_own_error_stays_its_own():

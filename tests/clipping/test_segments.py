@@ -213,4 +213,4 @@ def test_checkpoints_of_another_torch_are_refused(engine, reentrant):
     module, (x, y) = Net(use=another_torch(), use_reentrant=reentrant).double(), batch()
     with pytest.raises(ModelError, match="checkpoint|vmap"):
         run(engine(module), x, y, F.cross_entropy)
-    assert module.calls <= 2
+    assert module.calls <= 3  # each way to run it is tried once

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from anyorder.clipping.explain import own_error, unmapped
 from anyorder.clipping.huggingface import is_cache, no_branches_on_masks
+from anyorder.clipping.mapped import Mapped
 from anyorder.clipping.segments import plain_segments
 from anyorder.clipping.stand_in import stand_in
-from anyorder.errors import ModelError
+from anyorder.errors import AnyorderError, ModelError
 
 __all__ = ["Alone", "Tensors", "check_argument", "check_nothing_kept", "mappable"]
 
@@ -41,6 +43,7 @@ class Alone:
     Args:
         module: the module. Its buffers are copied: every example sees what they hold now.
         args, kwargs: what the module is called with on the batch; see `PerUnitClipping.forward`.
+        mapped: whether functions are put into the form that `Mapped` gives them.
 
     Attributes:
         tensors: the tensors among the arguments, each with leading dimension `size`.
@@ -49,7 +52,9 @@ class Alone:
     Raises: ModelError if the tensors do not share a leading dimension, or an argument cannot be split by example.
     """
 
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, mapped: bool = False
+    ) -> None:
         for argument in (*args, *kwargs.values()):
             check_argument(argument)
         leaves, self._structure = pytree.tree_flatten((args, kwargs))
@@ -57,6 +62,7 @@ class Alone:
         self._settings = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.tensors: Tensors = tuple(leaves[i] for i in self._slots)
         self.size = _batch_size(self.tensors)
+        self.mapped = mapped
         self._module = module
         self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         self._versions = {name: _version(buffer) for name, buffer in self._buffers.items()}
@@ -76,7 +82,8 @@ class Alone:
         for slot, tensor in zip(self._slots, example, strict=True):
             leaves[slot] = tensor.unsqueeze(0)
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        with stand_in(self._module, self._buffers | parameters), within or nullcontext():
+        forms = Mapped(example[0]) if self.mapped else nullcontext()
+        with stand_in(self._module, self._buffers | parameters), within or nullcontext(), forms:
             output = self._module(*args, **kwargs)
         self._check_buffers()
         places, structure = pytree.tree_flatten(output)
@@ -94,6 +101,30 @@ class Alone:
             raise ModelError("the model has no floating-point output, so that no loss can train it; return one")
         self._output = places, structure
         return tuple(differentiable), tuple(others)
+
+    def explain(self, error: Exception, parameters: dict[str, Tensor], tensors: Tensors) -> str:
+        """Why the module cannot be mapped; raises what the first example alone raises without vmap, if that fails too.
+
+        The caller keeps the random numbers as they are.
+        """
+        parameters = {name: p.clone() for name, p in parameters.items()}
+        with torch.no_grad():
+            try:
+                self(parameters, tuple(t[0] for t in tensors))
+            except AnyorderError:
+                raise
+            except Exception as own:
+                raise own_error(own, self._module, self.tensors, lambda: self._on_batch(parameters)) from own
+        return unmapped(self._module, error)
+
+    def _on_batch(self, parameters: dict[str, Tensor]) -> None:
+        """The module on the whole batch, as without a guarantee."""
+        leaves = list(self._settings)
+        for slot, tensor in zip(self._slots, self.tensors, strict=True):
+            leaves[slot] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        with stand_in(self._module, {name: b.clone() for name, b in self._buffers.items()} | parameters):
+            self._module(*args, **kwargs)
 
     def assemble(self, differentiable: Tensors, others: Tensors) -> Any:
         """The module's output structure of the last call, filled with batched tensors."""
@@ -157,7 +188,8 @@ def _check_output(leaf: Any) -> None:
     if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] != 1:
         raise ModelError(
             "every output of the model must have the examples as its leading dimension; on one example it has shape "
-            f"{tuple(leaf.shape)}, not (1, ...): use batch_first=True, or move that dimension to the front"
+            f"{tuple(leaf.shape)}, not (1, ...): use batch_first=True, move that dimension to the front, or take the "
+            "batch size from the input (x.shape[0]) where it is written into forward"
         )
 
 

@@ -40,6 +40,10 @@ class FunctionalClipping(PerUnitClipping):
         grid: None, or the grid on which units are rounded; the sums are then int64, see `ClippedSum`.
         rule: how norms become factors; on a grid `Flat`.
         non_finite: see `make_clipping`.
+
+    Attributes:
+        mapped: whether the module runs with functions in the form of `Mapped`: it is found in the first batch.
+
     Raises: ArgumentError for another rule on a grid.
     """
 
@@ -55,6 +59,7 @@ class FunctionalClipping(PerUnitClipping):
             raise ArgumentError(f"rule must be Flat() in secure mode, whose units are cut as a whole, got {rule}")
         self._module = module
         self._grid, self._rule = grid, rule
+        self.mapped = False
         self._refuse = _check.choice("non_finite", non_finite, NON_FINITE) == "refuse"
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
 
@@ -72,7 +77,7 @@ class FunctionalClipping(PerUnitClipping):
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
-        call = Alone(self._module, args, kwargs)
+        call = Alone(self._module, args, kwargs, mapped=self.mapped)
         check_groups(groups, call.size)
         job = _Job(
             module=self._module,
@@ -89,10 +94,13 @@ class FunctionalClipping(PerUnitClipping):
         )
         tensors = (*parameters.values(), *call.tensors)
         if not torch.is_grad_enabled():
-            return call.assemble(*job.outputs(tensors))
+            outputs = job.outputs(tensors)
+            self.mapped = call.mapped
+            return call.assemble(*outputs)
         # The sums go to `receive`, not along the graph: a scalar that requires a gradient keeps the outputs in it.
         root = torch.zeros((), device=call.tensors[0].device, requires_grad=True)
         outputs = _Outputs.apply(root, job, *tensors)  # type: ignore[no-untyped-call]
+        self.mapped = call.mapped
         return call.assemble(outputs[: job.differentiable], outputs[job.differentiable :])
 
 
@@ -224,18 +232,13 @@ class _Job:
             except (AnyorderError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
-                self._check_alone(parameters, tuple(t[:1] for t in batched[0]))
-                raise ModelError(
-                    f"torch.func.vmap cannot run this model ({type(self.module).__name__}) on each example alone: "
-                    f"{error}\nWrite forward without .item(), without branches on the values of tensors, and without "
-                    "in-place writes into buffers or into tensors made by torch.zeros (use x.new_zeros); replace a "
-                    "layer that torch.func does not know"
-                ) from error
-
-    def _check_alone(self, parameters: dict[str, Tensor], example: Tensors) -> None:
-        """Run the first example without vmap: where that fails too, its own error tells the user more."""
-        with torch.no_grad(), self.settings.random_again():
-            self.call({n: p.clone() for n, p in parameters.items()}, tuple(t.squeeze(0) for t in example))
+                if not self.call.mapped:
+                    self.call.mapped = True
+                    self.settings.rewind()
+                    return self._map(function, parameters, *batched)
+                with self.settings.random_again():
+                    reason = self.call.explain(error, parameters, batched[0])
+                raise ModelError(reason) from error
 
 
 class _Outputs(torch.autograd.Function):

@@ -29,7 +29,7 @@ class GhostClipping(PerUnitClipping):
     backward pass gives the norm of each unit's gradient ("ghost norms") and then, weighted by the clip factors, the
     sum [Li et al. 2022; Bu et al. 2023, book-keeping]; `norms` has the formulas and how their rounding is bounded.
     A parameter that is used in any other way has its per-example gradients made by autograd. A model with a function
-    that cannot be mapped so runs by `FunctionalClipping`.
+    that cannot be mapped so runs with functions in the form of `Mapped`, or else by `FunctionalClipping`.
 
     Cost: a plain step, plus the norms. Memory: what autograd holds, and the gradients of all layers' outputs.
 
@@ -54,7 +54,7 @@ class GhostClipping(PerUnitClipping):
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
         self._rule = Flat() if rule is None else rule
         self._non_finite = _check.choice("non_finite", non_finite, NON_FINITE)
-        self._unmapped = False
+        self._unmapped = self._mapped = False
 
     def forward(
         self,
@@ -70,7 +70,7 @@ class GhostClipping(PerUnitClipping):
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
-        call = Alone(self._module, args, kwargs)
+        call = Alone(self._module, args, kwargs, mapped=self._mapped)
         check_groups(groups, call.size)
         clip_norm = _check.positive("clip_norm", clip_norm)
         if call.size:
@@ -85,8 +85,11 @@ class GhostClipping(PerUnitClipping):
             try:
                 return job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
             except Unmapped:
-                self._unmapped = True
                 start.rewind()
+                if not call.mapped:
+                    call.mapped = self._mapped = True
+                    continue
+                self._unmapped, self._mapped = True, False
                 return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
             except (TooLarge, torch.OutOfMemoryError) as error:
                 if self._fixed or self._chunk_size == 1:
@@ -96,18 +99,21 @@ class GhostClipping(PerUnitClipping):
                 self._chunk_size = error.size if isinstance(error, TooLarge) else half
 
     def state_dict(self) -> dict[str, Any]:
-        """The chunk size, and whether the other engine runs the model; both are found in the first batches."""
-        return {"chunk_size": self._chunk_size, "unmapped": self._unmapped}
+        """The chunk size, whether the other engine runs the model, and how; all are found in the first batches."""
+        return {"chunk_size": self._chunk_size, "unmapped": self._unmapped, "mapped": self._mapped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with another engine's, save for a chunk size that was given to this one."""
         self._chunk_size = self._chunk_size if self._fixed else state["chunk_size"]
-        self._unmapped = state["unmapped"]
+        self._unmapped, self._mapped = state["unmapped"], state["mapped"]
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
         """By the engine that makes every gradient: some functions can be mapped there alone."""
         other = FunctionalClipping(self._module, self._chunk_size, rule=self._rule, non_finite=self._non_finite)
-        return other.forward(args, kwargs, **options)
+        other.mapped = self._mapped
+        outputs = other.forward(args, kwargs, **options)
+        self._mapped = other.mapped
+        return outputs
 
 
 @dataclass

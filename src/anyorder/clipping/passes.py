@@ -136,15 +136,9 @@ class Pass:
         except (AnyorderError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            # Where the first example fails too, without vmap, its own error tells the user more.
-            with torch.no_grad(), torch.random.fork_rng([self._device.index] if self._device.type == "cuda" else []):
-                self._call({n: p.clone() for n, p in self._parameters.items()}, tuple(t[0] for t in tensors))
-            raise Unmapped(
-                f"torch.func.vmap cannot run this model ({type(self._module).__name__}) on each example alone: "
-                f"{error}\nWrite forward without .item(), without branches on the values of tensors, without hooks on "
-                "saved tensors (chunk_size= bounds memory), and without in-place writes into buffers or into tensors "
-                "made by torch.zeros (use x.new_zeros); replace a layer that torch.func does not know"
-            ) from error
+            with torch.random.fork_rng([self._device.index] if self._device.type == "cuda" else []):
+                reason = self._call.explain(error, self._parameters, tensors)
+            raise Unmapped(reason) from error
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
