@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from anyorder import _check
 from anyorder.clipping.alone import check_argument, check_nothing_kept
+from anyorder.clipping.coupling import unwatched
 from anyorder.errors import ModelError
 
 __all__ = ["ExampleLoss"]
@@ -46,6 +47,7 @@ class ExampleLoss(nn.Module):
         if len(lengths) != 1:
             raise ModelError(f"outputs and targets must be batches of one length, got lengths {sorted(lengths)}")
 
+        batches = unwatched(batches)
         for batch in batches:
             check_argument(batch, of="the criterion")
 

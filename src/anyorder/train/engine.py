@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from anyorder import _check
 from anyorder.certificate import Certificate, Evidence
 from anyorder.clipping import ClipRule, Receive, make_clipping, refuse_unfit
+from anyorder.clipping.coupling import LossWatch
 from anyorder.errors import (
     ArgumentError,
     CheckpointError,
@@ -162,6 +163,7 @@ class PrivacyEngine:
         self._stream = SharedNoise(plan.strategy, self._source, plan.noise_std, self._shards, plan.grid)
         self._whole = WholeModel(self._model)
         self._clipping = make_clipping(self._whole.module, chunk_size, plan.grid, rule, non_finite)
+        self._watch = LossWatch()
         self._discard()
 
     def _private_loader(self, loader: Any, unit: Unit, source: NoiseSource) -> PrivateLoader:
@@ -227,7 +229,8 @@ class PrivacyEngine:
                 receive=receive,
             )
 
-        return forward_together(self._group, step, forward, functools.partial(self._receive, batch, step, units))
+        receive = functools.partial(self._receive, batch, step, units)
+        return self._watch.outputs(forward_together(self._group, step, forward, receive))
 
     def _find_batch(self, tensors: list[Tensor], found: list[HandedBatch]) -> Units:
         """Add the batch that the model is called on to `found`; its units."""

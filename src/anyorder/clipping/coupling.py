@@ -1,0 +1,286 @@
+"""Losses that couple examples: watched in the first batch, from the model's outputs to `backward`.
+
+Clipping bounds what a unit adds to the sum if each example's loss depends on that example alone. The loss is computed
+in the caller's own code, between `model(x)` and `loss.backward()`. So the outputs of the first batch are tensors that
+write down what is done with them. At `backward` the same functions run again on made-up outputs, of which one example's
+are then changed: where the gradients of others move, the loss is refused. Couplings that run through targets, weights
+and masks are seen in the functions that make them. What decides is the code of the loss, not the data.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from anyorder.errors import ModelError
+
+__all__ = ["LossWatch", "unwatched"]
+
+_MOVED = 1e-5  # of the largest gradient; less is rounding
+_BATCHES = 3  # whose losses may never come to `backward`, or by another way
+_UNUSED_LABEL = -100  # torch's default for `ignore_index`
+_BY_LABELS = (F.cross_entropy, F.nll_loss)
+_BY_WEIGHTS = tuple(f for f in (F.mse_loss, F.l1_loss, F.huber_loss) if "weight" in inspect.signature(f).parameters)
+_MEANS = (torch.mean, Tensor.mean, torch.nanmean, Tensor.nanmean)
+_MASKINGS = (torch.masked_select, Tensor.masked_select)
+_DIVISIONS = (
+    torch.div, torch.true_divide, Tensor.div, Tensor.div_, Tensor.true_divide, Tensor.true_divide_,
+    Tensor.__truediv__, Tensor.__itruediv__,
+)  # fmt: skip
+_CURE = (
+    "take the loss of each example (reduction='none') and the mean over all examples, or give the criterion one "
+    "example at a time with anyorder.clipping.ExampleLoss"
+)
+
+
+class LossWatch:
+    """Watches what is done with a model's outputs up to `backward`, in the first batch of two examples or more.
+
+    A mean over labels of which some may not count divides by the number of those that do, so that one example's
+    padding would scale the gradients of others. Where the loss has one (`cross_entropy` and `nll_loss` of several
+    labels for each example, or with an `ignore_index` of the caller's own), every batch is watched, and the sum is
+    divided by the number of all labels instead: the same number where all count.
+
+    Raises: ModelError, where the loss is computed or in `backward`, for a loss that couples examples.
+    """
+
+    def __init__(self) -> None:
+        self.done = self.labels = False
+        self._batches = 0
+
+    def outputs(self, outputs: Any) -> Any:
+        """The outputs of a batch, watched as long as there is something to see."""
+        self.done = self.done or self._batches == _BATCHES
+        if self.done and not self.labels:
+            return outputs
+        tape = _Tape(self)
+
+        def watched(leaf: Any) -> Any:
+            return tape.begin(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.dim() else leaf
+
+        result = pytree.tree_map(watched, outputs)
+        self._batches += tape.size > 1
+        return result
+
+
+def unwatched(tree: Any) -> Any:
+    """The tree with ordinary tensors in the place of watched ones, for a loss that cannot couple examples."""
+
+    def of(tensor: Any) -> Any:
+        if tensor.tape is not None:
+            tensor.tape.watch.done = True
+        return tensor.as_subclass(Tensor)
+
+    return pytree.tree_map_only(_Watched, of, tree)
+
+
+class _Tape:
+    """What was done with the outputs of one batch."""
+
+    def __init__(self, watch: LossWatch) -> None:
+        self.watch, self.recording, self.size = watch, not watch.done, 0
+        self._roots: list[Tensor] = []
+        self._calls: list[tuple[Callable[..., Any], Any, Any, list[Any]]] = []
+
+    @property
+    def useful(self) -> bool:
+        return self.recording or self.watch.labels
+
+    def begin(self, output: Tensor) -> Tensor:
+        """Watch an output of the model."""
+        self.size = len(output)
+        self._roots.append(self.follow(output))
+        return self._roots[-1]
+
+    def follow(self, tensor: Tensor, *, masked: bool = False) -> Tensor:
+        """Watch what was computed from an output, perhaps from a part of it that a mask chose."""
+        watched: Any = tensor if isinstance(tensor, _Watched) else tensor.as_subclass(_Watched)
+        watched.tape, watched.masked = self, masked
+        return watched  # type: ignore[no-any-return]
+
+    def record(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        if self.recording:
+            self._calls.append((function, args, kwargs, pytree.tree_leaves(result)))
+
+    def check(self, loss: Tensor, gradient: Tensor | None) -> None:
+        """Refuse a loss in which one example's outputs move the gradients of others."""
+        if not self.recording or self.size < 2:
+            return
+        found: list[bool] = []
+        for make in (torch.randn, torch.rand):  # some losses take numbers in (0, 1) alone
+            try:
+                found.append(self._coupled(loss, gradient, make))
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+        self.recording, self._roots, self._calls = False, [], []
+        if any(found):
+            raise ModelError(
+                "the loss couples examples: where the outputs of one change, so do the gradients of others, and "
+                f"clipping bounds what a unit adds only if each example's loss depends on itself alone; {_CURE}"
+            )
+        if not found:
+            warnings.warn(
+                "the loss could not be run on made-up outputs, to see whether it couples examples; the guarantee needs "
+                f"one that does not ({problem})",
+                stacklevel=4,
+            )
+        self.watch.done = True
+
+    def _coupled(self, loss: Tensor, gradient: Tensor | None, make: Callable[..., Tensor]) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        outputs, others = (
+            [make(t.shape, generator=generator).to(t.device, t.dtype) for t in self._roots] for _ in range(2)
+        )
+        before = self._gradients(loss, gradient, outputs)
+        for j in sorted({0, self.size // 2, self.size - 1}):
+            changed = [
+                torch.cat([t[:j], other[j : j + 1], t[j + 1 :]]) for t, other in zip(outputs, others, strict=True)
+            ]
+            after = self._gradients(loss, gradient, changed)
+            if any(_moved(*pair, j) for pair in zip(before, after, strict=True)):
+                return True
+        return False
+
+    def _gradients(self, loss: Tensor, gradient: Tensor | None, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Those of other outputs, by the same functions with the same random numbers."""
+        leaves = [t.requires_grad_() for t in outputs]
+        values: dict[int, Any] = {id(root): leaf.clone() for root, leaf in zip(self._roots, leaves, strict=True)}
+
+        def swap(tree: Any) -> Any:
+            return pytree.tree_map_only(_Watched, lambda t: values[id(t)], tree)
+
+        devices = sorted({t.device.index for t in outputs if t.device.type == "cuda"})
+        with torch.enable_grad(), torch.random.fork_rng(devices):
+            torch.manual_seed(0)
+            for function, args, kwargs, results in self._calls:
+                made = pytree.tree_leaves(function(*swap(args), **swap(kwargs)))
+                values |= {id(old): new for old, new in zip(results, made, strict=False)}
+        end = values[id(loss)]
+        return torch.autograd.grad(end, leaves, gradient, allow_unused=True, materialize_grads=True)
+
+
+def _moved(before: Tensor, after: Tensor, j: int) -> bool:
+    """Whether rows other than j differ."""
+    before, after = before.nan_to_num().double(), after.nan_to_num().double()
+    off = (before - after).abs()
+    off[j] = 0.0
+    return bool(off.max() > _MOVED * before.abs().max())
+
+
+class _Watched(Tensor):
+    """An output of the private model, or what was computed from one."""
+
+    tape: _Tape | None = None
+    masked: bool = False
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, _Watched)]
+        tape = next((t.tape for t in given if t.tape is not None), None)
+        with torch._C.DisableTorchFunctionSubclass():
+            if tape is None or not tape.useful:
+                return func(*args, **kwargs)
+            if func is Tensor.backward:
+                tape.check(args[0], args[1] if len(args) > 1 else kwargs.get("gradient"))
+                return func(*args, **kwargs)  # type: ignore[no-untyped-call]
+            masked = any(t.masked for t in given)
+            function = _checked(func, args, kwargs, tape, masked)
+            before = args[0].detach().clone() if _writes(func) and not isinstance(args[0], _Watched) else None
+            result = function(*args, **kwargs)
+            if before is not None:  # what is written is not the model's: run again on a copy
+                args, function = (before, *args[1:]), _on_copy(function)
+            if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
+                if func is Tensor.__setitem__ and before is None:
+                    tape.record(function, args, kwargs, None)
+                return result
+            masked = masked or func in _MASKINGS or (func is Tensor.__getitem__ and _has_mask(args[1]))
+            watched = pytree.tree_map_only(Tensor, lambda t: tape.follow(t, masked=masked and t.dim() > 0), result)
+            tape.record(function, args, kwargs, watched)
+            return watched
+
+
+def _checked(func: Any, args: Any, kwargs: Any, tape: _Tape, masked: bool) -> Callable[..., Any]:
+    """What to call. Refuses functions that divide by a number which depends on other examples' targets or masks."""
+    mean = _is_mean(func, args, kwargs)
+    if masked and mean:
+        raise ModelError(
+            "the loss is a mean over what a mask chose of the outputs: it divides by a number that depends on all "
+            f"examples, so that one moves the gradients of others; {_CURE}"
+        )
+    if func in _DIVISIONS and len(args) == 2 and _divides_total(*args):
+        raise ModelError(
+            "the loss is a sum over the batch divided by a tensor that was not computed from the outputs, such as the "
+            "number of unmasked items: that depends on all examples, so that one moves the gradients of others. If "
+            f"it is a constant, make it a Python number with float(); else {_CURE}"
+        )
+    if not mean or func not in (*_BY_LABELS, *_BY_WEIGHTS):
+        return func  # type: ignore[no-any-return]
+    arguments = _arguments(func, args, kwargs)
+    if func in _BY_LABELS and arguments["target"].is_floating_point():  # probabilities: the mean is over examples
+        return func  # type: ignore[no-any-return]
+    if arguments["weight"] is not None:
+        raise ModelError(
+            f"{func.__name__} with weight= and reduction='mean' divides by the weights of the whole batch, so that one "
+            "example's label moves the gradients of others; take reduction='none' and the mean over all examples: "
+            f"{func.__name__}(.., weight=weight, reduction='none').mean()"
+        )
+    if func in _BY_LABELS and (arguments["target"].numel() > tape.size or arguments["ignore_index"] != _UNUSED_LABEL):
+        tape.watch.labels = True
+        return _over_all_labels(func)
+    return func  # type: ignore[no-any-return]
+
+
+def _is_mean(func: Any, args: Any, kwargs: Any) -> bool:
+    if func in _MEANS:
+        return True
+    try:
+        arguments = _arguments(func, args, kwargs)
+    except (TypeError, ValueError):  # not a function of Python
+        return False
+    legacy = arguments.get("size_average"), arguments.get("reduce")
+    if legacy != (None, None):
+        return False not in legacy
+    return arguments.get("reduction") == "mean"
+
+
+def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    given = inspect.signature(func).bind(*args, **kwargs)
+    given.apply_defaults()
+    return given.arguments
+
+
+def _over_all_labels(func: Any) -> Callable[..., Any]:
+    def over_all_labels(*args: Any, **kwargs: Any) -> Any:
+        arguments = _arguments(func, args, kwargs) | {"size_average": None, "reduce": None, "reduction": "sum"}
+        return func(**arguments) / arguments["target"].numel()
+
+    return over_all_labels
+
+
+def _divides_total(total: Any, by: Any) -> bool:
+    return (
+        isinstance(total, _Watched) and total.dim() == 0
+        and isinstance(by, Tensor) and not isinstance(by, _Watched) and by.numel() == 1
+    )  # fmt: skip
+
+
+def _has_mask(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
+
+
+def _writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__int__", "__index__", "__invert__"))
+    return name.endswith("_")
+
+
+def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda first, *args, **kwargs: function(first.clone(), *args, **kwargs)

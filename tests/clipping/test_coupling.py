@@ -1,0 +1,278 @@
+"""Losses that couple examples are refused in the first batch; others are left as they are, bit for bit."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyorder as ao
+from anyorder.clipping import ExampleLoss
+from anyorder.clipping.coupling import LossWatch
+from anyorder.errors import ModelError
+
+B, C = 6, 6
+X = torch.randn(B, C, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, 2, 0, 5, 1])
+MASK = torch.tensor([True, True, False, True, False, True])
+WEIGHT = torch.tensor([1.0, 100, 1, 1, 1, 1])
+HEAD = nn.Linear(C, 3).requires_grad_(False)
+
+
+def gradient(loss, watch=None, x=X):
+    """The loss, and its gradient with respect to the outputs of a model."""
+    leaf = x.clone().requires_grad_()
+    outputs = leaf * 1
+    value = loss(outputs if watch is None else watch.outputs(outputs))
+    value.backward()
+    return value.item(), leaf.grad
+
+
+def info_nce(out):
+    towers = F.normalize(out, dim=1)
+    return F.cross_entropy(towers @ towers.roll(1, 1).T / 0.1, torch.arange(B))
+
+
+def in_place(out):
+    total = torch.zeros(())
+    total += (out - out.mean(0)).square().sum()
+    return total
+
+
+COUPLED = {
+    "contrastive": info_nce,
+    "triplet": lambda out: F.triplet_margin_loss(out, out.roll(1, 0), out.roll(2, 0)),
+    "differences": lambda out: (out - out.roll(1, 0)).abs().mean(),
+    "distances": lambda out: torch.cdist(out, out).sum(),
+    "batch statistics": lambda out: F.cross_entropy((out - out.mean(0)) / out.std(0), Y),
+    "batch norm": lambda out: F.cross_entropy(nn.BatchNorm1d(C)(out), Y),
+    "softmax over examples": lambda out: F.cross_entropy(out.softmax(0), Y),
+    "sorted": lambda out: (out[:, 0].sort().values * torch.arange(B)).sum(),
+    "part of the whole": lambda out: out.square().sum() / out.detach().abs().sum(),
+    "in place": in_place,
+    "power of a mean": lambda out: 2 ** out.mean(),
+    "probabilities": lambda out: F.binary_cross_entropy(out.clamp(0.01, 0.99) * out.max().clamp(0, 1), X.sigmoid()),
+    "class weights": lambda out: F.cross_entropy(out, Y, WEIGHT),
+    "class weights of a module": lambda out: nn.CrossEntropyLoss(weight=WEIGHT)(out, Y),
+    "class weights, old words": lambda out: F.cross_entropy(out, Y, WEIGHT, size_average=True),
+    "class weights of log-probabilities": lambda out: nn.NLLLoss(WEIGHT)(out.log_softmax(1), Y),
+    "class weights of pixels": lambda out: F.nll_loss(out.view(B, 3, 2), Y[:, None].expand(B, 2) % 3, WEIGHT[:3]),
+    "weights": lambda out: F.mse_loss(out, X, weight=X.abs()),
+    "masked mean": lambda out: (F.cross_entropy(out, Y, reduction="none") * MASK).sum() / MASK.sum(),
+    "masked mean, in place": lambda out: (F.cross_entropy(out, Y, reduction="none") * MASK).sum().div_(MASK.sum()),
+    "masked examples": lambda out: F.cross_entropy(out[MASK], Y[MASK]),
+    "masked numbers": lambda out: out[X > 0].square().mean(),
+    "selected numbers": lambda out: torch.masked_select(out, X > 0).square().mean(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_coupled_losses_are_refused(name):
+    with pytest.raises(ModelError, match=r"moves? .*gradients of others|so do the gradients of others"):
+        gradient(COUPLED[name], LossWatch())
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("name", ["contrastive", "triplet", "differences"])
+def test_what_decides_is_the_code_of_the_loss(name, scale):
+    """Not the data: of equal outputs, or of huge ones whose losses are flat, no gradient need move."""
+    with pytest.raises(ModelError):
+        gradient(COUPLED[name], LossWatch(), torch.ones(B, C) * scale)
+
+
+def accumulated(out):
+    total = torch.zeros(())
+    total += F.cross_entropy(out, Y)
+    total = total + 0.1 * out.square().mean()
+    return total
+
+
+def written(out):
+    out = out * 1
+    out[:, 0] = 0.0
+    return F.cross_entropy(out.mul_(2), Y)
+
+
+def focal(out):
+    each = F.cross_entropy(out, Y, reduction="none")
+    return ((1 - torch.exp(-each)) ** 2 * each).mean()
+
+
+def ctc(out):
+    steps = torch.stack([out, out.flip(1), out]).log_softmax(2)
+    return F.ctc_loss(steps, torch.ones(B, 2, dtype=torch.long), torch.full((B,), 3), 1 + Y % 2)
+
+
+ALONE = {
+    "cross entropy": lambda out: F.cross_entropy(out, Y),
+    "module": lambda out: nn.CrossEntropyLoss(label_smoothing=0.1)(out, Y),
+    "sum": lambda out: F.cross_entropy(out, Y, WEIGHT, reduction="sum"),
+    "weights of each": lambda out: F.cross_entropy(out, Y, WEIGHT, reduction="none").mean(),
+    "probabilities": lambda out: F.cross_entropy(out, X.softmax(1), WEIGHT),
+    "squares": lambda out: F.mse_loss(out, X.flip(0)),
+    "absolute": lambda out: nn.L1Loss()(out, X.flip(0)),
+    "yes or no": lambda out: F.binary_cross_entropy(out.sigmoid(), X.sigmoid()),
+    "in (0, 1)": lambda out: F.binary_cross_entropy(0.5 + 0 * out + 0.1 * out.clamp(-1, 1), X.sigmoid()),
+    "logits": lambda out: F.binary_cross_entropy_with_logits(out, X.sigmoid(), pos_weight=WEIGHT, weight=X.abs()),
+    "tokens": lambda out: F.cross_entropy(out.view(2 * B, 3), Y.repeat_interleave(2) % 3),
+    "places": lambda out: F.cross_entropy(out.view(B, 3, 2), Y[:, None].expand(B, 2) % 3),
+    "focal": focal,
+    "ctc": ctc,
+    "divergence": lambda out: F.kl_div(out.log_softmax(1), X.softmax(1), reduction="batchmean"),
+    "gaussian": lambda out: F.gaussian_nll_loss(out, X, X.abs() + 1),
+    "margin": lambda out: nn.MultiMarginLoss()(out, Y),
+    "pair": lambda out: F.cosine_embedding_loss(out, X, Y.sign() * 2 - 1),
+    "own counts": lambda out: (out.square() * (X > 0)).sum(1).div((X > 0).sum(1).clamp(min=1)).mean(),
+    "masked sum": lambda out: out[X > 0].square().sum() / B,
+    "head": lambda out: F.cross_entropy(HEAD(out), Y % 3) / 2,
+    "dropout": lambda out: F.cross_entropy(F.dropout(out, 0.5), Y),
+    "picked": lambda out: -out.log_softmax(1).gather(1, Y[:, None]).mean(),
+    "parts": lambda out: torch.cat([p.square().sum(1) for p in out.split(2, 1)]).sum() / B,
+    "transposed": lambda out: out.T.square().mean(1).sum(),
+    "accumulated": accumulated,
+    "written": written,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_losses_of_each_example_alone_are_left_as_they_are(name):
+    watch = LossWatch()
+    for _ in range(2):  # watched, and not
+        torch.manual_seed(3)
+        expected = gradient(ALONE[name])
+        torch.manual_seed(3)
+        state = torch.get_rng_state()
+        value, made = gradient(ALONE[name], watch)
+        assert value == expected[0]
+        assert torch.equal(made, expected[1])
+        assert name == "dropout" or torch.equal(state, torch.get_rng_state())
+    assert watch.done
+
+
+def test_examples_alone():
+    watch = LossWatch()
+    loss = ExampleLoss(nn.CrossEntropyLoss())
+    expected = gradient(lambda out: loss(out, Y))
+    value, made = gradient(lambda out: loss(out, Y), watch)
+    assert value == expected[0]
+    assert torch.equal(made, expected[1])
+    assert type(watch.outputs(X.clone().requires_grad_())) is torch.Tensor
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore_index": 1}])
+def test_padding_of_one_example_moves_no_other(options):
+    """Also in later batches: the mean is over all labels, whether they count or not."""
+    labels = Y[:, None].expand(B, 2) % 3
+    shape = (B, 3, 2)
+
+    def loss(labels):
+        return lambda out: F.cross_entropy(out.view(shape), labels, **options)
+
+    watch = LossWatch()
+    padding = options.get("ignore_index", -100)
+    whole = labels.masked_fill(labels == padding, 0)
+    for _ in range(3):
+        value, full = gradient(loss(whole), watch)
+        assert torch.equal(full, gradient(loss(whole))[1])
+        assert value == pytest.approx(gradient(loss(whole))[0], rel=1e-6)
+        padded = whole.clone()
+        padded[2] = padding
+        made = gradient(loss(padded), watch)[1]
+        assert not made[2].any()
+        made[2] = full[2]
+        assert torch.equal(made, full)
+        assert not torch.allclose(gradient(loss(padded))[1][0], full[0])
+
+
+def test_labels_of_the_default_index_may_be_of_one_example_each():
+    """One label for each example, all of which count: the next batches are not watched."""
+    watch = LossWatch()
+    gradient(ALONE["cross entropy"], watch)
+    assert type(watch.outputs(X.clone().requires_grad_())) is torch.Tensor
+
+
+def test_several_outputs():
+    leaf = X.clone().requires_grad_()
+
+    def outputs(watch):
+        return watch.outputs({"a": leaf * 1, "b": (leaf.sum(1), Y, None)})
+
+    watch = LossWatch()
+    out = outputs(watch)
+    assert out["b"][1] is Y
+    (F.cross_entropy(out["a"], Y) + out["b"][0].mean()).backward()
+    assert watch.done
+    out = outputs(LossWatch())
+    with pytest.raises(ModelError, match="couples examples"):
+        (out["a"] * out["b"][0]).mean().backward()
+
+
+def test_the_rest_of_the_loop_sees_the_numbers_that_are_there():
+    """Sums kept by the loop get what was computed, once; nothing of a batch stays after it."""
+    watch, correct, losses = LossWatch(), torch.zeros(()), []
+    leaf = X.clone().requires_grad_()
+    out = watch.outputs(leaf * 1)
+    hits = (out.argmax(1) == Y).sum()
+    correct += hits
+    kept = torch.zeros(B)
+    kept[:] = out.detach()[:, 0]
+    loss = F.cross_entropy(out, Y)
+    losses.append(loss.detach())
+    seen = weakref.ref(out)
+    loss.backward()
+    assert correct == (X.argmax(1) == Y).sum()
+    assert torch.equal(kept, X[:, 0])
+    assert type(losses[0] + 1) is torch.Tensor
+    assert out.detach().numpy().tolist() == X.tolist()
+    del out, loss, hits, losses
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_vector_s_backward():
+    leaf = X.clone().requires_grad_()
+    LossWatch().outputs(leaf * 1).square().sum(1).backward(torch.ones(B))
+    assert torch.allclose(leaf.grad, 2 * X)
+    with pytest.raises(ModelError):
+        (LossWatch().outputs(leaf * 1) @ X.T).square().softmax(0).sum(1).backward(torch.arange(B) * 1.0)
+
+
+def test_one_example_shows_nothing_and_the_next_batch_is_watched():
+    watch = LossWatch()
+    gradient(lambda out: (out - out.mean(0)).square().sum(), watch, X[:1])
+    with pytest.raises(ModelError):
+        gradient(lambda out: (out - out.mean(0)).square().sum(), watch)
+
+
+def test_a_loss_that_cannot_run_on_other_outputs_is_told():
+    def loss(out):
+        return torch.linalg.cholesky(out.diag_embed() * torch.eye(C) + 10 * torch.eye(C)).square().mean() + (
+            torch.linalg.cholesky(torch.diag_embed(out - X + 1)).square().mean()
+        )
+
+    with pytest.warns(UserWarning, match="made-up outputs"):
+        gradient(loss, LossWatch())
+
+
+def test_the_engine_refuses_before_anything_is_released():
+    """One label moved the sum of a step by 22 clip norms."""
+    loader = DataLoader(TensorDataset(X.repeat(4, 1), Y.repeat(4)), batch_size=B)
+    plan = ao.plan(dataset_size=4 * B, batch_size=B, epochs=1, epsilon=8, delta=1e-5)
+    for loss, right in [(nn.CrossEntropyLoss(weight=WEIGHT), False), (nn.CrossEntropyLoss(), True)]:
+        model = nn.Linear(C, C)
+        before = model.weight.detach().clone()
+        engine = ao.PrivacyEngine(plan)
+        private, optimizer, batches = engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+        for x, y in batches:
+            if not right:
+                with pytest.raises(ModelError, match=r"cross_entropy with weight="):
+                    loss(private(x), y).backward()
+                break
+            optimizer.zero_grad()
+            loss(private(x), y).backward()
+            optimizer.step()
+        assert engine.step == (4 if right else 0)
+        assert torch.equal(model.weight, before) != right
