@@ -5,6 +5,7 @@ __all__ = [
     "ArgumentError",
     "CertificateError",
     "CheckpointError",
+    "CheckpointWarning",
     "LoaderError",
     "MissingDependencyError",
     "ModelError",
@@ -63,6 +64,10 @@ class CertificateError(AnyorderError, ValueError):
 
 class MissingDependencyError(AnyorderError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
+
+
+class CheckpointWarning(UserWarning):
+    """A run goes on from files that may be a copy: with fresh noise, so not bit for bit as its other copy would."""
 
 
 class NoiseWarning(UserWarning):

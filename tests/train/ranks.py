@@ -294,8 +294,12 @@ def ranks_out_of_step(folder):
 
 
 def save_that_fails(folder):
-    run = start(folder / "missing" / "run.ckpt")
-    match = "rank 0: the journal" if dist.get_rank() else "journal"
+    with pytest.raises(CheckpointError, match="rank 0: the folder" if dist.get_rank() else "^the folder"):
+        start(folder / "missing" / "run.ckpt")
+    run = start(folder / "run.ckpt")
+    if dist.get_rank() == 0:
+        (folder / "run.ckpt").write_text("something else")
+    match = "rank 0: .* is not a checkpoint of this run" if dist.get_rank() else "is not a checkpoint of this run"
     refused_with_nothing_changed(run, CheckpointError, match, run[0].save)
 
 

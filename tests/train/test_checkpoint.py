@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import struct
 import subprocess
 import sys
 import textwrap
@@ -112,6 +113,12 @@ def test_cut_altered_or_foreign_files_are_refused(tmp_path):
         load(tmp_path / "absent.pt")
 
 
+def test_the_format_before_is_refused(tmp_path):
+    (tmp_path / "old.pt").write_bytes(struct.pack("<16sIQ32s", b"anyorder checkpt", 2, 100, b"s" * 32) + bytes(100))
+    with pytest.raises(CheckpointError, match="has format 2, this version of anyorder reads 3"):
+        load(tmp_path / "old.pt")
+
+
 class Evil:
     def __reduce__(self):
         return os.mkdir, ("executed",)
@@ -173,6 +180,40 @@ def test_full_disk(tmp_path):
     """
     assert "File too large" in run_python(code, tmp_path / "run.pt")
     assert files(tmp_path) == ["run.pt"]
+
+
+def test_what_another_run_wrote_is_not_replaced(tmp_path):
+    path = tmp_path / "run.pt"
+    save_atomic(path, {"step": 1}, "first")
+    save_atomic(path, {"step": 2}, "first")
+    for run in ("second", "", "firs", "first2"):
+        with pytest.raises(CheckpointError, match="is not a checkpoint of this run, and is not replaced"):
+            save_atomic(path, {"step": 3}, run)
+    assert load(path) == {"step": 2}
+    for other in (b"notes", b"", path.read_bytes()[:50]):
+        (tmp_path / "notes").write_bytes(other)
+        with pytest.raises(CheckpointError, match="is not replaced"):
+            save_atomic(tmp_path / "notes", {})
+        assert (tmp_path / "notes").read_bytes() == other
+    assert files(tmp_path) == ["notes", "run.pt"]
+
+
+def test_file_and_name_outlast_a_loss_of_power(tmp_path, monkeypatch):
+    """The file is on the disk before it has its name, and then the folder, where the name stands."""
+    calls, fsync, replace = [], os.fsync, os.replace
+
+    def noted(descriptor):
+        calls.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def moved(source, target):
+        calls.append("moved")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", moved)
+    save_atomic(tmp_path / "run.pt", {"step": 1})
+    assert calls == [(tmp_path / "run.pt").stat().st_ino, "moved", tmp_path.stat().st_ino]
 
 
 def test_impossible_places(tmp_path):

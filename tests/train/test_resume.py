@@ -69,8 +69,8 @@ def weights(model):
 @pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
 @pytest.mark.parametrize("estimator", ["vanilla", "online", "full"])
 def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path, estimator, optimizer):
-    whole = start(tmp_path / "a" / "run.ckpt", estimator=estimator, optimizer=optimizer)
     (tmp_path / "a").mkdir()
+    whole = start(tmp_path / "a" / "run.ckpt", estimator=estimator, optimizer=optimizer)
     steps(*whole, until=18)
     (tmp_path / "b").mkdir()
     for stop in (2, 5, 7, 11, 16, 18):  # stops between saves: the lost steps are replayed
@@ -246,8 +246,8 @@ def test_kill_at_any_moment(tmp_path):
         assert process.returncode == -signal.SIGKILL, ready + problem
         kills += 1
     assert kills == 3
-    whole = start(tmp_path / "whole" / "run.ckpt", estimator="online")
     (tmp_path / "whole").mkdir()
+    whole = start(tmp_path / "whole" / "run.ckpt", estimator="online")
     steps(*whole, until=18, save_every=3)
     assert torch.equal(torch.load(tmp_path / "final.pt"), weights(whole[1]))
     assert json.loads((tmp_path / "digest.json").read_text()) == whole[0].ledger.digest()

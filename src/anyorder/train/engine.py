@@ -27,11 +27,11 @@ from anyorder.noise import NoiseSource
 from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
 from anyorder.sampling import HandedBatch, PrivateLoader, Unit, poisson_loader
-from anyorder.train.checkpoint import load, random_state, save_atomic, set_random_state
+from anyorder.train.checkpoint import random_state, set_random_state
 from anyorder.train.clip_norm import ClipNorm
 from anyorder.train.distributed import Group, distinct_units, forward_together
+from anyorder.train.files import RunFiles
 from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
-from anyorder.train.journal import SharedJournal
 from anyorder.train.module import PrivateModule
 from anyorder.train.order import BY_LEDGER, check_order, check_unit, warn_of_scattered_units
 from anyorder.train.shards import Shards, SharedNoise
@@ -68,7 +68,8 @@ class PrivacyEngine:
 
     Args:
         plan: what to run.
-        checkpoint: file for `save`; where it exists, `make_private` resumes from it.
+        checkpoint: file for `save`; where it exists, `make_private` resumes from it. Its folder must exist. From
+            `make_private` on, a journal beside it records every step before its release, and keeps other runs away.
         key: 32 bytes for reproducible tests. In use, leave it out: the key then comes from the operating system, and
             a run whose key is known has no privacy.
     """
@@ -79,7 +80,7 @@ class PrivacyEngine:
         self.plan = plan
         self.extra: dict[str, Any] = {}
         self._path = None if checkpoint is None else Path(checkpoint)
-        self._key = NoiseSource.random().key if key is None else NoiseSource(key).key
+        self._given_key = None if key is None else NoiseSource(key).key
         self._clip = ClipNorm(plan, None)
         self._written: dict[nn.Parameter, tuple[Tensor, int]] = {}
         self._ready = False
@@ -128,15 +129,23 @@ class PrivacyEngine:
         claims = group.together(place, lambda: self._bind(model, optimizer, unit, loss_reduction, rule))
         if claims.count(claims[0]) < len(claims):
             raise PlanError("the ranks were given different plans or models; all must run one program")
-        state = group.by_first(place, self._load)
-        self._key = group.from_first(self._key) if state is None else state["key"]
-        # A key is bound to its plan: under another plan the same 32 bytes give unrelated noise.
-        self._source = NoiseSource(self._key).derive(self.plan.digest.encode())
-        self._journal = SharedJournal(group, self._key, self._source.fingerprint())
-        group.together(place, lambda: self._set_up(loader, unit, chunk_size, rule, non_finite))
-        group.copy_from_first(t for t in (*model.parameters(), *model.buffers()) if local(t) is t)
+        self._files = RunFiles(self._path, group)
+        state = self._files.load(place, self.plan, self._given_key)
         if state is not None:
-            self._restore(state)
+            self._clip.check(state["clip_norm"])
+        fresh = self._given_key or NoiseSource.random().key
+        self._key = group.from_first(fresh) if state is None else state["key"]
+        # A key is bound to its plan: under another plan the same 32 bytes give unrelated noise.
+        own = NoiseSource(self._key).derive(self.plan.digest.encode())
+        self._source = self._files.begin(place, own, self.plan, state)
+        try:
+            group.together(place, lambda: self._set_up(loader, unit, chunk_size, rule, non_finite))
+            group.copy_from_first(t for t in (*model.parameters(), *model.buffers()) if local(t) is t)
+            if state is not None:
+                self._restore(state)
+        except BaseException:
+            self._files.close()
+            raise
         self._hook_optimizer()
         self._ready = True
         self.model = PrivateModule(model, self._forward, self._discard, self._whole)
@@ -156,7 +165,7 @@ class PrivacyEngine:
         return f"{self.plan.digest} {rule} {[(name, tuple(p.shape)) for name, p in self._parameters.items()]}"
 
     def _set_up(self, loader: Any, unit: Unit, chunk_size: int | None, rule: ClipRule | None, non_finite: str) -> None:
-        self.loader = self._private_loader(loader, unit, self._source)
+        self.loader = self._private_loader(loader, unit, self._source.own)
         self.ledger = Ledger(self.plan.participation)
         self._shards = Shards({**self._parameters, **self._clip.parameters}, self._group)
         plan = self.plan
@@ -171,7 +180,7 @@ class PrivacyEngine:
         if isinstance(participation, PoissonSampling):
             if unit is not None or self._accumulate != 1:
                 raise PlanError("Poisson sampling draws examples: it takes neither unit= nor accumulate=")
-            coins = source.derive(b"sampling")
+            coins = self._files.coins(source.derive(b"sampling"))
             loader = poisson_loader(loader, participation, coins, rank=self._group.rank, ranks=self._group.size)
             self.order = "Poisson sampling by anyorder"
         else:
@@ -283,11 +292,12 @@ class PrivacyEngine:
 
     def _make_gradients(self) -> None:
         """Put the private gradients in place. Until the noise is drawn, nothing has changed."""
+        self._files.check_process()
         step = self.ledger.step
         place = f"optimizer.step() of step {step}"
         self._group.together(place, lambda: self._check_step(step))
         own = self._clip.planned(self._shards.sum_of_own(self._waiting.sums))
-        self._journal.commit(place, step, own)
+        self._files.commit(place, step, own)
         private = self._stream.add_to(own, self._clip.divisor)
         self.ledger.record(step, self._waiting.units)
         self._discard()
@@ -355,21 +365,18 @@ class PrivacyEngine:
     def save(self, extra: dict[str, Any] | None = None) -> None:
         """Write the checkpoint: one file, replaced atomically. All ranks call it, and the first one writes.
 
-        The file holds the noise key: whoever has it can remove the noise. From the first save on, a journal beside
-        the file records every step before its release, so that noise is never used on other data after a crash.
+        The file holds the noise key: whoever has it can remove the noise. Steps after the last save are repeated when
+        the run is resumed, and must come out bit for bit as they were: save often.
 
         Args:
             extra: tensors and plain values of the user's own, found in `engine.extra` after a resume.
         """
         place = "engine.save()"
+        self._files.check_process()
         self._group.together(place, self._check_save)
-        assert self._path is not None
-        path = self._path
-        self._journal.create(place, path.parent)
         state = {
             "plan": json.dumps(self.plan.to_dict()),
             "key": self._key,
-            "ranks": self._group.size,
             "model": whole(self._model.state_dict()),
             "optimizer": whole(self._optimizer.state_dict()),
             "stream": self._stream.state_dict(),
@@ -380,38 +387,25 @@ class PrivacyEngine:
             "random": self._group.to_first(random_state()),
             "extra": extra or {},
         }
-        self._group.by_first(place, lambda: save_atomic(path, state))
+        self._files.save(place, state)
 
     def _check_save(self) -> None:
         if self._path is None:
             raise CheckpointError("this engine has no file: give checkpoint= to PrivacyEngine")
+        if self._closed:
+            raise CheckpointError("this engine was closed: another process may have resumed its run")
         if self._waiting.batches:
             raise CheckpointError("save between steps: a batch waits for optimizer.step()")
 
     def close(self) -> None:
         """Let another process resume this run. The end of the process does the same."""
-        self._closed = True
         if self._ready:
-            self._journal.close()
-
-    def _load(self) -> dict[str, Any] | None:
-        if self._path is None or not self._path.exists():
-            return None
-        state = load(self._path)
-        saved = Plan.from_dict(json.loads(state["plan"]))
-        if saved.digest != self.plan.digest:
-            changed = [k for k, v in self.plan.to_dict().items() if saved.to_dict()[k] != v]
-            raise CheckpointError(
-                f"{self._path} belongs to another plan (different: {', '.join(changed)}); resume with that plan, or "
-                "choose another checkpoint file"
-            )
-        self._clip.check(state.get("clip_norm"))
-        return state
+            self._files.check_process()
+            self._files.close()
+        self._closed = True
 
     def _restore(self, state: dict[str, Any]) -> None:
         ledger = Ledger.from_bytes(self.plan.participation, state["ledger"])
-        assert self._path is not None
-        self._journal.open("make_private", self._path.parent, ledger.step, state["ranks"])
         load_whole(self._model, self._optimizer, state["model"], state["optimizer"])
         self._stream.load_state_dict({**state["stream"], "state": [t.numpy() for t in state["stream"]["state"]]})
         self._clip.load_state_dict(state.get("clip_norm"))

@@ -138,6 +138,7 @@ class PrivateTrainerMixin:
             raise CheckpointError(
                 f"{path} is of an earlier run; call train(resume_from_checkpoint=True), or choose another output_dir"
             )
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
         self._private, _, private_loader = self.engine.make_private(
             trainer.model, trainer.optimizer, loader, loss_reduction="sum", **self._options

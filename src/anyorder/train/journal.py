@@ -1,87 +1,308 @@
-"""The journal of a run on several ranks: the first rank has the file, and all agree before a step is released."""
+"""The journal of a run: what each step used its noise on, so that no noise is used on two different data."""
 
+import fcntl
+import gc
+import os
+import re
+import struct
+import time
+import weakref
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
+from anyorder import _check
+from anyorder.errors import ArgumentError, CheckpointError
+from anyorder.train.checkpoint import sync_folder
 
-from anyorder.errors import CheckpointError
-from anyorder.train.checkpoint import Journal
-from anyorder.train.distributed import Group
+__all__ = ["Journal"]
 
-__all__ = ["SharedJournal"]
+_MARK = b"anyorder journal 2\n"
+_ANY_MARK = b"anyorder journal "
+_RECORD = struct.Struct("<cQ16sQ8s")  # kind, number, content, time of the change in ns, checksum
+_STEP, _RENEWAL, _FILE = b"s", b"r", b"f"  # (step, digest), (step, nonce), (inode, nothing)
+_SAME_TIME = 100_000  # ns between the time in a record and the file's own
+_ATTEMPTS = 8
+_open_journals: "weakref.WeakSet[Journal]" = weakref.WeakSet()
 
 
-class SharedJournal:
-    """A `Journal` of the sums of which every rank has its own part. All ranks call the same methods.
+class Journal:
+    """A log, written ahead, of what every step of a run used its noise on.
 
-    Args:
-        key: the run's, for digests that say nothing without it.
-        run_id: see `Journal`.
+    The noise of step t is a function of the run's key and t. A run that is resumed from a checkpoint makes the noise
+    of the steps after it again; on other data, the difference of the two releases would be free of noise. So each step
+    commits a digest of its un-noised sum before it releases; a step that was committed before must have the same
+    digest, and then it releases nothing new.
+
+    A journal that is not the very file that the run wrote last may lack steps: that of a copied folder, whose other
+    copy went on; one from a backup; one that was cut. Every record tells the file's inode and the time at which the
+    system noted this very change; nobody can set that time (`st_ctime`). Where they differ from the file's own,
+    `doubt` says why, and the rows of steps that no entry covers must come from a fresh key (`renew`). A copy of a whole
+    file system or machine, taken and put back beneath the system, looks like the file itself: see the limits page.
+
+    One process has the journal of a checkpoint file at a time: it is locked until `close` or the process's end. Opened
+    again for the same run in the same process, the older one is closed. The file is `.<name of checkpoint>.journal`
+    beside the checkpoint, readable by the owner only. Its digests are of private data: make them under a secret key, so
+    that the file says nothing to those without the checkpoint.
+
+    Attributes:
+        path: the file.
+        doubt: why the journal may lack steps; None for the file that the run wrote.
+        renewals: (step, nonce) in their order: from this step on, new rows come from a key of this nonce.
     """
 
-    def __init__(self, group: Group, key: bytes, run_id: str) -> None:
-        self._group, self._key, self._run_id = group, key, run_id
-        self._journal: Journal | None = None
-        self._active = False
+    def __init__(self, descriptor: int, path: Path, run_id: str) -> None:
+        self._descriptor = descriptor
+        self.path = path
+        self.doubt: str | None = None
+        self.renewals: list[tuple[int, bytes]] = []
+        self._head = _MARK + run_id.encode() + b"\n"
+        self._entries: dict[int, bytes] = {}
+        self._size = 0  # bytes that are valid
+        self._last = (0, 0)  # inode, and time of the last record
+        _open_journals.add(self)
 
-    def create(self, place: str, folder: Path) -> None:
-        """Begin the journal, if there is none yet: before the first checkpoint is written."""
-        if not self._active:
-            self._group.by_first(place, lambda: self._take(Journal.create(folder, self._run_id)))
-            self._active = True
+    @classmethod
+    def create(cls, checkpoint: str | Path, run_id: str) -> "Journal":
+        """The journal of a run that has no checkpoint yet. What a run without a checkpoint left is replaced: its key
+        is lost. Where the run is this very one, of a key that was given, its steps are replayed.
 
-    def open(self, place: str, folder: Path, step: int, ranks: int) -> None:
-        """Go on with the journal of a checkpoint that was written before step `step` by so many ranks.
-
-        Raises: CheckpointError if steps were released after the checkpoint by another number of ranks.
+        Raises: CheckpointError if another run is using the checkpoint file, or the folder is not there or not writable.
         """
+        journal = cls._acquire(checkpoint, run_id, os.O_RDWR | os.O_CREAT)
+        try:
+            data = journal._data()
+            if data.startswith(journal._head):
+                journal._read(data)
+            elif data.startswith(_ANY_MARK) or _ANY_MARK.startswith(data.rstrip(b"\0")):
+                os.ftruncate(journal._descriptor, 0)
+                journal._append(journal._head)
+                journal._put(_FILE, os.fstat(journal._descriptor).st_ino, bytes(16))
+            else:
+                raise CheckpointError(f"{journal.path} is no journal of anyorder, and not replaced; move it away")
+            sync_folder(journal.path.parent)
+        except OSError as problem:
+            journal.close()
+            raise CheckpointError(f"the journal {journal.path} cannot be written: {problem}") from problem
+        except CheckpointError:
+            journal.close()
+            raise
+        return journal
 
-        def begin() -> None:
-            journal = Journal.open(folder, self._run_id)
-            lost = journal.steps_from(step)
-            if lost and ranks != self._group.size:
-                journal.close()
+    @classmethod
+    def open(cls, checkpoint: str | Path, run_id: str) -> "Journal":
+        """The journal of a run that is resumed.
+
+        Raises: CheckpointError if it is missing, altered, of another run, in use by another process, or not writable.
+        """
+        journal = cls._acquire(checkpoint, run_id, os.O_RDWR)
+        try:
+            journal._read(journal._data())
+        except OSError as problem:
+            journal.close()
+            raise CheckpointError(f"the journal {journal.path} cannot be read: {problem}") from problem
+        except CheckpointError:
+            journal.close()
+            raise
+        return journal
+
+    @classmethod
+    def _acquire(cls, checkpoint: str | Path, run_id: str, flags: int) -> "Journal":
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", run_id):
+            raise ArgumentError(f"run_id must be 1 to 128 letters, digits, '-' or '_', got {run_id!r}")
+        checkpoint = Path(os.path.realpath(checkpoint))
+        path = checkpoint.with_name(f".{checkpoint.name}.journal")
+        _end_others(path, _MARK + run_id.encode() + b"\n")
+        try:
+            journal = cls(os.open(path, flags | os.O_CLOEXEC, 0o600), path, run_id)
+        except FileNotFoundError as problem:
+            raise CheckpointError(
+                f"the journal {path} of this run is missing. It tells which steps were released after the checkpoint; "
+                "without it, noise could be used again on other data. Keep it beside the checkpoint, under its name, "
+                "or start a new run"
+            ) from problem
+        except OSError as problem:
+            raise CheckpointError(f"the journal {path} cannot be opened for writing: {problem}") from problem
+        try:
+            fcntl.flock(journal._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            journal.close()
+            raise CheckpointError(
+                f"the journal {path} is locked: another process runs with this checkpoint file. Two would use the same "
+                "noise on different data, or replace each other's checkpoint; stop the other, or choose another file"
+            ) from problem
+        except OSError as problem:
+            journal.close()
+            raise CheckpointError(f"the journal {path} cannot be locked: {problem}") from problem
+        return journal
+
+    def _data(self) -> bytes:
+        return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+
+    def _read(self, data: bytes) -> None:
+        if not data.startswith(self._head):
+            raise CheckpointError(
+                f"{self.path} is no journal of this run, or it was emptied: which steps were released is not known; "
+                "start a new run"
+            )
+        self._size = len(self._head)
+        end = len(data.rstrip(b"\0"))  # zeros behind it are what a loss of power leaves
+        while self._size + _RECORD.size <= len(data) and self._size < end:
+            kind, number, content, when, checksum = _RECORD.unpack_from(data, self._size)
+            known = kind in (_RENEWAL, _FILE) or (kind == _STEP and number not in self._entries)
+            if not known or checksum != self._checksum(kind, number, content, when):
                 raise CheckpointError(
-                    f"{lost} step(s) after the checkpoint were released by {ranks} rank(s), and this run has "
-                    f"{self._group.size}: its sums are rounded otherwise, so that it could not repeat them. Resume "
-                    f"with {ranks}, save after these steps, and change the number then"
+                    f"record {(self._size - len(self._head)) // _RECORD.size} of the journal {self.path} was altered: "
+                    "its checksum differs. Which steps were released is not known; start a new run"
                 )
-            self._take(journal)
+            self._keep(kind, number, content, when)
+        # A rest is an entry that a loss of power tore, whose step was not released, or what a cut has left.
+        changed = os.fstat(self._descriptor)
+        inode, when = self._last
+        if self._size != len(data):
+            self.doubt = "its last record is torn"
+        elif inode != changed.st_ino:
+            self.doubt = "it is not the file that the run wrote, but a copy"
+        elif abs(changed.st_ctime_ns - when) > _SAME_TIME:
+            self.doubt = "it was written, moved or put back by something else after the run's last step"
 
-        self._group.by_first(place, begin)
-        self._active = True
+    def _keep(self, kind: bytes, number: int, content: bytes, when: int) -> None:
+        """Take over a record that stands at the end of what is valid."""
+        if kind == _STEP:
+            self._entries[number] = content
+        elif kind == _RENEWAL:
+            self.renewals.append((number, content))
+        self._last = (number if kind == _FILE else self._last[0], when)
+        self._size += _RECORD.size
 
-    def _take(self, journal: Journal) -> None:
-        self._journal = journal
-
-    def commit(self, place: str, step: int, own: list[Tensor]) -> None:
-        """Write down what the step uses its noise on, before anything noised is released.
+    def commit(self, step: int, digest: bytes, hint: str = "") -> None:
+        """Write down, on the disk, what step uses its noise on; call it before anything noised is released.
 
         Args:
-            own: this rank's part of the un-noised sum, in pieces: how it is cut does not matter.
-        Raises: CheckpointError, on all ranks, if the step used its noise on another sum before.
+            step: t.
+            digest: 16 bytes that differ where the un-noised sum differs.
+            hint: what a message on another sum should say besides.
+        Raises: CheckpointError if the step was committed with another digest, or the entry cannot be written: then
+            the step must not be released.
         """
-        if not self._active:
+        step = _check.integer("step", step, low=0, high=2**64 - 1)
+        if not isinstance(digest, bytes) or len(digest) != 16:
+            raise ArgumentError(f"digest must be 16 bytes, got {digest!r}")
+        self.check_open()
+        if step in self._entries:
+            if self._entries[step] != digest:
+                raise CheckpointError(
+                    f"the noise of step {step} was already used on other data: never the same noise on other data. "
+                    "A replay needs the same batches, model and settings, bit for bit, as the run that was lost, and "
+                    f"a machine, torch version and number of threads that round alike{hint}. Restore them, resume "
+                    "from a later checkpoint, or start a new run"
+                )
             return
-        digests = self._group.together(place, lambda: self._digest(*(x.cpu().numpy() for x in own)))
-        digest = digests[0] if len(digests) == 1 else self._digest(*digests)
+        try:
+            self._put(_STEP, step, digest)
+        except OSError as problem:
+            raise CheckpointError(
+                f"step {step} was not released: the journal {self.path} cannot be written: {problem}. Make room, and "
+                "take the step again"
+            ) from problem
 
-        def write() -> None:
-            assert self._journal is not None
-            self._journal.commit(step, digest)
+    def check_open(self) -> None:
+        """Raise CheckpointError where this object no longer stands for the run."""
+        if self._descriptor < 0:
+            raise CheckpointError(
+                f"the journal {self.path} is closed: this run ended, or was resumed elsewhere in this process"
+            )
 
-        self._group.by_first(place, write)
+    def renew(self, step: int, nonce: bytes, known: list[tuple[int, bytes]]) -> None:
+        """Write down that from `step` on new rows come from a key of this nonce, and that this file is the run's now.
 
-    def _digest(self, *parts: Any) -> bytes:
-        """Of bytes and arrays that have their elements one behind the other."""
-        state = blake2b(digest_size=16, key=self._key, person=b"anyorder sum")
-        for part in parts:
-            state.update(part)
-        return state.digest()
+        Args:
+            known: renewals of the checkpoint, of which the journal may have lost some.
+        """
+        missing = known[len(self.renewals) :]
+        try:
+            os.ftruncate(self._descriptor, self._size)
+            for number, content in (*missing, (step, nonce)):
+                self._put(_RENEWAL, number, content)
+            self._put(_FILE, os.fstat(self._descriptor).st_ino, bytes(16))  # last: until then the doubt remains
+        except OSError as problem:
+            raise CheckpointError(f"the journal {self.path} cannot be written: {problem}") from problem
+        self.doubt = None
+
+    def _put(self, kind: bytes, number: int, content: bytes) -> None:
+        """Append a record that tells when the system noted the change: by the clock, or else by what it noted before.
+
+        Systems note a time in steps of up to 10 ms, or the exact one where the file's was asked for since; so one of
+        the two guesses comes true. Where none does (the clock of a file server), a resume will be in doubt.
+        """
+        changed = os.fstat(self._descriptor).st_ctime_ns
+        for attempt in range(_ATTEMPTS):
+            when = changed if attempt % 2 else time.time_ns()
+            checksum = self._checksum(kind, number, content, when)
+            self._write(_RECORD.pack(kind, number, content, when, checksum))
+            changed = os.fstat(self._descriptor).st_ctime_ns
+            if abs(changed - when) <= _SAME_TIME:
+                break
+        os.fsync(self._descriptor)
+        self._keep(kind, number, content, when)
+
+    def _checksum(self, kind: bytes, number: int, content: bytes, when: int) -> bytes:
+        """Binds a record to the run and to its place in the file."""
+        text = self._head + struct.pack("<QcQQ", self._size, kind, number, when) + content
+        return blake2b(text, digest_size=8, person=b"anyorder journal").digest()
+
+    def _append(self, data: bytes) -> None:
+        self._write(data)
+        os.fsync(self._descriptor)
+        self._size += len(data)
+
+    def _write(self, data: bytes) -> None:
+        """Write at the end of what is valid; what a failure cut short is written over by the next."""
+        written = os.pwrite(self._descriptor, data, self._size)
+        if written != len(data):
+            raise OSError(f"{written} of {len(data)} bytes written")
+
+    @property
+    def steps(self) -> int:
+        """Number of steps committed."""
+        return len(self._entries)
+
+    @property
+    def next_step(self) -> int:
+        """The first step of which nothing is written."""
+        return max([t + 1 for t in self._entries] + [t for t, _ in self.renewals], default=0)
+
+    def missing(self, step: int) -> list[int]:
+        """Steps from `step` on that have no entry, though later ones have: their noise was used on data unknown."""
+        return [t for t in range(step, self.next_step) if t not in self._entries]
 
     def close(self) -> None:
-        """Let another process resume the run."""
-        if self._journal is not None:
-            self._journal.close()
+        """Let go of the run; `commit` is refused from here on."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        _open_journals.discard(self)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _end_others(path: Path, head: bytes) -> None:
+    """Close this process's journals of the run at this path; refuse where they are of another run."""
+    if any(other.path == path and other._head != head for other in _open_journals):
+        gc.collect()  # engines that nobody holds any more
+    for other in [other for other in _open_journals if other.path == path]:
+        if other._head != head:
+            raise CheckpointError(
+                f"an engine of this process runs with the checkpoint file of {path.name} already, and would lose its "
+                "own: call its close(), resume from what it saved, or choose another file"
+            )
+        other.close()
+
+
+def _let_go_in_child() -> None:
+    """A forked worker of a data loader must not hold the lock of a run whose process has died."""
+    for journal in list(_open_journals):
+        journal.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

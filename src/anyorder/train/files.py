@@ -1,0 +1,237 @@
+"""The files of a run: its checkpoint and its journal, written by the first rank, on which all ranks agree."""
+
+import json
+import os
+import platform
+import warnings
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyorder.errors import CheckpointError, CheckpointWarning, TrainingError
+from anyorder.noise import NoiseSource
+from anyorder.noise.renewal import first_new_row
+from anyorder.plan import Plan
+from anyorder.strategy import Strategy
+from anyorder.train.checkpoint import load, save_atomic
+from anyorder.train.distributed import Group
+from anyorder.train.journal import Journal
+
+__all__ = ["RunFiles"]
+
+State = dict[str, Any]
+
+
+class RunFiles:
+    """What a run keeps on disk, and the process that may go on with it. All ranks call the same methods.
+
+    Order of calls: `load`, `begin`, then `commit` and `save`.
+
+    Args:
+        path: the checkpoint file; None for a run that keeps nothing.
+    """
+
+    def __init__(self, path: Path | None, group: Group) -> None:
+        self._path, self._group = path, group
+        self._process = os.getpid()
+        self._journal: Journal | None = None  # on the first rank
+        self._renewals: list[tuple[int, bytes]] = []
+        self._hint = ""
+
+    def check_process(self) -> None:
+        """Refuse in a forked child: it would go on with the parent's key and steps, on data of its own."""
+        if os.getpid() != self._process:
+            raise TrainingError(
+                "this process was forked from the one that called make_private, which goes on with the same noise: "
+                "train in that one, or make an engine of its own here"
+            )
+
+    def load(self, place: str, plan: Plan, key: bytes | None) -> State | None:
+        """The state that the checkpoint file holds; None where there is no file.
+
+        Args:
+            key: the key that the user gave, which must be the saved one.
+        Raises: CheckpointError if the file is no checkpoint, or of another plan or key, or its folder is not there.
+        """
+        return self._group.by_first(place, lambda: self._load(plan, key))
+
+    def _load(self, plan: Plan, key: bytes | None) -> State | None:
+        path = self._path
+        if path is None:
+            return None
+        if not Path(os.path.realpath(path)).parent.is_dir():
+            raise CheckpointError(
+                f"the folder of checkpoint={str(path)!r} is not there; make it, or choose another file"
+            )
+        if not path.exists():
+            return None
+        state = load(path)
+        saved = Plan.from_dict(json.loads(state["plan"]))
+        if saved.digest != plan.digest:
+            changed = [k for k, v in plan.to_dict().items() if saved.to_dict()[k] != v]
+            raise CheckpointError(
+                f"{path} belongs to another plan (different: {', '.join(changed)}); resume with that plan, or choose "
+                "another checkpoint file"
+            )
+        if key is not None and key != state["key"]:
+            raise CheckpointError(
+                f"key= is not the key of the run in {path}, which goes on with its own; leave key= out, or choose "
+                "another checkpoint file"
+            )
+        return state
+
+    def begin(self, place: str, source: NoiseSource, plan: Plan, state: State | None) -> NoiseSource:
+        """Begin the journal, or go on with it; the source of the rows of Z, renewed where it must be.
+
+        Args:
+            source: the run's own, without renewals.
+            state: what `load` gave.
+        Raises: CheckpointError if another run uses the file, the journal does not go with the checkpoint, or steps
+            were released after it that this run could not repeat.
+        """
+        self._run_id, self._key = source.fingerprint(), source.key
+        self._renewals = self._group.by_first(place, lambda: self._begin(plan.strategy, state))
+        for step, nonce in self._renewals:
+            row = first_new_row(plan.strategy, step)
+            assert row is not None
+            source = source.renewed(row, nonce)
+        return source
+
+    def coins(self, source: NoiseSource) -> NoiseSource:
+        """A source whose rows are steps, renewed from the same steps on."""
+        for step, nonce in self._renewals:
+            source = source.renewed(step, nonce)
+        return source
+
+    def _begin(self, strategy: Strategy, state: State | None) -> list[tuple[int, bytes]]:
+        if self._path is None:
+            return []
+        step = 0 if state is None else state["stream"]["t"]
+        known = [] if state is None else [(int(t), bytes(nonce)) for t, nonce in state["renewals"]]
+        journal = (Journal.create if state is None else Journal.open)(self._path, self._run_id)
+        try:
+            renewals = self._agreed(journal, known)
+            if missing := journal.missing(step):
+                raise CheckpointError(
+                    f"{journal.path} has steps after the checkpoint, but not step {missing[0]}: what its noise was "
+                    "used on is not known; resume from a later checkpoint"
+                )
+            if state is not None:
+                self._check_lost(journal, step, state)
+            if journal.doubt is None and journal.next_step < step:
+                journal.doubt = "it ends before the checkpoint"
+            if journal.doubt is not None:
+                renewals = self._renew(journal, strategy, max(step, journal.next_step), renewals)
+        except BaseException:
+            journal.close()
+            raise
+        self._journal = journal
+        return renewals
+
+    def _agreed(self, journal: Journal, known: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        """The renewals of checkpoint and journal, of which one may lack the last ones of the other."""
+        shorter, longer = sorted((known, journal.renewals), key=len)
+        if longer[: len(shorter)] != shorter:
+            raise CheckpointError(
+                f"the checkpoint {self._path} and its journal are of two copies of the run, each of which went on; "
+                "resume with files that belong together"
+            )
+        return longer
+
+    def _check_lost(self, journal: Journal, step: int, state: State) -> None:
+        """What steps taken after the checkpoint need to be repeated."""
+        lost = journal.next_step - step
+        if lost > 0 and state["ranks"] != self._group.size:
+            raise CheckpointError(
+                f"{lost} step(s) after the checkpoint were released by {state['ranks']} rank(s), and this run has "
+                f"{self._group.size}: its sums are rounded otherwise, so that it could not repeat them. Resume with "
+                f"{state['ranks']}, save after these steps, and change the number then"
+            )
+        here = _machine()
+        self._hint = "" if state["machine"] == here else f" (saved on: {state['machine']}; this is: {here})"
+
+    def _renew(
+        self, journal: Journal, strategy: Strategy, step: int, renewals: list[tuple[int, bytes]]
+    ) -> list[tuple[int, bytes]]:
+        """Draw the rows that first come at `step` from a fresh key, and say so."""
+        if step >= strategy.n:
+            return renewals  # no step is left
+        where = f"the journal {journal.path} may lack steps: {journal.doubt}"
+        if first_new_row(strategy, step) is None:
+            raise CheckpointError(
+                f"{where}. The noise from step {step} on cannot be drawn anew: {strategy.describe()} settles part of "
+                "it in the steps before. Resume from the files that the run itself wrote, or start a new run"
+            )
+        nonce = os.urandom(16)
+        journal.renew(step, nonce, renewals)
+        message = (
+            f"{where}. From step {step} on the noise comes from a fresh key, so that none is used twice. If another "
+            "copy of this run goes on too, what both tell of a unit is the composition of two runs"
+        )
+        warnings.warn(message, CheckpointWarning, stacklevel=2)
+        return [*renewals, (step, nonce)]
+
+    def commit(self, place: str, step: int, own: list[Tensor]) -> None:
+        """Write down what the step uses its noise on, before anything noised is released.
+
+        Args:
+            own: this rank's part of the un-noised sum, in pieces: how it is cut does not matter.
+        Raises: CheckpointError, on all ranks, if the step used its noise on another sum before.
+        """
+        if self._path is None:
+            return
+        digests = self._group.together(place, lambda: self._digest(*(x.cpu().numpy() for x in own)))
+        digest = digests[0] if len(digests) == 1 else self._digest(*digests)
+
+        def write() -> None:
+            assert self._journal is not None
+            self._journal.commit(step, digest, self._hint)
+
+        self._group.by_first(place, write)
+
+    def _digest(self, *parts: Any) -> bytes:
+        """Of bytes and arrays that have their elements one behind the other."""
+        state = blake2b(digest_size=16, key=self._key, person=b"anyorder sum")
+        for part in parts:
+            state.update(part)
+        return state.digest()
+
+    def save(self, place: str, state: State | None) -> None:
+        """Replace the checkpoint file.
+
+        Args:
+            state: on the first rank, what the file shall hold.
+        """
+        assert self._path is not None
+        path = self._path
+
+        def write() -> None:
+            assert state is not None
+            assert self._journal is not None
+            self._journal.check_open()
+            whole = {**state, "ranks": self._group.size, "renewals": self._renewals, "machine": _machine()}
+            save_atomic(path, whole, self._run_id)
+
+        self._group.by_first(place, write)
+
+    def close(self) -> None:
+        """Let another process resume the run."""
+        if self._journal is not None:
+            self._journal.close()
+
+
+def _machine() -> str:
+    """What sums of floats are rounded by."""
+    return f"{_processor()}, torch {torch.__version__}, {torch.get_num_threads()} thread(s)"
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
