@@ -86,6 +86,9 @@ def test_zeros_at_the_end_are_torn_too(journal, zeros):
     again = Journal.open(journal.parent / "run.ckpt", "run")
     assert again.steps == 4
     assert again.doubt == "its last record is torn"
+    again.renew(7, b"n" * 16, [])
+    again.close()
+    assert Journal.open(journal.parent / "run.ckpt", "run").doubt is None  # they are gone
 
 
 def test_the_very_file_leaves_no_doubt(journal):
