@@ -314,7 +314,7 @@ def refused_set_ups(folder):
     data = dataset()
     dealt = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=True))
     odd = TensorDataset(torch.zeros(N - 1, 3))
-    with pytest.raises(ModelError, match="DistributedDataParallel adds up gradients"):
+    with pytest.raises(ModelError, match=r"DistributedDataParallel. averages gradients"):
         set_up(dealt, DistributedDataParallel(nn.Linear(3, 2)))
     sharded = nn.Linear(4, 4)
     shard_by_columns(sharded)
