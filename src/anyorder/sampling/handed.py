@@ -136,6 +136,8 @@ class HandedOut:
         """A backward pass has used the batch; it is held no longer."""
         batch.used = True
         self._waiting = [h for h in self._waiting if h is not batch]
+        if self._called is None or self._called.used:
+            self._called = batch
         if self._last is not None and self._last[1] is batch:
             self._last = None
 

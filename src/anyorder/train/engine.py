@@ -15,6 +15,7 @@ from anyorder import _check
 from anyorder.certificate import Certificate, Evidence
 from anyorder.clipping import ClipRule, Receive, make_clipping, refuse_unfit
 from anyorder.clipping.coupling import LossWatch
+from anyorder.clipping.units import accumulator_dtype
 from anyorder.errors import (
     ArgumentError,
     CheckpointError,
@@ -278,6 +279,43 @@ class PrivacyEngine:
         self.loader.mark_used(batch)
         self._waiting = _Waiting([*before.units, *units], joined, before.batches + 1)
 
+    def skip(self) -> None:
+        """Leave out the batch that was handed out last; then call `optimizer.step()` as always.
+
+            for x, y in loader:
+                optimizer.zero_grad()
+                try:
+                    criterion(model(x), y).backward()
+                except torch.OutOfMemoryError:
+                    engine.skip()
+                optimizer.step()
+
+        The batch adds zero: its step releases noise alone, or the other micro-batches. So the steps stay those of the
+        loader, and an epoch of it an epoch of the plan. All ranks call it together.
+
+        Privacy: whether a batch is left out must not depend on the data in it, as a rule that a text is too long would:
+        one unit would then decide whether the others of its batch count.
+
+        Raises: TrainingError if no batch waits, several do (`loader.use(batch)` says which), or the last was used.
+        """
+        self._group.together(f"engine.skip() at step {self.ledger.step}", self._skip)
+
+    def _skip(self) -> None:
+        batch = self.loader.newest()
+        self._check_batch(batch)
+        before = self._waiting
+        sums = before.sums or self._zeros()
+        self.loader.mark_used(batch)
+        self._waiting = _Waiting(before.units, sums, before.batches + 1)
+
+    def _zeros(self) -> dict[str, Tensor]:
+        """The clipped sums of nobody."""
+        dtypes = {accumulator_dtype(p) for p in self._parameters.values()}
+        floating = torch.float64 if torch.float64 in dtypes else torch.float32
+        dtype = floating if self.plan.grid is None else torch.int64
+        held = {**self._parameters, **self._clip.parameters}
+        return {name: torch.zeros(p.shape, dtype=dtype, device=local(p).device) for name, p in held.items()}
+
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -316,7 +354,8 @@ class PrivacyEngine:
             raise StepsExhaustedError(f"all {self.plan.n} planned steps are used; a longer run needs its own plan")
         if not self._waiting.batches:
             raise TrainingError(
-                "optimizer.step() without a backward pass through the private model since the last step"
+                "optimizer.step() without a backward pass through the private model since the last step; to leave a "
+                "batch out, call engine.skip() first"
             )
         self._check_optimizer()
         self._check_gradients()
