@@ -33,6 +33,7 @@ from anyorder.participation import (
 )
 from anyorder.sampling import find_participation
 from anyorder.sensitivity import Bound, sensitivity
+from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Combination, Independent, Strategy
 from anyorder.workload import Workload
 
@@ -55,8 +56,10 @@ class Plan:
 
     Each of n steps releases `sum of clipped unit gradients + noise_std * (K Z)[t]`, then divides by `batch_size`.
 
-        noise_std = sigma * clip_norm * sens(C, participation)
+        noise_std = sigma * clip_norm * sens(C, participation) * (1 + rounding)
         mu = f / sigma,  f = 1 (zero-out, add-or-remove) or 2 (replace-one)        Gaussian DP, exact
+
+    `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.sensitivity.rounding`.
 
     Under `PoissonSampling` with independent noise, noise_std = sigma * clip_norm and epsilon comes from
     privacy loss distributions; mu does not exist.
@@ -120,10 +123,15 @@ class Plan:
         """sens(C, participation) for clip norm 1; 1 per step under Poisson sampling."""
         return Bound(1.0, True) if self.amplified else sensitivity(self.strategy, self.participation)
 
+    @cached_property
+    def rounding(self) -> float:
+        """By how much, relatively, float32 coefficients may raise the sensitivity; 0 for independent noise."""
+        return rounding(self.strategy, self.participation)
+
     @property
     def noise_std(self) -> float:
         """Standard deviation of each entry of the noise std * Z, in gradient units; rounded up."""
-        return nextafter(self.sigma * self.clip_norm * self.sensitivity.value, inf)
+        return nextafter(self.sigma * self.clip_norm * self.sensitivity.value * (1 + self.rounding), inf)
 
     @property
     def noise_multiplier(self) -> float:
@@ -342,7 +350,7 @@ def plan(
     if secure:
         _check_exact(neighbours, chosen)  # before a calibration that may take long
     if noise_multiplier is not None:
-        sens = 1.0 if type(rule) is PoissonSampling else sensitivity(chosen, rule).value
+        sens = 1.0 if type(rule) is PoissonSampling else sensitivity(chosen, rule).value * (1 + rounding(chosen, rule))
         sigma = _check.positive("noise_multiplier", noise_multiplier) / sens
     elif epsilon is not None:
         sigma = _calibrate(rule, neighbours, delta, epsilon)

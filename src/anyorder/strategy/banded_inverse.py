@@ -12,6 +12,7 @@ from anyorder.strategy.toeplitz import (
     Floats,
     Toeplitz,
     _padded,
+    accurate_inverse_series,
     check_series,
     inverse_series,
     square_root_series,
@@ -57,8 +58,8 @@ class BandedInverse(Toeplitz, Combination):
         return len(self.coefficients)
 
     def toeplitz_coefficients(self, m: int | None = None) -> Floats:
-        """(m,) coefficients of 1 / g."""
-        return inverse_series(self.coefficients, self.n if m is None else m)
+        """(m,) coefficients of 1 / g, each right to a few units in its last place."""
+        return accurate_inverse_series(self.coefficients, self.n if m is None else m)
 
     def noising_coefficients(self, m: int | None = None) -> Floats:
         """(m,) g_0, .., g_{p-1}, 0, .."""

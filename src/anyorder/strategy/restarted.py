@@ -129,6 +129,10 @@ class RestartedBLT(Strategy):
         G = np.append(np.full(m, self._own[t]), self._gain[t])
         return F, G, output * self._factors[t], float(self._own[t] * self._factors[t])
 
+    def tables(self) -> Floats:
+        """(4, n) what `step` uses: G_tt, v_t, gamma v_t / sqrt(S_t S_{t+1}), d_t / share."""
+        return np.stack([self._own, self._v, self._gain, self._factors])
+
     def prefix_variance(self) -> Floats:
         """(n,) in O(n m^2): the covariance of the buffers and the sum, all epochs side by side."""
         k, s, m = self.num_epochs, self.steps_per_epoch, self.num_buffers
