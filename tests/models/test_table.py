@@ -1,0 +1,63 @@
+"""Real models against the loop over examples, and the page that lists them."""
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.models.case import EXAMPLES, Case, Outcome, outcome
+from benchmarks.models.page import LIBRARIES, of_library, row
+from torch import nn
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, about small configurations
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text().splitlines()
+CASES = [case for library in LIBRARIES for case in of_library(library)]
+found = functools.cache(outcome)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.library}: {case.name} {case.given}".rstrip())
+def test_a_model_is_right_or_refused_with_the_change(case):
+    result = found(case)
+    if case.refused:
+        assert case.refused in result.refusal
+    else:
+        assert result.right, result
+    assert row(case, result) in PAGE
+
+
+def test_the_page_lists_no_other_models():
+    missing = [library for library in LIBRARIES if not of_library(library)]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    assert sum(line.startswith("| ") for line in PAGE) == len(CASES) + len(LIBRARIES)
+
+
+def linear(library="patterns", **options):
+    return Case(library, "linear", lambda: (nn.Linear(4, 2), {"input": torch.randn(EXAMPLES, 4)}), **options)
+
+
+@pytest.mark.parametrize(
+    ("case", "result", "cell"),
+    [
+        (linear(), Outcome(0.0, 1, ""), "one pass"),
+        (linear(), Outcome(0.0, 2, ""), "every gradient"),
+        (linear(), Outcome(0.1, 1, ""), "**wrong**"),
+        (linear(), Outcome(None, 0, "no"), "**refused**"),
+        (linear(refused="GroupNorm"), Outcome(None, 0, "take GroupNorm"), "refused: `GroupNorm`"),
+        (linear(refused="GroupNorm"), Outcome(0.0, 1, ""), "**wrong: not refused as said**"),
+    ],
+)
+def test_what_is_wrong_is_shown_as_wrong(case, result, cell):
+    assert row(case, result) == f"| linear | {cell} |"
+
+
+def test_a_wrong_sum_is_seen(monkeypatch):
+    """An engine that forgets to cut."""
+    from anyorder.clipping import GhostClipping
+
+    forward = GhostClipping.forward
+    assert outcome(linear()).right
+    monkeypatch.setattr(GhostClipping, "forward", lambda self, *args, clip_norm, **options: forward(
+        self, *args, clip_norm=10 * clip_norm, **options))  # fmt: skip
+    assert not outcome(linear()).right
