@@ -1,7 +1,9 @@
 """The main job leaves a folder that says what was done, and goes on after a kill as if nothing had happened."""
 
+import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,8 @@ from torch import nn
 from anyorder.certificate import verify
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, MissingDependencyError, ModelError
 from anyorder.plan import Plan
-from anyorder.run import Observer, Settings, models, resume, train
+from anyorder.run import Observer, Settings, folder, models, resume, train
+from anyorder.train.files import RunFiles
 
 KEY = bytes(range(32))
 FILES = {
@@ -183,6 +186,102 @@ def test_a_killed_run_goes_on_bit_for_bit(step, every, order, optimizer, tmp_pat
     digests = [record(Path(name)).digest() for name in ("killed", "whole")]
     assert digests[0] == digests[1]
     assert resume("killed").accuracy == whole.accuracy  # a finished run is left as it is
+
+
+class Stop(Exception):
+    """Stands for a kill: nothing is cleaned up."""
+
+
+@pytest.mark.parametrize("place", ["mkdir", "lock", ".gitignore", "plan.json", "metrics.json", "journal", "checkpoint"])
+def test_a_run_killed_before_its_first_checkpoint_goes_on_and_its_folder_can_be_taken(place, tmp_path, monkeypatch):
+    """Killed at each file that comes before the first step, half way through it."""
+    path = tmp_path / "run"
+
+    def stop(*arguments):
+        raise Stop
+
+    def stop_at(name):
+        real = folder.replace
+
+        def stopped(target, write):
+            if target.name == name:
+                (path / f"{name}.part").write_text("{")
+                raise Stop
+            real(target, write)
+
+        return stopped
+
+    with monkeypatch.context() as patch:
+        if place == "mkdir":
+            patch.setattr(folder, "held", stop)
+        elif place == "lock":
+            patch.setattr(folder, "hide_secrets", stop)
+        elif place == "journal":
+            patch.setattr(RunFiles, "begin", stop)
+        elif place == "checkpoint":
+            patch.setattr("anyorder.train.checkpoint.os.replace", stop)
+            patch.setattr(folder, "replace", lambda target, write: write(target))
+        else:
+            patch.setattr(folder, "replace", stop_at(place))
+        with pytest.raises(Stop):
+            train(small(epochs=1), path)
+    gc.collect()
+    if place in ("journal", "checkpoint"):
+        shutil.copytree(path, tmp_path / "same")
+        resumed = resume(tmp_path / "same")
+        assert resumed.steps == resumed.plan.n == 6
+    taken = train(small(epochs=1, seed=3), path)
+    assert taken.steps == 6
+    assert json.loads((path / "metrics.json").read_text())["settings"]["seed"] == 3
+
+
+def test_a_run_that_took_steps_and_lost_its_checkpoint_is_not_begun_again(tmp_path):
+    class Stopper(Observer):
+        def stepped(self, step):
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(small(), tmp_path / "run", observer=Stopper())
+    (tmp_path / "run" / "checkpoint.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint\.pt, and the run took steps"):
+        resume(tmp_path / "run")
+    with pytest.raises(ArgumentError, match="holds files already"):
+        train(small(), tmp_path / "run")
+
+
+def test_one_run_at_a_time_in_a_folder(tmp_path):
+    class Second(Observer):
+        def started(self, plan, path, step):
+            with pytest.raises(ArgumentError, match="a run is going on in folder"):
+                resume(path)
+            with pytest.raises(ArgumentError, match="holds files already"):
+                train(small(), path)
+
+    train(small(epochs=1), tmp_path / "run", observer=Second())
+    (tmp_path / "begun").mkdir()
+    with folder.held(tmp_path / "begun"), pytest.raises(ArgumentError, match="a run is going on in folder"):
+        train(small(), tmp_path / "begun")
+
+
+def test_what_a_resume_reads_outlasts_a_loss_of_power(tmp_path, monkeypatch):
+    """On the disk before it has its name, and then the folder, where the name stands."""
+    calls, fsync, move = [], os.fsync, os.replace
+
+    def noted(descriptor):
+        calls.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def moved(source, target):
+        calls.append(Path(target).name)
+        move(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", moved)
+    path = train(small(epochs=1), tmp_path / "run").path
+    for name in ("plan.json", "metrics.json", "model.pt", "run.privacy.json"):
+        at = len(calls) - 1 - calls[::-1].index(name)
+        assert calls[at - 1] == (path / name).stat().st_ino
+        assert calls[at + 1] == path.stat().st_ino
 
 
 def test_what_cannot_be_resumed_is_said(finished, tmp_path):

@@ -1,18 +1,22 @@
 """The folder of a run: its files, each replaced whole."""
 
+import contextlib
+import fcntl
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from anyorder._sealed import read_json as read_object
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
+from anyorder.train.checkpoint import sync_folder
+from anyorder.train.journal import Journal
 
 __all__ = [
-    "ACCURACY_PLOT", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN", "create",
-    "hide_secrets", "read_json", "replace", "write_json",
+    "ACCURACY_PLOT", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN", "fresh", "held",
+    "hide_secrets", "read_json", "replace", "took_no_step", "write_json",
 ]  # fmt: skip
 
 MODEL = "model.pt"
@@ -25,23 +29,59 @@ ACCURACY_PLOT = "accuracy.png"
 NOISE_PLOT = "noise.png"
 
 
-def create(folder: str | Path | None, dataset: str) -> Path:
-    """An empty folder for a new run; by default runs/<dataset>-<time>.
+_LOCK = ".lock"
+_BEGINNING = {".gitignore", PLAN, METRICS, _LOCK}
 
-    Raises: ArgumentError if it holds files already, or cannot be written.
+
+@contextlib.contextmanager
+def fresh(folder: str | Path | None, dataset: str) -> Iterator[Path]:
+    """A folder for a new run, held while it goes on; by default runs/<dataset>-<time>.
+
+    It may hold what a run left that was killed before its first checkpoint: such a run took no step.
+    Raises: ArgumentError if it holds other files, is in use, or cannot be written.
     """
     name = dataset.replace(":", ".")
     path = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}" if folder is None else Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise ArgumentError(f"output folder {path} holds files already: choose another, or resume the run in it")
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
     except OSError as problem:
         raise ArgumentError(f"output folder {path} cannot be written: {problem.strerror or problem}") from problem
-    return path
+    _check_unused(path)  # before a file is made in it
+    with held(path):
+        _check_unused(path)  # nobody came in between
+        yield path
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Let nobody else run in the folder meanwhile.
+
+    Raises: ArgumentError if somebody does, or the folder cannot be written.
+    """
+    try:
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as problem:
+        raise ArgumentError(f"output folder {path} cannot be written: {problem.strerror or problem}") from problem
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            raise ArgumentError(f"a run is going on in folder {path}: wait for its end, or choose another") from problem
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def took_no_step(path: Path) -> bool:
+    """Whether the run in the folder was killed before its first checkpoint, which comes before its first step."""
+    return not (path / CHECKPOINT).exists() and not Journal.has_steps(path / CHECKPOINT)
+
+
+def _check_unused(path: Path) -> None:
+    hidden = f".{CHECKPOINT}."  # the journal, and the checkpoint while it is written
+    names = [name.removesuffix(".part") for name in os.listdir(path)]
+    if not all(name in _BEGINNING or name.startswith(hidden) for name in names) or not took_no_step(path):
+        raise ArgumentError(f"output folder {path} holds files already: choose another, or resume the run in it")
 
 
 _IGNORED = f"""# Secret, as the data is: the noise key, who was in which step, what each step used its noise on.
@@ -60,10 +100,13 @@ def hide_secrets(path: Path) -> None:
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside its place, then move it there, so that a reader never sees half a file."""
+    """Write a file beside its place, then move it there: nobody ever sees half a file, nor does a loss of power."""
     beside = path.with_name(path.name + ".part")
     write(beside)
+    with open(beside, "rb+") as file:
+        os.fsync(file.fileno())
     os.replace(beside, path)
+    sync_folder(path.parent)
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

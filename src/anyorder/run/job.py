@@ -92,7 +92,8 @@ def train(
 
     Args:
         settings: see `Settings.of`.
-        output: the folder, new or empty; None for runs/<dataset>-<time>.
+        output: the folder, new, empty, or of a run that was killed before its first checkpoint; None for
+            runs/<dataset>-<time>.
         data: the data set, where it is loaded already.
         observer: hears of progress.
         tensorboard: a folder for event files of the test accuracy.
@@ -108,17 +109,19 @@ def train(
         secure=settings.secure,
     )  # fmt: skip
     model = _model(settings, data)  # before the folder: what can be refused is refused before anything is written
-    path = folder.create(output, settings.dataset)
-    folder.hide_secrets(path)
-    plan.save(path / folder.PLAN)
-    folder.write_json(path / folder.METRICS, Result(path, settings, plan, [], 0, 0.0).to_dict())
-    return _Run(settings, data, plan, model, path, key).finish(observer or Observer(), tensorboard)
+    with folder.fresh(output, settings.dataset) as path:
+        folder.hide_secrets(path)
+        folder.replace(path / folder.PLAN, plan.save)
+        folder.write_json(path / folder.METRICS, Result(path, settings, plan, [], 0, 0.0).to_dict())
+        return _Run(settings, data, plan, model, path, key).finish(observer or Observer(), tensorboard)
 
 
 def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: str | Path | None = None) -> Result:
     """Go on with the run in a folder, from its last checkpoint to its end, bit for bit as if never interrupted.
 
+    A run that was killed before its first checkpoint took no step, and begins again with its settings.
     Raises: CheckpointError if the folder holds no run, or one whose checkpoint cannot be resumed without harm.
+        ArgumentError if the run is going on.
     """
     path = Path(path)
     found = folder.read_json(path / folder.METRICS)
@@ -126,11 +129,14 @@ def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: s
         settings = Settings(**found["settings"])
     except (KeyError, TypeError, ValueError) as problem:
         raise CheckpointError(f"{path / folder.METRICS} holds no settings of a run: {problem}") from problem
-    if not (path / folder.CHECKPOINT).exists():
-        raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}: the run took no step; start it again")
-    plan = Plan.load(path / folder.PLAN, large=True)
-    data = datasets.load(settings.dataset, settings.data_dir)
-    return _Run(settings, data, plan, _model(settings, data), path, None).finish(observer or Observer(), tensorboard)
+    with folder.held(path):
+        began = found.get("steps") != 0 or not folder.took_no_step(path)
+        if began and not (path / folder.CHECKPOINT).exists():
+            raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took steps: start a new one")
+        plan = Plan.load(path / folder.PLAN, large=True)
+        data = datasets.load(settings.dataset, settings.data_dir)
+        model = _model(settings, data)
+        return _Run(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
 
 
 class _Run:
@@ -217,7 +223,7 @@ class _Run:
         state = {name: value.cpu() for name, value in self.model.state_dict().items()}
         folder.replace(self.path / folder.MODEL, lambda beside: torch.save(state, beside))
         self.engine.evidence().save(self.path / folder.EVIDENCE)
-        self.engine.certificate().save(self.path / folder.CERTIFICATE)
+        folder.replace(self.path / folder.CERTIFICATE, self.engine.certificate().save)
         promise = f"epsilon {plan.epsilon:.3g}, delta {plan.delta:g}"
         plot_accuracy(self.accuracy, self.path / folder.ACCURACY_PLOT, f"{settings.dataset}, {promise}")
         title = f"{settings.dataset}: noise over {plan.n} steps, {promise}"

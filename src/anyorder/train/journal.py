@@ -109,8 +109,7 @@ class Journal:
     def _acquire(cls, checkpoint: str | Path, run_id: str, flags: int) -> "Journal":
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", run_id):
             raise ArgumentError(f"run_id must be 1 to 128 letters, digits, '-' or '_', got {run_id!r}")
-        checkpoint = Path(os.path.realpath(checkpoint))
-        path = checkpoint.with_name(f".{checkpoint.name}.journal")
+        path = _path_of(checkpoint)
         _end_others(path, _MARK + run_id.encode() + b"\n")
         try:
             journal = cls(os.open(path, flags | os.O_CLOEXEC, 0o600), path, run_id)
@@ -134,6 +133,18 @@ class Journal:
             journal.close()
             raise CheckpointError(f"the journal {path} cannot be locked: {problem}") from problem
         return journal
+
+    @staticmethod
+    def has_steps(checkpoint: str | Path) -> bool:
+        """Whether the journal of a checkpoint file, of any run, has steps. False where there is no journal."""
+        try:
+            data = _path_of(checkpoint).read_bytes()
+        except FileNotFoundError:
+            return False
+        except OSError as problem:
+            raise CheckpointError(f"the journal of {checkpoint} cannot be read: {problem}") from problem
+        begin = data.find(b"\n", len(_MARK)) + 1
+        return bool(begin) and _STEP[0] in data[begin :: _RECORD.size]
 
     def _data(self) -> bytes:
         return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
@@ -284,6 +295,11 @@ class Journal:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _path_of(checkpoint: str | Path) -> Path:
+    checkpoint = Path(os.path.realpath(checkpoint))
+    return checkpoint.with_name(f".{checkpoint.name}.journal")
 
 
 def _end_others(path: Path, head: bytes) -> None:
