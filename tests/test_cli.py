@@ -268,7 +268,10 @@ def test_verify_of_what_is_no_certificate(tmp_path):
 
 
 def test_version_and_help():
-    assert invoke("--version").stdout.strip() == anyorder.__version__
+    version, noise, clipping = invoke("--version").stdout.splitlines()
+    assert version == anyorder.__version__
+    assert noise.startswith(("noise: compiled, ", "noise: NumPy ("))
+    assert clipping.startswith(("clipping: compiled, ", "clipping: torch ("))
     assert "Exit codes" in invoke("--help").stdout
     for command in ("train", "plan", "epsilon", "verify"):
         assert f"anyorder {command} " in invoke(command, "--help").stdout.replace("Usage:", "")

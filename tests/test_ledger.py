@@ -308,3 +308,22 @@ def test_nonsense_under_a_fresh_checksum_is_refused():
         forged = data[:place] + bytes([letter]) + data[place + 1 : -32]
         with pytest.raises(CheckpointError):
             Ledger.from_bytes(SingleEpoch(3), forged + hashlib.sha256(forged).digest())
+
+
+def test_what_a_check_returned_is_not_looked_up_again_at_its_step():
+    ledger = Ledger(SingleEpoch(3))
+    looked_up = []
+    forbidden = ledger._rule.forbidden
+    ledger._rule.forbidden = lambda seen, t, ids: looked_up.append(t) or forbidden(seen, t, ids)
+    allowed = ledger.check(0, [3, 1, 3])
+    assert allowed.tolist() == [1, 3]
+    ledger.record(0, ledger.check(0, allowed))
+    assert looked_up == [0]
+    with pytest.raises(ValueError, match="read-only"):
+        allowed[0] = 2  # it was judged as it is
+    with pytest.raises(ParticipationError):
+        ledger.check(1, allowed)  # another step
+    other = ledger.check(1, [2])
+    ledger.check(1, [4])
+    ledger.record(1, other)
+    assert [units.tolist() for units in ledger.history()] == [[1, 3], [2]]

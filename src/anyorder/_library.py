@@ -6,9 +6,15 @@ import hashlib
 import sys
 from pathlib import Path
 
-__all__ = ["PATHS", "load", "parallel"]
+__all__ = ["PATHS", "WARNING", "load", "parallel"]
 
 PATHS = ("portable", "avx2", "avx512")  # instruction sets, in the order of their numbers in every library
+
+WARNING = (
+    "Install the package again where a C++ compiler (g++ or clang++) is: "
+    "pip install --force-reinstall --no-deps --no-binary anyorder anyorder"
+)
+"""What to do where a library is missing."""
 
 
 def load(file: Path, sources: tuple[str, ...]) -> ctypes.CDLL | None:

@@ -16,7 +16,9 @@ from anyorder import __version__
 from anyorder import run as job
 from anyorder._sealed import printable
 from anyorder.certificate import verify as verify_file
+from anyorder.clipping.native import describe as clipping_kernel
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
+from anyorder.noise.native import describe as noise_kernel
 from anyorder.plan import Plan
 from anyorder.report import card, comparison_table, facts_panel, plot_noise
 from anyorder.run.planning import Mechanism, Row, best_of_each_kind, compare, make_plan, noise_lines, poisson_claim
@@ -74,14 +76,19 @@ def _print_json(data: dict[str, Any]) -> None:
 
 def _version(value: bool) -> None:
     if value:
-        print(__version__)
+        print(f"{__version__}\nnoise: {noise_kernel()}\nclipping: {clipping_kernel()}")
         raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)
 def _main(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print it, and which compiled libraries are used."
+        ),
+    ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())

@@ -6,6 +6,7 @@ __all__ = [
     "CertificateError",
     "CheckpointError",
     "CheckpointWarning",
+    "ClippingWarning",
     "LoaderError",
     "MissingDependencyError",
     "ModelError",
@@ -72,3 +73,7 @@ class CheckpointWarning(UserWarning):
 
 class NoiseWarning(UserWarning):
     """The noise is right, and made in a slow way."""
+
+
+class ClippingWarning(UserWarning):
+    """The clipped sums are right, and made in a slow way."""

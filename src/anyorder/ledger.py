@@ -68,14 +68,17 @@ class Ledger:
         self._is_string: bool | None = None  # unknown until a unit comes
         self._chunks: list[bytes] = []
         self._hash = sha256(_MAGIC).digest()
+        self._allowed: Integers | None = None  # at the next step; nobody can write it
 
     @property
     def step(self) -> int:
         """The next step; also the number of steps recorded."""
         return len(self._chunks)
 
-    def check(self, t: int, units: Iterable[Any]) -> None:
+    def check(self, t: int, units: Iterable[Any]) -> Units:
         """Raise unless the units may take part in step t, which must be the next one. Changes nothing.
+
+        Returns: the units, distinct and sorted. What was returned last is not looked up again at the same step.
 
         Raises:
             ParticipationError: the rule forbids a unit at t. The message names no unit and no number of units, since
@@ -84,7 +87,7 @@ class Ledger:
             TrainingError: t is not the next step.
             ArgumentError: units are not integers or strings of this ledger's kind.
         """
-        self._checked(t, units)
+        return self._checked(t, units)
 
     def offenders(self, t: int, units: Iterable[Any]) -> Units:
         """Those of the units that the rule forbids at step t, sorted: for the owner of the data, not for logs."""
@@ -98,6 +101,7 @@ class Ledger:
         ids = self._checked(t, units)
         if len(ids):
             self._is_string = isinstance(ids, list)
+        self._allowed = None
         self._seen.add(t, ids)
         self._hash = sha256(self._hash + t.to_bytes(8, "little") + _canonical_bytes(ids)).digest()
         self._chunks.append(_pack(ids))
@@ -111,6 +115,8 @@ class Ledger:
             )
         if t != self.step:
             raise TrainingError(f"steps must be recorded in order: the next step is {self.step}, got t={t}")
+        if units is self._allowed:
+            return self._allowed
         ids = _distinct(units)
         if len(ids) and self._is_string is not None and isinstance(ids, list) != self._is_string:
             kinds = ("integers", "strings")
@@ -125,6 +131,9 @@ class Ledger:
                     "out the units that come too early or too often (ledger.offenders names them, to you alone), let "
                     "the loader keep the planned order, or plan for the order that it has"
                 )
+        if not isinstance(ids, list):
+            ids.flags.writeable = False
+            self._allowed = ids
         return ids
 
     def digest(self) -> str:

@@ -11,6 +11,7 @@ from anyorder.clipping import native
 from anyorder.clipping.batch import UnitMap
 from anyorder.clipping.norms import settle
 from anyorder.clipping.uses import ConvolutionUse, Geometry
+from anyorder.errors import ClippingWarning
 
 pytestmark = pytest.mark.skipif(
     native._library() is None or os.environ.get("ANYORDER_KERNEL") == "reference",
@@ -201,3 +202,21 @@ def test_squares(shape):
     finally:
         torch.set_num_threads(before)
     check_squares(found[:2], rows[:2])
+
+
+def test_a_missing_library_is_told_once_and_where_versions_are_printed(monkeypatch, tmp_path):
+    monkeypatch.delenv("ANYORDER_KERNEL", raising=False)
+    monkeypatch.setattr(native, "_file", lambda: tmp_path / "nowhere.so")
+    for cached in (native._library, native._path, native._warn):
+        cached.cache_clear()
+    try:
+        assert native.describe() == f"torch (no library {tmp_path / 'nowhere.so'})"
+        native.warn_if_missing(1000)  # too few parameters to matter
+        with pytest.warns(ClippingWarning, match="C\\+\\+ compiler"):
+            native.warn_if_missing(2**20)
+        native.warn_if_missing(2**20)
+        monkeypatch.setenv("ANYORDER_KERNEL", "reference")
+        assert native.describe() == "torch (ANYORDER_KERNEL=reference)"
+    finally:
+        for cached in (native._library, native._path, native._warn):
+            cached.cache_clear()

@@ -23,3 +23,30 @@ def test_without_torchs_undocumented_function(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tracing, "_interpreter", None)
     for name, value in clipped(model, x).items():
         assert torch.equal(value, quick[name])
+
+
+def test_without_torchs_undocumented_way_into_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 5), nn.Dropout(0.5), nn.Linear(5, 4))
+    x = torch.randn(6, 8)
+    torch.manual_seed(1)
+    quick = clipped(model, x)
+    monkeypatch.setattr(tracing, "_nesting", (None, None))
+    torch.manual_seed(1)
+    for name, value in clipped(model, x).items():
+        assert torch.equal(value, quick[name])
+
+
+def test_a_map_over_examples_ends_where_the_function_fails() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise RuntimeError("of the function")
+
+    with pytest.raises(RuntimeError, match="of the function"):
+        tracing.for_each_example(fails, torch.zeros(3))
+    assert torch._C._functorch.maybe_current_level() is None
+
+
+def test_a_result_that_is_the_same_for_all_examples_has_a_row_for_each() -> None:
+    ((same, own),) = tracing.for_each_example(lambda x: ((torch.ones(2), 2 * x),), torch.arange(3.0))
+    assert same.tolist() == [[1.0, 1.0]] * 3
+    assert own.tolist() == [0.0, 2.0, 4.0]

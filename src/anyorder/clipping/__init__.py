@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from anyorder.clipping import native
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.clip_rules import Adaptive, Automatic, ClipRule, Flat, PerGroup
 from anyorder.clipping.convert import convert
@@ -45,6 +46,7 @@ def make_clipping(
             "refuse": an error with the number of such units, which is a release that no noise covers.
     Raises: ArgumentError for a rule other than `Flat` on a grid.
     """
+    native.warn_if_missing(sum(p.numel() for p in module.parameters()))
     if grid is None:
         return GhostClipping(module, chunk_size, rule, non_finite)
     return FunctionalClipping(module, chunk_size, grid, rule, non_finite)

@@ -8,6 +8,7 @@ while its inputs are in the cache. Without the library torch does the same slowe
 import ctypes
 import functools
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -15,16 +16,52 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anyorder import _check
-from anyorder._library import PATHS, load, parallel
+from anyorder._library import PATHS, WARNING, load, parallel
+from anyorder.errors import ClippingWarning
 
-__all__ = ["available", "convolution", "squares"]
+__all__ = ["available", "convolution", "describe", "squares", "warn_if_missing"]
 
+_LARGE = 1 << 20  # parameters from which the missing library is worth a word
 _SOURCES = ("_convolution.cpp", "_convolution.h")
 
 
 def available() -> bool:
     """Whether the library can be used here."""
     return _path() is not None
+
+
+def describe() -> str:
+    """What is in use, in words."""
+    path = _path()
+    return f"compiled, {PATHS[path]}" if path is not None else f"torch ({_missing()})"
+
+
+def warn_if_missing(size: int) -> None:
+    """Once, for a model of many parameters: say that torch does what the library would, and what to do."""
+    if size >= _LARGE and os.environ.get("ANYORDER_KERNEL") != "reference" and not available():
+        _warn()
+
+
+@functools.cache
+def _warn() -> None:
+    warnings.warn(
+        f"the compiled clipping library is not there ({_missing()}): torch gives the same bounds, convolutions up to "
+        f"twice slower. {WARNING}",
+        ClippingWarning,
+        stacklevel=4,
+    )
+
+
+def _missing() -> str:
+    if os.environ.get("ANYORDER_KERNEL") == "reference":
+        return "ANYORDER_KERNEL=reference"
+    if not _file().exists():
+        return f"no library {_file()}"
+    return f"{_file()} does not load, is of other sources, or gives other numbers"
+
+
+def _file() -> Path:
+    return Path(__file__).with_name("_convolution.so")
 
 
 def convolution(
@@ -79,7 +116,7 @@ def squares(rows: Tensor, path: int | None = None) -> Tensor:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    library = load(Path(__file__).with_name("_convolution.so"), _SOURCES)
+    library = load(_file(), _SOURCES)
     if library is None:
         return None
     pointer = ctypes.c_void_p

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import disable_saved_tensors_hooks
-from torch.func import vmap
 
 from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.batch import Settings, UnitMap, full_precision
@@ -19,7 +18,7 @@ from anyorder.clipping.clip_rules import ClipRule, apply
 from anyorder.clipping.norms import Settled, Weights, settle
 from anyorder.clipping.recurrent_rule import recurrent_layers
 from anyorder.clipping.rules import RULES
-from anyorder.clipping.tracing import Part, Tracer
+from anyorder.clipping.tracing import Part, Tracer, for_each_example
 from anyorder.clipping.units import accumulator_dtype, round_down, sums_of
 from anyorder.clipping.uses import DirectUse, Use
 from anyorder.errors import AnyorderError, ModelError
@@ -104,7 +103,6 @@ class Pass:
             tracer.start(copies, token)
             return self._call(copies, tensors[len(copies) :], within=tracer)
 
-        mapped = vmap(example, randomness="different")
         modules = list(self._module.modules())
         versions = [p._version for p in self._parameters.values()]
         token = torch.empty(size, device=self._device)
@@ -115,7 +113,7 @@ class Pass:
             recurrent_layers(modules, tracer) as layers,
             mappable(modules, self._device, traced=layers),
         ):
-            differentiable, others = mapped(token, *copies, *tensors)
+            differentiable, others = for_each_example(example, token, *copies, *tensors)
         written = [n for (n, p), v in zip(self._parameters.items(), versions, strict=True) if p._version != v]
         if written:
             raise ModelError(

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder._library import PATHS, load, parallel
+from anyorder._library import PATHS, WARNING, load, parallel
 from anyorder.errors import ArgumentError, NoiseWarning
 from anyorder.noise import chacha, transform
 
-__all__ = ["NONE", "OP", "SEGMENT", "TERM", "Kernel", "Kind", "Program", "kernel", "warn_if_missing"]
+__all__ = ["NONE", "OP", "SEGMENT", "TERM", "Kernel", "Kind", "Program", "describe", "kernel", "warn_if_missing"]
 
 NONE = 2**31 - 1  # no operand
 _VERSION = 1  # of the library's interface
@@ -161,6 +161,12 @@ def kernel(name: str = "best") -> Kernel | None:
     return found
 
 
+def describe() -> str:
+    """What is in use, in words."""
+    found = kernel()
+    return f"compiled, {found.name}" if found is not None else f"NumPy ({_missing()})"
+
+
 def warn_if_missing(size: int) -> None:
     """Once, for a stream of many coordinates: say that the noise is made by NumPy, and what to do."""
     if size >= _LARGE and os.environ.get("ANYORDER_KERNEL") != "reference" and kernel() is None:
@@ -171,8 +177,7 @@ def warn_if_missing(size: int) -> None:
 def _warn() -> None:
     warnings.warn(
         f"the compiled noise kernel is not there ({_missing()}): NumPy makes the same noise, 10 to 50 times slower. "
-        "Install the package again where a C++ compiler (g++ or clang++) is: "
-        "pip install --force-reinstall --no-deps --no-binary anyorder anyorder",
+        + WARNING,
         NoiseWarning,
         stacklevel=4,
     )
@@ -183,6 +188,8 @@ def _file() -> Path:
 
 
 def _missing() -> str:
+    if os.environ.get("ANYORDER_KERNEL") == "reference":
+        return "ANYORDER_KERNEL=reference"
     if not _file().exists():
         return f"no library {_file()}"
     return f"{_file()} does not load, is of other sources, or gives other bits"

@@ -138,13 +138,13 @@ def _portable(error: Exception) -> tuple[type[Exception], str]:
     return TrainingError, f"{type(error).__name__}: {error}"
 
 
-def distinct_units(told: list[Units]) -> list[Any]:
+def distinct_units(told: list[Units]) -> Units | list[Any]:
     """The units of one step on all ranks, example by example.
 
     Raises: TrainingError if a unit is on two ranks: each would clip it, and it would count twice.
     """
     if len(told) == 1:
-        return list(told[0])
+        return told[0]
     seen: set[Any] = set()
     for units in told:
         mine = set(units if isinstance(units, list) else units.tolist())

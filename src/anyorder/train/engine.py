@@ -44,9 +44,13 @@ __all__ = ["PrivacyEngine"]
 class _Waiting:
     """What waits for optimizer.step(): never released, and replaced as a whole, so that an interrupt leaves no half."""
 
-    units: list[Any]
+    units: Units | list[Any]
     sums: dict[str, Tensor]
     batches: int = 0
+
+    def with_units(self, units: Units | list[Any]) -> Units | list[Any]:
+        """These units and further ones."""
+        return [*self.units, *units] if len(self.units) else units
 
 
 class PrivacyEngine:
@@ -225,7 +229,9 @@ class PrivacyEngine:
         found: list[HandedBatch] = []
         told = self._group.together(f"the forward pass of step {step}", lambda: self._find_batch(tensors, found))
         batch, units = found[0], distinct_units(told)
-        self.ledger.check(step, [*self._waiting.units, *units])
+        allowed = self.ledger.check(step, self._waiting.with_units(units))
+        if not self._waiting.batches:
+            units = allowed  # which the ledger knows again when the step is made
         _, groups = np.unique(np.asarray(batch.units), return_inverse=True)
         self._whole.gather()
 
@@ -260,14 +266,13 @@ class PrivacyEngine:
                 f"{waiting.batches} batch(es) wait for optimizer.step() already, and accumulate={self._accumulate}; "
                 "call optimizer.step() or zero_grad(), or pass accumulate= to make_private"
             )
-        again = set(waiting.units).intersection(batch.units)
-        if again:
+        if waiting.batches and set(waiting.units).intersection(batch.units):
             raise TrainingError(
                 "a unit is in two micro-batches of one step, and would be clipped twice; put the examples of a unit "
                 "into one micro-batch"
             )
 
-    def _receive(self, batch: HandedBatch, step: int, units: list[Any], sums: dict[str, Tensor]) -> None:
+    def _receive(self, batch: HandedBatch, step: int, units: Units | list[Any], sums: dict[str, Tensor]) -> None:
         if step != self.ledger.step:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
@@ -277,7 +282,7 @@ class PrivacyEngine:
         before = self._waiting
         joined = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
         self.loader.mark_used(batch)
-        self._waiting = _Waiting([*before.units, *units], joined, before.batches + 1)
+        self._waiting = _Waiting(before.with_units(units), joined, before.batches + 1)
 
     def skip(self) -> None:
         """Leave out the batch that was handed out last; then call `optimizer.step()` as always.
