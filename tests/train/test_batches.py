@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import anyorder as ao
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.participation import MinSeparation
+from anyorder.sampling.handed import HandedBatch, HandedOut
 from train.test_engine import KEY, clipped_sum, network, weights
 
 ROWS, B = 24, 4
@@ -147,6 +148,38 @@ def test_short_epochs_do_not_hide_a_batch_that_was_fetched_ahead():
         assert engine.step == 0
 
 
+def test_copies_with_the_rows_of_users_in_another_order_are_refused():
+    """Each user's rows would be cut with another's. Where each row is a unit, the order does no harm."""
+    for feed in (lambda x: x.flip(0), lambda x: x[torch.tensor([0, 2, 1, 3])], lambda x: torch.cat([x[1:], x[:1]])):
+        engine, model, optimizer, loader = private()
+        x, y, _ = next(iter(loader))
+        with pytest.raises(TrainingError, match="another order"):
+            model(feed(x))
+        nn.functional.cross_entropy(model(-x.clone()), y).backward()
+        optimizer.step()
+        assert engine.step == 1
+    plan = ao.plan(dataset_size=ROWS, batch_size=B, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, _, loader = ao.PrivacyEngine(plan).make_private(model, optimizer, DataLoader(DATA, batch_size=B))
+    assert model(next(iter(loader))[0].flip(0)).shape == (B, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8, torch.bool])
+def test_what_is_in_the_rows_refuses_nothing(dtype):
+    """Rows that are changed, and rows that are equal: nothing about them may stop a run."""
+    rows = torch.tensor([[0, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1]]).to(dtype)
+    for x in (rows, torch.arange(12).reshape(4, 3).to(dtype)):
+        batch = [x]
+        out, handed = HandedOut(), HandedBatch(["a", "a", "b", "b"], 0, 1)
+        out.add(batch, handed)
+        assert out.find([x.clone()]) is handed
+        changed = x.clone()
+        changed[:, 0] = 1 - x[:, 0] if dtype != torch.bool else ~x[:, 0]
+        assert out.find([changed]) is handed
+        assert out.find([rows.flip(0)]) is handed
+
+
 def test_a_batch_comes_whole_and_once_with_its_rows_in_place():
     _, model, _, loader = private()
     batches = iter(loader)
@@ -192,7 +225,8 @@ def test_forward_of_two_micro_batches_before_their_backward():
     engine, model, optimizer, loader = private(accumulate=2)
     batches = map(copied, loader)
     losses = [nn.functional.cross_entropy(model(x), y) for (x, y, _), _ in zip(batches, range(2), strict=False)]
-    sum(losses).backward()
+    for loss in losses:
+        loss.backward()
     optimizer.step()
     assert next(iter(engine.ledger.history())).tolist() == USERS[: 2 * B].unique().tolist()
 

@@ -12,6 +12,7 @@ from anyorder.ledger import Units
 
 __all__ = ["HandedBatch", "HandedOut"]
 
+_LOOKS = 3  # batches whose copies are compared with the originals: what a loop does to one, it does to all
 _DEEP = 4  # containers within containers that are searched for tensors
 _ADVICE = (
     "Use each batch before the next is fetched: a DataLoader with num_workers= and pin_memory= runs ahead by itself, "
@@ -68,7 +69,8 @@ class HandedOut:
         self._waiting: list[HandedBatch] = []
         self._called: HandedBatch | None = None
         self._left: set[int] = set()
-        self._last: tuple[Any, HandedBatch] | None = None  # held, so that a copy can be told from its original
+        self._last: tuple[Any, HandedBatch] | None = None  # held, so that copies can be compared with it
+        self._looks = _LOOKS
 
     def add(self, batch: Any, handed: HandedBatch) -> None:
         """The batch goes to the user now. Batches of iterations that were left early wait no longer."""
@@ -122,7 +124,7 @@ class HandedOut:
         if batch is None:
             batch = self._only_one()
         _check_rows(given, len(batch.units))
-        if any(batch in known and not known[batch] for known in owners):
+        if any(batch in known and not known[batch] for known in owners) or self._shuffled(given, batch):
             raise TrainingError(
                 "the model was given rows of the batch in another order, or some rows in the place of others; its "
                 "rows are matched to units by their order: give it the batch as the loader did"
@@ -164,6 +166,20 @@ class HandedOut:
         if not unused:
             raise TrainingError("this batch was already used by a backward pass: each unit is clipped once a step")
         return unused[0] if len(unused) == 1 else None
+
+    def _shuffled(self, given: list[Tensor], batch: HandedBatch) -> bool:
+        """Whether tensors in new memory hold the batch's rows in another order. Where each row is a unit it may.
+
+        In the first batches whose units have several rows; and only where all rows differ, so that it is the order
+        that is seen, and not what is in the rows.
+        """
+        if self._last is None or self._last[1] is not batch or not self._looks:
+            return False
+        if len(set(batch.units)) == len(batch.units):
+            return False
+        self._looks -= 1
+        own = list(_tensors_in(self._last[0]))
+        return any(_same_rows_elsewhere(x, y) for x in given for y in own)
 
     def _only_one(self) -> HandedBatch:
         if len(self._waiting) == 1:
@@ -246,3 +262,20 @@ def _index_along(dimension: int, offset: int, own: Tensor) -> int | None:
             return None
         found = index if d == dimension else found
     return found if offset == 0 else None
+
+
+def _same_rows_elsewhere(tensor: Tensor, own: Tensor) -> bool:
+    """Whether two tensors have the same rows, all distinct, in different orders."""
+    if tensor.shape != own.shape or tensor.dtype != own.dtype or tensor.layout != torch.strided or not tensor.numel():
+        return False
+    a, b = _row_hashes(tensor), _row_hashes(own)
+    first, second = a.sort().values, b.sort().values
+    return not torch.equal(a, b) and torch.equal(first, second) and bool((first[1:] != first[:-1]).all())
+
+
+def _row_hashes(tensor: Tensor) -> Tensor:
+    """(rows,) int64 on the CPU: the bytes of each row times fixed odd numbers, modulo 2^64."""
+    rows = tensor.detach().reshape(len(tensor), -1).contiguous().view(torch.uint8)
+    words = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 8)).view(torch.int64)
+    factors = torch.randint(-(2**62), 2**62, (words.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
+    return (words * factors.to(words.device)).sum(1).cpu()
