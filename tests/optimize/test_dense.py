@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from anyorder import error
 from anyorder import workload as W
 from anyorder.errors import PlanError
 from anyorder.optimize import Optimum, fit_dense
-from anyorder.optimize.dense import certified_bound, optimum
+from anyorder.optimize.dense import certified_bound, least_error, optimum
 from anyorder.optimize.patterns import disjoint
 from anyorder.participation import (
     EpochShuffle,
@@ -166,3 +167,26 @@ def test_objectives_are_traded(participation: Participation) -> None:
 def test_poisson_sampling_is_refused() -> None:
     with pytest.raises(PlanError, match="independent noise only"):
         disjoint(PoissonSampling(8, 0.1))
+
+
+def test_a_gap_above_the_tolerance_is_said() -> None:
+    A, participation = W.momentum(48, 0.95), FixedOrder(48, 6, 8)
+    with pytest.warns(UserWarning, match=r"gap of .* not to the tolerance 1\.0e-03"):
+        found = fit_dense(A, participation, "max")
+    assert found.gap > 1e-3
+    C, K = found.C, np.linalg.inv(found.C)
+    errors = np.square(A.matrix() @ K).sum(axis=1)
+    assert found.upper == pytest.approx(np.sqrt(errors.max()) * sensitivity(Dense(C), participation).value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fit_dense(A, participation, "max", tolerance=2 * found.gap).gap <= 2 * found.gap
+        assert fit_dense(W.momentum(48, 0.5), participation, "max").gap <= 1e-3
+
+
+@pytest.mark.parametrize("participation", [FixedOrder(300, 5, 60), SingleEpoch(300)], ids=repr)
+def test_two_iterations_from_a_coarse_start_are_near(participation: Participation) -> None:
+    A, groups = W.momentum(300, 0.9), disjoint(participation)
+    whole = optimum(A.matrix(), groups, tolerance=1e-3)
+    quick = least_error(A.matrix(), groups, objective="mean", tolerance=1e-3, max_iterations=2)
+    assert quick <= whole.upper
+    assert quick > 0.995 * whole.lower  # from equal V two iterations are 2 % off

@@ -101,8 +101,9 @@ def test_choice_is_ranked_and_true(participation: Participation, objective: str)
 def test_budgets_hold() -> None:
     A, participation = W.prefix_sum(64), FixedOrder(64, 4, 16)
     free = choose(A, participation, max_cost=None)
-    assert free[0].name == "dense"
-    assert free[0].cost == pytest.approx(32.5)
+    dense = next(c for c in free if c.name == "dense")
+    assert dense.cost == pytest.approx(32.5)
+    assert dense.ratio < 1.001
     assert free[0].ratio < 1.01
     for max_state, max_cost in ((0, None), (2, 8.0), (None, 4.0)):
         for c in choose(A, participation, max_state, max_cost=max_cost):
@@ -111,6 +112,35 @@ def test_budgets_hold() -> None:
     assert {c.name for c in choose(A, participation, 0, max_cost=1.0)} == {"independent"}
     with pytest.raises(ArgumentError, match="max_state"):
         choose(A, participation, -1)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_optimum_made_short_is_taken(momentum: float) -> None:
+    found = choose(W.momentum(128, momentum), SingleEpoch(128))
+    assert found[0].name.startswith("banded low rank")
+    assert found[0].state_rows <= 4
+    assert found[0].ratio < 1.003
+    assert next(c.ratio for c in found if c.name.startswith("blt")) > 1.01
+
+
+def test_sizes_grow_with_the_budget() -> None:
+    A, participation = W.prefix_sum(128), FixedOrder(128, 2, 64)
+    small, large = (choose(A, participation, max_cost=cost) for cost in (32.0, 80.0))
+    assert "banded, 64 bands" in {c.name for c in large}
+    assert "banded inverse, 64 bands" in {c.name for c in large}
+    assert large[0].ratio < small[0].ratio < 1.03
+    assert all(c.cost <= 32 for c in small)
+
+
+def test_columns_of_one_norm_where_units_keep_apart() -> None:
+    found = choose(W.prefix_sum(200), MinSeparation(200, 20, 10), max_cost=16.0)
+    losses = {c.name: c.loss for c in found}
+    rescaled = [c for c in found if c.name.endswith("rescaled")]
+    assert len(rescaled) >= 2
+    for c in rescaled:
+        assert c.loss < 0.999 * losses[c.name.removesuffix(", rescaled")]
+        np.testing.assert_allclose(c.strategy.column_norms_squared(), 1.0)
+        assert c.sensitivity >= np.sqrt(10) * (1 - 1e-12)
 
 
 def test_cost_of_a_step() -> None:

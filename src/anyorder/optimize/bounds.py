@@ -7,13 +7,14 @@ constant diagonal v_pi,
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder.errors import PlanError
-from anyorder.optimize.dense import dual_bound, optimum
+from anyorder.optimize.dense import dual_bound, least_error
 from anyorder.optimize.patterns import disjoint, grouped, spread
 from anyorder.participation import KnownOrder, Participation, SingleEpoch
 from anyorder.workload import Workload
@@ -36,6 +37,7 @@ def lower_bound(
     *,
     resolution: int = 2048,
     tolerance: float = 1e-3,
+    max_iterations: int = 60,
 ) -> float:
     """A root-scale error, sensitivity included, that no strategy goes below: dense or not, with any memory.
 
@@ -51,7 +53,7 @@ def lower_bound(
         workload, participation: with the same n.
         objective: "mean", "max" or "last".
         resolution: largest n for which the full dual is solved; its cost grows with the cube.
-        tolerance: when to stop there.
+        tolerance, max_iterations: when to stop there; 2 iterations give a bound that is 0.1 % low at most times.
     Raises: PlanError for PoissonSampling or where n differs.
     """
     _check.choice("objective", objective, OBJECTIVES)
@@ -64,7 +66,8 @@ def lower_bound(
         last = np.abs(workload.apply_transposed(impulse))
         return max(float(last[steps].sum(axis=1).max()) for steps in groups) * (1 - 1e-12)
     if workload.n <= resolution:
-        return optimum(workload.matrix(), groups, objective=objective, tolerance=tolerance, max_iterations=60).lower
+        options: dict[str, Any] = {"tolerance": tolerance, "max_iterations": max_iterations}
+        return least_error(workload.matrix(), groups, objective=objective, **options)
     single = isinstance(participation, (SingleEpoch, KnownOrder))
     distance = workload.n if single else spread(participation)
     bounds = [_coarse_bound(workload, distance)]

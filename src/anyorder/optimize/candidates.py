@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache as cached
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,14 @@ from anyorder.errors import PlanError
 from anyorder.optimize import cache
 from anyorder.optimize.blt import fit_blts
 from anyorder.optimize.bounds import OBJECTIVES, lower_bound
+from anyorder.optimize.dense import Optimum
 from anyorder.optimize.patterns import describes_all
-from anyorder.optimize.rescale import rescale
+from anyorder.optimize.rescale import normalised, rescale
 from anyorder.optimize.restarted import fits_restarted, restartable
-from anyorder.optimize.structured import fit, fit_dense
+from anyorder.optimize.structured import fit, solve_dense
 from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, fits_banded_inverse, fits_toeplitz
 from anyorder.optimize.variance import has_variances, row_variances
-from anyorder.participation import EpochShuffle, Participation
+from anyorder.participation import EpochShuffle, MinSeparation, Participation
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import (
     BandedInverse,
@@ -42,8 +44,12 @@ Floats = NDArray[np.float64]
 MAX_COST = 32.0
 _BUFFERS = 4
 _RESTARTED = 2  # buffers of BLTs that start anew in every epoch
-_BANDS = (2, 4, 8, 16, 32)
+_BANDS = (2, 4, 8, 16, 32, 64, 128)
+_LOW_RANK = ((2, 2), (4, 4), (8, 8), (8, 12), (8, 16), (8, 24), (8, 32), (16, 48))  # bands and rank
+_GAIN = 1.002  # of a larger rank, or it is not worth its memory
+_SWEEPS = 20
 _DENSE = 1536  # steps up to which the dense optimum is solved for the lower bound
+_EASY = 512  # and to `_TOLERANCE`; beyond, that of the mean is 0.1 % low, and the ratios as much too high
 _BANDED = 768  # and column-by-column bands are fitted
 _RESCALED = 2048
 _TOLERANCE = 1e-3  # relative gap of the dense optimum here
@@ -95,9 +101,10 @@ def choose(
     """All strategies within the budget, the one of least error first; of equal ones the cheapest.
 
     Independent noise, the best tree, BLTs, banded inverses, banded Toeplitz; for orders shuffled every epoch BLTs that
-    start anew; time rescaling where it is known which steps one unit takes; for small n also bands with columns of
-    their own and the dense optimum. What is too long for a kind is left out: beyond 4096 steps trees where A is not
-    the prefix sum, bands where it is not Toeplitz.
+    start anew; time rescaling where it is known which steps one unit takes, columns of norm 1 where they are only far
+    apart; for small n also bands with columns of their own, the dense optimum, and what is left of it in few bands and
+    a low rank, whose rank grows as long as that gains 0.2 %. What is too long for a kind is left out: beyond 4096
+    steps trees where A is not the prefix sum, bands where it is not Toeplitz.
 
     Args:
         workload: A.
@@ -115,9 +122,10 @@ def choose(
         math.inf if max_state is None else _check.integer("max_state", max_state, low=0),
         math.inf if max_cost is None else _check.real("max_cost", max_cost, low=1.0),
     )
-    bound = _bound(workload, participation, objective)
+    optimum = cached(partial(solve_dense, workload, participation, objective, tolerance=_TOLERANCE))
+    bound = _bound(workload, participation, objective, optimum)
     found = []
-    for name, strategy in _fits(workload, participation, objective, budget):
+    for name, strategy in _fits(workload, participation, objective, budget, optimum):
         cost = rows_touched(strategy)
         if budget.allows(strategy.state_rows, cost) and has_variances(strategy, workload):
             sens = sensitivity(strategy, participation)
@@ -144,11 +152,18 @@ def sized(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 or what == "rank" else f"{count} {what}s"
 
 
-def _bound(workload: Workload, participation: Participation, objective: str) -> float:
-    options: dict[str, Any] = {"resolution": _DENSE, "tolerance": _TOLERANCE}
+def _bound(workload: Workload, participation: Participation, objective: str, optimum: Callable[[], Optimum]) -> float:
+    iterations = 2 if workload.n > _EASY and objective == "mean" else 60
+    options: dict[str, Any] = {"resolution": _DENSE, "tolerance": _TOLERANCE, "max_iterations": iterations}
+
+    def answer() -> float:
+        if _shortened(workload, participation, objective):
+            return optimum().lower  # which is needed in any case
+        return lower_bound(workload, participation, objective, **options)
+
     return cache.remember(
         _question("bound", workload, participation, objective) | options,
-        lambda: lower_bound(workload, participation, objective, **options),
+        answer,
         encode=float,
         decode=float,
     )
@@ -161,7 +176,11 @@ def _question(kind: str, workload: Workload, participation: Participation, objec
 
 
 def _fits(
-    workload: Workload, participation: Participation, objective: str, budget: _Budget
+    workload: Workload,
+    participation: Participation,
+    objective: str,
+    budget: _Budget,
+    optimum: Callable[[], Optimum],
 ) -> Iterator[tuple[str, Strategy]]:
     """The candidates, without those whose size is known to be over the budget."""
     n, b = workload.n, participation.min_separation
@@ -174,15 +193,49 @@ def _fits(
         yield from _restarted(workload, participation, objective, budget)
     series = list(_series(workload, participation, objective, budget))
     yield from series
-    if n <= _RESCALED and describes_all(participation) and objective == "mean":
-        for name, strategy in _best_of_each(series, workload, participation):
-            yield f"{name}, rescaled", rescale(strategy, workload, participation)
+    if n <= _RESCALED and objective == "mean":
+        known = describes_all(participation)
+        free = not known and isinstance(participation, MinSeparation)
+        for name, strategy in _best_of_each(series, workload, participation) if known or free else ():
+            yield f"{name}, rescaled", normalised(strategy) if free else rescale(strategy, workload, participation)
     apart = participation.steps_per_epoch if isinstance(participation, EpochShuffle) else b
     bands = int(min(apart, n, _BANDS[-1], budget.cost, budget.state + 1))
     if n <= _BANDED and bands > 1 and objective == "mean":
         yield f"banded, {bands} bands", fit("banded", workload, participation, objective, bands=bands)
+    if _shortened(workload, participation, objective):
+        fits = partial(_low_rank, workload, participation, budget, optimum)
+        limits = [min(budget.state, n), min(budget.cost, n)]
+        for one in _kept("low_ranks", limits, fits, workload=workload, participation=participation, objective="mean"):
+            assert isinstance(one, Rescaled)
+            assert isinstance(one.strategy, BandedLowRank)
+            sizes = f"{sized(one.strategy.num_bands, 'band')}, {sized(one.strategy.rank, 'rank')}"
+            yield f"banded low rank, {sizes}, rescaled", one
     if n <= _DENSE and budget.allows(0, n / 2):
-        yield "dense", Dense(fit_dense(workload, participation, objective, tolerance=_TOLERANCE).C)
+        yield "dense", Dense(optimum().C)
+
+
+def _shortened(workload: Workload, participation: Participation, objective: str) -> bool:
+    """Whether the dense optimum is solved to be made short."""
+    return workload.n <= _EASY and describes_all(participation) and objective == "mean"
+
+
+def _low_rank(
+    workload: Workload, participation: Participation, budget: _Budget, optimum: Callable[[], Optimum]
+) -> list[Strategy]:
+    """The dense optimum made short, and rescaled: ranks as long as the next one gains."""
+    best, least = Dense(optimum().C), math.inf
+    found: list[Strategy] = []
+    for bands, rank in _LOW_RANK:
+        if bands + rank >= workload.n or not budget.allows(rank, bands + rank + 1.0):
+            break
+        short = BandedLowRank.approximate(best, num_bands=bands, rank=rank, sweeps=_SWEEPS)
+        scaled = rescale(short, workload, participation)
+        loss = error.rmse(scaled, workload, participation)
+        if loss * _GAIN > least:
+            break
+        least = loss
+        found.append(scaled)
+    return found
 
 
 def _restarted(

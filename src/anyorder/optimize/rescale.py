@@ -10,7 +10,7 @@ from anyorder.participation import Participation
 from anyorder.strategy import Rescaled, Strategy
 from anyorder.workload import Workload
 
-__all__ = ["rescale"]
+__all__ = ["normalised", "rescale"]
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +40,11 @@ def rescale(strategy: Strategy, workload: Workload, participation: Participation
     loss = _Loss((A.T @ A) * (K @ K.T), [X[g[:, :, None], g[:, None, :]] for g in groups], groups)
     x, _ = descend(loss, np.zeros(n), restarts=1, gain=1e-9)
     return Rescaled(strategy, loss.scales(x)[0])
+
+
+def normalised(strategy: Strategy) -> Rescaled:
+    """The strategy with columns of norm 1: for orders in which any steps far enough apart may be one unit's."""
+    return Rescaled(strategy, np.sqrt(strategy.column_norms_squared()))
 
 
 class _Loss:

@@ -1,6 +1,7 @@
 """Fit one kind of strategy to a workload and a participation."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from anyorder.participation import EpochShuffle, MinSeparation, Participation
 from anyorder.strategy import BandedLowRank, Dense, Strategy, from_dict
 from anyorder.workload import Workload
 
-__all__ = ["KINDS", "fit", "fit_dense"]
+__all__ = ["KINDS", "fit", "fit_dense", "solve_dense"]
 
 Floats = NDArray[np.float64]
 
@@ -90,28 +91,46 @@ def fit_dense(
     """The dense optimum and its certificate.
 
     - SingleEpoch, FixedOrder, a KnownOrder whose units do not mix: over all C, to `tolerance`, a relative gap of the
-      squared losses: 1e-6 by default, 1e-3 for "max".
+      squared losses: 1e-6 by default, 1e-3 for "max". A warning says so where 300 iterations end above it, as they may
+      for "max" with momentum; `gap` is true all the same.
     - EpochShuffle: over all C that start anew in every epoch, X = 0 between epochs. `lower` is a bound for all C.
     - MinSeparation: over all C with X_st = 0 at distances b and more, unit columns: the banded fit with b bands.
 
     Attributes of the result refer to the objective; for "last" the other iterates count a thousandth.
     """
+    if tolerance is None:
+        tolerance = 1e-3 if objective == "max" else 1e-6
+    found = solve_dense(workload, participation, objective, tolerance=tolerance)
+    if found.gap > tolerance and _over_all(participation):
+        warnings.warn(
+            f"the dense optimum is found to a gap of {found.gap:.1e} in the squared loss, not to the tolerance "
+            f"{tolerance:.1e}: no C is better by more than that; a larger tolerance says so beforehand",
+            stacklevel=2,
+        )
+    return found
+
+
+def _over_all(participation: Participation) -> bool:
+    """Whether the dense optimum is over all C, and not over some that the participation makes good."""
+    return participation.max_participations == 1 or not isinstance(participation, (EpochShuffle, MinSeparation))
+
+
+def solve_dense(workload: Workload, participation: Participation, objective: str, *, tolerance: float) -> dense.Optimum:
+    """`fit_dense` for callers that look at the gap themselves."""
     if workload.n > _MAX_STEPS:
         raise PlanError(f"dense strategies are fitted for at most {_MAX_STEPS} steps, got {workload.n}")
     groups = disjoint(participation)
-    if tolerance is None:
-        tolerance = 1e-3 if objective == "max" else 1e-6
-    single = participation.max_participations == 1
     if objective == "last":
         workload, objective = mostly_last(workload), "mean"
     options: dict[str, Any] = {"objective": objective, "tolerance": tolerance}
-    if single or not isinstance(participation, (EpochShuffle, MinSeparation)):
+    if _over_all(participation):
         return dense.optimum(workload.matrix(), groups, **options)
     found = dense.optimum(workload.matrix(), groups, **{**options, "tolerance": max(tolerance, 1e-3)})
 
     def inner(weighting: Workload) -> Dense:
         if isinstance(participation, EpochShuffle):
             return Dense(_epochs(weighting, participation))
+        assert isinstance(participation, MinSeparation)
         return Dense(_separated(weighting, participation))
 
     C = (inner(workload) if objective == "mean" else by_rows(inner, workload)).matrix()

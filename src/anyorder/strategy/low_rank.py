@@ -54,7 +54,7 @@ class BandedLowRank(Strategy):
             raise ArgumentError("bands[t, l] must be 0 where l > t: those entries lie beside the matrix")
 
     @classmethod
-    def approximate(cls, strategy: Strategy, *, num_bands: int, rank: int) -> "BandedLowRank":
+    def approximate(cls, strategy: Strategy, *, num_bands: int, rank: int, sweeps: int = SWEEPS) -> "BandedLowRank":
         """The banded and low-rank strategy near a given one, such as the dense optimum.
 
         The noise of the prefix sums, B = A C^-1 with A all ones below the diagonal, is what is approximated: its
@@ -66,6 +66,7 @@ class BandedLowRank(Strategy):
             strategy: square; its n is at least num_bands.
             num_bands: p of the result, at least 2.
             rank: r.
+            sweeps: of the least squares; 20 come near 200.
         Cost: O(n^3) time, O(n^2 + n rank^2) memory.
         """
         n = strategy.n
@@ -76,7 +77,7 @@ class BandedLowRank(Strategy):
         num_bands = _check.integer("num_bands", num_bands, low=2, high=n)
         rank = _check.integer("rank", rank, low=1, high=n)
         B: Floats = np.cumsum(strategy.noising_matrix(), axis=0)
-        left, right = _complete(B, num_bands - 1, rank)
+        left, right = _complete(B, num_bands - 1, rank, _check.integer("sweeps", sweeps, low=1))
         kept = np.tril(np.triu(B, 2 - num_bands)) + np.tril(left @ right.T, 1 - num_bands)
         K = np.diff(kept, axis=0, prepend=0.0)
         bands = np.zeros((n, num_bands))
@@ -150,7 +151,7 @@ class BandedLowRank(Strategy):
         return f"BandedLowRank(num_bands={self.num_bands}, rank={self.rank}, n={self.n})"
 
 
-def _complete(B: Floats, p: int, rank: int) -> tuple[Floats, Floats]:
+def _complete(B: Floats, p: int, rank: int, sweeps: int) -> tuple[Floats, Floats]:
     """left, right (n, rank) with left @ right.T near B on the entries t - s >= p, by alternating least squares.
 
     Row t of left sees columns s <= t - p only, so all its normal equations are prefix sums over s.
@@ -161,7 +162,7 @@ def _complete(B: Floats, p: int, rank: int) -> tuple[Floats, Floats]:
     left = left_vectors[:, :rank] * np.sqrt(values[:rank])
     right = np.zeros((n, rank))
     penalty = PENALTY * max(float(np.abs(lower).max()), 1.0) * np.eye(rank)
-    for _ in range(SWEEPS):
+    for _ in range(sweeps):
         moments = np.cumsum((left[:, :, None] * left[:, None, :])[::-1], axis=0)[::-1]
         right[: n - p] = np.linalg.solve(moments[p:] + penalty, (lower.T @ left)[: n - p, :, None])[..., 0]
         moments = np.cumsum(right[:, :, None] * right[:, None, :], axis=0)
