@@ -35,6 +35,7 @@ from anyorder.train.files import RunFiles
 from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
 from anyorder.train.module import PrivateModule
 from anyorder.train.order import BY_LEDGER, check_order, check_unit, warn_of_scattered_units
+from anyorder.train.scaler import ask_for_scale, refuse_scale
 from anyorder.train.shards import Shards, SharedNoise
 
 __all__ = ["PrivacyEngine"]
@@ -207,6 +208,7 @@ class PrivacyEngine:
             )
 
     def _hook_optimizer(self) -> None:
+        ask_for_scale(self._optimizer)
         self._optimizer.register_step_pre_hook(self._before_step)
         zero_grad = self._optimizer.zero_grad
 
@@ -325,6 +327,7 @@ class PrivacyEngine:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Run the closure if there is one, and put the private gradients in place."""
+        refuse_scale(optimizer, kwargs)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         loss = None
         if closure is not None:
