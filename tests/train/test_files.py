@@ -296,7 +296,7 @@ def test_the_journal_begins_with_the_run(tmp_path):
 
 def test_a_job_started_twice_is_refused_before_the_first_has_saved(tmp_path):
     first = Run(tmp_path).to(1)
-    with pytest.raises(CheckpointError, match="an engine of this process runs with the checkpoint file"):
+    with pytest.raises(CheckpointError, match="an engine of this process runs with this checkpoint file"):
         Run(tmp_path)
     assert "another process runs with this checkpoint file" in in_child(lambda: Run(tmp_path))
     first.to(2)
@@ -311,6 +311,14 @@ def test_a_run_that_never_saved_leaves_the_place_to_the_next(tmp_path):
     second = Run(tmp_path)
     assert second.engine.step == 0
     second.to(1).engine.save()
+
+
+def test_an_engine_that_nobody_holds_leaves_the_place_to_the_next(tmp_path):
+    """As in a notebook, where a cell is run again."""
+    for _ in range(3):
+        run = Run(tmp_path).to(1)
+        assert run.engine.step == 1
+        del run
 
 
 def test_what_failed_to_begin_leaves_the_place_to_the_next(tmp_path):

@@ -100,6 +100,22 @@ def test_the_very_file_leaves_no_doubt(journal):
         again.close()
 
 
+def test_the_very_file_is_known_by_a_clock_that_is_wrong(checkpoint, monkeypatch):
+    """That of a file server: then the time that the system noted before tells."""
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    journal = Journal.create(checkpoint, "run")
+    journal.commit(0, digest(0))
+    journal.close()
+    assert Journal.open(checkpoint, "run").doubt is None
+    monkeypatch.setattr("anyorder.train.journal._ATTEMPTS", 1)
+    journal = Journal.open(checkpoint, "run")
+    journal.commit(1, digest(1))
+    journal.close()
+    journal = Journal.open(checkpoint, "run")
+    assert journal.doubt  # the step is there nevertheless
+    assert journal.steps == 2
+
+
 def test_a_copy_leaves_a_doubt_until_it_is_made_the_runs_own(journal):
     folder = journal.parent / "copy"
     folder.mkdir()
@@ -237,7 +253,7 @@ def test_what_a_run_that_never_saved_has_left_is_replaced(journal):
 
 def test_another_run_of_this_process_is_refused_until_it_is_closed(journal):
     first = Journal.create(journal.parent / "run.ckpt", "first")
-    with pytest.raises(CheckpointError, match="an engine of this process runs with the checkpoint file"):
+    with pytest.raises(CheckpointError, match="an engine of this process runs with this checkpoint file"):
         Journal.create(journal.parent / "run.ckpt", "second")
     first.commit(0, digest(0))
     first.close()

@@ -309,7 +309,7 @@ def _end_others(path: Path, head: bytes) -> None:
     for other in [other for other in _open_journals if other.path == path]:
         if other._head != head:
             raise CheckpointError(
-                f"an engine of this process runs with the checkpoint file of {path.name} already, and would lose its "
+                f"an engine of this process runs with this checkpoint file already (it has {path}), and would lose its "
                 "own: call its close(), resume from what it saved, or choose another file"
             )
         other.close()
