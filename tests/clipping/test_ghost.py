@@ -95,8 +95,8 @@ def test_a_full_memory_halves_the_batch(monkeypatch):
 def test_a_chunk_size_that_was_given_is_not_that_of_the_checkpoint():
     for given, found in ((None, 3), (2, 2)):
         clipping = GhostClipping(network(), given)
-        clipping.load_state_dict({"chunk_size": 3, "unmapped": True})
-        assert clipping.state_dict() == {"chunk_size": found, "unmapped": True}
+        clipping.load_state_dict({"chunk_size": 3, "unmapped": True, "mapped": False})
+        assert clipping.state_dict() == {"chunk_size": found, "unmapped": True, "mapped": False}
 
 
 @pytest.mark.parametrize("chunk_size", [None, 2])

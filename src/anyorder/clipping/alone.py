@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from anyorder.clipping.explain import own_error, unmapped
 from anyorder.clipping.huggingface import is_cache, no_branches_on_masks
+from anyorder.clipping.kept import is_of_batch, note
 from anyorder.clipping.mapped import Mapped
 from anyorder.clipping.segments import plain_segments
 from anyorder.clipping.stand_in import stand_in
@@ -81,6 +82,7 @@ class Alone:
         leaves: list[Any] = list(self._settings)
         for slot, tensor in zip(self._slots, example, strict=True):
             leaves[slot] = tensor.unsqueeze(0)
+            note(leaves[slot])
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         forms = Mapped(example[0]) if self.mapped else nullcontext()
         with stand_in(self._module, self._buffers | parameters), within or nullcontext(), forms:
@@ -214,11 +216,11 @@ def _is_of_batch(value: Any) -> bool:
     if kind in _PLAIN:
         return False
     if isinstance(value, Tensor):
-        return torch._C._functorch.is_functorch_wrapped_tensor(value)
+        return is_of_batch(value)
     if kind in _CONTAINERS:
         return any(map(_is_of_batch, value.values() if isinstance(value, dict) else value))
     leaves = pytree.tree_leaves(value)
-    return any(isinstance(x, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x) for x in leaves)
+    return any(isinstance(x, Tensor) and is_of_batch(x) for x in leaves)
 
 
 @contextmanager

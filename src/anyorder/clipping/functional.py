@@ -13,6 +13,7 @@ from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
 from anyorder.clipping.clip_rules import ClipRule, Flat
+from anyorder.clipping.kept import Witness, one_pass
 from anyorder.clipping.units import NON_FINITE, ClippedSum, accumulator_dtype, check_finite
 from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
 
@@ -173,7 +174,7 @@ class _Job:
 
         # The same trace as in `backward`, so that both take the same kernels, and so the same random numbers.
         def example(parameters: dict[str, Tensor], tensors: Tensors) -> tuple[Tensors, Tensors]:
-            outputs, _, others = vjp(lambda p: self.call(p, tensors), parameters, has_aux=True)  # type: ignore[misc]
+            outputs, _, others = vjp(lambda p: self.call(p, tensors, Witness()), parameters, has_aux=True)  # type: ignore[misc]
             return outputs, others
 
         if not self.call.size:  # nothing to map: the shapes are those of an example of zeros
@@ -202,7 +203,7 @@ class _Job:
         total = ClippedSum(parameters, clip_norm=self.clip_norm, scale=self.scale, grid=self.grid, rule=self.rule)
 
         def example(parameters: dict[str, Tensor], tensors: Tensors, cotangents: Tensors) -> dict[str, Tensor]:
-            _, pull_back, _ = vjp(lambda p: self.call(p, tensors), parameters, has_aux=True)  # type: ignore[misc]
+            _, pull_back, _ = vjp(lambda p: self.call(p, tensors, Witness()), parameters, has_aux=True)  # type: ignore[misc]
             gradients: dict[str, Tensor] = pull_back(cotangents)[0]
             return gradients
 
@@ -225,7 +226,7 @@ class _Job:
         mapped = vmap(function, in_dims=(None, *(0 for _ in batched)), randomness="different")
         with self.settings.autocast_again():
             try:
-                with mappable(list(self.module.modules()), batched[0][0].device):
+                with one_pass(), mappable(list(self.module.modules()), batched[0][0].device):
                     result = mapped(parameters, *batched)
                 check_nothing_kept(self.module)
                 return result

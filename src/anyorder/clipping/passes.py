@@ -15,6 +15,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.batch import Settings, UnitMap, full_precision
 from anyorder.clipping.clip_rules import ClipRule, apply
+from anyorder.clipping.kept import one_pass
 from anyorder.clipping.norms import Settled, Weights, settle
 from anyorder.clipping.recurrent_rule import recurrent_layers
 from anyorder.clipping.rules import RULES
@@ -112,8 +113,10 @@ class Pass:
             disable_saved_tensors_hooks("they would run or move parts of the model outside of vmap"),
             recurrent_layers(modules, tracer) as layers,
             mappable(modules, self._device, traced=layers),
+            one_pass(),
         ):
             differentiable, others = for_each_example(example, token, *copies, *tensors)
+        tracer.forget()
         written = [n for (n, p), v in zip(self._parameters.items(), versions, strict=True) if p._version != v]
         if written:
             raise ModelError(

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from anyorder.errors import ModelError
+
 __all__ = ["stand_in"]
 
 
@@ -19,6 +21,7 @@ def stand_in(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]
     Args:
         module: the module.
         tensors: by the names of `named_parameters` and `named_buffers`.
+    Raises: ModelError if another tensor was put in the place of one of them.
     """
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     other = {id(own): tensors[name] for name, own in named.items() if name in tensors}
@@ -33,6 +36,13 @@ def stand_in(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]
         for held, name, own in places:
             held[name] = other[id(own)]
         yield
+        put = {name for held, name, own in places if held.get(name) is not other[id(own)]}
+        if put:
+            raise ModelError(
+                f"forward gives {', '.join(sorted(put))} another tensor: a private model's parameters and buffers are "
+                "put back after each example, and would keep their values. Leave them as they are in training; count "
+                "with a Python number"
+            )
     finally:
         for held, name, own in places:
             held[name] = own

@@ -8,6 +8,7 @@ batch with the parameter itself, and backward hands out what entered and left th
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
+from anyorder.clipping.kept import MADE
 from anyorder.clipping.uses import Use
 from anyorder.errors import ModelError
 
@@ -117,6 +119,9 @@ class Tracer(TorchFunctionMode):
         if rule is not None and not self.nested():
             result = rule(self, func, *args, **kwargs)
             if result is not NotImplemented:
+                for made in result if isinstance(result, (tuple, list)) else (result,):
+                    if isinstance(made, Tensor):
+                        MADE.append(weakref.ref(made))
                 return result
         name = getattr(func, "__name__", "")
         writes = name.endswith("_") and (name == "__setitem__" or not name.endswith("__"))
@@ -125,6 +130,9 @@ class Tracer(TorchFunctionMode):
                 f"forward writes a parameter in place ({name}): it would not be private. Keep updates out of forward"
             )
         result = func(*args, **kwargs)
+        for made in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(made, Tensor):
+                MADE.append(weakref.ref(made))
         used = [part for arg in (*args, *kwargs.values()) if (part := self._parts.get(id(arg))) is not None]
         if not used:
             return result
@@ -154,6 +162,10 @@ class Tracer(TorchFunctionMode):
     def track(self, tensor: Tensor, part: Part) -> None:
         self._parts[id(tensor)] = part
         self._alive.append(tensor)
+
+    def forget(self) -> None:
+        """Let go of the parameters' copies: the pass is over."""
+        self._parts, self._alive = {}, []
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Know the views of a parameter as such; what is not plainly a view of it stays a tensor of copies."""
