@@ -40,7 +40,7 @@ def bert():
     return transformers.BertForSequenceClassification(
         transformers.BertConfig(
             vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-            max_position_embeddings=LENGTH, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         )
     )  # fmt: skip
 
@@ -49,7 +49,7 @@ def gpt2():
     torch.manual_seed(0)
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=20, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
+            vocab_size=20, n_positions=16, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
             attn_pdrop=0.0,
         )
     )  # fmt: skip
@@ -189,6 +189,43 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     second.train(resume_from_checkpoint=True)
     assert second.engine.step == EPOCHS * N // B
     torch.testing.assert_close(weights(second.model), weights(whole.model), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "task", "data", "adapter"),
+    [
+        (bert, "SEQ_CLS", Sentences(), lambda peft, task: peft.LoraConfig(task_type=task, r=2, use_dora=True)),
+        (
+            gpt2,
+            "CAUSAL_LM",
+            Sentences(True),
+            lambda peft, task: peft.PromptTuningConfig(task_type=task, num_virtual_tokens=2),
+        ),
+        (
+            t5,
+            "SEQ_2_SEQ_LM",
+            Translations(),
+            lambda peft, task: peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=2),
+        ),
+    ],
+    ids=["DoRA", "prompt", "prefix"],
+)
+def test_adapters_train(make, task, data, adapter, tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = peft.get_peft_model(make(), adapter(peft, task))
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    trainer(model, data, tmp_path).train()
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_tokens_in_front_of_a_prompt_have_no_labels(tmp_path):
+    run, data = trainer(gpt2(), Sentences(True), tmp_path), Sentences(True)
+    labels, logits = torch.stack([data[i]["labels"] for i in range(3)]), torch.randn(3, LENGTH, 20)
+    longer = torch.cat([torch.randn(3, 2, 20), logits], dim=1)
+    torch.testing.assert_close(
+        run.example_losses({"logits": longer}, labels), run.example_losses({"logits": logits}, labels)
+    )
 
 
 def test_losses_are_of_each_example_alone():

@@ -197,6 +197,7 @@ class PrivateTrainerMixin:
             losses = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
             return losses.mean(1)
         if self._is_causal() and logits.dim() == 3:
+            logits = logits[:, -labels.shape[1] :]  # prompt tuning puts tokens of its own in front
             outputs, labels = {"logits": logits[:, :-1]}, labels[:, 1:]
         return example_losses(outputs, labels)
 
