@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.signal import lfilter
 
 from anyorder import _check
 from anyorder._closed import SetOnce, final
+from anyorder._filters import lfilter
 from anyorder.errors import ArgumentError, PlanError
 
 __all__ = [

@@ -289,3 +289,22 @@ def test_pi():
         context.prec = 60
         pi = discrete._root_two_pi() ** 2 / 2
     assert str(pi).startswith("3.14159265358979323846264338327950288419716939937510")
+
+
+@pytest.mark.parametrize(("factor", "n", "fits"), [(1.7, 20, True), (1.7, 40, False), (1.9, 30, False)])
+def test_a_matrix_whose_inverse_is_no_inverse_is_refused(factor, n, fits):
+    """Of K C - I, 2^-31 is covered; the ones here are 1.1e-12, 7.1e-8 and 5.1e-9."""
+    strategy = Dense(np.eye(n) - factor * np.eye(n, k=-1))
+    if fits:
+        stream(strategy)
+    else:
+        with pytest.raises(PlanError, match=r"K C = I to 2\^-31"):
+            stream(strategy)
+
+
+def test_few_elements_take_the_slow_path(monkeypatch):
+    """The nearest integer is known but for the few that lie within the error of a half."""
+    slow, exact = [], GridStream._exact
+    monkeypatch.setattr(GridStream, "_exact", lambda self, *given: slow.append(given) or exact(self, *given))
+    made(stream(Tree(8, "full"), size=2000), 8)
+    assert len(slow) <= 2

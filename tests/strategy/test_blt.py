@@ -100,3 +100,11 @@ def test_complex_inverse_is_refused_and_still_streams() -> None:
 def test_refusals(decays: list[float], scales: list[float], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         BLT(decays, scales, 10)
+
+
+def test_what_a_step_rounds_is_the_loss_of_a_decay() -> None:
+    """float32 has no number between 1 - 6e-8 and 1: a rounded decay would lose nothing, or twice as much."""
+    for decay in (1 - 1e-9, 1 - 3e-8, 1 - 1e-4):
+        blt = BLT([decay], [0.0], 3)
+        _, (after,) = blt.step(1, (np.ones(1),), lambda _: np.zeros(1))  # type: ignore[arg-type,return-value]
+        assert 1 - after[0] == pytest.approx(1 - decay, rel=1e-6)

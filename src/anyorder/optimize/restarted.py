@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import lstsq
-from scipy.signal import fftconvolve
 
 from anyorder import _check
+from anyorder._filters import fftconvolve
 from anyorder.errors import PlanError
 from anyorder.optimize.objectives import by_rows, mostly_last
 from anyorder.optimize.toeplitz import DENSE_STEPS, Valued, descend

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.signal import fftconvolve, lfilter
 
 from anyorder import _check
+from anyorder._filters import fftconvolve, lfilter
 from anyorder.errors import PlanError
 from anyorder.optimize.bounds import OBJECTIVES
 from anyorder.optimize.patterns import check_optimisable, spread

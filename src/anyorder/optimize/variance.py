@@ -2,9 +2,9 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import fftconvolve
 
 from anyorder import error
+from anyorder._filters import fftconvolve
 from anyorder.errors import PlanError
 from anyorder.optimize.blt import recurrence
 from anyorder.optimize.toeplitz import DENSE_STEPS

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import toeplitz
-from scipy.signal import fftconvolve, lfilter
 
 from anyorder import _check
 from anyorder._closed import final
+from anyorder._filters import fftconvolve, lfilter
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Combination, Row, State, Strategy, Terms, Vector
 from anyorder.workload import Workload
