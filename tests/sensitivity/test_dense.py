@@ -53,10 +53,11 @@ def test_signs_that_balance_are_exact() -> None:
     bound = sensitivity(Dense(C), KnownOrder([0, 0, 0]))
     assert bound.exact
     assert bound.value**2 == pytest.approx(np.abs(C.T @ C).sum())
-    C[2, 0] = -0.9  # now the three signs contradict each other
+    C[2, 0] = -0.9  # now the three signs contradict each other: three vectors in a plane do not
     bound = sensitivity(Dense(C), KnownOrder([0, 0, 0]))
-    assert not bound.exact
-    assert bound.value**2 > attained_squared(C, [(0, 1, 2)]) + 0.1
+    assert bound.exact
+    assert bound.value**2 == pytest.approx(attained_squared(C, [(0, 1, 2)]), rel=1e-9)
+    assert bound.value**2 < np.abs(C.T @ C).sum() - 0.1
 
 
 @pytest.fixture

@@ -146,6 +146,8 @@ def test_an_ill_conditioned_inverse_is_not_below_the_true_value(g: list[float]) 
     assert np.abs(strategy.toeplitz_coefficients() / np.array(c, dtype=np.float64) - 1).max() < 1e-14
     bound = sensitivity(strategy, FixedOrder(n, k, 200))
     assert true <= Decimal(bound.value)
-    assert not bound.exact or Decimal(bound.value) <= true * Decimal(1 + 1e-13)
+    if min(c) >= 0:  # else vectors that are not all equal reach more
+        assert bound.exact
+        assert Decimal(bound.value) <= true * Decimal(1 + 1e-13)
     order = KnownOrder([[t % 200] for t in range(n)])
     assert true <= Decimal(sensitivity(strategy, order).value)

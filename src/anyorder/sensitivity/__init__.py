@@ -18,6 +18,7 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import KnownOrder, Participation, PoissonSampling
 from anyorder.sensitivity import banded, blt, dense, independent, rescaled, restarted, toeplitz, tree
 from anyorder.sensitivity.bound import Bound
+from anyorder.sensitivity.program import refined
 from anyorder.strategy import (
     BLT,
     Banded,
@@ -70,7 +71,7 @@ def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
     Raises: PlanError for a participation of another n, or PoissonSampling.
     """
     _check_fit(strategy, participation)
-    return _RULES[type(strategy)].bound(strategy, participation)
+    return refined(strategy, participation, _RULES[type(strategy)].bound(strategy, participation))
 
 
 def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.float64]:
@@ -78,7 +79,8 @@ def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.floa
     if type(order) is not KnownOrder:
         raise ArgumentError(f"order must be a KnownOrder, got {order!r}; other participations do not name their units")
     _check_fit(strategy, order)
-    return _RULES[type(strategy)].units(strategy, order)
+    values = _RULES[type(strategy)].units(strategy, order)
+    return np.minimum(values, refined(strategy, order, Bound(float(values.max()), exact=False)).value)
 
 
 def _check_fit(strategy: Strategy, participation: Participation) -> None:

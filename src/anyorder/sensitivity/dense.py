@@ -14,7 +14,7 @@ from anyorder.sensitivity.bound import Bound, from_sum, roots, unproven
 from anyorder.sensitivity.shuffled import two_point_bound
 from anyorder.strategy import Strategy
 
-__all__ = ["bound", "gram_bound", "units"]
+__all__ = ["bound", "gram_bound", "is_short_list", "units"]
 
 Floats = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def gram_bound(X: Floats, participation: Participation, *, terms: int) -> Bound:
     check_work(f"the sensitivity from all {len(X)} steps", numbers=X.size, operations=X.size * rounds)
     if type(participation) is SingleEpoch:
         return from_sum(float(X.diagonal().max()), terms, exact=True)
-    if (type(participation) is FixedOrder or type(participation) is KnownOrder) or _is_short_list(participation):
+    if (type(participation) is FixedOrder or type(participation) is KnownOrder) or is_short_list(participation):
         squared, exact = _largest(X, participation.patterns())
         return from_sum(squared, terms + participation.n, exact=exact)
     weights = np.abs(X)
@@ -102,7 +102,7 @@ def _largest(X: Floats, patterns: Iterable[tuple[int, ...]]) -> tuple[float, boo
     return squared, exact
 
 
-def _is_short_list(participation: Participation) -> bool:
+def is_short_list(participation: Participation) -> bool:
     """Whether the patterns are few enough to try one by one."""
     if type(participation) is EpochShuffle:
         return bool(participation.steps_per_epoch ** min(participation.k, 64) <= _MAX_PATTERNS)
