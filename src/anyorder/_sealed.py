@@ -107,7 +107,12 @@ def read_json(path: str | Path, *, large: bool = False) -> dict[str, Any]:
 
 def _read(path: str | Path, large: bool) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer would block
+        try:
+            descriptor = os.open(
+                path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+            )  # a pipe without a writer would block
+        except ValueError as problem:  # a zero byte
+            raise CertificateError(f"cannot read {_name(path)}: {problem}") from None
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
@@ -115,8 +120,8 @@ def _read(path: str | Path, large: bool) -> str:
             if not large and found.st_size > MAX_BYTES:
                 _refuse(path, f"has {found.st_size} bytes, and up to {MAX_BYTES} are read{REMEDY}")
             data = file.read() if large else file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as problem:  # ValueError: a zero byte in the name
-        raise CertificateError(f"cannot read {_name(path)}: {getattr(problem, 'strerror', None) or problem}") from None
+    except OSError as problem:
+        raise CertificateError(f"cannot read {_name(path)}: {problem.strerror or problem}") from None
     if not data.isascii():
         _refuse(path, "is not JSON of this package, which is plain ASCII")
     if not large:

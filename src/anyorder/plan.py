@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check, accounting, participation, strategy, workload
 from anyorder._closed import final
-from anyorder._limits import MAX_STEPS, REMEDY, bounded
+from anyorder._limits import bounded, check_plan
 from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.noise.discrete import check_combination, check_grid
@@ -463,28 +463,12 @@ def plan_of(data: dict[str, Any], *, large: bool) -> Plan:
 
 def checked_plan(data: Any, claims: Any, *, large: bool) -> Plan:
     """The plan that a file describes, with its claims recomputed. Raises CertificateError."""
-    if not large:
-        _check_steps(data)
     with bounded(not large), np.errstate(all="ignore"), warnings.catch_warnings():
+        check_plan(data)
         warnings.simplefilter("ignore")  # of numbers that are absurd, and will be refused
         plan = Plan.from_dict(data)
         check_claims(plan, claims)
     return plan
-
-
-def _check_steps(data: Any) -> None:
-    """Refuse more steps than a file of a stranger may have, wherever in the plan they stand."""
-    found = [data]
-    while found:
-        value = found.pop()
-        if isinstance(value, dict):
-            found.extend(value.values())
-            for name in ("n", "k", "steps_per_epoch"):
-                number = value.get(name)
-                if isinstance(number, (int, float)) and number > MAX_STEPS:
-                    raise CertificateError(
-                        f"the plan has {name} = {quoted(number)}, and up to {MAX_STEPS} is read{REMEDY}"
-                    )
 
 
 def check_claims(plan: Plan, claims: dict[str, Any]) -> None:

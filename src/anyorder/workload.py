@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyorder import _check
 from anyorder._closed import SetOnce, final
 from anyorder._filters import lfilter
+from anyorder._limits import inflate
 from anyorder.errors import ArgumentError, PlanError
 
 __all__ = [
@@ -295,7 +296,7 @@ def _unpack(values: list[float] | str | None) -> Floats | None:
     if values is None:
         return None
     if isinstance(values, str):
-        return np.frombuffer(zlib.decompress(base64.b64decode(values, validate=True)), dtype="<f8")
+        return np.frombuffer(inflate(base64.b64decode(values, validate=True)), dtype="<f8")
     return np.array(values, dtype=np.float64)
 
 

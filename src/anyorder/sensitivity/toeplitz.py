@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 
+from anyorder._limits import check_work
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation
 from anyorder.sensitivity import banded, dense
 from anyorder.sensitivity.bound import Bound, from_sum, roots
@@ -141,6 +142,7 @@ def unit_squares(c: Floats, units: Visits, weights: Floats | None = None) -> Uni
     weights = np.ones(n) if weights is None else weights
     if n > _MAX_COLUMNS:
         return _uncut(c, units, weights)
+    check_work("the sensitivity of each unit", operations=n * n + 4 * len(steps) * int(units.ranks.max() + 1))
     order = np.argsort(steps, kind="stable")
     size = max(1, min(n, _BLOCK_ENTRIES // n))
     bounds = np.searchsorted(steps[order], np.arange(0, n + size, size))
