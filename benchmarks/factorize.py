@@ -133,6 +133,34 @@ def choices(quick: bool) -> Iterator[Row]:
             yield Row(f"{best.name} beside the dense restarted C, {what}", best.loss, dense, dense / best.loss, "rmse")
 
 
+def chosen(quick: bool) -> Iterator[Row]:
+    """Ratio to the lower bound of what `choose` takes first; the peer is what it took before low ranks were tried."""
+    cases: list[tuple[str, W.Workload, Participation, float, float]] = [
+        ("prefix", W.prefix_sum(256), SingleEpoch(256), 32.0, 1.0173),
+        ("momentum 0.9", W.momentum(256, 0.9), SingleEpoch(256), 32.0, 1.0185),
+        ("prefix", W.prefix_sum(256), FixedOrder(256, 4, 64), 32.0, 1.0746),
+        ("prefix, cost 96", W.prefix_sum(256), FixedOrder(256, 4, 64), 96.0, 1.0746),
+    ]
+    for what, A, order, cost, before in cases:
+        best = choose(A, order, max_cost=cost)[0]
+        k = order.max_participations
+        name = f"chosen, {what}, n=256, k={k}: {best.name} ({best.state_rows} vectors)"
+        yield Row(name, best.ratio, before, before / best.ratio, "of the bound")
+    yield from _choice_times(quick)
+
+
+def _choice_times(quick: bool) -> Iterator[Row]:
+    """Processor time of `choose`, nothing read from disk; the peer is the target."""
+    for n, limit in ((1000, 2.0),) if quick else ((1000, 2.0), (10_000, 5.0)):
+        for A in (W.prefix_sum(n), W.momentum(n, 0.9)):
+            for order in (FixedOrder(n, 10, n // 10), EpochShuffle(10, n // 10), MinSeparation(n, n // 10, 10)):
+                start = time.process_time()
+                choose(A, order)
+                took = time.process_time() - start
+                name = f"choose, n={n}, momentum {A.momentum:g}, {type(order).__name__}: processor time"
+                yield Row(name, took, limit, limit / took, "s")
+
+
 def race(quick: bool) -> Iterator[Row]:
     """Time to the same error for momentum 0.95 with a cooldown, one participation, ours to a certified optimum."""
     n, limit_s = (128, 60) if quick else (512, 600)
@@ -158,6 +186,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "optima": optima,
     "targets": targets,
     "choices": choices,
+    "chosen": chosen,
     "race": race,
     "references": references.rows,
 }

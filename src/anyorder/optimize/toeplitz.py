@@ -309,14 +309,19 @@ def _fit_all(problem: Problem, sizes: Sequence[int], loss: Callable[[float, Floa
             known[bands] = _fit_series(problem, half, bands, loss, inverse=issubclass(kind, BandedInverse))
         return known[bands]
 
-    def strategy(bands: int) -> T:
-        found = kind(coefficients(bands), problem.n)
-        if not isinstance(problem.participation, EpochShuffle) or bands == 1:
-            return found
-        # the loss is of one pattern of many: by the sensitivity over all, fewer bands may serve better
-        return min(found, strategy(bands // 2), key=lambda one: _true_loss(problem, one))
+    made: dict[int, tuple[T, float]] = {}
 
-    return [strategy(_check.integer("bands", bands, low=1, high=problem.n)) for bands in sizes]
+    def strategy(bands: int) -> tuple[T, float]:
+        if bands not in made:
+            found = kind(coefficients(bands), problem.n)
+            made[bands] = found, 0.0
+            if isinstance(problem.participation, EpochShuffle):
+                # the loss is of one pattern of many: by the sensitivity over all, fewer bands may serve better
+                own = found, _true_loss(problem, found)
+                made[bands] = own if bands == 1 else min(own, strategy(bands // 2), key=lambda one: one[1])
+        return made[bands]
+
+    return [strategy(_check.integer("bands", bands, low=1, high=problem.n))[0] for bands in sizes]
 
 
 def _true_loss(problem: Problem, strategy: Toeplitz) -> float:
