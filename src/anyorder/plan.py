@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import frexp, inf, nextafter
@@ -32,7 +32,7 @@ from anyorder.participation import (
     without_names,
 )
 from anyorder.sampling import find_participation
-from anyorder.sensitivity import Bound, sensitivity
+from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Combination, Independent, Strategy
 from anyorder.workload import Workload
@@ -152,6 +152,18 @@ class Plan:
         assert self.mu is not None
         return accounting.gdp_epsilon(self.mu, self.delta)
 
+    def unit_mus(self) -> NDArray[np.float64]:
+        """(units,) mu of each unit's own steps, in the order of `participation.units`; the plan's is the largest.
+
+        How many steps a unit has is public in a known order; who it is, is not: keep the two apart.
+
+        Raises: PlanError for participations that do not name their units.
+        """
+        if type(self.participation) is not KnownOrder:
+            raise PlanError("unit_mus() needs a plan for a KnownOrder; in other orders every unit has the plan's mu")
+        own = unit_sensitivities(self.strategy, self.participation) * (1 + self.rounding)
+        return np.asarray(_NEIGHBOURS[self.neighbours] * self.clip_norm / self.noise_std * own)
+
     @property
     def reaches_iterates(self) -> bool:
         """Whether the noise in the iterates can be computed: up to 4096 steps always, beyond for some structures."""
@@ -261,6 +273,10 @@ class Plan:
         if self.mu is not None:
             kind = "exact" if sens.exact else "upper bound"
             rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind}); mu = {self.mu:.5g} (Gaussian DP)"))
+        if type(self.participation) is KnownOrder:
+            mus = self.unit_mus()
+            spread = f"mu from {mus.min():.4g} to {mus.max():.4g}, median {np.median(mus):.4g}"
+            rows.append(("its own steps", f"{spread}, over {len(mus)} units of privacy"))
         if self.grid is not None:
             rows.append(("arithmetic", f"exact integers, in steps of {self.grid:.5g}: nothing leaks by rounding"))
         sums = not self.reaches_iterates
@@ -298,7 +314,7 @@ def plan(
     momentum: float = 0.0,
     learning_rates: ArrayLike | None = None,
     clip_norm: float = 1.0,
-    unit: str = "example",
+    unit: str | int | Callable[[Any], Any] = "example",
     neighbours: str = "zero-out",
     secure: bool = False,
 ) -> Plan:
@@ -315,7 +331,8 @@ def plan(
         dataset_size: number of examples, public.
         batch_size: examples in a step; the constant that sums are divided by.
         epochs: passes over the data.
-        loader: a torch DataLoader; its order is read off its sampler. For unit="example" only.
+        loader: a torch DataLoader; its order is read off its sampler. With a unit other than "example" the data set is
+            read once, and the plan is for the `KnownOrder` of its units.
         order: "shuffled" (anew in each epoch; it covers "sequential" and "fixed" too), "sequential" or "fixed"
             (the same order in each epoch: less noise), or "poisson" (secret sampling by this package's own sampler,
             with independent noise: DP-SGD).
@@ -325,7 +342,10 @@ def plan(
             (DP-SGD's noise), or a `Strategy`.
         momentum, learning_rates: the optimizer's, for the workload whose error is minimised; see `Workload`.
         clip_norm: L2 bound on one unit's gradient in one step.
-        unit, neighbours: see `Plan`.
+        unit: what is protected, in a word: see `Plan`. With a loader, the place of each example's unit in a batch, as
+            in `make_private`: a field of a dict, a position in a tuple, a callable. A field's name is the plan's word;
+            the others are called "user".
+        neighbours: see `Plan`.
         secure: exact integer arithmetic in place of floating-point noise, against attacks on its low bits: a `grid`
             of 2^-20 clip norms, rounded down to a power of two. "auto" then chooses among the mechanisms that allow
             it. For another grid, `dataclasses.replace(plan, grid=...)`.
@@ -341,6 +361,10 @@ def plan(
         rule = participation
     else:
         rule = _participation(order, dataset_size, batch_size, epochs, drop_last)
+    if not isinstance(unit, str):
+        if loader is None:
+            raise ArgumentError(f"unit must be a word such as 'user' where no loader is given, got {unit!r}")
+        unit = "user"
     if batch_size is None:
         raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
     work = Workload(rule.n, momentum=momentum, learning_rates=learning_rates)
@@ -363,20 +387,13 @@ def plan(
 
 
 def _read_loader(
-    loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None, unit: str
+    loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None, unit: Any
 ) -> tuple[Participation, int, int | None]:
     if epochs is None:
         raise ArgumentError("epochs must be given together with loader")
     if batch_size is not None or dataset_size is not None:
         raise ArgumentError("batch_size and dataset_size must not be given together with loader, which has them")
-    if unit != "example":
-        raise ArgumentError(
-            f"a loader tells the order of examples, not of units (unit={unit!r}), and one that shuffles brings those "
-            f"of one {unit} in any steps; in the place of loader= give participation= and batch_size=, for example "
-            "participation=ao.participation.MinSeparation(n=.., b=.., k=..), and name the units with unit= in "
-            "make_private"
-        )
-    found = find_participation(loader, epochs)
+    found = find_participation(loader, epochs, unit=None if unit == "example" else unit)
     return found.participation, found.batch_size, found.dataset_size
 
 

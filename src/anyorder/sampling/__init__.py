@@ -4,6 +4,7 @@ from anyorder.sampling.handed import HandedBatch
 from anyorder.sampling.loader import Found, PrivateLoader, Unit, find_participation
 from anyorder.sampling.poisson import poisson_loader
 from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
+from anyorder.sampling.unit_order import UnitOrderSampler
 
 __all__ = [
     "EpochShuffleSampler",
@@ -13,6 +14,7 @@ __all__ = [
     "PoissonBatchSampler",
     "PrivateLoader",
     "Unit",
+    "UnitOrderSampler",
     "find_participation",
     "poisson_loader",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -12,7 +13,7 @@ from anyorder import _check
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, as_units
 from anyorder.noise import NoiseSource
-from anyorder.participation import EpochShuffle, FixedOrder, Participation, PoissonSampling, SingleEpoch
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, Participation, PoissonSampling, SingleEpoch
 from anyorder.sampling.handed import HandedBatch, HandedOut
 from anyorder.sampling.orders import Order, check_loader, check_ranks, is_plain, read_order, take_order
 from anyorder.sampling.origins import Origins
@@ -51,24 +52,26 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None) -> Found:
         any of these for one epoch                                                                   SingleEpoch
         PoissonBatchSampler                                                                          PoissonSampling
 
+    With `unit` it is that of the units, a `KnownOrder`: the data set is read once, for who owns which example. The
+    order must then be known beforehand: sequential, FixedOrderSampler, EpochShuffleSampler, UnitOrderSampler. How many
+    examples each unit has, and so its steps, is public in that claim.
+
     A step under a DistributedSampler is one batch on all ranks together; all ranks must use one seed.
 
     Examples are told apart through `Subset` and `ConcatDataset`: one that such a data set lists twice comes twice.
 
-    Raises: LoaderError for an order that is not known, in which an example may come twice in an epoch, or with `unit`.
+    Raises: LoaderError for an order that is not known, or in which an example may come twice in an epoch.
     """
     epochs = _check.integer("epochs", epochs, low=1)
-    if unit is not None:
-        raise LoaderError(
-            "a sampler orders examples, and says nothing on when the units named by unit= take part; pass "
-            "participation= to ao.plan (for example MinSeparation), which the ledger then enforces step by step"
-        )
     check_loader(loader)
     order = read_order(loader, 0)
     check_ranks(order)
     assert order.members is not None
     Origins(loader.dataset).check_distinct(order.members)
-    participation = _participation(order, epochs, loader)
+    if unit is None:
+        participation = _participation(order, epochs, loader)
+    else:
+        participation = _order_of_units(order, epochs, loader, unit)
     return Found(participation, order.batch_size * order.ranks, order.dataset_size, order.steps, order.phrase)
 
 
@@ -82,6 +85,34 @@ def _participation(order: Order, epochs: int, loader: DataLoader[Any]) -> Partic
     if order.kind == "fixed":
         return FixedOrder(n, k=epochs, b=order.steps)
     return EpochShuffle(k=epochs, steps_per_epoch=order.steps)
+
+
+def _order_of_units(order: Order, epochs: int, loader: DataLoader[Any], unit: Unit) -> KnownOrder:
+    """Which units are in which step of all epochs."""
+    if not order.known_beforehand:
+        raise LoaderError(
+            f"the steps of units must be known beforehand, and this order is {order.phrase}"
+            f"{f', dealt out to {order.ranks} ranks' if order.ranks > 1 else ''}; use batch_sampler="
+            "anyorder.sampling.UnitOrderSampler(ids, batch_size), sampler=anyorder.FixedOrderSampler(data, seed) or "
+            "anyorder.sampling.EpochShuffleSampler(data, seed), or pass participation= to ao.plan (for example "
+            "MinSeparation), which the ledger then enforces step by step"
+        )
+    assert order.members is not None
+    members, size = np.sort(order.members), order.batch_size
+    chunks = [members[i : i + size].tolist() for i in range(0, len(members), size)]
+    found = [
+        _of_all(extract_units(batch, unit), len(chunk))
+        for chunk, batch in zip(chunks, rebuild(loader, chunks), strict=True)
+    ]
+    ids = np.concatenate([np.asarray(units) for units in found])
+    steps = (batch for epoch in range(epochs) for batch in order.batches(epoch, 0))
+    return KnownOrder([ids[np.searchsorted(members, batch)].tolist() for batch in steps])
+
+
+def _of_all(units: Units, examples: int) -> Units:
+    if len(units) != examples:
+        raise LoaderError(f"unit= must give one id for each of the {examples} examples of a batch, got {len(units)}")
+    return units
 
 
 class PrivateLoader:

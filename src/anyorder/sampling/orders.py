@@ -21,6 +21,7 @@ from torch.utils.data import (
 
 from anyorder.errors import LoaderError
 from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
+from anyorder.sampling.unit_order import UnitOrderSampler
 
 __all__ = ["Order", "check_loader", "check_ranks", "is_plain", "read_order", "take_order"]
 
@@ -51,6 +52,7 @@ class Order:
         ranks: over how many the examples are dealt out.
         keyed: has the key that the order is drawn from, if there is one.
         repeatable: whether `batches` is a function of its arguments.
+        is_stated: whether the shuffles are drawn from a key of the loader's own, and not from the run's.
     """
 
     kind: Kind
@@ -63,6 +65,12 @@ class Order:
     ranks: int = 1
     keyed: Keyed | None = None
     repeatable: bool = True
+    is_stated: bool = False
+
+    @property
+    def known_beforehand(self) -> bool:
+        """Whether every batch of every epoch can be told before the run, on a single rank."""
+        return self.ranks == 1 and (self.kind == "fixed" or self.is_stated)
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,10 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
         q = batcher.sampling_probability
         phrase, expected = f"Poisson sampling with probability {q:g}", max(1, round(q * batcher.size))
         return Order("poisson", phrase, batcher.batches, batcher.steps, expected, batcher.size, batcher.indices)
+    if type(batcher) is UnitOrderSampler:
+        phrase, members = "by units, the same order in each epoch", batcher.indices
+        size = batcher.batch_size
+        return Order("fixed", phrase, batcher.batches, len(batcher), size, len(members), members)
     if type(batcher) is not BatchSampler:
         raise LoaderError(
             f"the order of the batch sampler {type(batcher).__name__} is not known; use batch_size= and shuffle=, a "
@@ -155,8 +167,11 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
         chosen = indices.of(epoch)
         return (chosen[i * size : (i + 1) * size].tolist() for i in range(start, steps))
 
-    i = indices
-    return Order(i.kind, i.phrase, batches, steps, size, len(i.members), i.members, i.ranks, i.keyed)
+    i, is_stated = indices, type(batcher.sampler) is EpochShuffleSampler
+    total = len(i.members)
+    return Order(
+        i.kind, i.phrase, batches, steps, size, total, i.members, i.ranks, i.keyed, is_stated=is_stated
+    )  # fmt: skip
 
 
 def take_order(loader: DataLoader[Any], seed: int | bytes) -> Order:

@@ -12,7 +12,7 @@ from anyorder import _check
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 
-__all__ = ["EpochShuffleSampler", "FixedOrderSampler", "PoissonBatchSampler", "key_of"]
+__all__ = ["EpochShuffleSampler", "FixedOrderSampler", "PoissonBatchSampler", "key_of", "permutation_of"]
 
 
 def key_of(seed: int | bytes | None) -> bytes:
@@ -21,6 +21,17 @@ def key_of(seed: int | bytes | None) -> bytes:
         return os.urandom(32)
     text = b"bytes" + seed if isinstance(seed, bytes) else b"int%d" % _check.integer("seed", seed, low=0)
     return blake2b(text, digest_size=32, person=b"anyorder sampler").digest()
+
+
+def permutation_of(size: int, seed: int | bytes | None, row: int = 0) -> NDArray[np.int64]:
+    """0 .. size - 1 in the order that sorts 64-bit words; see `_permutation`."""
+    return _permutation(key_of(seed), size, row)
+
+
+def _permutation(key: bytes, size: int, row: int) -> NDArray[np.int64]:
+    """The order that sorts 64-bit words: uniform up to ties, which come in one of 2^65 / size^2 draws."""
+    words = NoiseSource(key).derive(b"order").words(row, 0, 2 * size)
+    return np.argsort(words.view(np.uint64), kind="stable")
 
 
 class _KeyedSampler(Sampler[int]):
@@ -35,9 +46,7 @@ class _KeyedSampler(Sampler[int]):
         self.key = key_of(seed)
 
     def _permutation(self, row: int) -> NDArray[np.int64]:
-        """The order that sorts 64-bit words: uniform up to ties, which come in one of 2^65 / size^2 draws."""
-        words = NoiseSource(self.key).derive(b"order").words(row, 0, 2 * self.size)
-        return np.argsort(words.view(np.uint64), kind="stable")
+        return _permutation(self.key, self.size, row)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The indices of an epoch, (size,) int64."""

@@ -102,10 +102,11 @@ def warn_of_scattered_units(plan: Plan, loader: Any) -> None:
     if not is_plain(loader) or (isinstance(rule, MinSeparation) and rule.b == 1):
         return
     try:
-        kind = read_order(loader, 0).kind
+        order = read_order(loader, 0)
     except LoaderError:
         return
-    if kind == "shuffled":
+    planned = type(rule) is KnownOrder and order.known_beforehand
+    if order.kind == "shuffled" and not planned:
         warnings.warn(
             f"this loader shuffles examples, so that those of one {plan.unit} come in any steps, while the plan covers "
             f"{rule.describe()}: the ledger refuses the first step that does not fit. Keep the examples of each "
