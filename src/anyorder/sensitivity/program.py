@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from anyorder.participation import FixedOrder, KnownOrder, Participation
 from anyorder.sensitivity.bound import Bound, from_sum
 from anyorder.sensitivity.dense import is_short_list
+from anyorder.sensitivity.visits import TOLERANCE
 from anyorder.strategy import Strategy
 
 __all__ = ["gram_program", "refined"]
@@ -49,10 +50,17 @@ def refined(strategy: Strategy, participation: Participation, found: Bound) -> B
         if sums[i] <= upper or count * k * k >= MAX_WORK:
             upper = max(upper, float(sums[i]))
             break
-        reached, bound = gram_program(grams[i])
+        reached, bound = _aligned(grams[i]) or gram_program(grams[i])
         upper, lower = max(upper, min(bound, float(sums[i]))), max(lower, reached)
     made = from_sum(upper, strategy.num_rows + k * k, exact=upper <= lower * (1 + GAP))
     return made if made.exact or made.value < found.value else found
+
+
+def _aligned(X: Floats) -> tuple[float, float] | None:
+    """Both sides where signs s exist with s_i s_j X_ij >= 0 but for rounding: sum |X|."""
+    signs = np.where(X[0] < 0, -1.0, 1.0)
+    reached, bound = float((X * signs * signs[:, None]).sum()), float(np.abs(X).sum())
+    return (reached, bound) if reached >= bound * (1 - TOLERANCE) else None
 
 
 def gram_program(X: Floats) -> tuple[float, float]:
@@ -72,7 +80,7 @@ def gram_program(X: Floats) -> tuple[float, float]:
             length = sqrt(pull @ pull)
             if length > 0:
                 V[i] = pull / length
-        if sweep % 20 == 19:
+        if sweep % 20 == 19 or sweep == 7:
             y = np.einsum("ij,ij->i", X @ V, V)
             slack = np.diag(y) - X
             error = m * 2.0**-50 * float(np.abs(slack).sum(axis=1).max())  # of the eigenvalue, as it is computed
