@@ -107,6 +107,17 @@ def test_a_list_of_batches_is_recognised_in_each_epoch():
     assert len(out._known) == 3
 
 
+def test_a_batch_that_was_passed_over_waits_no_longer():
+    batches = [[numbers(ROWS, 5)] for _ in range(4)]
+    out, handed = handed_out(*batches[:2])
+    assert out.find(batches[1]) is handed[1]
+    out.mark_used(handed[1])
+    out.add(batches[2], following := HandedBatch([""] * ROWS, 2, 1))
+    assert out.find([batches[2][0].clone()]) is following
+    with pytest.raises(TrainingError, match="already used"):
+        out.find(batches[1])
+
+
 def test_only_what_the_loader_gave_can_be_chosen():
     texts = ["a"] * ROWS
     out, handed = handed_out([numbers(ROWS, 2)], texts)
