@@ -39,13 +39,18 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
+def judged(name: str, target: float, ratio: float) -> str:
+    """The name of a row, with its target, a least ratio, and whether it is met."""
+    return f"{name} (target {target:g}: {'met' if ratio >= target else 'MISSED'})"
+
+
 def show(rows: Iterable[Row], as_json: bool) -> None:
     """Print each row when it is measured."""
     if not as_json:
-        print(f"{'':<44}{'ours':>10}{'peer':>10}{'ratio':>10}  unit")
+        print(f"{'':<72}{'ours':>10}{'peer':>10}{'ratio':>10}  unit")
     for row in rows:
         if as_json:
             print(json.dumps(dataclasses.asdict(row)), flush=True)
         else:
             peer, ratio = ("-" if number is None else f"{number:.3g}" for number in (row.peer, row.ratio))
-            print(f"{row.name:<44}{row.ours:>10.3g}{peer:>10}{ratio:>10}  {row.unit}", flush=True)
+            print(f"{row.name:<72}{row.ours:>10.3g}{peer:>10}{ratio:>10}  {row.unit}", flush=True)
