@@ -10,7 +10,7 @@ import pytest
 import anyorder
 
 ROOMS = [
-    "errors", "_closed", "_check", "_filters", "_limits", "_sealed", "_library",
+    "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library",
     "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting",
     "noise", "ledger", "sampling", "plan", "clipping", "certificate", "train", "report", "run", "cli", "__main__",
 ]  # fmt: skip

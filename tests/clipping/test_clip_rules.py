@@ -159,6 +159,7 @@ def test_units_without_a_gradient_add_nothing(engine):
     assert sums[".above"].item() == 0.0
 
 
+@pytest.mark.filterwarnings("ignore:.*in two passes:anyorder.errors.ClippingWarning")
 @pytest.mark.parametrize("name", RULES)
 def test_rules_hold_for_models_that_one_pass_cannot_run(name, monkeypatch):
     module, rule = network().double(), RULES[name]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from anyorder.clipping import FunctionalClipping, GhostClipping, ghost, make_clipping, passes
 from anyorder.clipping.units import round_down
-from anyorder.errors import ModelError
+from anyorder.errors import ClippingWarning, ModelError
 from clipping.brute import assert_close, clipped_sum, norm, per_example, run
 
 
@@ -159,6 +159,7 @@ def test_a_batch_leaves_nothing_in_memory(backward):
 # -- what other engines or nobody can run ----------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler, about what it looks at
 def test_compiled_models_run_as_if_they_were_not():
     """What they are compiled to is not used."""
     module, (x, y) = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double(), batch()
@@ -205,9 +206,26 @@ def test_models_of_the_other_engine_run_by_it(monkeypatch):
     module, (x, y) = network(), batch()
     clipping = GhostClipping(module)
     expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(6), 0.1)
-    for _ in range(2):
-        assert_close(run(clipping, x, y, F.cross_entropy, clip_norm=0.1)[1], expected, 1e-10)
+    with pytest.warns(ClippingWarning, match=r"Count is clipped in two passes.*\(Unmapped: no\)"):
+        first = run(clipping, x, y, F.cross_entropy, clip_norm=0.1)[1]
+    second = run(clipping, x, y, F.cross_entropy, clip_norm=0.1)[1]  # without a word
+    assert_close(first, expected, 1e-10)
+    assert_close(second, expected, 1e-10)
     assert len(calls) == 2
+
+
+def test_a_rule_that_fails_is_told_with_its_cause(monkeypatch):
+    """It made training up to twice as slow, and nobody learned of it."""
+
+    def broken(*args, **kwargs):
+        raise KeyError("a fault in a rule")
+
+    monkeypatch.setitem(passes.RULES, F.linear, broken)
+    module, (x, y) = network(), batch()
+    expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(6), 0.1)
+    with pytest.warns(ClippingWarning, match=r"KeyError: 'a fault in a rule'"):
+        sums = run(GhostClipping(module), x, y, F.cross_entropy, clip_norm=0.1)[1]
+    assert_close(sums, expected, 1e-10)
 
 
 @pytest.mark.parametrize("couple", [lambda x: x - x.mean(0), lambda x: x.roll(1, 0), lambda x: x.cumsum(0)])

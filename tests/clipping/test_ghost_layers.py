@@ -172,6 +172,7 @@ pytestmark = [
 UNITS = {"examples": torch.arange(5), "units": torch.tensor([5, 2, 5, 9, 5])}
 
 
+@pytest.mark.filterwarnings("ignore:.*in two passes:anyorder.errors.ClippingWarning")
 @pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", CASES | ODD)

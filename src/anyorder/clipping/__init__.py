@@ -1,7 +1,9 @@
 """Clipping: the sum over privacy units of gradients of bounded norm."""
 
+import torch
 from torch import nn
 
+from anyorder._undocumented import FUNCTORCH, check_names
 from anyorder.clipping import native
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.clip_rules import Adaptive, Automatic, ClipRule, Flat, PerGroup
@@ -10,6 +12,8 @@ from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.ghost import GhostClipping
 from anyorder.clipping.loss import ExampleLoss
 from anyorder.clipping.validate import Finding, check_model, refuse_unfit
+
+check_names(torch._C._functorch, FUNCTORCH, torch)
 
 __all__ = [
     "Adaptive",

@@ -1,5 +1,6 @@
 """Per-unit clipping in one forward and one backward pass, without a gradient for each example where that is dear."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from anyorder.clipping.clip_rules import ClipRule, Flat
 from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.passes import Pass, Sums, TooLarge, Unmapped
 from anyorder.clipping.units import NON_FINITE, check_finite
-from anyorder.errors import ModelError, TrainingError
+from anyorder.errors import ClippingWarning, ModelError, TrainingError
 
 __all__ = ["GhostClipping"]
 
@@ -84,13 +85,21 @@ class GhostClipping(PerUnitClipping):
         while True:
             try:
                 return job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
-            except Unmapped:
+            except Unmapped as error:
+                cause = error.__cause__ or error
                 start.rewind()
                 if not call.mapped:
                     call.mapped = self._mapped = True
                     continue
                 self._unmapped, self._mapped = True, False
-                return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
+                outputs = self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
+                warnings.warn(
+                    f"{type(self._module).__name__} is clipped in two passes, which takes up to twice as long, since "
+                    f"the one-pass engine cannot run it ({type(cause).__name__}: {str(cause).partition(chr(10))[0]})",
+                    ClippingWarning,
+                    stacklevel=2,
+                )
+                return outputs
             except (TooLarge, torch.OutOfMemoryError) as error:
                 if self._fixed or self._chunk_size == 1:
                     raise

@@ -6,9 +6,11 @@ when the next pass begins was kept by the model.
 """
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
@@ -58,17 +60,25 @@ def one_pass() -> Iterator[None]:
     """
     if _left():
         gc.collect()  # what only a cycle holds, nobody can read
-    MADE[:] = _left()
+    MADE[:] = [made for made in _left() if _is_held(made())]
     if MADE:
         raise ModelError(
             "the model keeps tensors of an earlier batch, in a list, a closure or a global perhaps: a later batch "
             "would depend on those examples. Return them from forward, and keep nothing of a batch in training"
         )
+    # What compiled parts would be compiled to is not used, and the compiler keeps tensors.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
-        yield
+        with eager:
+            yield
     except BaseException:
         MADE.clear()  # the error's own frames hold them
         raise
+
+
+def _is_held(tensor: Any) -> bool:
+    """Whether Python holds it: torch's own graphs may, where an operation in place has made a cycle of them."""
+    return any(not isinstance(holder, FrameType) for holder in gc.get_referrers(tensor))
 
 
 def _left() -> "list[weakref.ref[Tensor]]":

@@ -174,7 +174,8 @@ _OWN = ("_modules", "_parameters", "_flat_weights", "_forward_pre_hooks", "_forw
 
 
 def _is_fsdp(part: nn.Module) -> bool:
-    return any(base.__name__ == "FSDPModule" for base in type(part).__mro__)
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # without it no module is sharded
+    return fsdp is not None and isinstance(part, fsdp.FSDPModule)
 
 
 def _no_memory(shape: torch.Size, like: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from anyorder import _check
+from anyorder._undocumented import TRAINER, check_names
 from anyorder.clipping import ClipRule
 from anyorder.errors import ArgumentError, CheckpointError, ModelError
 from anyorder.plan import Plan
@@ -20,6 +21,7 @@ from anyorder.train.module import PrivateModule
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
 
 _transformers = _check.optional("transformers", extra="huggingface", purpose="PrivateTrainer")
+check_names(_transformers.Trainer, TRAINER, _transformers)
 
 _RELEASES = ("loss", "train_loss", "grad_norm", "total_flos")  # of the training data, not covered by the plan
 _IGNORE = -100  # label of tokens that do not count, as transformers has it
