@@ -198,3 +198,9 @@ def test_damaged_files_are_refused(tmp_path, text):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(CertificateError):
         ao.Plan.load(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("order", [SingleEpoch(6), FixedOrder(6, 2, 3), EpochShuffle(2, 3)], ids=repr)
+def test_a_loader_whose_batches_shift_has_no_add_or_remove_neighbours(order):
+    with pytest.raises(PlanError, match="'add-or-remove' do not fit"):
+        ao.plan(participation=order, batch_size=1, sigma=1, delta=1e-6, mechanism="tree", neighbours="add-or-remove")
