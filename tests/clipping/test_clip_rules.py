@@ -224,6 +224,13 @@ class Given(ClipRule):
         return "given"
 
 
+class WithMore(Given):
+    """A coordinate of its own that is the same for every unit."""
+
+    def coordinates(self, squares, clip_norm):
+        return {"more": torch.full_like(next(iter(squares.values())), self.given[1])}
+
+
 def constant(value):
     return lambda squares, clip_norm: dict.fromkeys(squares, torch.full_like(next(iter(squares.values())), value))
 
@@ -241,20 +248,35 @@ def halved(squares, clip_norm):
 @pytest.mark.parametrize(
     ("rule", "match"),
     [
-        (Given(constant(1e6)), "leaves a unit of norm"),
-        (Given(constant(-1e6)), "leaves a unit of norm"),
-        (Given(constant(math.nan)), "leaves a unit of norm nan"),
-        (Given(Flat().factors, lambda s, c: {Adaptive.COUNT: torch.full((6,), 1e6)}), "leaves a unit of norm"),
-        (Given(each_whole), "leaves a unit of norm"),
-        (Given(Flat().factors, lambda s, c: {"more": 0.1 * c * torch.ones(6)}), "leaves a unit of norm"),
         (Given(halved, lambda s, c: {"0.bias": 0.1 * c * torch.ones(6)}), "of other names"),
         (Given(lambda s, c: {}), "a factor for each parameter"),
         (Given(lambda s, c: dict.fromkeys(s, torch.zeros(1))), "for each of the 6 units"),
     ],
 )
-def test_rules_from_elsewhere_are_held_to_the_bound(rule, match, engine):
+def test_rules_from_elsewhere_that_fit_no_parameters_are_refused(rule, match, engine):
     with pytest.raises(ArgumentError, match=match):
         run(ENGINES[engine](network(), rule), torch.randn(6, 4), torch.zeros(6).long(), F.cross_entropy, clip_norm=0.01)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Given(constant(1e6)),
+        Given(constant(-1e6)),
+        Given(constant(math.inf)),
+        Given(constant(math.nan)),
+        WithMore(Flat().factors, 1e6),
+        WithMore(Flat().factors, math.nan),
+        Given(each_whole),
+        WithMore(Flat().factors, 0.001),
+    ],
+)
+def test_rules_from_elsewhere_are_held_to_the_bound_without_a_word(rule, engine):
+    x, y = torch.randn(1, 4), torch.zeros(1).long()
+    _, sums = run(ENGINES[engine](network(), rule), x, y, F.cross_entropy, clip_norm=0.01)
+    length = math.sqrt(sum(float(value.double().square().sum()) for value in sums.values()))
+    assert length <= 0.01 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

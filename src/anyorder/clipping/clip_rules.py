@@ -212,8 +212,10 @@ def apply(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The rule's factors and coordinates.
 
-    Raises: ArgumentError if those of a rule from elsewhere are of other names or shapes, or leave a unit longer than
-        clip_norm.
+    A unit that a rule from elsewhere leaves longer than clip_norm is cut to it, and one whose factors are not numbers
+    adds zero: silently, since an error would tell of that unit.
+
+    Raises: ArgumentError if those of a rule from elsewhere are of other names or shapes.
     """
     factors, further = rule.factors(squares, clip_norm), rule.coordinates(squares, clip_norm)
     if type(rule) in _OWN:
@@ -225,13 +227,12 @@ def apply(
         raise ArgumentError(f"{rule!r} must give one number for each of the {shape[0]} units")
     parts = [factors[name].double().square() * square for name, square in squares.items()]
     total = torch.stack([*parts, *(values.double().square() for values in further.values())]).sum(0)
-    longest = total.sqrt().max().item() if shape[0] else 0.0
-    if not longest <= clip_norm * (1 + 1e-9):
-        raise ArgumentError(
-            f"{rule!r} leaves a unit of norm {longest:g}, and the plan covers {clip_norm:g}; factors must make every "
-            "unit, with its coordinates, no longer than clip_norm"
-        )
-    return factors, further
+    kept = torch.where(total > clip_norm**2, clip_norm / total.sqrt(), 1.0)
+
+    def within(values: Tensor) -> Tensor:
+        return torch.where(total.isfinite(), values * kept, 0.0)
+
+    return {name: within(v) for name, v in factors.items()}, {name: within(v) for name, v in further.items()}
 
 
 def _total(squares: Mapping[str, Tensor]) -> Tensor:
