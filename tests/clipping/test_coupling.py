@@ -75,6 +75,33 @@ def test_coupled_losses_are_refused(name):
         gradient(COUPLED[name], LossWatch())
 
 
+def of_two_batches(loss):
+    watch = LossWatch()
+    first, second = (watch.outputs(x.clone().requires_grad_() * 1) for x in (X, X[:4]))
+    loss(first, second).backward()
+    return watch
+
+
+def test_one_loss_of_two_batches_is_watched_as_a_whole():
+    """Warnings are errors here: it is neither refused nor left unseen."""
+    watch = of_two_batches(lambda a, b: F.cross_entropy(a, Y) + F.cross_entropy(b, Y[:4]))
+    assert watch.done
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda a, b: (a[:4] * b).sum(),
+        lambda a, b: F.cross_entropy(a, Y) * F.cross_entropy(b, Y[:4]),
+        lambda a, b: F.cross_entropy(b, Y[:4]) + (a - a.mean(0)).square().sum(),
+        lambda a, b: F.cross_entropy(a, Y) + (b - b.mean(0)).square().sum(),
+    ],
+)
+def test_couplings_within_and_across_two_batches_are_refused(loss):
+    with pytest.raises(ModelError, match="gradients of others"):
+        of_two_batches(loss)
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("name", ["contrastive", "triplet", "differences"])
 def test_what_decides_is_the_code_of_the_loss(name, scale):

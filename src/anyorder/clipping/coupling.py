@@ -80,22 +80,36 @@ def unwatched(tree: Any) -> Any:
 
 
 class _Tape:
-    """What was done with the outputs of one batch."""
+    """What was done with the outputs of one batch; with those of several, where one loss is made of them."""
 
     def __init__(self, watch: LossWatch) -> None:
         self.watch, self.recording, self.size = watch, not watch.done, 0
-        self._roots: list[Tensor] = []
+        self._into: _Tape | None = None
+        self._roots: list[list[Tensor]] = [[]]  # by batch
         self._calls: list[tuple[Callable[..., Any], Any, Any, list[Any]]] = []
 
     @property
     def useful(self) -> bool:
         return self.recording or self.watch.labels
 
+    @property
+    def current(self) -> "_Tape":
+        """The tape that this one was joined to, or itself."""
+        return self if self._into is None else self._into.current
+
+    def join(self, other: "_Tape") -> None:
+        """Go on for the outputs of another batch too."""
+        if other is not self:
+            self._roots += other._roots
+            self._calls += other._calls
+            self.size += other.size
+            other._into = self
+
     def begin(self, output: Tensor) -> Tensor:
         """Watch an output of the model."""
         self.size = len(output)
-        self._roots.append(self.follow(output))
-        return self._roots[-1]
+        self._roots[0].append(self.follow(output))
+        return self._roots[0][-1]
 
     def follow(self, tensor: Tensor, *, masked: bool = False) -> Tensor:
         """Watch what was computed from an output, perhaps from a part of it that a mask chose."""
@@ -134,41 +148,51 @@ class _Tape:
     def _coupled(self, loss: Tensor, gradient: Tensor | None, make: Callable[..., Tensor]) -> bool:
         generator = torch.Generator().manual_seed(0)
         outputs, others = (
-            [make(t.shape, generator=generator).to(t.device, t.dtype) for t in self._roots] for _ in range(2)
+            [[make(t.shape, generator=generator).to(t.device, t.dtype) for t in roots] for roots in self._roots]
+            for _ in range(2)
         )
         before = self._gradients(loss, gradient, outputs)
-        for j in sorted({0, self.size // 2, self.size - 1}):
-            changed = [
-                torch.cat([t[:j], other[j : j + 1], t[j + 1 :]]) for t, other in zip(outputs, others, strict=True)
-            ]
-            after = self._gradients(loss, gradient, changed)
-            if any(_moved(*pair, j) for pair in zip(before, after, strict=True)):
-                return True
+        for batch, roots in enumerate(outputs):
+            size = len(roots[0])
+            for j in sorted({0, size // 2, size - 1}):
+                changed = [
+                    torch.cat([t[:j], other[j : j + 1], t[j + 1 :]])
+                    for t, other in zip(roots, others[batch], strict=True)
+                ]
+                after = self._gradients(loss, gradient, [*outputs[:batch], changed, *outputs[batch + 1 :]])
+                for k, (old, new) in enumerate(zip(before, after, strict=True)):
+                    if any(_moved(*pair, j if k == batch else None) for pair in zip(old, new, strict=True)):
+                        return True
         return False
 
-    def _gradients(self, loss: Tensor, gradient: Tensor | None, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Those of other outputs, by the same functions with the same random numbers."""
-        leaves = [t.requires_grad_() for t in outputs]
-        values: dict[int, Any] = {id(root): leaf.clone() for root, leaf in zip(self._roots, leaves, strict=True)}
+    def _gradients(
+        self, loss: Tensor, gradient: Tensor | None, outputs: Sequence[Sequence[Tensor]]
+    ) -> list[Sequence[Tensor]]:
+        """Those of other outputs, by batch: from the same functions with the same random numbers."""
+        leaves = [t.requires_grad_() for batch in outputs for t in batch]
+        roots = [root for batch in self._roots for root in batch]
+        values: dict[int, Any] = {id(root): leaf.clone() for root, leaf in zip(roots, leaves, strict=True)}
 
         def swap(tree: Any) -> Any:
             return pytree.tree_map_only(_Watched, lambda t: values[id(t)], tree)
 
-        devices = sorted({t.device.index for t in outputs if t.device.type == "cuda"})
+        devices = sorted({t.device.index for t in leaves if t.device.type == "cuda"})
         with torch.enable_grad(), torch.random.fork_rng(devices):
             torch.manual_seed(0)
             for function, args, kwargs, results in self._calls:
                 made = pytree.tree_leaves(function(*swap(args), **swap(kwargs)))
                 values |= {id(old): new for old, new in zip(results, made, strict=False)}
         end = values[id(loss)]
-        return torch.autograd.grad(end, leaves, gradient, allow_unused=True, materialize_grads=True)
+        found = iter(torch.autograd.grad(end, leaves, gradient, allow_unused=True, materialize_grads=True))
+        return [[next(found) for _ in batch] for batch in outputs]
 
 
-def _moved(before: Tensor, after: Tensor, j: int) -> bool:
+def _moved(before: Tensor, after: Tensor, j: int | None) -> bool:
     """Whether rows other than j differ."""
     before, after = before.nan_to_num().double(), after.nan_to_num().double()
     off = (before - after).abs()
-    off[j] = 0.0
+    if j is not None:
+        off[j] = 0.0
     return bool(off.max() > _MOVED * before.abs().max())
 
 
@@ -182,10 +206,13 @@ class _Watched(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, _Watched)]
-        tape = next((t.tape for t in given if t.tape is not None), None)
+        tapes = [t.tape.current for t in given if t.tape is not None]
+        tape = tapes[0] if tapes else None
         with torch._C.DisableTorchFunctionSubclass():
             if tape is None or not tape.useful:
                 return func(*args, **kwargs)
+            for other in tapes:
+                tape.join(other.current)
             if func is Tensor.backward:
                 tape.check(args[0], args[1] if len(args) > 1 else kwargs.get("gradient"))
                 return func(*args, **kwargs)  # type: ignore[no-untyped-call]
