@@ -44,7 +44,6 @@ def main() -> None:
         epsilon=4,
         delta=1e-5,
         unit="user",
-        neighbours="add-or-remove",
         mechanism="tree",
     )
     print(plan)

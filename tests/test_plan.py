@@ -5,11 +5,14 @@ import json
 import math
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.run.planning import Mechanism, make_plan
+from anyorder.sampling import UnitOrderSampler
 from anyorder.strategy import Independent, Tree
 
 
@@ -204,3 +207,11 @@ def test_damaged_files_are_refused(tmp_path, text):
 def test_a_loader_whose_batches_shift_has_no_add_or_remove_neighbours(order):
     with pytest.raises(PlanError, match="'add-or-remove' do not fit"):
         ao.plan(participation=order, batch_size=1, sigma=1, delta=1e-6, mechanism="tree", neighbours="add-or-remove")
+
+
+def test_an_order_of_units_that_a_loader_gives_has_no_add_or_remove_neighbours():
+    """Without one user the sampler would fill batches otherwise, and move the steps of others."""
+    users = torch.arange(12) // 3
+    loader = DataLoader(TensorDataset(torch.zeros(12, 2), users), batch_sampler=UnitOrderSampler(users.tolist(), 4, 0))
+    with pytest.raises(PlanError, match="'add-or-remove' do not fit"):
+        ao.plan(loader=loader, unit=1, epochs=2, sigma=1, delta=1e-6, mechanism="tree", neighbours="add-or-remove")

@@ -357,6 +357,8 @@ def plan(
         if participation is not None:
             raise ArgumentError("participation must not be given together with loader, whose order is read")
         rule, batch_size, dataset_size = _read_loader(loader, epochs, batch_size, dataset_size, unit)
+        if neighbours == "add-or-remove" and type(rule) is KnownOrder:
+            raise _moves_others("an order that was read off a loader")
     elif participation is not None:
         rule = participation
     else:
@@ -447,10 +449,14 @@ def _check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -
         if neighbours != "add-or-remove":
             raise PlanError(f"PoissonSampling is accounted for add-or-remove neighbours only, got {neighbours!r}")
     elif neighbours == "add-or-remove" and type(order) not in (MinSeparation, KnownOrder):
-        raise PlanError(
-            f"neighbours 'add-or-remove' do not fit {type(order).__name__}: without one unit, a loader would put "
-            "others into other batches; use 'zero-out' (its gradients replaced by zero) or 'replace-one'"
-        )
+        raise _moves_others(type(order).__name__)
+
+
+def _moves_others(order: str) -> PlanError:
+    return PlanError(
+        f"neighbours 'add-or-remove' do not fit {order}: without one unit, a loader would put others into other "
+        "batches; use 'zero-out' (its gradients replaced by zero) or 'replace-one'"
+    )
 
 
 def _check_exact(neighbours: str, chosen: Strategy) -> None:

@@ -208,6 +208,37 @@ def test_poisson_sampling_trains_and_takes_empty_batches():
     assert max(sizes) > 1
 
 
+def two_iterations(loader):
+    first = iter(loader)
+    yield next(first)
+    second = iter(loader)
+    next(second)
+    yield next(first)
+    second.close()  # the next iteration goes on behind the last batch used: at the first's next batch
+    again = iter(loader)
+    yield next(first)
+    yield next(again)
+
+
+def moved_back(loader):
+    yield next(iter(loader))
+    loader.seek(0)
+    yield next(iter(loader))
+
+
+@pytest.mark.parametrize("batches", [moved_back, two_iterations])
+def test_coins_of_poisson_sampling_serve_one_step(batches):
+    """Three steps on one batch are one Gaussian mechanism of a larger norm: epsilon 3.8 where 2 was planned."""
+    plan = planned(order="poisson", mechanism="independent", batch_size=6)
+    engine, model, optimizer, loader = private(plan, loader=DataLoader(data(), batch_size=6))
+    with pytest.raises(TrainingError, match="coins"):
+        for batch in batches(loader):
+            backward(model, batch)
+            optimizer.step()
+    history = [tuple(units.tolist()) for units in engine.ledger.history()]
+    assert len(set(history)) == len(history) == (1 if batches is moved_back else 3)
+
+
 def test_evaluation_takes_any_input_and_leaves_no_gradient():
     engine, model, optimizer, loader = private()
     model.eval()

@@ -46,6 +46,24 @@ def test_a_loader_that_scatters_the_examples_of_a_unit_is_told_of_before_the_fir
         private(stated(b=2), loader=DataLoader(DATA, batch_size=B), unit=2)
 
 
+def test_add_or_remove_neighbours_need_batches_that_stay_where_a_unit_is_absent():
+    def plan(unit):
+        return ao.plan(
+            participation=MinSeparation(6, 3, 2), batch_size=B, sigma=1, delta=1e-5, mechanism="independent", unit=unit,
+            neighbours="add-or-remove",
+        )  # fmt: skip
+
+    with pytest.raises(PlanError, match="add-or-remove.*sequential"):
+        private(plan("example"), loader=DataLoader(DATA, batch_size=B))
+    with pytest.raises(PlanError, match="add-or-remove.*shuffled"):
+        private(plan("user"), loader=DataLoader(DATA, batch_size=B, shuffle=True), unit=2)
+    batches = list(DataLoader(DATA, batch_size=B))
+    with pytest.raises(PlanError, match=f"add-or-remove.*every {B} examples of a stream"):
+        private(plan("user"), loader=DataLoader(Stream(DATA), batch_size=B), unit=2)
+    private(plan("user"), loader=batches, unit=2)
+    private(plan("user"), loader=DataLoader(Stream(batches), batch_size=None), unit=2)
+
+
 def test_repeated_examples_are_refused_or_left_to_the_ledger():
     """One user of 24 places at a claim for one place: the gradient of an example would count 24 times."""
     repeated = Subset(DATA, [0] * 4 + list(range(1, ROWS - 3)))
@@ -81,8 +99,11 @@ class OwnLoader(DataLoader):
 
 
 class Stream(IterableDataset):
+    def __init__(self, parts=DATA):
+        self.parts = parts
+
     def __iter__(self):
-        return iter(DATA)
+        return iter(self.parts)
 
 
 def batches_of_one_s_own():

@@ -34,7 +34,7 @@ from anyorder.train.distributed import Group, distinct_units, forward_together
 from anyorder.train.files import RunFiles
 from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
 from anyorder.train.module import PrivateModule
-from anyorder.train.order import BY_LEDGER, check_order, check_unit, warn_of_scattered_units
+from anyorder.train.order import BY_LEDGER, check_absence, check_order, check_unit, warn_of_scattered_units
 from anyorder.train.scaler import ask_for_scale, refuse_scale
 from anyorder.train.shards import Shards, SharedNoise
 
@@ -179,6 +179,7 @@ class PrivacyEngine:
         self._whole = WholeModel(self._model)
         self._clipping = make_clipping(self._whole.module, chunk_size, plan.grid, rule, non_finite)
         self._watch = LossWatch()
+        self._next_coins = 0
         self._discard()
 
     def _private_loader(self, loader: Any, unit: Unit, source: NoiseSource) -> PrivateLoader:
@@ -190,6 +191,7 @@ class PrivacyEngine:
             loader = poisson_loader(loader, participation, coins, rank=self._group.rank, ranks=self._group.size)
             self.order = "Poisson sampling by anyorder"
         else:
+            check_absence(self.plan, loader)
             self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._accumulate)
             if unit is not None:
                 warn_of_scattered_units(self.plan, loader)
@@ -263,6 +265,12 @@ class PrivacyEngine:
         waiting = self._waiting
         if batch.used:
             raise TrainingError("this batch was already used by a backward pass: each unit is clipped once a step")
+        if self.plan.amplified and batch.position < self._next_coins:
+            raise TrainingError(
+                "a batch of these coins, or of later ones, was used already: Poisson sampling is accounted for coins "
+                "that are tossed anew in each step. Use the batches in their order, each once, and do not move the "
+                "loader back"
+            )
         if waiting.batches == self._accumulate:
             raise TrainingError(
                 f"{waiting.batches} batch(es) wait for optimizer.step() already, and accumulate={self._accumulate}; "
@@ -283,7 +291,7 @@ class PrivacyEngine:
             raise ArgumentError(f"the clip rule has coordinates of its own ({', '.join(further)}): only Adaptive may")
         before = self._waiting
         joined = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
-        self.loader.mark_used(batch)
+        self._mark_used(batch)
         self._waiting = _Waiting(before.with_units(units), joined, before.batches + 1)
 
     def skip(self) -> None:
@@ -312,8 +320,12 @@ class PrivacyEngine:
         self._check_batch(batch)
         before = self._waiting
         sums = before.sums or self._zeros()
-        self.loader.mark_used(batch)
+        self._mark_used(batch)
         self._waiting = _Waiting(before.units, sums, before.batches + 1)
+
+    def _mark_used(self, batch: HandedBatch) -> None:
+        self.loader.mark_used(batch)
+        self._next_coins = batch.position + 1
 
     def _zeros(self) -> dict[str, Tensor]:
         """The clipped sums of nobody."""
@@ -458,6 +470,7 @@ class PrivacyEngine:
         self._clip.load_state_dict(state.get("clip_norm"))
         self._clipping.load_state_dict(state["clipping"][self._group.rank % len(state["clipping"])])
         self.loader.load_state_dict(state["loader"])
+        self._next_coins = self.loader.position
         self.ledger = ledger
         self.extra = state["extra"]
         set_random_state(state["random"][self._group.rank % len(state["random"])])

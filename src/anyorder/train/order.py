@@ -4,7 +4,7 @@ import warnings
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from anyorder.errors import LoaderError, PlanError
 from anyorder.participation import (
@@ -20,7 +20,7 @@ from anyorder.plan import Plan
 from anyorder.sampling import Found, Unit, find_participation
 from anyorder.sampling.orders import check_loader, is_plain, read_order
 
-__all__ = ["BY_LEDGER", "check_order", "check_unit", "warn_of_scattered_units"]
+__all__ = ["BY_LEDGER", "check_absence", "check_order", "check_unit", "warn_of_scattered_units"]
 
 EXAMPLE = "example"
 
@@ -79,6 +79,26 @@ def _over_epochs(found: Found, steps: int) -> Participation:
             return SingleEpoch(steps)
         case other:
             return other
+
+
+def check_absence(plan: Plan, loader: Any) -> None:
+    """Raise PlanError where the plan's neighbours differ by the absence of a unit, which would move others."""
+    if plan.neighbours != "add-or-remove" or not is_plain(loader):
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        if loader.batch_size is None:
+            return  # the stream makes the batches itself
+        phrase = f"every {loader.batch_size} examples of a stream"
+    else:
+        try:
+            phrase = read_order(loader, 0).phrase
+        except LoaderError:
+            return  # a batch sampler of one's own, whose batches may stay
+    raise PlanError(
+        "the plan's neighbours are 'add-or-remove', which needs batches that stay where a unit is absent. This loader "
+        f"fills batches by number ({phrase}), and would put others into the place of one that is not there: plan for "
+        "'zero-out' (its gradients replaced by zero) or 'replace-one', or give batches as they arrive"
+    )
 
 
 def check_unit(plan: Plan, unit: Unit) -> None:
