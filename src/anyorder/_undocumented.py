@@ -13,8 +13,8 @@ FUNCTORCH = (
 """Of torch._C._functorch: what is an example's own, and what is kept of a batch."""
 
 TRAINER = (
-    "_get_collator_with_removed_columns", "_get_train_sampler", "_init_training_state", "_remove_unused_columns",
-    "_save_checkpoint",
+    "_get_collator_with_removed_columns", "_get_train_sampler", "_init_training_state", "_prepare_inputs",
+    "_remove_unused_columns", "_save_checkpoint",
 )  # fmt: skip
 """Of transformers.Trainer: what PrivateTrainer calls or replaces; a save that is not called would lose the ledger."""
 

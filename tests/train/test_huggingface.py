@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import anyorder as ao
-from anyorder.errors import ArgumentError, CheckpointError, ModelError
+from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError, PlanError
+from anyorder.participation import MinSeparation
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -22,12 +23,12 @@ N, B, EPOCHS, LENGTH = 32, 8, 2, 6
 
 
 class Sentences(Dataset):
-    def __init__(self, language_model=False):
-        self.ids = torch.randint(0, 20, (N, LENGTH), generator=torch.Generator().manual_seed(0))
+    def __init__(self, language_model=False, size=N):
+        self.ids = torch.randint(0, 20, (size, LENGTH), generator=torch.Generator().manual_seed(0))
         self.language_model = language_model
 
     def __len__(self):
-        return N
+        return len(self.ids)
 
     def __getitem__(self, i):
         ids, mask = self.ids[i], torch.arange(LENGTH) < 3 + i % 4
@@ -75,13 +76,14 @@ def planned(**changes):
     return ao.plan(**{**settings, **changes})
 
 
-def trainer(model, data, folder, plan=None, **options):
+def trainer(model, data, folder, plan=None, *, private=None, **options):
     arguments = transformers.TrainingArguments(str(folder), **{
         "per_device_train_batch_size": B, "num_train_epochs": EPOCHS, "optim": "sgd", "learning_rate": 0.1,
         "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1,
         "save_strategy": "no", **options,
     })  # fmt: skip
-    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, plan=plan or planned(), key=KEY)
+    private = {"plan": plan or planned(), "key": KEY, **(private or {})}
+    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **private)
 
 
 def weights(model):
@@ -191,6 +193,141 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     torch.testing.assert_close(weights(second.model), weights(whole.model), atol=1e-6, rtol=1e-5)
 
 
+def test_a_run_in_micro_batches_goes_on_within_an_epoch_that_ends_within_a_step(tmp_path):
+    def run(name, **options):
+        return trainer(
+            gpt2(), Sentences(True, size=28), tmp_path / name, planned(dataset_size=28, clip_norm=100.0),
+            per_device_train_batch_size=4, gradient_accumulation_steps=2, **options,
+        )  # fmt: skip
+
+    whole = run("whole")
+    whole.train()
+    assert whole.engine.step == whole.plan.n == 8
+    first = run("run", save_strategy="steps", save_steps=3)
+    first.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    first.engine.close()
+    second = run("run")
+    second.train(resume_from_checkpoint=True)
+    assert second.engine.step == 8
+    torch.testing.assert_close(weights(second.model), weights(whole.model), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "divides"), [("classes", True), ("tokens", False)])
+def test_micro_batches_are_one_large_batch(kind, divides, tmp_path, monkeypatch):
+    """With gradients below the clip norm, which show a loss that was divided; also of copies, as on a device."""
+    make, data, _, _ = LOOPS[kind]
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=EPOCHS, noise_multiplier=1e-6, delta=1e-3, clip_norm=100.0)
+    large = trainer(make(), data, tmp_path / "8", plan)
+    large.train()
+    micro = trainer(
+        make(), data, tmp_path / "4", plan, per_device_train_batch_size=4, gradient_accumulation_steps=2
+    )  # fmt: skip
+    micro.model_accepts_loss_kwargs = not divides  # where false, the Trainer divides by the number of micro-batches
+    monkeypatch.setattr(micro, "_prepare_input", lambda inputs: {name: t.clone() for name, t in inputs.items()})
+    micro.train()
+    assert micro.engine.step == large.engine.step == micro.state.global_step == plan.n
+    torch.testing.assert_close(weights(micro.model), weights(large.model), atol=1e-6, rtol=1e-5)
+
+
+def keys_in_words(users):
+    return [f"user {user}" for user in users]
+
+
+def table(users, size=N):
+    """A data set with columns, one of them the users' keys."""
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    rows = [Sentences(size=size)[i] for i in range(size)]
+    columns = {name: [row[name].tolist() for row in rows] for name in rows[0]}
+    return datasets.Dataset.from_dict({**columns, "user_id": list(users)})
+
+
+class Rows(Dataset):
+    """A data set without columns, whose examples have the users' keys."""
+
+    def __init__(self, users, size=N):
+        self.sentences, self.users = Sentences(size=size), users
+
+    def __len__(self):
+        return len(self.sentences)
+
+    def __getitem__(self, i):
+        return {**self.sentences[i], "user_id": self.users[i]}
+
+
+USERS = [7, 7, 7, 3, 3, 9, 9, 9]
+
+
+@pytest.mark.parametrize("data", [table, Rows])
+@pytest.mark.parametrize("keys", [list, keys_in_words])
+@pytest.mark.parametrize(
+    ("micro", "unused"), [([[0, 1, 2, 3, 4, 5, 6, 7]], True), ([[3, 0, 1, 4, 2], [5, 6, 7]], False)]
+)
+def test_the_examples_of_a_user_are_clipped_together(data, keys, micro, unused, tmp_path, monkeypatch):
+    plan = ao.plan(
+        participation=MinSeparation(1, 1, 1), batch_size=4, noise_multiplier=1e-7, delta=1e-3, clip_norm=0.05,
+        unit="user",
+    )  # fmt: skip
+    rows = data(keys(USERS), size=8)
+    sampler = ao.sampling.UnitOrderSampler(keys(USERS), batch_size=5)
+    monkeypatch.setattr(sampler, "_batches", micro)
+    run = trainer(
+        bert(), rows, tmp_path, plan, private={"unit": "user_id", "batch_sampler": sampler}, num_train_epochs=1,
+        per_device_train_batch_size=5, gradient_accumulation_steps=len(micro), remove_unused_columns=unused,
+    )  # fmt: skip
+    run.train()
+    by_hand = torch.zeros(())
+    for user in (7, 3, 9):
+        model, loss = bert(), torch.zeros(())
+        for i in (i for i in range(8) if USERS[i] == user):
+            example = {name: value[None] for name, value in Sentences(size=8)[i].items()}
+            loss = loss + F.cross_entropy(model(**_without_labels(example))["logits"], example["labels"])
+        loss.backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+        assert gradient.norm() > 0.05
+        by_hand = by_hand + 0.05 * gradient / gradient.norm()
+    torch.testing.assert_close(weights(bert()) - weights(run.model), 0.1 * by_hand / 4, atol=1e-6, rtol=1e-3)
+    assert [list(units) for units in run.engine.ledger.history()] == [sorted(keys([3, 7, 9]))]
+    assert "eval_loss" in run.evaluate()  # whose model is not shown the keys either
+
+
+def test_a_run_for_users_in_an_order_read_off_their_keys(tmp_path):
+    users = [i * i % 13 for i in range(N)]
+    data = table(users)
+    by_user = ao.sampling.UnitOrderSampler(data["user_id"], batch_size=B, seed=1)
+    keys = DataLoader(data.select_columns("user_id"), batch_sampler=by_user)
+    plan = ao.plan(loader=keys, unit="user_id", epochs=EPOCHS, epsilon=8, delta=1e-3, mechanism="tree")
+    run = trainer(bert(), data, tmp_path, plan, private={"unit": "user_id", "batch_sampler": by_user})
+    run.train()
+    steps = [sorted({users[i] for i in batch}) for _ in range(EPOCHS) for batch in by_user]
+    assert [units.tolist() for units in run.engine.ledger.history()] == steps
+    assert run.state.global_step == plan.n
+
+
+def test_refusals_of_units(tmp_path):
+    users = ao.plan(
+        participation=MinSeparation(8, 1, 8), batch_size=B, epsilon=8, delta=1e-3, mechanism="tree", unit="user"
+    )
+    data = table(USERS * 4)
+    by_user = ao.sampling.UnitOrderSampler(USERS * 4, batch_size=B)
+    with pytest.raises(PlanError, match="protects one user, but without unit="):
+        trainer(bert(), data, tmp_path, users)
+    with pytest.raises(PlanError, match="the plan protects one example"):
+        trainer(bert(), data, tmp_path, private={"unit": "user_id"})
+    with pytest.raises(ArgumentError, match="unit must be the name of a column"):
+        trainer(bert(), data, tmp_path, users, private={"unit": 2})
+    with pytest.raises(ArgumentError, match="give unit="):
+        trainer(bert(), data, tmp_path, private={"batch_sampler": by_user})
+    with pytest.raises(ArgumentError, match="that of batch_sampler, 8, got 4"):
+        private = {"unit": "user_id", "batch_sampler": by_user}
+        trainer(bert(), data, tmp_path, users, private=private, per_device_train_batch_size=4)
+    with pytest.raises(ArgumentError, match="keys of train_dataset, 8, got 32"):
+        trainer(bert(), table(USERS, size=8), tmp_path / "0", users, private=private).train()
+    with pytest.raises(LoaderError, match="must name a column of train_dataset"):
+        trainer(bert(), Sentences(), tmp_path / "1", users, private={"unit": "user_id"}).train()
+
+
 @pytest.mark.parametrize(
     ("make", "task", "data", "adapter"),
     [
@@ -242,7 +379,7 @@ def test_losses_are_of_each_example_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
+        ({"gradient_accumulation_steps": 2}, "batch_size=8, got 16"),
         ({"per_device_train_batch_size": 4}, "batch_size=8, got 4"),
         ({"push_to_hub": True}, "noise key"),
         ({"label_smoothing_factor": 0.1}, "example_losses"),

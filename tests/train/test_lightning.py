@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import anyorder as ao
-from anyorder.errors import ArgumentError, CheckpointError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.participation import MinSeparation
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
@@ -95,6 +95,76 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     assert torch.equal(weights(module), plain_loop())
 
 
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_micro_batches_are_one_large_batch(batch_size, accumulate, reduction, tmp_path):
+    """Also where an epoch ends within a step, and with gradients that stay below the clip norm."""
+    plan = ao.plan(dataset_size=60, batch_size=8, epochs=2, noise_multiplier=1e-6, delta=1e-3, clip_norm=100.0)
+
+    class Reduced(Module):
+        def training_step(self, batch, index):
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1], reduction=reduction)
+
+    def fit(batch_size, accumulate):
+        options = {"loss_reduction": reduction, "accumulate": accumulate}
+        privacy = PrivacyCallback(plan, network="net", key=KEY, **options)
+        loads = DataLoader(loader().dataset, batch_size=batch_size, shuffle=True)
+        module, batches = privacy.make_private(Reduced(), loads)
+        trainer(privacy, tmp_path, max_epochs=2, accumulate_grad_batches=accumulate).fit(module, batches)
+        assert privacy.engine.step == plan.n
+        return weights(module)
+
+    torch.testing.assert_close(fit(batch_size, accumulate), fit(8, 1), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_examples_of_a_user_are_clipped_together(accumulate, tmp_path):
+    users = torch.tensor([7, 7, 7, 3, 3, 9, 9, 9])  # none is in two micro-batches
+    data = TensorDataset(10 * torch.randn(8, 8, generator=torch.Generator().manual_seed(2)), torch.arange(8) % 3, users)
+    steps = [list(range(8))] if accumulate == 1 else [[3, 0, 1, 4, 2], [5, 6, 7]]
+    plan = ao.plan(
+        participation=MinSeparation(1, 1, 1),
+        batch_size=4,
+        noise_multiplier=1e-7,
+        delta=1e-3,
+        clip_norm=0.5,
+        unit="user",
+    )
+    privacy = PrivacyCallback(plan, network="net", key=KEY, unit=2, accumulate=accumulate, loss_reduction="mean")
+    module, batches = privacy.make_private(Module(), DataLoader(data, batch_sampler=steps))
+    before = weights(module)
+    trainer(privacy, tmp_path, max_epochs=1, accumulate_grad_batches=accumulate).fit(module, batches)
+    by_hand = torch.zeros(())
+    for user in (7, 3, 9):
+        net = Module().net
+        x, y = data.tensors[0][users == user], data.tensors[1][users == user]
+        nn.functional.cross_entropy(net(x), y, reduction="sum").backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in net.parameters()])
+        assert gradient.norm() > 0.5
+        by_hand = by_hand + 0.5 * gradient / gradient.norm()
+    torch.testing.assert_close(before - weights(module), 0.5 * by_hand / 4, atol=1e-5, rtol=1e-4)
+    assert [units.tolist() for units in privacy.engine.ledger.history()] == [[3, 7, 9]]
+
+
+def test_adapters_train_in_an_order_of_users(tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    users = torch.arange(60) % 13
+    by_user = ao.sampling.UnitOrderSampler(users.tolist(), batch_size=10, seed=1)
+    loads = DataLoader(TensorDataset(*loader().dataset.tensors, users), batch_sampler=by_user)
+    plan = ao.plan(loader=loads, unit=2, epochs=EPOCHS, epsilon=8, delta=1e-3, mechanism="tree")
+    module = Module()
+    module.net = peft.get_peft_model(module.net, peft.LoraConfig(r=2, target_modules=["0", "2"]))
+    privacy = PrivacyCallback(plan, network="net", key=KEY, unit=2)
+    module, batches = privacy.make_private(module, loads)
+    before = {name: p.clone() for name, p in module.named_parameters()}
+    trainer(privacy, tmp_path).fit(module, batches)
+    changed = {name for name, p in module.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name, p in module.named_parameters() if p.requires_grad}
+    assert [units.tolist() for units in privacy.engine.ledger.history()] == [
+        sorted({int(users[i]) for i in batch}) for _ in range(EPOCHS) for batch in by_user
+    ]
+
+
 class Arrivals(IterableDataset):
     """A stream without a length, of which Lightning fetches one batch ahead."""
 
@@ -151,6 +221,8 @@ def test_refusals(tmp_path):
         trainer(unbound, tmp_path).fit(Module(), loader())
     privacy = PrivacyCallback(planned(), network="net", key=KEY)
     module, batches = privacy.make_private(Module(), loader())
-    with pytest.raises(ArgumentError, match="accumulate_grad_batches"):
+    with pytest.raises(ArgumentError, match="the callback's accumulate=1, got 2"):
         trainer(privacy, tmp_path, accumulate_grad_batches=2).fit(module, batches)
     assert privacy.engine.step == 0
+    with pytest.raises(PlanError, match="protects one example"):
+        PrivacyCallback(planned(), network="net", unit=2)

@@ -1,6 +1,6 @@
 """Hugging Face: `transformers.Trainer` with private gradients."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch.utils.data import DataLoader
 from anyorder import _check
 from anyorder._undocumented import TRAINER, check_names
 from anyorder.clipping import ClipRule
-from anyorder.errors import ArgumentError, CheckpointError, ModelError
+from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
 from anyorder.plan import Plan
-from anyorder.sampling import PrivateLoader
+from anyorder.sampling import PrivateLoader, UnitOrderSampler
 from anyorder.train.engine import PrivacyEngine
 from anyorder.train.module import PrivateModule
+from anyorder.train.order import check_unit
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
 
@@ -70,6 +71,25 @@ class _WholeEpochs:
         return self._loader.batches_per_epoch or len(self._loader)
 
 
+class _KeptKeys:
+    """A collator that is not shown the key of each example's unit, and whose batches have the keys in a list."""
+
+    def __init__(self, collate: Any, column: str) -> None:
+        self._collate, self._column = collate, column
+
+    def __call__(self, examples: list[Any]) -> Any:
+        if not all(isinstance(example, dict) and self._column in example for example in examples):
+            raise LoaderError(
+                f"unit={self._column!r} must name a column of train_dataset, a field of each example; the first has "
+                f"{list(examples[0]) if isinstance(examples[0], dict) else type(examples[0]).__name__}. What prepares "
+                "the data must keep the column"
+            )
+        keys = [example[self._column] for example in examples]
+        batch = self._collate([{k: v for k, v in example.items() if k != self._column} for example in examples])
+        batch[self._column] = [key.item() if hasattr(key, "item") else key for key in keys]
+        return batch
+
+
 class PrivateTrainerMixin:
     """Makes a Trainer private: `class MyTrainer(PrivateTrainerMixin, Seq2SeqTrainer)`; see `PrivateTrainer`."""
 
@@ -77,6 +97,8 @@ class PrivateTrainerMixin:
         self,
         *args: Any,
         plan: Plan,
+        unit: str | None = None,
+        batch_sampler: UnitOrderSampler | None = None,
         key: bytes | None = None,
         chunk_size: int | None = None,
         rule: ClipRule | None = None,
@@ -85,6 +107,12 @@ class PrivateTrainerMixin:
         self.plan = plan
         self.engine: PrivacyEngine | None = None
         self._private: PrivateModule | None = None
+        if not (unit is None or isinstance(unit, str)):
+            raise ArgumentError(f"unit must be the name of a column of train_dataset, got {unit!r}")
+        check_unit(plan, unit)
+        if batch_sampler is not None and unit is None:
+            raise ArgumentError("batch_sampler keeps units together: give unit=, the name of their column, too")
+        self._unit, self._batch_sampler = unit, batch_sampler
         self._engine_key = key
         self._options: dict[str, Any] = {"chunk_size": chunk_size, "rule": rule}
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
@@ -98,11 +126,6 @@ class PrivateTrainerMixin:
         self.args.ignore_data_skip = True  # type: ignore[attr-defined]  # the private loader finds its place itself
 
     def _check_arguments(self, args: Any) -> None:
-        if args.gradient_accumulation_steps != 1:
-            raise ArgumentError(
-                "gradient_accumulation_steps must be 1, got "
-                f"{args.gradient_accumulation_steps}: give the whole batch at once, and chunk_size= if memory is short"
-            )
         if args.n_gpu > 1:
             raise ArgumentError(f"one process must have one device, got {args.n_gpu}: start it with torchrun")
         if args.label_smoothing_factor or self.compute_loss_func is not None:  # type: ignore[attr-defined]
@@ -113,11 +136,21 @@ class PrivateTrainerMixin:
             raise ArgumentError("include_num_input_tokens_seen must be 'no': counts of tokens are releases too")
         if args.train_sampling_strategy == "group_by_length":
             raise ArgumentError("train_sampling_strategy 'group_by_length' makes the order depend on the data")
-        batch_size = args.per_device_train_batch_size * args.world_size
-        if batch_size != self.plan.batch_size:
+        if getattr(args, "packing", False) or getattr(args, "padding_free", False):
+            raise ArgumentError("packing and padding_free join examples in a row, so that no gradient is of one alone")
+        self._check_batch_size(args)
+
+    def _check_batch_size(self, args: Any) -> None:
+        sampler, given = self._batch_sampler, args.per_device_train_batch_size
+        if sampler is not None and sampler.batch_size != given:
             raise ArgumentError(
-                f"per_device_train_batch_size times processes must be the plan's batch_size={self.plan.batch_size}, "
-                f"got {batch_size}"
+                f"per_device_train_batch_size must be that of batch_sampler, {sampler.batch_size}, got {given}"
+            )
+        whole = given * args.gradient_accumulation_steps * args.world_size
+        if self._unit is None and whole != self.plan.batch_size:
+            raise ArgumentError(
+                "per_device_train_batch_size times gradient_accumulation_steps times processes must be the plan's "
+                f"batch_size={self.plan.batch_size}, got {whole}"
             )
 
     def get_train_dataloader(self) -> Any:
@@ -125,15 +158,8 @@ class PrivateTrainerMixin:
         if self.engine is not None:
             raise ArgumentError("train() was already called: a plan is for one run; make a new trainer to resume")
         trainer: Any = self
-        args, dataset = trainer.args, trainer.train_dataset
-        if hasattr(dataset, "column_names"):
-            dataset, collate = trainer._remove_unused_columns(dataset, description="training"), trainer.data_collator
-        else:
-            collate = trainer._get_collator_with_removed_columns(trainer.data_collator, description="training")
-        loader: DataLoader[Any] = DataLoader(
-            dataset, args.per_device_train_batch_size, sampler=trainer._get_train_sampler(dataset), collate_fn=collate,
-            drop_last=args.dataloader_drop_last, num_workers=args.dataloader_num_workers,
-        )  # fmt: skip
+        args = trainer.args
+        loader = self._plain_loader(args, trainer.train_dataset)
         trainer.create_optimizer()
         path = Path(args.output_dir) / _CHECKPOINT
         if path.exists() and not self._resumes:
@@ -143,10 +169,34 @@ class PrivateTrainerMixin:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
         self._private, _, private_loader = self.engine.make_private(
-            trainer.model, trainer.optimizer, loader, loss_reduction="sum", **self._options
-        )
+            trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction="sum",
+            accumulate=args.gradient_accumulation_steps, **self._options,
+        )  # fmt: skip
         self._private.training = True  # the Trainer sets modes on its own model; eval() ones come from from_pretrained
         return _WholeEpochs(private_loader)
+
+    def _plain_loader(self, args: Any, dataset: Any) -> DataLoader[Any]:
+        """The Trainer's own, with the keys of units in its batches."""
+        trainer: Any = self
+        collate: Any = trainer.data_collator
+        if self._unit is not None:
+            collate = _KeptKeys(trainer._get_collator_with_removed_columns(collate, description="training"), self._unit)
+        elif hasattr(dataset, "column_names"):
+            dataset = trainer._remove_unused_columns(dataset, description="training")
+        else:
+            collate = trainer._get_collator_with_removed_columns(collate, description="training")
+        sampler = self._batch_sampler
+        if sampler is None:
+            return DataLoader(
+                dataset, args.per_device_train_batch_size, sampler=trainer._get_train_sampler(dataset),
+                collate_fn=collate, drop_last=args.dataloader_drop_last, num_workers=args.dataloader_num_workers,
+            )  # fmt: skip
+        if len(sampler.indices) != len(dataset):
+            raise ArgumentError(
+                f"batch_sampler must be made of the keys of train_dataset, {len(dataset)}, got "
+                f"{len(sampler.indices)}; where the trainer prepares the data and drops examples, drop them before"
+            )
+        return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=args.dataloader_num_workers)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's. To resume, use the last checkpoint of this run: the plan's noise goes on from there."""
@@ -203,10 +253,27 @@ class PrivateTrainerMixin:
             outputs, labels = {"logits": logits[:, :-1]}, labels[:, 1:]
         return example_losses(outputs, labels)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, *args: Any) -> Any:
+        """The micro-batches of a step; where the loader ends within it, empty ones follow, so that it is made."""
+        samples, items = super().get_batch_samples(epoch_iterator, num_batches, *args)  # type: ignore[misc]
+        missing = num_batches - len(samples) if samples else 0
+        return [*samples, *({} for _ in range(missing))], items
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """A step whose loss is not handed on: what is printed would be a release that the plan does not cover."""
-        loss: Tensor = super().training_step(*args, **kwargs)  # type: ignore[misc]
+        if not inputs:
+            return torch.zeros((), device=self.args.device)  # type: ignore[attr-defined]
+        self._bound().loader.use(inputs)  # the Trainer fetches all micro-batches of a step before it copies them
+        # The Trainer divides the loss of a micro-batch by their number, which would let gradients slip below the clip
+        # norm; the plan's batch size is the only divisor.
+        self.current_gradient_accumulation_steps = 1
+        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
         return torch.zeros_like(loss)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        if self._unit is not None and isinstance(inputs, Mapping):
+            inputs = {name: value for name, value in inputs.items() if name != self._unit}  # not for the model
+        return super()._prepare_inputs(inputs)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """The Trainer's log, without the loss of training and the norms of gradients."""
@@ -244,10 +311,27 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
     With `save_strategy`, the privacy state is saved in `output_dir` beside each checkpoint, and
     `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them.
 
+    A step is `gradient_accumulation_steps` micro-batches of `per_device_train_batch_size` examples. Where memory is
+    short: `chunk_size` bounds gradients, micro-batches bound activations too; the sums are the same.
+
+    For users rather than examples, `unit` names the column of train_dataset that says whose an example is. The column
+    never reaches collator or model. All examples of a user in a step are clipped together, and must be in one
+    micro-batch of it:
+
+        by_user = ao.sampling.UnitOrderSampler(data["user_id"], batch_size=16, seed=1)
+        keys = DataLoader(data.select_columns("user_id"), batch_sampler=by_user)
+        plan = ao.plan(loader=keys, unit="user_id", epochs=2, epsilon=8, delta=1e-5)
+        trainer = PrivateTrainer(.., train_dataset=data, plan=plan, unit="user_id", batch_sampler=by_user)
+
     Args:
-        plan: what to run; its n covers all steps, its batch_size is that of the training arguments.
+        plan: what to run; its n covers all steps. Without `unit`, its batch_size must be the examples of a step by the
+            training arguments.
+        unit: None, or the name of the column that has the key of each example's unit: integers or strings.
+        batch_sampler: with `unit`, the order of training; None: the Trainer's own (shuffled, or
+            `train_sampling_strategy="sequential"`), which the ledger holds to the plan.
         key: see `PrivacyEngine`; leave it out.
         chunk_size, rule: see `PrivacyEngine.make_private`.
         args, kwargs: of `transformers.Trainer`.
-    Raises: ArgumentError for gradient accumulation, several devices in one process, or another batch size.
+    Raises: ArgumentError for several devices in one process, or another batch size; PlanError where the plan protects
+        users and no `unit` is given, or the other way round.
     """

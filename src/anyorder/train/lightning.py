@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from anyorder import _check
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.plan import Plan
-from anyorder.sampling import PrivateLoader
+from anyorder.sampling import PrivateLoader, Unit
 from anyorder.train.engine import PrivacyEngine
+from anyorder.train.order import check_unit
 
 __all__ = ["PrivacyCallback"]
 
@@ -34,7 +35,9 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         network: attribute of the LightningModule that holds all trainable parameters as one module.
         checkpoint: file of the privacy state, written with every checkpoint of Lightning. `make_private` resumes from
             it if it exists; then give `fit` the `ckpt_path` that was saved with it.
-        loss_reduction, chunk_size, rule, unit: see `PrivacyEngine.make_private`.
+        unit: None for examples; for users, where a batch keeps the key of each example's user: see
+            `PrivacyEngine.make_private`, which also says what `loss_reduction`, `chunk_size` and `rule` are.
+        accumulate: micro-batches in a step: the same number as the Trainer's `accumulate_grad_batches`.
         key: see `PrivacyEngine`; leave it out.
 
     Attributes:
@@ -46,14 +49,17 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         plan: Plan,
         *,
         network: str,
+        unit: Unit = None,
+        accumulate: int = 1,
         checkpoint: str | Path | None = None,
         loss_reduction: str = "mean",
         key: bytes | None = None,
         **options: Any,
     ) -> None:
         self.engine = PrivacyEngine(plan, checkpoint=checkpoint, key=key)
-        self._network, self._saves = network, checkpoint is not None
-        self._options = {"loss_reduction": loss_reduction, **options}
+        check_unit(plan, unit)
+        self._network, self._saves, self._accumulate = network, checkpoint is not None, accumulate
+        self._options = {"unit": unit, "accumulate": accumulate, "loss_reduction": loss_reduction, **options}
 
     def make_private(self, module: Any, loader: Any) -> tuple[Any, PrivateLoader]:
         """Bind the module's network and optimizer and the loader to the plan, before `fit`.
@@ -88,16 +94,22 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
             raise TrainingError("call make_private(module, loader) before fit, and give fit what it returns")
         if trainer.world_size != 1:
             raise ArgumentError(f"fit must run in one process, got {trainer.world_size}: use PrivacyEngine for several")
-        if trainer.accumulate_grad_batches != 1:
+        if trainer.accumulate_grad_batches != self._accumulate:
             raise ArgumentError(
-                f"accumulate_grad_batches must be 1, got {trainer.accumulate_grad_batches}: give the whole batch at "
-                "once, and chunk_size= if memory is short"
+                f"accumulate_grad_batches must be the callback's accumulate={self._accumulate}, got "
+                f"{trainer.accumulate_grad_batches}: give both the same number, and plan for batches of that many"
             )
         if trainer.global_step != self.engine.step:
             raise CheckpointError(
                 f"Lightning would go on at step {trainer.global_step}, the privacy state is at step "
                 f"{self.engine.step}: give fit the ckpt_path that was saved last"
             )
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Undo that Lightning divides by the number of micro-batches: the plan's batch size is the only divisor."""
+        del trainer, pl_module
+        if self._accumulate > 1:
+            loss.register_hook(lambda gradient: gradient * self._accumulate)  # type: ignore[no-untyped-call]
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save the privacy state beside Lightning's."""
