@@ -78,6 +78,18 @@ def test_batches_that_are_slices_of_one_tensor():
         out.find([everything[2 : 2 + ROWS]])
 
 
+def test_a_batch_of_a_single_number_is_recognised():
+    first, second = torch.zeros(1), torch.ones(1)
+    out = HandedOut()
+    out.add([first], mine := HandedBatch(["a"], 0, 1))
+    out.mark_used(out.find([first]))
+    out.add([second], following := HandedBatch(["b"], 1, 1))
+    assert mine.used
+    with pytest.raises(TrainingError, match="already used"):
+        out.find([first.view(1, 1)])
+    assert out.find([second.view(1, 1)]) is following
+
+
 def test_a_tensor_that_comes_with_every_batch_says_nothing():
     mask = torch.ones(ROWS, 5)
     batches = [[numbers(ROWS, 5), mask] for _ in range(3)]
@@ -116,6 +128,17 @@ def test_a_batch_that_was_passed_over_waits_no_longer():
     assert out.find([batches[2][0].clone()]) is following
     with pytest.raises(TrainingError, match="already used"):
         out.find(batches[1])
+
+
+def test_an_iteration_that_was_left_takes_no_batch_of_others_with_it():
+    batches = [[numbers(ROWS, 5)] for _ in range(3)]
+    out = HandedOut()
+    for t, iteration in enumerate((1, 2)):
+        out.add(batches[t], HandedBatch([""] * ROWS, t, iteration))
+    out.leave(2)
+    out.add(batches[2], HandedBatch([""] * ROWS, 2, 1))
+    with pytest.raises(TrainingError, match="several batches"):
+        out.find([batches[0][0].clone()])
 
 
 def test_only_what_the_loader_gave_can_be_chosen():

@@ -30,6 +30,10 @@ class Doubled(Subset):
         return 2 * len(self.indices)
 
 
+class Named(Subset):
+    """A subset with something added to it."""
+
+
 def test_names_are_indices_of_the_data_set_beneath():
     """The name tells the example's value, in wrappers within wrappers: 100 to 104 follow as names 10 to 14."""
     inner = Subset(BASE, torch.tensor([7, 3, -1, 0]))
@@ -44,11 +48,13 @@ def test_names_are_indices_of_the_data_set_beneath():
 
 REPEATED = {
     "subset": Subset(BASE, [0, 1, 2, 3, 1]),
+    "subset of one's own": Named(BASE, [0, 1, 2, 3, 1]),
     "second name": Subset(BASE, [0, 9, 2, 3, -1]),
     "subset of a subset": Subset(Subset(BASE, [4, 5, 4]), [0, 2]),
     "overlapping parts": ConcatDataset([Subset(BASE, range(6)), Subset(BASE, range(5, 10))]),
     "the same twice": ConcatDataset([BASE, OTHER, BASE]),
     "stack": StackDataset(Subset(BASE, [0, 0, 1]), Subset(OTHER, [0, 1, 2])),
+    "stack with a plain part": StackDataset(Subset(BASE, [0, 0, 1, 2, 3]), OTHER),
     "stack by name": StackDataset(a=Subset(BASE, [0, 1, 2]), b=Subset(BASE, [1, 2, 0])),
 }
 DISTINCT = {

@@ -1,5 +1,7 @@
 """Orders for user ids: whole units, few steps, far apart; and plans for the order of units that a loader has."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -122,6 +124,8 @@ def test_each_unit_has_its_own_mu_and_the_plan_the_largest():
     assert mus.max() == pytest.approx(plan.mu, rel=1e-12)
     own = ao.unit_sensitivities(plan.strategy, plan.participation)
     assert mus == pytest.approx(plan.mu * own / own.max(), rel=1e-12)
+    replaced = replace(plan, neighbours="replace-one")
+    assert replaced.unit_mus().max() == pytest.approx(replaced.mu, rel=1e-12)
     assert f"mu from {mus.min():.4g} to {mus.max():.4g}" in str(plan)
     with pytest.raises(PlanError, match="KnownOrder"):
         ao.plan(dataset_size=9, batch_size=3, epochs=1, epsilon=1, delta=1e-5, mechanism="tree").unit_mus()

@@ -55,6 +55,16 @@ def test_an_unfinished_climb_still_gives_an_upper_bound(monkeypatch: pytest.Monk
     assert reached <= best <= bound
 
 
+def test_signs_that_nearly_align_are_not_taken_for_aligned() -> None:
+    """Two gradients at 34 degrees to the third, on either side, reach more than any signs."""
+    X = np.array([[10.0, 1.0, 1.0], [1.0, 10.0, -0.6], [1.0, -0.6, 10.0]])
+    angles = np.arccos(5 / 6) * np.array([0, 1, -1])
+    reached = float((X * np.cos(angles - angles[:, None])).sum())
+    assert reached > X.sum() * 1.001
+    C = np.linalg.cholesky(X[::-1, ::-1])[::-1, ::-1].T
+    assert sensitivity(Dense(C), FixedOrder(3, 3, 1)).value ** 2 >= reached
+
+
 @pytest.mark.parametrize("n", [20, 24])
 def test_sensitivities_of_mixed_signs_are_exact_and_smaller(n: int) -> None:
     C = np.tril(np.random.default_rng(3).standard_normal((n, n)), -1) + 2 * np.eye(n)

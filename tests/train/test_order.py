@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 
 import anyorder as ao
-from anyorder.errors import ArgumentError, LoaderError, ParticipationError, PlanError
+from anyorder.errors import LoaderError, ParticipationError, PlanError
 from anyorder.participation import MinSeparation
 from train.test_batches import DATA, ROWS, USERS, B
 from train.test_engine import planned, private, train
@@ -30,9 +30,12 @@ def test_units_of_plan_and_run_are_the_same_thing():
     assert engine.certificate().plan.unit == "user"
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_loader_tells_no_order_of_units(shuffle):
-    with pytest.raises(ArgumentError, match=r"unit='user'.*participation=.*make_private"):
+@pytest.mark.parametrize(
+    ("shuffle", "why"),
+    [(False, r"unit='user' is not in the batch"), (True, r"must be known beforehand.*participation=")],
+)
+def test_no_plan_for_units_that_a_loader_does_not_tell(shuffle, why):
+    with pytest.raises(LoaderError, match=why):
         ao.plan(loader=DataLoader(DATA, batch_size=B, shuffle=shuffle), epochs=2, epsilon=8, delta=1e-5, unit="user")
 
 

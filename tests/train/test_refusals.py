@@ -65,6 +65,42 @@ def test_same_batch_backward_twice_in_a_step():
     optimizer.step()
 
 
+def test_two_outputs_of_one_batch():
+    for accumulate in (1, 2):
+        engine, model, _, loader = private(loader=DataLoader(data(), batch_size=B // accumulate), accumulate=accumulate)
+        x, y = next(iter(loader))
+        first, second = (nn.functional.cross_entropy(model(x), y) for _ in range(2))
+        first.backward()
+        before = {name: value.clone() for name, value in engine._waiting.sums.items()}
+        with pytest.raises(TrainingError, match="already used"):
+            second.backward()
+        assert all(torch.equal(value, before[name]) for name, value in engine._waiting.sums.items())
+
+
+def test_backward_of_a_batch_whose_step_has_passed():
+    """Its units were cut at the norm of that step, and asked for at that step."""
+
+    class WritesData(torch.optim.SGD):
+        """Torch sees no change, and lets the backward pass run."""
+
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.data -= 0.1 * p.grad
+
+    model = network()
+    engine = ao.PrivacyEngine(planned(), key=KEY)
+    optimizer = WritesData(model.parameters(), lr=0.1)
+    model, optimizer, loader = engine.make_private(model, optimizer, DataLoader(data(), batch_size=B))
+    batches = iter(loader)
+    (x, y), second = next(batches), next(batches)
+    outputs = model(x)
+    backward(model, second)
+    optimizer.step()
+    with pytest.raises(TrainingError, match=r"of step 0 after optimizer\.step\(\): its step has passed"):
+        nn.functional.cross_entropy(outputs, y).backward()
+    assert not engine._waiting.batches
+
+
 def test_unit_in_two_micro_batches():
     loader = DataLoader(data(), batch_size=2, sampler=[0, 1, 0, 2, *range(3, N)])
     _, model, _, loader = private(loader=loader, accumulate=2)

@@ -98,6 +98,20 @@ def test_only_a_batch_that_waits_is_left_out():
     assert torch.equal(weights(model), before)
 
 
+def test_a_batch_is_left_out_of_its_own_step():
+    """Not of one whose batches are all there: steps would no longer be those of the loader."""
+    engine, model, optimizer, loader = private()
+    batches = iter(loader)
+    backward(model, next(batches))
+    next(batches)
+    with pytest.raises(TrainingError, match="wait for optimizer"):
+        engine.skip()
+    optimizer.step()
+    engine.skip()
+    optimizer.step()
+    assert [len(units) for units in engine.ledger.history()] == [B, 0]
+
+
 def test_a_batch_that_was_called_and_failed_needs_no_name():
     """An error in the middle, and the loop goes on: copies of the next batch are the next batch's."""
     engine, model, optimizer, loader = private(loader=DataLoader(data(), batch_size=B))
