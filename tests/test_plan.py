@@ -129,6 +129,15 @@ def test_bad_arguments_are_named(changes, name):
         small(**changes)
 
 
+@pytest.mark.parametrize("changes", [{"order": "poisson"}, {"order": "fixed"}, {"drop_last": True}])
+def test_words_on_an_order_that_is_read_or_given_are_refused(changes):
+    loader = DataLoader(TensorDataset(torch.zeros(100, 1)), batch_size=10, shuffle=True)
+    with pytest.raises(ArgumentError, match="together with loader"):
+        ao.plan(loader=loader, epochs=2, epsilon=1, delta=1e-5, mechanism="tree", **changes)
+    with pytest.raises(ArgumentError, match="together with participation"):
+        ao.plan(participation=SingleEpoch(10), batch_size=10, epsilon=1, delta=1e-5, mechanism="tree", **changes)
+
+
 def test_parts_of_different_length_do_not_join():
     with pytest.raises(PlanError, match="same number of steps"):
         small(mechanism=Independent(7))

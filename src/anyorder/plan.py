@@ -353,6 +353,13 @@ def plan(
     budgets = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sigma": sigma}
     if sum(value is not None for value in budgets.values()) != 1:
         raise ArgumentError(f"exactly one of epsilon, noise_multiplier and sigma must be given, got {budgets}")
+    if (loader is not None or participation is not None) and (order != "shuffled" or drop_last):
+        given = "loader" if loader is not None else "participation"
+        raise ArgumentError(
+            f"order and drop_last must not be given together with {given}, which says them, got order={order!r}, "
+            f"drop_last={drop_last!r}; order is a word for a plan by dataset_size, batch_size and epochs, and secret "
+            "sampling (order='poisson') is planned so"
+        )
     if loader is not None:
         if participation is not None:
             raise ArgumentError("participation must not be given together with loader, whose order is read")

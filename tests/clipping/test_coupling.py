@@ -1,6 +1,8 @@
 """Losses that couple examples are refused in the first batch; others are left as they are, bit for bit."""
 
+import copy
 import gc
+import io
 import weakref
 
 import pytest
@@ -65,6 +67,11 @@ COUPLED = {
     "masked mean, in place": lambda out: (F.cross_entropy(out, Y, reduction="none") * MASK).sum().div_(MASK.sum()),
     "masked examples": lambda out: F.cross_entropy(out[MASK], Y[MASK]),
     "masked numbers": lambda out: out[X > 0].square().mean(),
+    "targets without the last dimension": lambda out: F.mse_loss(out[:, :1], X[:, 0]),
+    "targets without the last dimension, by hand": lambda out: (X[:, 0] - out[:, :1]).square().mean(),
+    "weights of examples on a column": lambda out: (X[:, 0].abs() * out[:, :1].square()).mean(),
+    "losses on a column of weights": lambda out: (F.cross_entropy(out, Y, reduction="none") * X[:, :1].abs()).mean(),
+    "compiled": torch.compile(info_nce, backend="eager"),
     "selected numbers": lambda out: torch.masked_select(out, X > 0).square().mean(),
 }  # fmt: skip
 
@@ -257,6 +264,26 @@ def test_the_rest_of_the_loop_sees_the_numbers_that_are_there():
     del out, loss, hits, losses
     gc.collect()
     assert seen() is None
+
+
+def test_what_loops_print_and_keep_of_losses_and_outputs():
+    watch = LossWatch()
+    out = watch.outputs((X * 1).requires_grad_() * 1)
+    loss = F.cross_entropy(out, Y)
+    assert f"{loss:.3f}" == f"{loss.item():.3f}"
+    assert f"{out}" == str(out) == repr(out)
+    assert repr(out).startswith("tensor(")
+    file = io.BytesIO()
+    torch.save(loss.detach(), file)
+    file.seek(0)
+    assert torch.load(file) == loss
+    assert type(copy.deepcopy(loss.detach())) is torch.Tensor
+
+
+def test_a_loss_of_several_numbers_is_told_what_to_do():
+    out = LossWatch().outputs((X * 1).requires_grad_() * 1)
+    with pytest.raises(ModelError, match=r"loss.mean\(\).backward\(\)"):
+        F.cross_entropy(out, Y, reduction="none").backward()
 
 
 def test_a_vector_s_backward():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import (
@@ -54,6 +54,17 @@ def test_unit_used_twice_in_an_epoch():
         backward(model, next(batches))
     assert torch.equal(before, weights(model))
     assert engine.step == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"), [({"rule": "flat"}, "rule must be"), ({"optimizer": "sgd"}, "optimizer must be")]
+)
+def test_words_in_the_place_of_objects_are_named(changes, name):
+    model, loader = nn.Linear(2, 1), DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=4)
+    plan = ao.plan(loader=loader, epochs=1, epsilon=1, delta=1e-5, mechanism="tree")
+    arguments = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)} | changes
+    with pytest.raises(ArgumentError, match=name):
+        ao.PrivacyEngine(plan).make_private(model, loader=loader, **arguments)
 
 
 def test_same_batch_backward_twice_in_a_step():

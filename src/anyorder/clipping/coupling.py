@@ -7,7 +7,9 @@ are then changed: where the gradients of others move, the loss is refused. Coupl
 and masks are seen in the functions that make them. What decides is the code of the loss, not the data.
 """
 
+import copy
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +29,11 @@ _UNUSED_LABEL = -100  # torch's default for `ignore_index`
 _BY_LABELS = (F.cross_entropy, F.nll_loss)
 _BY_WEIGHTS = tuple(f for f in (F.mse_loss, F.l1_loss, F.huber_loss) if "weight" in inspect.signature(f).parameters)
 _MEANS = (torch.mean, Tensor.mean, torch.nanmean, Tensor.nanmean)
+_ELEMENTWISE = {
+    "sub", "__rsub__", "sub_", "add", "add_", "mul", "mul_", "div", "div_", "true_divide", "__rdiv__", "pow",
+    "__rpow__", "max", "min", "maximum", "minimum", "where", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+    "poisson_nll_loss", "soft_margin_loss", "kl_div",
+}  # fmt: skip
 _MASKINGS = (torch.masked_select, Tensor.masked_select)
 _DIVISIONS = (
     torch.div, torch.true_divide, Tensor.div, Tensor.div_, Tensor.true_divide, Tensor.true_divide_,
@@ -59,6 +66,7 @@ class LossWatch:
         if self.done and not self.labels:
             return outputs
         tape = _Tape(self)
+        _leave_to_python()
 
         def watched(leaf: Any) -> Any:
             return tape.begin(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.dim() else leaf
@@ -123,6 +131,11 @@ class _Tape:
 
     def check(self, loss: Tensor, gradient: Tensor | None) -> None:
         """Refuse a loss in which one example's outputs move the gradients of others."""
+        if gradient is None and loss.numel() > 1:
+            raise ModelError(
+                f"the loss must be one number, and has shape {tuple(loss.shape)}: call loss.mean().backward(). A "
+                "criterion with reduction='none', and a model that computes its own loss, give one for each example"
+            )
         if not self.recording or self.size < 2:
             return
         found: list[bool] = []
@@ -202,6 +215,18 @@ class _Watched(Tensor):
     tape: _Tape | None = None
     masked: bool = False
 
+    def __format__(self, spec: str) -> str:
+        return format(_plain(self), spec)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return repr(_plain(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return copy.deepcopy(_plain(self), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -232,13 +257,35 @@ class _Watched(Tensor):
             return watched
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
+
+
+def _leave_to_python() -> None:
+    """Have `torch.compile` run what it meets watched tensors in as it is written; tracing them would not end."""
+    config = sys.modules.get("torch._dynamo.config")
+    if config is not None and _Watched not in config.nontraceable_tensor_subclasses:
+        config.nontraceable_tensor_subclasses.add(_Watched)
+        function = torch.compiler.disable(_Watched.__torch_function__)  # type: ignore[no-untyped-call]
+        _Watched.__torch_function__ = staticmethod(function)  # type: ignore[method-assign]
+
+
 def _checked(func: Any, args: Any, kwargs: Any, tape: _Tape, masked: bool) -> Callable[..., Any]:
     """What to call. Refuses functions that divide by a number which depends on other examples' targets or masks."""
     mean = _is_mean(func, args, kwargs)
     if masked and mean:
         raise ModelError(
             "the loss is a mean over what a mask chose of the outputs: it divides by a number that depends on all "
-            f"examples, so that one moves the gradients of others; {_CURE}"
+            "examples, so that one moves the gradients of others; for labels mark the others with ignore_index=; else "
+            f"{_CURE}"
+        )
+    if getattr(func, "__name__", "") in _ELEMENTWISE and _joins_examples(args, kwargs, tape.size):
+        raise ModelError(
+            f"the loss joins each example's output with the numbers of all others: {func.__name__} was given the "
+            f"shapes ({tape.size}, 1) and ({tape.size},), which broadcast to ({tape.size}, {tape.size}), so that one "
+            "example moves the gradients of others; give both the same shape, for example output.squeeze(1) or "
+            "target.unsqueeze(1). Numbers that are not one for each example: give them the shape (1, ..)"
         )
     if func in _DIVISIONS and len(args) == 2 and _divides_total(*args):
         raise ModelError(
@@ -288,6 +335,12 @@ def _over_all_labels(func: Any) -> Callable[..., Any]:
         return func(**arguments) / arguments["target"].numel()
 
     return over_all_labels
+
+
+def _joins_examples(args: Any, kwargs: Any, size: int) -> bool:
+    """Whether (size, 1) meets (size,): a target without the last dimension of the outputs, most often."""
+    shapes = {tuple(t.shape) for t in (*args, *kwargs.values()) if isinstance(t, Tensor)}
+    return size > 1 and {(size, 1), (size,)} <= shapes
 
 
 def _divides_total(total: Any, by: Any) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from anyorder.clipping import Adaptive, ClipRule
-from anyorder.errors import CheckpointError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.plan import Plan
 from anyorder.train.distributed import Group
 
@@ -28,10 +28,15 @@ class ClipNorm:
         current: c.
         count: stands for the further coordinate among the parameters; it is never trained.
 
-    Raises: PlanError where the plan does not let the clip norm move.
+    Raises: PlanError where the plan does not let the clip norm move; ArgumentError for what is no rule.
     """
 
     def __init__(self, plan: Plan, rule: ClipRule | None) -> None:
+        if rule is not None and not isinstance(rule, ClipRule):
+            raise ArgumentError(
+                f"rule must be None or a rule of anyorder.clipping, such as Flat() or Automatic(gamma=0.01), "
+                f"got {rule!r}"
+            )
         self._rule = rule if type(rule) is Adaptive else None
         self._planned, self._batch_size = plan.clip_norm, plan.batch_size
         self._period = 0 if self._rule is None else _period(plan, self._rule)

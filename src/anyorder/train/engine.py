@@ -198,6 +198,8 @@ class PrivacyEngine:
         return PrivateLoader(loader, unit=unit, seed=source.derive(b"order").key)
 
     def _check_optimizer(self) -> None:
+        if not isinstance(self._optimizer, torch.optim.Optimizer):
+            raise ArgumentError(f"optimizer must be a torch.optim.Optimizer, got {type(self._optimizer).__name__}")
         if isinstance(self._optimizer, torch.optim.LBFGS):
             raise ArgumentError("LBFGS takes several gradients of a batch in a step, and the plan covers one: use SGD")
         known = {id(p) for p in self._parameters.values()}
@@ -206,7 +208,8 @@ class PrivacyEngine:
         if strange or not held:
             raise ArgumentError(
                 f"optimizer must hold parameters of the model that require gradients, and no others; {strange} of its "
-                f"{len(held)} parameters are not among the model's {len(known)} trainable ones"
+                f"{len(held)} parameters are not among the model's {len(known)} trainable ones. Make it of this very "
+                "model's parameters: after anyorder.clipping.convert, torch.compile or an adapter"
             )
 
     def _hook_optimizer(self) -> None:
@@ -264,7 +267,10 @@ class PrivacyEngine:
     def _check_batch(self, batch: HandedBatch) -> None:
         waiting = self._waiting
         if batch.used:
-            raise TrainingError("this batch was already used by a backward pass: each unit is clipped once a step")
+            raise TrainingError(
+                "this batch was already used by a backward pass: each unit is clipped once a step. For a loss of "
+                "several passes over a batch, give make_private one module whose forward calls the network for each"
+            )
         if self.plan.amplified and batch.position < self._next_coins:
             raise TrainingError(
                 "a batch of these coins, or of later ones, was used already: Poisson sampling is accounted for coins "

@@ -56,9 +56,12 @@ def check_order(plan: Plan, loader: Any, accumulate: int) -> str:
     steps = -(-found.steps_per_epoch // accumulate)
     actual = _over_epochs(find_participation(loader, -(-plan.n // steps)), steps)
     if not covers(plan.participation, actual):
+        joined = (
+            f"; {accumulate} batches make a step here: plan by dataset_size and batch_size" if accumulate > 1 else ""
+        )
         raise LoaderError(
             f"the plan is for {plan.participation.describe()}, but this loader gives {actual.describe()} "
-            f"({found.order}); make the plan with ao.plan(loader=..., epochs=...) or change the loader"
+            f"({found.order}); make the plan with ao.plan(loader=..., epochs=...) or change the loader{joined}"
         )
     if found.batch_size * accumulate != plan.batch_size:
         raise LoaderError(
