@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from anyorder.clipping.batch import UnitMap
-from anyorder.clipping.norms import settle
+from anyorder.clipping.norms import Weights, settle
 from anyorder.clipping.uses import ConvolutionUse, Geometry
 
 CASES = {
@@ -41,6 +41,6 @@ def test_norms_and_sum_are_those_of_each_example_alone(case: str, contiguous: bo
     assert found.squares.sqrt().numpy() == pytest.approx(norms.numpy(), rel=1e-5)
     weights = torch.rand(batch)
     expected = (weights.double().view(-1, *(1 for _ in w.shape)) * gradients).sum(0)
-    assert (found.total(weights, weights) - expected).norm() <= 1e-5 * expected.norm()
+    assert (found.total(Weights(weights, weights)) - expected).norm() <= 1e-5 * expected.norm()
     rows = torch.tensor([4, 0, 7])
     assert (use.gradients(rows) - gradients[rows]).norm() <= 1e-5 * gradients[rows].norm()

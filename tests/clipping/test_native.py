@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from anyorder.clipping import native
 from anyorder.clipping.batch import UnitMap
-from anyorder.clipping.norms import settle
+from anyorder.clipping.norms import Weights, settle
 from anyorder.clipping.uses import ConvolutionUse, Geometry
 from anyorder.errors import ClippingWarning
 
@@ -157,7 +157,7 @@ def test_norms_and_sum_of_a_use(case, dtype, monkeypatch):
     assert found.squares.sqrt().numpy() == pytest.approx(norms.numpy(), rel=1e-5)
     weights = torch.rand(len(x))
     expected = (weights.double().view(-1, 1, 1, 1, 1) * gradients).sum(0)
-    total = found.total(weights, weights)
+    total = found.total(Weights(weights, weights))
     assert total.shape == expected.shape
     assert (total - expected).norm() <= 1e-5 * expected.norm()
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from anyorder.noise import NoiseSource, NoiseStream, native, traced
-from anyorder.strategy import BLT, Independent, Rescaled
+from anyorder.strategy import BLT
+from noise.made_up import MadeUp
 
 pytestmark = pytest.mark.skipif(native.kernel() is None, reason="the compiled kernel is not there")
 
@@ -26,9 +27,9 @@ def _zeros(t, row):
     return (row(t) + row(t + 1)) * np.float32(-0.0 if t % 2 else 0.0)
 
 
-class _Steps(Rescaled):
+class _Steps(MadeUp):
     def __init__(self, noise):
-        super().__init__(Independent(4), np.ones(4))
+        super().__init__(4)
         self.noise = noise
 
     def step(self, t, state, row):

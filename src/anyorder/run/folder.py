@@ -91,6 +91,8 @@ _IGNORED = f"""# Secret, as the data is: the noise key, who was in which step, w
 .*.journal
 {EVIDENCE}
 .{EVIDENCE}.*
+# Empty: held while a run goes on.
+{_LOCK}
 """
 
 
