@@ -76,6 +76,15 @@ COUPLED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("unused", [0, 1])
+def test_one_label_for_each_example_and_an_index_of_ones_own(unused):
+    """The mean is over all labels: how many of the others count moves nobody's gradient."""
+    value, slope = gradient(lambda out: F.cross_entropy(out, Y, ignore_index=unused), LossWatch())
+    whole = gradient(lambda out: F.cross_entropy(out, Y, ignore_index=unused, reduction="sum") / B)
+    assert value == pytest.approx(whole[0], rel=1e-6)
+    torch.testing.assert_close(slope, whole[1])
+
+
 @pytest.mark.parametrize("name", COUPLED)
 def test_coupled_losses_are_refused(name):
     with pytest.raises(ModelError, match=r"moves? .*gradients of others|so do the gradients of others"):

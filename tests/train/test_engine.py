@@ -347,6 +347,13 @@ def test_same_key_under_another_plan_gives_other_noise():
     assert abs(np.corrcoef(noise[0], noise[1])[0, 1]) < 0.9
 
 
+def test_evidence_holds_no_key_of_the_noise():
+    engine, *_ = private()
+    source = engine._source
+    keys = {KEY, source.key, source.derive(b"order").key, source.derive(b"sampling").key}
+    assert engine.evidence().record_key not in keys
+
+
 def test_shuffled_plan_covers_a_sequential_loader_and_says_what_it_found():
     engine, *_ = private(loader=DataLoader(data(), batch_size=B))
     assert "sequential" in engine.order
