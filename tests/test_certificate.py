@@ -78,7 +78,7 @@ ANY_HISTORIES = {
 
 @pytest.mark.parametrize("case", ANY_HISTORIES)
 def test_the_certificate_tells_nothing_of_the_record(case, tmp_path):
-    """Two runs of one plan differ, for those without the key, in the digest and the file's hash only."""
+    """Two runs of one plan differ, for those without the key, in two digests and the file's hash only."""
     rule, first, second = ANY_HISTORIES[case]
     changes = {"mechanism": "independent"} if case == "poisson" else {}
     shown = []
@@ -86,11 +86,12 @@ def test_the_certificate_tells_nothing_of_the_record(case, tmp_path):
         (tmp_path / name).mkdir()
         path, _ = saved(tmp_path / name, made(rule, history, **changes))
         data = json.loads(path.read_text())
-        assert set(data["run"]) == {"steps", "key_fingerprint", "record_digest"}
+        assert set(data["run"]) == {"steps", "key_fingerprint", "record_digest", "receipt_root"}
         shown.append(data)
         for unit in {str(unit) for step in history for unit in step}:
             assert not re.search(rf'["\s]{unit}["\s,]', json.dumps(data["run"]))
-    assert shown[0]["run"].pop("record_digest") != shown[1]["run"].pop("record_digest")
+    for name in ("record_digest", "receipt_root"):
+        assert shown[0]["run"].pop(name) != shown[1]["run"].pop(name)
     assert shown[0].pop("sha256") != shown[1].pop("sha256")
     assert shown[0] == shown[1]
 
@@ -153,6 +154,8 @@ def order_history(order):
         lambda d: d["run"].update(key_fingerprint="\x1b[2J" * 8),
         lambda d: d["run"].update(ledger="AAAA"),
         lambda d: d["run"].pop("record_digest"),
+        lambda d: d["run"].update(receipt_root="0" * 63),
+        lambda d: d["run"].pop("receipt_root"),
         lambda d: d.pop("run"),
         lambda d: d.pop("claims"),
         lambda d: d.update(plan=[]),

@@ -240,6 +240,21 @@ def test_verify_says_what_was_checked(run_folder):
     assert "verified: this plan" in plan.stdout
 
 
+def test_verify_shows_a_receipts_steps_and_mu(run_folder, tmp_path):
+    path = run_folder[0] / "run.privacy.json"
+    evidence = anyorder.verify(path, evidence=run_folder[0] / "run.evidence.json").evidence
+    unit = list(evidence.ledger.history())[1][0]
+    own = evidence.receipt(unit)
+    own.save(tmp_path / "mine.json")
+    shown = invoke("verify", path, "--receipt", tmp_path / "mine.json")
+    assert shown.exit_code == 0
+    for phrase in ("bound to the receipt's steps", "1: 1", f"{own.mu:.5g} (the plan's: {evidence.plan.mu:.5g})"):
+        assert phrase in shown.stdout
+    described = json.loads(invoke("verify", path, "--receipt", tmp_path / "mine.json", "--json").stdout)
+    assert described["receipt"] == {"unit": unit, "steps": [1], "mu": own.mu}
+    refused(invoke("verify", path, "--receipt", run_folder[0] / "plan.json"), 1, "NOT verified")
+
+
 @pytest.mark.parametrize("file", ["run.privacy.json", "plan.json"])
 def test_verify_refuses_any_altered_claim(file, run_folder, tmp_path):
     original = json.loads((run_folder[0] / file).read_text())

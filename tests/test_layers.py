@@ -12,7 +12,8 @@ import anyorder
 ROOMS = [
     "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library",
     "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting",
-    "noise", "ledger", "sampling", "plan", "clipping", "certificate", "train", "report", "run", "cli", "__main__",
+    "noise", "ledger", "sampling", "plan", "clipping", "receipt", "certificate", "train", "report", "run",
+    "cli", "__main__",
 ]  # fmt: skip
 PURE = ["workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting", "noise"]
 ROOT = Path(anyorder.__file__).parent

@@ -2,7 +2,8 @@
 
 The rooms, in reading order: workload (A), participation (who takes part when), strategy (C), sensitivity, error,
 optimize (choose C), accounting (epsilon), noise (addressable), sampling (loaders and their order), plan (the claim),
-clipping, ledger (enforces the claim), certificate (shows it), train (the engine).
+clipping, ledger (enforces the claim), receipt (a unit's own part in it), certificate (shows it),
+train (the engine).
 """
 
 from anyorder import (
@@ -21,6 +22,7 @@ from anyorder.certificate import Certificate, Evidence, verify
 from anyorder.clipping import check_model
 from anyorder.error import last_loss, max_loss, rmse
 from anyorder.plan import Plan, plan
+from anyorder.receipt import Receipt
 from anyorder.sampling import FixedOrderSampler
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.train import FTRL, PrivacyEngine
@@ -35,6 +37,7 @@ __all__ = [
     "FixedOrderSampler",
     "Plan",
     "PrivacyEngine",
+    "Receipt",
     "accounting",
     "check_model",
     "clipping",

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any, NoReturn
 from anyorder._limits import MAX_BYTES, MAX_OBJECTS, MAX_VALUES, REMEDY
 from anyorder.errors import CertificateError
 
-__all__ = ["brief", "canonical", "check_names", "load_json", "printable", "quoted", "read_json", "save_json"]
+__all__ = [
+    "brief", "canonical", "check_names", "hexadecimal", "load_json", "printable", "quoted", "read_json", "save_json",
+]  # fmt: skip
 
 _MAX_DIGITS = 32
 _MAX_INTEGER = 2**63 - 1
@@ -188,6 +191,14 @@ def check_names(what: str, data: Any, names: set[str]) -> dict[str, Any]:
             f"unknown: {', '.join(sorted(strange)[:3]) or 'none'}"
         )
     return data
+
+
+def hexadecimal(data: dict[str, Any], name: str, digits: int) -> str:
+    """The field of this name, which must have so many digits. Raises: CertificateError."""
+    value = data[name]
+    if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", value):
+        raise CertificateError(f"{name} must be {digits} hexadecimal digits, got {quoted(value)}")
+    return value
 
 
 # -- text from strangers ---------------------------------------------------------------------------------------------

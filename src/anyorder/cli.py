@@ -14,12 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anyorder import __version__
 from anyorder import run as job
-from anyorder._sealed import printable
+from anyorder._sealed import printable, quoted
 from anyorder.certificate import verify as verify_file
 from anyorder.clipping.native import describe as clipping_kernel
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
 from anyorder.noise.native import describe as noise_kernel
 from anyorder.plan import Plan
+from anyorder.receipt import Receipt
 from anyorder.report import card, comparison_table, facts_panel, plot_noise
 from anyorder.run.planning import Mechanism, Row, best_of_each_kind, compare, make_plan, noise_lines, poisson_claim
 
@@ -386,6 +387,9 @@ def verify(
             help="The certificate's evidence (run.evidence.json), which its owner keeps as secret as the data."
         ),
     ] = None,
+    receipt: Annotated[
+        Path | None, typer.Option(help="One unit's receipt, which it has from the run's owner: its steps, its own mu.")
+    ] = None,
     large: Annotated[
         bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
     ] = False,
@@ -397,14 +401,17 @@ def verify(
 
     $ anyorder verify run.privacy.json --evidence run.evidence.json
 
+    $ anyorder verify run.privacy.json --receipt mine.receipt.json
+
     With the evidence it also checks that the two belong together, and that
-    every unit kept to the order. What no file can show: that the noise was
+    every unit kept to the order; with a receipt, that the certificate is bound
+    to this unit's steps, and its own mu. What no file can show: that the noise was
     added, and that order, units and clipping were what the file says.
 
     Exit code 0 if all holds, 1 if anything does not or the file cannot be read.
     """
     try:
-        found = verify_file(file, evidence=evidence, large=large)
+        found = verify_file(file, evidence=evidence, receipt=receipt, large=large)
     except AnyorderError as problem:
         if as_json:
             _print_json({"ok": False, "file": str(file), "problem": str(problem)})
@@ -420,10 +427,14 @@ def verify(
         ]
     elif certificate is not None:
         unseen += ["who took part in which step: pass --evidence, if you are the owner or the auditor"]
+    own = found.receipt
+    if own is not None:
+        checked += ["that the certificate is bound to the receipt's steps, which keep to the order, and their mu"]
     if as_json:
         steps = None if certificate is None else certificate.steps
         outcome = {"ok": True, "file": str(file), "claims": plan.claims(), "checked": checked, "not_checked": unseen}
-        _print_json({**outcome, "steps": steps})
+        mine = None if own is None else {"unit": own.unit, "steps": own.steps, "mu": own.mu}
+        _print_json({**outcome, "steps": steps, **({} if mine is None else {"receipt": mine})})
         return
     console = Console()
     console.print(card(plan))
@@ -431,6 +442,19 @@ def verify(
         console.print(f"ok  {text}", highlight=False, markup=False)
     for text in unseen:
         console.print(f"--  not checked: {text}", highlight=False, markup=False)
+    if own is not None:
+        console.print(facts_panel("receipt", _receipt(own, plan)))
     kind = "plan" if certificate is None else "certificate"
     promise = f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}"
     console.print(f"verified: this {kind} claims {promise}", style="green")
+
+
+def _receipt(own: Receipt, plan: Plan) -> list[tuple[str, str]]:
+    most = 40
+    shown = ", ".join(map(str, own.steps[:most])) + (", .." if len(own.steps) > most else "")
+    mu = f"{own.mu:.5g}"
+    if plan.mu is None:
+        mu += " against those who know these steps; the plan's claim is against all others"
+    else:
+        mu += f" (the plan's: {plan.mu:.5g})"
+    return [("unit", quoted(own.unit)), ("steps", f"{len(own.steps)}: {shown}"), ("its own mu", mu)]

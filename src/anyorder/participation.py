@@ -32,6 +32,7 @@ __all__ = [
     "check_kind",
     "covers",
     "from_dict",
+    "one_unit",
     "with_names",
     "without_names",
 ]
@@ -442,6 +443,13 @@ def from_dict(data: dict[str, Any]) -> Participation:
     if kind == "known_order":
         return KnownOrder._from_dict(data)
     return _SIMPLE[kind](**{key: value for key, value in data.items() if key != "kind"})
+
+
+def one_unit(n: int, steps: Sequence[int]) -> KnownOrder:
+    """The order of n steps in which unit 0 is in the given ones, which rise, and nobody else in any."""
+    order = KnownOrder.__new__(KnownOrder)
+    order._fill(n, np.zeros(len(steps), np.int64), np.array(steps, np.int64))
+    return order
 
 
 Names = list[int] | list[str]

@@ -152,16 +152,20 @@ class Plan:
         assert self.mu is not None
         return accounting.gdp_epsilon(self.mu, self.delta)
 
-    def unit_mus(self) -> NDArray[np.float64]:
+    def unit_mus(self, order: KnownOrder | None = None) -> NDArray[np.float64]:
         """(units,) mu of each unit's own steps, in the order of `participation.units`; the plan's is the largest.
 
         How many steps a unit has is public in a known order; who it is, is not: keep the two apart.
 
+        Args:
+            order: who is in which step, within the plan's rule; needed where that does not name its units. Under
+                secret sampling mu is then against those who know the steps: no amplification is left.
         Raises: PlanError for participations that do not name their units.
         """
-        if type(self.participation) is not KnownOrder:
+        order = self.participation if order is None and type(self.participation) is KnownOrder else order
+        if order is None:
             raise PlanError("unit_mus() needs a plan for a KnownOrder; in other orders every unit has the plan's mu")
-        own = unit_sensitivities(self.strategy, self.participation) * (1 + self.rounding)
+        own = unit_sensitivities(self.strategy, order) * (1 + self.rounding)
         return np.asarray(_NEIGHBOURS[self.neighbours] * self.clip_norm / self.noise_std * own)
 
     @property
@@ -512,13 +516,14 @@ def check_claims(plan: Plan, claims: dict[str, Any]) -> None:
         raise CertificateError(f"the claims cannot be recomputed: {brief(problem)}") from problem
     for name, value in true.items():
         claimed = claims[name]
-        same = claimed is value if value is None or isinstance(value, bool) else _close(claimed, value)
+        same = claimed is value if value is None or isinstance(value, bool) else close(claimed, value)
         if not same:
             raise CertificateError(
                 f"the file claims {name} = {quoted(claimed)}; recomputed from its plan it is {value!r}"
             )
 
 
-def _close(claimed: Any, value: float) -> bool:
+def close(claimed: Any, value: float) -> bool:
+    """Whether a file's number is the recomputed one."""
     # Other versions of numerical libraries may differ in the last digits, not in the ninth.
     return type(claimed) in (int, float) and abs(claimed - value) <= 1e-9 * abs(value)

@@ -1,0 +1,329 @@
+"""A unit's receipt shows its own steps and mu, belongs to one certificate, and tells nothing of anybody else."""
+
+import json
+import os
+import stat
+from dataclasses import replace
+from hashlib import sha256
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+import anyorder as ao
+from anyorder import _limits
+from anyorder._sealed import save_json
+from anyorder.certificate import Certificate, Evidence
+from anyorder.errors import ArgumentError, CertificateError
+from anyorder.ledger import allows, replay
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.receipt import Receipt
+
+KEY = bytes(range(32))
+ORDER = [["ann", "bob"], ["cy", "bob"], ["ann"], []]
+RUNS = {
+    "fixed": (FixedOrder(4, 2, 2), [[0, 1], [2, 3], [0, 1], [2]], {}),
+    "known": (KnownOrder(ORDER), ORDER, {}),
+    "separated": (MinSeparation(4, 2), [["ann"], ["b\0"], ["ann", "b"], []], {"neighbours": "add-or-remove"}),
+    "replaced": (EpochShuffle(2, 2), [[7], [-8], [-8], [7]], {"neighbours": "replace-one"}),
+    "sampled": (PoissonSampling(4, 0.5), [[7], [], [7], [7]], {"mechanism": "independent"}),
+}
+
+
+def made(participation=RUNS["fixed"][0], history=RUNS["fixed"][1], key=KEY, **changes):
+    settings = {"participation": participation, "batch_size": 2, "sigma": 2.0, "delta": 1e-6, "mechanism": "tree"}
+    return Evidence(ao.plan(**{**settings, **changes}), replay(participation, history), "f" * 32, key)
+
+
+def run_of(name, **changes):
+    rule, history, settings = RUNS[name]
+    return made(rule, history, **{**settings, **changes})
+
+
+def saved(folder, evidence, unit):
+    """(certificate's path, receipt's path)."""
+    paths = folder / "run.privacy.json", folder / "mine.json"
+    evidence.certificate.save(paths[0])
+    evidence.receipt(unit).save(paths[1])
+    return paths
+
+
+def rewritten(path, change):
+    """The file with a change, and with its hash made anew: only the content can give it away."""
+    data = json.loads(path.read_text())
+    del data["sha256"]
+    change(data)
+    save_json(path, data)
+
+
+# -- what it shows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_units_receipt_verifies(name, tmp_path):
+    evidence = run_of(name)
+    history = list(map(list, evidence.ledger.history()))
+    for unit in {unit for step in history for unit in step}:
+        path, own = saved(tmp_path, evidence, unit)
+        found = ao.verify(path, receipt=own)
+        assert found.receipt == Receipt.load(own) == evidence.receipt(unit)
+        assert found.receipt.unit == unit
+        assert list(found.receipt.steps) == [t for t, step in enumerate(history) if unit in step]
+        assert found.evidence is None
+
+
+def test_receipts_of_many_are_those_of_each():
+    evidence = run_of("fixed")
+    assert evidence.receipts([3, 0, 2]) == [evidence.receipt(unit) for unit in (3, 0, 2)]
+    assert evidence.receipts([]) == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_mu_is_that_of_the_units_own_steps(name):
+    """clip_norm f || C over its steps || / noise_std, by hand: a tree's X has no negative entry."""
+    evidence = run_of(name)
+    plan, shift = evidence.plan, 2 if name == "replaced" else 1
+    C = plan.strategy.matrix()
+    for receipt in evidence.receipts([*RUNS[name][1][0]]):
+        moved = C[:, list(receipt.steps)].sum(axis=1)
+        sens = len(receipt.steps) ** 0.5 if name == "sampled" else float((moved @ moved) ** 0.5)
+        expected = shift * plan.clip_norm * sens * (1 + plan.rounding) / plan.noise_std
+        assert receipt.mu == pytest.approx(expected, rel=1e-9)
+        assert plan.mu is None or receipt.mu <= plan.mu
+
+
+def test_a_receipt_is_readable_by_its_owner_alone(tmp_path):
+    previous = os.umask(0)
+    try:
+        _, own = saved(tmp_path, made(), 0)
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE(own.stat().st_mode) == 0o600
+
+
+def test_who_took_part_in_no_step_has_no_receipt_and_is_not_named():
+    for evidence, units in ((made(), [77123]), (made(), ["77123"]), (made(), [0, 77123]), (made(history=[]), [77123])):
+        with pytest.raises(ArgumentError, match="took part in none") as caught:
+            evidence.receipts(units)
+        assert "77123" not in str(caught.value)
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.update(unit=1),
+        lambda d: d.update(unit="0"),
+        lambda d: d.update(unit=None),
+        lambda d: d.update(steps=[0]),
+        lambda d: d.update(steps=[0, 1]),
+        lambda d: d.update(steps=[0, 2, 3]),
+        lambda d: d.update(steps=[2, 0]),
+        lambda d: d.update(steps=[]),
+        lambda d: d.update(steps=[0, 2.0]),
+        lambda d: d.update(steps=[False, 2]),
+        lambda d: d.update(mu=d["mu"] * (1 - 1e-6)),
+        lambda d: d.update(mu=1),
+        lambda d: d.update(slot=d["slot"] ^ 1),
+        lambda d: d.update(slot=d["slot"] ^ 1 << 29),
+        lambda d: d.update(slot=d["slot"] + (1 << 30)),
+        lambda d: d.update(slot=-1),
+        lambda d: d.update(salt=d["salt"][::-1]),
+        lambda d: d.update(salt=d["salt"][:-2]),
+        lambda d: d.update(path=("1" if d["path"][0] == "0" else "0") + d["path"][1:]),
+        lambda d: d.update(path=d["path"][:-1] + ("1" if d["path"][-1] == "0" else "0")),
+        lambda d: d.update(path=d["path"][:-448]),
+        lambda d: d.update(colour="red"),
+        lambda d: d.pop("mu"),
+    ],
+)
+def test_altered_receipts_are_refused_even_with_a_new_hash(change, tmp_path):
+    path, own = saved(tmp_path, made(), 0)
+    ao.verify(path, receipt=own)
+    rewritten(own, change)
+    with pytest.raises(CertificateError):
+        ao.verify(path, receipt=own)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"key": bytes(32)},
+        {"sigma": 1.0},
+        {"history": RUNS["fixed"][1][:3]},
+        {"history": [[0, 1], [2, 3], [0, 1], [2, 3]]},
+    ],
+    ids=["key", "plan", "earlier", "others"],
+)
+def test_a_receipt_of_another_run_is_refused(other, tmp_path):
+    path, own = saved(tmp_path, made(), 0)
+    made(**other).certificate.save(path)
+    with pytest.raises(CertificateError, match="does not belong"):
+        ao.verify(path, receipt=own)
+
+
+def test_the_root_is_bound_to_what_the_certificate_claims():
+    """The same root under another plan, number of steps or key: nobody's receipt leads there."""
+    evidence = made()
+    certificate, receipt = evidence.certificate, evidence.receipt(0)
+    certificate.check(receipt)
+    changed = {"plan": made(sigma=1.0).plan, "steps": 3, "key_fingerprint": "0" * 32}
+    for name, value in changed.items():
+        with pytest.raises(CertificateError, match="does not belong"):
+            replace(certificate, **{name: value}).check(receipt)
+
+
+def test_steps_that_break_the_plan_are_refused(tmp_path):
+    """A record that kept to a looser rule, under a certificate that claims a stricter one: its owner has all keys."""
+    loose = made(MinSeparation(4, 1), [[5], [5], [1], [2]])
+    path, own = saved(tmp_path, replace(made(), ledger=loose.ledger), 5)
+    with pytest.raises(CertificateError, match="break the plan"):
+        ao.verify(path, receipt=own)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [SingleEpoch(4), FixedOrder(4, 2, 2), EpochShuffle(2, 2), MinSeparation(4, 2), MinSeparation(4, 1, 2)],
+    ids=str,
+)
+def test_steps_are_allowed_if_they_are_within_a_pattern(rule):
+    patterns = [set(pattern) for pattern in rule.patterns()]
+    for size in range(1, 5):
+        for steps in combinations(range(4), size):
+            assert allows(rule, steps) == any(pattern.issuperset(steps) for pattern in patterns)
+            known = KnownOrder([[u for u, pattern in enumerate(patterns) if t in pattern] for t in range(4)])
+            assert allows(known, steps) == allows(rule, steps)
+
+
+def test_a_plan_has_no_receipts_and_a_certificate_is_none(tmp_path):
+    path, own = saved(tmp_path, made(), 0)
+    made().plan.save(tmp_path / "plan.json")
+    with pytest.raises(CertificateError, match="is a plan"):
+        ao.verify(tmp_path / "plan.json", receipt=own)
+    with pytest.raises(CertificateError, match="anyorder-receipt/1"):
+        ao.verify(path, receipt=path)
+
+
+def test_the_evidence_must_lead_to_the_same_root(tmp_path):
+    evidence = made()
+    evidence.certificate.save(tmp_path / "c.json")
+    rewritten(tmp_path / "c.json", lambda d: d["run"].update(receipt_root="0" * 64))
+    evidence.save(tmp_path / "e.json")
+    rewritten(tmp_path / "e.json", lambda d: d.update(receipt_root="0" * 64))
+    with pytest.raises(CertificateError, match="another record"):
+        ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json")
+
+
+def test_evidence_of_more_units_than_a_file_is_given_is_refused(tmp_path, monkeypatch):
+    evidence = made()
+    evidence.save(tmp_path / "e.json")
+    monkeypatch.setattr(_limits, "MAX_OPERATIONS", 4 * 5120 - 1)
+    with pytest.raises(CertificateError, match=r"tree of all receipts.*--large"):
+        Evidence.load(tmp_path / "e.json", evidence.certificate)
+    assert Evidence.load(tmp_path / "e.json", evidence.certificate, large=True).certificate == evidence.certificate
+
+
+# -- what it tells of others -----------------------------------------------------------------------------------------
+
+
+def test_certificates_and_receipts_have_one_size_whoever_took_part(tmp_path):
+    full = [[0, 1], [2, 3], [0, 1], [2]]
+    sizes = set()
+    for history in (full, [[0], [2, 3], [0], [2]], [[0], [], [0], []], [list(range(500)), [], [0], []]):
+        path, own = saved(tmp_path, made(history=history), 0)
+        rewritten(own, lambda d: d.update(slot=0))  # a number of one digit or nine
+        sizes.add((path.stat().st_size, own.stat().st_size))
+    nobody = made(history=[[], [], [], []]).certificate
+    nobody.save(tmp_path / "nobody.json")
+    assert len(sizes) == 1
+    assert (tmp_path / "nobody.json").stat().st_size == sizes.pop()[0]
+
+
+def test_the_root_changes_with_any_units_steps():
+    full = [[0, 1], [2, 3], [0, 1], [2]]
+    histories = [full, [[0, 1], [2, 3], [0, 1], [3]], [[0, 1], [2, 3], [0], [2]], [[0, 1], [2, 3], [0, 1], []], []]
+    roots = {made(history=history).certificate.receipt_root for history in histories}
+    assert len(roots) == len(histories)
+
+
+def test_units_that_a_text_could_mix_up_have_their_own_leaves():
+    """Ids that differ in trailing zero bytes, and an id that ends in what another's steps begin with."""
+    steps = (0).to_bytes(8, "little").decode()
+    evidence = made(MinSeparation(4, 1), [["a", "a\0"], ["a" + steps], ["a"], []])
+    assert [receipt.steps for receipt in evidence.receipts(["a", "a\0", "a" + steps])] == [(0, 2), (0,), (1,)]
+    for receipt in evidence.receipts(["a", "a\0", "a" + steps]):
+        evidence.certificate.check(receipt)
+    with pytest.raises(CertificateError, match="does not belong"):
+        evidence.certificate.check(replace(evidence.receipt("a" + steps), unit="a", steps=(0, 1)))
+
+
+def test_the_root_is_made_of_leaf_nodes_and_claim_each_under_its_own_tag():
+    """As the file's head has it: no leaf is a node, no node a root."""
+    evidence = made()
+    receipt, plan = evidence.receipt(0), evidence.plan.digest
+    node = sha256(b"\0" + receipt.salt + b"i" + bytes(8) + bytes(8) + (2).to_bytes(8, "little")).digest()
+    for level in range(10):
+        place = receipt.slot // 8**level % 8
+        children = [receipt.path[32 * i : 32 * (i + 1)] for i in range(7 * level, 7 * level + 7)]
+        node = sha256(b"\1" + b"".join([*children[:place], node, *children[place:]])).digest()
+    claim = json.dumps({"key": "f" * 32, "plan": plan, "steps": 4}, separators=(",", ":"))
+    assert sha256(b"\2" + node + claim.encode()).hexdigest() == evidence.certificate.receipt_root
+
+
+def test_streams_are_not_used_for_two_records():
+    """A unit that has its salt of an early certificate cannot try leaves of a later one with it."""
+    early, late = made(history=[[0, 1], [2, 3]]), made(history=[[0, 1], [2, 3], [0, 1]])
+    first, second = early.receipts(range(4)), late.receipts(range(4))
+    assert not {r.salt for r in first} & {r.salt for r in second}
+    assert not {r.slot for r in first} & {r.slot for r in second}
+    parts = [r.path[i : i + 32] for r in (first[0], second[0]) for i in range(0, len(r.path), 32)]
+    assert len(set(parts)) == len(parts)
+
+
+def guesses(receipt, unit, steps):
+    """Leaves of another unit, as one could try them who has a receipt and knows how leaves are made."""
+    body = b"i" + unit.to_bytes(8, "little") + b"".join(t.to_bytes(8, "little") for t in steps)
+    parts = [receipt.path[i : i + 32] for i in range(0, len(receipt.path), 32)]
+    return {sha256(b"\0" + salt + body).digest() for salt in (receipt.salt, bytes(32), b"", *parts)}
+
+
+def test_a_path_lets_nobody_try_what_another_unit_did(monkeypatch):
+    """In a tree of two leaves under one node, where the other leaf does stand in the path."""
+    monkeypatch.setattr("anyorder.receipt._slots", lambda key, count: np.arange(count))
+    evidence = made(history=[[0], [1], [0], []])
+    mine, other = evidence.receipts([0, 1])
+    evidence.certificate.check(mine)
+    leaf = sha256(b"\0" + other.salt + b"i" + (1).to_bytes(8, "little") + (1).to_bytes(8, "little")).digest()
+    siblings = {mine.path[i : i + 32] for i in range(0, len(mine.path), 32)}
+    assert leaf in siblings  # with its salt it is recognised, so the guesses below are of the right form
+    for steps in ((), (1,), (3,), (1, 3)):
+        assert not guesses(mine, 1, steps) & siblings
+
+
+def test_a_path_does_not_tell_which_siblings_have_leaves():
+    """Of many units every sibling is another 32 bytes, with as many ones as chance gives."""
+    evidence = made(SingleEpoch(1), [range(1000)])
+    receipts = evidence.receipts(range(50))
+    for receipt in receipts:
+        evidence.certificate.check(receipt)
+    assert {len(r.path) for r in receipts} == {2240}
+    lowest = {r.path[i : i + 32] for r in receipts for i in range(0, 4 * 224, 32)}
+    assert len(lowest) == 50 * 28  # nobody shares the lower levels: no sibling is a constant
+    ones = sum(int.from_bytes(part, "little").bit_count() for part in lowest)
+    assert abs(ones / (256 * len(lowest)) - 0.5) < 0.005
+    slots = [r.slot for r in receipts]
+    assert slots != sorted(slots)
+    assert min(slots) < 1 << 28 < 3 << 28 < max(slots)
+
+
+def test_only_the_key_of_the_record_makes_the_tree():
+    one, other = made(key=KEY), made(key=bytes(32))
+    assert one.certificate.receipt_root != other.certificate.receipt_root
+    assert one.receipt(0).salt != other.receipt(0).salt
+
+
+def test_certificates_with_receipts_load(tmp_path):
+    path, _ = saved(tmp_path, made(), 0)
+    assert Certificate.load(path) == made().certificate
