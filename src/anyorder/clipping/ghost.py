@@ -14,6 +14,7 @@ from anyorder.clipping.batch import Settings, check_groups
 from anyorder.clipping.clip_rules import ClipRule, Flat
 from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.passes import Pass, Sums, TooLarge, Unmapped
+from anyorder.clipping.plain import Plain
 from anyorder.clipping.units import NON_FINITE, check_finite
 from anyorder.errors import ClippingWarning, ModelError, TrainingError
 
@@ -30,7 +31,8 @@ class GhostClipping(PerUnitClipping):
     backward pass gives the norm of each unit's gradient ("ghost norms") and then, weighted by the clip factors, the
     sum [Li et al. 2022; Bu et al. 2023, book-keeping]; `norms` has the formulas and how their rounding is bounded.
     A parameter that is used in any other way has its per-example gradients made by autograd. A model with a function
-    that cannot be mapped so runs with functions in the form of `Mapped`, or else by `FunctionalClipping`.
+    that cannot be mapped so runs with functions in the form of `Mapped`, or else by `FunctionalClipping`. A model of
+    torch's own layers in a row, which treat examples apart by definition, runs on the whole batch; see `plain`.
 
     Cost: a plain step, plus the norms. Memory: what autograd holds, and the gradients of all layers' outputs.
 
@@ -71,7 +73,8 @@ class GhostClipping(PerUnitClipping):
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
-        call = Alone(self._module, args, kwargs, mapped=self._mapped)
+        plain = None if self._mapped or self._unmapped else Plain.of(self._module, args, kwargs)
+        call = plain or Alone(self._module, args, kwargs, mapped=self._mapped)
         check_groups(groups, call.size)
         clip_norm = _check.positive("clip_norm", clip_norm)
         if call.size:
@@ -88,8 +91,11 @@ class GhostClipping(PerUnitClipping):
             except Unmapped as error:
                 cause = error.__cause__ or error
                 start.rewind()
-                if not call.mapped:
-                    call.mapped = self._mapped = True
+                if isinstance(job.call, Plain):
+                    job.call = Alone(self._module, args, kwargs)
+                    continue
+                if not job.call.mapped:
+                    job.call.mapped = self._mapped = True
                     continue
                 self._unmapped, self._mapped = True, False
                 outputs = self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
@@ -130,7 +136,7 @@ class _Job:
     """One batch, from its forward pass to its backward pass."""
 
     module: nn.Module
-    call: Alone
+    call: Alone | Plain
     parameters: dict[str, Tensor]
     groups: Tensor
     rule: ClipRule

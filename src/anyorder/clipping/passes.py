@@ -17,6 +17,7 @@ from anyorder.clipping.batch import Settings, UnitMap, full_precision
 from anyorder.clipping.clip_rules import ClipRule, apply
 from anyorder.clipping.kept import one_pass
 from anyorder.clipping.norms import Settled, Weights, settle
+from anyorder.clipping.plain import Plain
 from anyorder.clipping.recurrent_rule import recurrent_layers
 from anyorder.clipping.rules import RULES
 from anyorder.clipping.tracing import Part, Tracer, for_each_example
@@ -25,6 +26,9 @@ from anyorder.clipping.uses import DirectUse, Use
 from anyorder.errors import AnyorderError, ModelError
 
 __all__ = ["Pass", "Sums", "TooLarge", "Unmapped"]
+
+
+_NO_HOOKS = "they would run or move parts of the model outside of vmap"
 
 
 class TooLarge(Exception):
@@ -63,7 +67,7 @@ class Pass:
 
     Args:
         module: the module.
-        call: how it is called on one example.
+        call: how it is called on one example, or on all of them.
         parameters: the trainable parameters, cut off from autograd.
         groups: (b,) int64 on the CPU, equal for examples of one unit.
         settings: of torch, where the call began.
@@ -72,10 +76,10 @@ class Pass:
     """
 
     def __init__(
-        self, module: nn.Module, call: Alone, parameters: dict[str, Tensor], groups: Tensor, settings: Settings,
+        self, module: nn.Module, call: Alone | Plain, parameters: dict[str, Tensor], groups: Tensor, settings: Settings,
         rule: ClipRule, clip_norm: float, scale: float, receive: Callable[[Sums], None],
     ) -> None:  # fmt: skip
-        self._module, self._call, self._parameters, self._settings = module, call, parameters, settings
+        self._module, self._call, self.parameters, self._settings = module, call, parameters, settings
         self._rule, self._clip_norm, self._scale, self._receive = rule, clip_norm, scale, receive
         self._device = call.tensors[0].device
         self._units = UnitMap.of(groups, self._device)
@@ -95,42 +99,57 @@ class Pass:
         """
         size = len(tensors[0])
         root = torch.zeros((), device=self._device, requires_grad=True)
+        if isinstance(self._call, Plain):
+            return self._on_batch(self._call, root, *tensors)
+        call = self._call
         # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
-        anchor, *copies = _Root.apply(root, self, size, *self._parameters.values())  # type: ignore[no-untyped-call]
-        tracer = Tracer(RULES, self._parameters, self._dtypes, anchor, self)
+        anchor, *copies = _Root.apply(root, self, size, *self.parameters.values())  # type: ignore[no-untyped-call]
+        tracer = Tracer(RULES, self.parameters, self._dtypes, anchor, self)
 
         def example(token: Tensor, *tensors: Tensor) -> tuple[Tensors, Tensors]:
-            copies = dict(zip(self._parameters, tensors, strict=False))
+            copies = dict(zip(self.parameters, tensors, strict=False))
             tracer.start(copies, token)
-            return self._call(copies, tensors[len(copies) :], within=tracer)
+            return call(copies, tensors[len(copies) :], within=tracer)
 
         modules = list(self._module.modules())
-        versions = [p._version for p in self._parameters.values()]
+        versions = [p._version for p in self.parameters.values()]
         token = torch.empty(size, device=self._device)
         with (
-            self._understood(tensors),
+            self._understood(call, tensors),
             self._settings.autocast_again(),
-            disable_saved_tensors_hooks("they would run or move parts of the model outside of vmap"),
+            disable_saved_tensors_hooks(_NO_HOOKS),
             recurrent_layers(modules, tracer) as layers,
             mappable(modules, self._device, traced=layers),
             one_pass(),
         ):
             differentiable, others = for_each_example(example, token, *copies, *tensors)
         tracer.forget()
-        written = [n for (n, p), v in zip(self._parameters.items(), versions, strict=True) if p._version != v]
+        written = [n for (n, p), v in zip(self.parameters.items(), versions, strict=True) if p._version != v]
         if written:
             raise ModelError(
                 f"forward writes the parameters {', '.join(written)} in place: what it wrote is not private, and is in "
                 "them now. Load a saved state, and keep such updates out of forward"
             )
         check_nothing_kept(self._module)
-        each = sum(self._parameters[n].numel() * self._dtypes[n].itemsize for n in tracer.direct)
+        each = sum(self.parameters[n].numel() * self._dtypes[n].itemsize for n in tracer.direct)
         if direct_bytes is not None and each * size > direct_bytes and size > 1:
             raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
         return differentiable, others, anchor
 
+    def _on_batch(self, call: Plain, root: Tensor, x: Tensor) -> tuple[Tensors, Tensors, Tensor]:
+        """The same of a plain model. Where that fails, running it on one example alone tells why."""
+        (anchor,) = _Root.apply(root, self, 0)  # type: ignore[no-untyped-call]
+        tracer = Tracer({}, self.parameters, self._dtypes, anchor, self)
+        try:
+            with disable_saved_tensors_hooks(_NO_HOOKS):
+                return (call(tracer, x),), (), anchor
+        except (AnyorderError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise Unmapped(f"the model does not run on the whole batch: {error}") from error
+
     @contextmanager
-    def _understood(self, tensors: Tensors) -> Iterator[None]:
+    def _understood(self, call: Alone, tensors: Tensors) -> Iterator[None]:
         """Say which errors come of running the module on one example alone, and which are its own."""
         try:
             yield
@@ -138,7 +157,7 @@ class Pass:
             raise
         except Exception as error:
             with torch.random.fork_rng([self._device.index] if self._device.type == "cuda" else []):
-                reason = self._call.explain(error, self._parameters, tensors)
+                reason = call.explain(error, self.parameters, tensors)
             raise Unmapped(reason) from error
 
     # -- backward ----------------------------------------------------------------------------------------------------
@@ -166,12 +185,12 @@ class Pass:
             direct: for each parameter, the per-example gradients (b, *shape) that came by autograd, or None.
         """
         with full_precision(self._device):
-            settled = {name: self._settle(name, values) for name, values in zip(self._parameters, direct, strict=True)}
+            settled = {name: self._settle(name, values) for name, values in zip(self.parameters, direct, strict=True)}
             self._uses, self._settled = {}, {}
             self._receive(self._clipped({name: s for name, s in settled.items() if s is not None}))
 
     def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
-        parameter, uses = self._parameters[name], self._uses[name]
+        parameter, uses = self.parameters[name], self._uses[name]
         if name in self._settled:
             part, settled = self._settled[name]
             if direct is None:
@@ -187,7 +206,7 @@ class Pass:
         if settled:
             rows = torch.stack([s.squares.to(self._device) for s in settled.values()]) * self._scale**2
         else:  # no parameter has a gradient: all are zero
-            rows = torch.zeros(len(self._parameters), self._units.count, dtype=torch.float64, device=self._device)
+            rows = torch.zeros(len(self.parameters), self._units.count, dtype=torch.float64, device=self._device)
         bad = None
         if not isfinite(float(rows.sum())):
             bad = ~rows.sum(0).isfinite()
@@ -195,12 +214,12 @@ class Pass:
         # Just under clip_norm, so that the rounding of weights and of the norms cannot carry a unit over.
         slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in set(self._dtypes.values())))
         clip_norm = self._clip_norm * (1 - slack)
-        squares = dict(zip(settled or self._parameters, rows, strict=True))
+        squares = dict(zip(settled or self.parameters, rows, strict=True))
         factors, further = apply(self._rule, squares, clip_norm)
         further = further if bad is None else {name: values.masked_fill(bad, 0.0) for name, values in further.items()}
         weights: dict[tuple[int, torch.dtype], Weights] = {}
         sums = {}
-        for name, parameter in self._parameters.items():
+        for name, parameter in self.parameters.items():
             dtype = self._dtypes[name]
             if name not in settled:
                 sums[name] = parameter.new_zeros(parameter.shape, dtype=dtype)
@@ -274,12 +293,12 @@ class _Root(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, root: Tensor, owner: Pass, size: int, *parameters: Tensor) -> Tensors:
-        ctx.owner = owner
+        ctx.owner, ctx.count = owner, len(owner.parameters)
         ctx.set_materialize_grads(False)
         return root.clone(), *(p.expand(size, *p.shape) for p in parameters)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, anchor: Tensor, *grads: Tensor) -> Any:
-        ctx.owner.finish(grads)
+        ctx.owner.finish(grads or (None,) * ctx.count)
         return (None,) * (3 + len(grads))

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from anyorder.clipping.tracing import Tracer
 from anyorder.clipping.uses import BLOCK, ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "Convolution", "LayerNorm", "LinearMap", "Table"]
 
 
 def _backward(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +52,7 @@ def _positions(tensor: Tensor) -> Tensor:
 # -- linear maps -----------------------------------------------------------------------------------------------------
 
 
-class _Linear(torch.autograd.Function):
+class LinearMap(torch.autograd.Function):
     """y = x W^T + b on (B, ..., in); backward enters what it saw."""
 
     @staticmethod
@@ -85,7 +85,7 @@ def _linear(tracer: Tracer, func: Any, input: Any, weight: Any, bias: Any = None
     tracer.expect(part, bias_part)
     own = tracer.tensor(part), None if bias_part is None else tracer.tensor(bias_part)
 
-    return tracer.on_batch(lambda x: tracer.anchored(_Linear, tracer, (part, bias_part), *_cast(x, *own)), input)
+    return tracer.on_batch(lambda x: tracer.anchored(LinearMap, tracer, (part, bias_part), *_cast(x, *own)), input)
 
 
 def _matmul(tracer: Tracer, func: Any, input: Any, other: Any, **kwargs: Any) -> Any:
@@ -105,7 +105,7 @@ def _addmm(tracer: Tracer, func: Any, input: Any, mat1: Any, mat2: Any, **kwargs
 # -- convolutions ----------------------------------------------------------------------------------------------------
 
 
-class _Convolution(torch.autograd.Function):
+class Convolution(torch.autograd.Function):
     """A convolution of the images of all examples."""
 
     @staticmethod
@@ -163,7 +163,7 @@ def _convolution(
     own = tracer.tensor(part), None if bias_part is None else tracer.tensor(bias_part)
 
     def run(x: Tensor) -> Any:
-        return tracer.anchored(_Convolution, tracer, (part, bias_part), geometry, *_cast(x, *own))
+        return tracer.anchored(Convolution, tracer, (part, bias_part), geometry, *_cast(x, *own))
 
     return tracer.on_batch(run, input)
 
@@ -176,7 +176,7 @@ def _per_dimension(value: Any, spatial: int) -> tuple[int, ...]:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-class _Table(torch.autograd.Function):
+class Table(torch.autograd.Function):
     """Rows of a table."""
 
     @staticmethod
@@ -206,13 +206,13 @@ def _embedding(
     padding = None if padding_idx is None else padding_idx % size
     tracer.expect(part)
     own = tracer.tensor(part)
-    return tracer.on_batch(lambda ids: tracer.anchored(_Table, tracer, part, padding, ids, own), input)
+    return tracer.on_batch(lambda ids: tracer.anchored(Table, tracer, part, padding, ids, own), input)
 
 
 # -- normalised layers -----------------------------------------------------------------------------------------------
 
 
-class _LayerNorm(torch.autograd.Function):
+class LayerNorm(torch.autograd.Function):
     """y = x^ w + b with x^ = (x - mean) / standard deviation, over the last dimensions, those of w."""
 
     @staticmethod
@@ -302,7 +302,7 @@ def _layer_norm(
     if found is None:
         return NotImplemented
     parts, own = found
-    return tracer.on_batch(lambda x: tracer.anchored(_LayerNorm, tracer, parts, eps, x, *own), input)
+    return tracer.on_batch(lambda x: tracer.anchored(LayerNorm, tracer, parts, eps, x, *own), input)
 
 
 def _rms_norm(
