@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import warnings
 import weakref
 
 import pytest
@@ -317,6 +318,73 @@ def test_a_loss_that_cannot_run_on_other_outputs_is_told():
         )
 
     with pytest.warns(UserWarning, match="made-up outputs"):
+        gradient(loss, LossWatch())
+
+
+class OwnBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out):
+        ctx.save_for_backward(out)
+        return out.square().sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (out,) = ctx.saved_tensors
+        return gradient * out / out.norm()
+
+
+def by_hand(out):
+    own = out.detach().requires_grad_()
+    info_nce(own).backward()
+    out.backward(own.grad)
+
+
+@pytest.mark.parametrize(
+    "backward",
+    [
+        lambda out: OwnBackward.apply(out).backward(),
+        lambda out: torch.autograd.backward(info_nce(out)),
+        by_hand,
+    ],
+)
+def test_gradients_that_come_by_a_way_that_is_not_followed_are_told_of_once(backward):
+    """Each of these couples examples, and passed without a word."""
+    loader = DataLoader(TensorDataset(X.repeat(4, 1), Y.repeat(4)), batch_size=B)
+    plan = ao.plan(dataset_size=4 * B, batch_size=B, epochs=1, sigma=1, delta=1e-5, mechanism="independent")
+    model = nn.Linear(C, C)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = ao.PrivacyEngine(plan).make_private(model, optimizer, loader)
+    batches = iter(loader)
+    outputs = model(next(batches)[0])
+    with pytest.warns(UserWarning, match="could not be seen whether the loss couples"):
+        backward(outputs)
+    optimizer.step()
+    outputs = model(next(batches)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backward(outputs)
+
+
+def normalised_by_a_hook(out):
+    out.register_hook(lambda gradient: gradient / gradient.norm())
+    return out.square().sum()
+
+
+def behind_a_huge_target(out):
+    target = X.clone()
+    target[2] = 1e9
+    return (out - target).square().sum() + torch.cdist(out, out).sum()
+
+
+def behind_a_target_that_is_no_number(out):
+    target = X.clone()
+    target[2] = float("inf")
+    return (out - target).square().sum() + torch.cdist(out, out).sum()
+
+
+@pytest.mark.parametrize("loss", [normalised_by_a_hook, behind_a_huge_target, behind_a_target_that_is_no_number])
+def test_neither_hooks_nor_one_examples_target_hide_a_coupling(loss):
+    with pytest.raises(ModelError, match="couples"):
         gradient(loss, LossWatch())
 
 

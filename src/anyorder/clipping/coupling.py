@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
@@ -59,6 +60,7 @@ class LossWatch:
     def __init__(self) -> None:
         self.done = self.labels = False
         self._batches = 0
+        self._tape: _Tape | None = None
 
     def outputs(self, outputs: Any) -> Any:
         """The outputs of a batch, watched as long as there is something to see."""
@@ -73,7 +75,20 @@ class LossWatch:
 
         result = pytree.tree_map(watched, outputs)
         self._batches += tape.size > 1
+        self._tape = tape
         return result
+
+    def came_back(self) -> None:
+        """The outputs got their gradients. Warns where it was not seen how, as the loss may couple examples."""
+        if self.done or self._tape is None or self._tape.size < 2:
+            return
+        self.done = True
+        warnings.warn(
+            "it could not be seen whether the loss couples examples, as its gradients came by a way that is not "
+            "followed: an autograd function of one's own, torch.autograd.backward, a compiled loss, or gradients given "
+            "by hand. The guarantee needs a loss of each example alone, as ExampleLoss gives",
+            stacklevel=2,
+        )
 
 
 def unwatched(tree: Any) -> Any:
@@ -136,12 +151,17 @@ class _Tape:
                 f"the loss must be one number, and has shape {tuple(loss.shape)}: call loss.mean().backward(). A "
                 "criterion with reduction='none', and a model that computes its own loss, give one for each example"
             )
-        if not self.recording or self.size < 2:
+        roots = [root for batch in self._roots for root in batch]
+        if not self.recording or self.size < 2 or any(loss is root for root in roots):
+            return  # gradients of the outputs themselves were computed elsewhere
+        if _has_own_backward(loss, roots):
             return
         found: list[bool] = []
         for make in (torch.randn, torch.rand):  # some losses take numbers in (0, 1) alone
             try:
                 found.append(self._coupled(loss, gradient, make))
+            except _Apart:
+                return  # the loss of a detached copy, perhaps; that of the outputs is still to come
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
         self.recording, self._roots, self._calls = False, [], []
@@ -196,17 +216,40 @@ class _Tape:
                 made = pytree.tree_leaves(function(*swap(args), **swap(kwargs)))
                 values |= {id(old): new for old, new in zip(results, made, strict=False)}
         end = values[id(loss)]
-        found = iter(torch.autograd.grad(end, leaves, gradient, allow_unused=True, materialize_grads=True))
-        return [[next(found) for _ in batch] for batch in outputs]
+        found = torch.autograd.grad(end, leaves, gradient, allow_unused=True)
+        if all(g is None for g in found):
+            raise _Apart
+        full = iter(torch.zeros_like(t) if g is None else g for g, t in zip(found, leaves, strict=True))
+        return [[next(full) for _ in batch] for batch in outputs]
+
+
+def _has_own_backward(loss: Tensor, roots: Sequence[Tensor]) -> bool:
+    """Whether a `torch.autograd.Function`, whose backward may be anything, lies between the outputs and the loss."""
+    seen: set[Any] = {None, *(root.grad_fn for root in roots)}
+    nodes: list[Any] = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        if isinstance(node, BackwardCFunction):
+            return True
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+    return False
 
 
 def _moved(before: Tensor, after: Tensor, j: int | None) -> bool:
     """Whether rows other than j differ."""
-    before, after = before.nan_to_num().double(), after.nan_to_num().double()
-    off = (before - after).abs()
+    # Each row by its own size: the target of one example, huge or not a number, must not hide what moves the others.
+    before, after = (g.nan_to_num(0.0, 0.0, 0.0).double().reshape(len(g), -1) for g in (before, after))
+    off = (before - after).abs().amax(1)
     if j is not None:
         off[j] = 0.0
-    return bool(off.max() > _MOVED * before.abs().max())
+    return bool((off > _MOVED * before.abs().amax(1)).any())
+
+
+class _Apart(Exception):
+    """No gradient of this loss goes to the outputs."""
 
 
 class _Watched(Tensor):
@@ -248,7 +291,7 @@ class _Watched(Tensor):
             if before is not None:  # what is written is not the model's: run again on a copy
                 args, function = (before, *args[1:]), _on_copy(function)
             if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
-                if func is Tensor.__setitem__ and before is None:
+                if func is Tensor.register_hook or (func is Tensor.__setitem__ and before is None):
                     tape.record(function, args, kwargs, None)
                 return result
             masked = masked or func in _MASKINGS or (func is Tensor.__getitem__ and _has_mask(args[1]))

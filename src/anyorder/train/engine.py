@@ -295,6 +295,7 @@ class PrivacyEngine:
         further = sums.keys() - self._parameters.keys() - self._clip.parameters.keys()
         if further:
             raise ArgumentError(f"the clip rule has coordinates of its own ({', '.join(further)}): only Adaptive may")
+        self._watch.came_back()
         before = self._waiting
         joined = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
         self._mark_used(batch)
