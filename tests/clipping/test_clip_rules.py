@@ -250,7 +250,7 @@ def halved(squares, clip_norm):
     [
         (Given(halved, lambda s, c: {"0.bias": 0.1 * c * torch.ones(6)}), "of other names"),
         (Given(lambda s, c: {}), "a factor for each parameter"),
-        (Given(lambda s, c: dict.fromkeys(s, torch.zeros(1))), "for each of the 6 units"),
+        (Given(lambda s, c: dict.fromkeys(s, torch.zeros(2))), "one number for each"),
     ],
 )
 def test_rules_from_elsewhere_that_fit_no_parameters_are_refused(rule, match, engine):
@@ -277,6 +277,26 @@ def test_rules_from_elsewhere_are_held_to_the_bound_without_a_word(rule, engine)
     _, sums = run(ENGINES[engine](network(), rule), x, y, F.cross_entropy, clip_norm=0.01)
     length = math.sqrt(sum(float(value.double().square().sum()) for value in sums.values()))
     assert length <= 0.01 * (1 + 1e-6)
+
+
+def by_the_largest(squares, clip_norm):
+    """What one unit keeps depends on the norms of the others, if the rule is shown them."""
+    return dict.fromkeys(
+        squares,
+        (clip_norm / sum(squares.values()).sqrt().max()).clamp(max=1.0).expand(next(iter(squares.values())).shape),
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rule_from_elsewhere_sees_one_unit_at_a_time(engine):
+    x, y = torch.randn(4, 4), torch.zeros(4).long()
+    x[0] *= 1000
+    sums = [
+        run(ENGINES[engine](network(), rule), x, y, F.cross_entropy, clip_norm=0.01)[1]
+        for rule in (Given(by_the_largest), Flat())
+    ]
+    for name, value in sums[0].items():
+        torch.testing.assert_close(value, sums[1][name])
 
 
 @pytest.mark.parametrize("engine", ENGINES)

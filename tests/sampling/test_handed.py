@@ -65,7 +65,7 @@ def test_batches_with_the_examples_in_another_dimension():
     for x in batch:
         assert out.find([x.transpose(0, 1)]) is handed[0]
     assert out.find([batch[0][3]]) is handed[0]
-    with pytest.raises(ArgumentError, match="4 examples, got 7"):
+    with pytest.raises(ArgumentError, match="whole batch, one row for each"):
         out.find([batch[0]])
 
 
@@ -148,3 +148,14 @@ def test_only_what_the_loader_gave_can_be_chosen():
     assert out.find([numbers(ROWS, 3)]) is handed[1]
     with pytest.raises(TrainingError, match="use"):
         out.use(numbers(ROWS, 2))
+
+
+def test_a_copy_of_a_batch_that_was_passed_over_is_not_taken_for_a_later_one():
+    batches = [[numbers(ROWS, 5)] for _ in range(2)]
+    out, handed = handed_out(*batches)
+    assert out.find(batches[1]) is handed[1]  # called, and not trained on
+    with pytest.raises(TrainingError, match="several batches"):
+        out.find([batches[0][0].clone()])
+    out.mark_used(handed[1])
+    with pytest.raises(TrainingError, match="already used"):
+        out.find([batches[0][0].clone()])

@@ -212,15 +212,17 @@ def apply(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The rule's factors and coordinates.
 
-    A unit that a rule from elsewhere leaves longer than clip_norm is cut to it, and one whose factors are not numbers
+    A rule from elsewhere is given one unit at a time: factors that depend on other units' norms would let one unit move
+    what all others add. A unit that it leaves longer than clip_norm is cut to it, and one whose factors are not numbers
     adds zero: silently, since an error would tell of that unit.
 
     Raises: ArgumentError if those of a rule from elsewhere are of other names or shapes.
     """
-    factors, further = rule.factors(squares, clip_norm), rule.coordinates(squares, clip_norm)
     if type(rule) in _OWN:
-        return factors, further
+        return rule.factors(squares, clip_norm), rule.coordinates(squares, clip_norm)
     shape = next(iter(squares.values())).shape
+    each = [{name: square[i : i + 1] for name, square in squares.items()} for i in range(shape[0])] or [dict(squares)]
+    factors, further = (_joined([make(unit, clip_norm) for unit in each]) for make in (rule.factors, rule.coordinates))
     if set(factors) != set(squares) or set(further) & set(squares):
         raise ArgumentError(f"{rule!r} must give a factor for each parameter, and coordinates of other names")
     if any(values.shape != shape for values in (*factors.values(), *further.values())):
@@ -233,6 +235,12 @@ def apply(
         return torch.where(total.isfinite(), values * kept, 0.0)
 
     return {name: within(v) for name, v in factors.items()}, {name: within(v) for name, v in further.items()}
+
+
+def _joined(units: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    if any(unit.keys() != units[0].keys() for unit in units):
+        raise ArgumentError("a clip rule must give factors and coordinates of the same names for all units")
+    return {name: torch.cat([unit[name] for unit in units]) for name in units[0]}
 
 
 def _total(squares: Mapping[str, Tensor]) -> Tensor:

@@ -96,7 +96,9 @@ def _decode(hub: Any, split: Any) -> TensorDataset:
 def _own(name: str) -> Data:
     found = load_function(name, "dataset")()
     if not isinstance(found, Sequence) or len(found) != 2 or not all(hasattr(part, "__len__") for part in found):
-        raise ArgumentError(f"dataset {name!r} must return (train, test), two data sets with a length, got {found!r}")
+        raise ArgumentError(
+            f"dataset {name!r} must return (train, test), two data sets with a length, got {type(found).__name__}"
+        )
     train, test = found
     try:
         x, _ = train[0]

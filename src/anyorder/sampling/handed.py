@@ -74,7 +74,7 @@ class HandedOut:
 
     def add(self, batch: Any, handed: HandedBatch) -> None:
         """The batch goes to the user now. Batches of iterations that were left early wait no longer."""
-        self._waiting = [h for h in self._waiting if h.iteration not in self._left]
+        self._waiting = [h for h in self._waiting if h.iteration not in self._left and h is not self._called]
         self._left.clear()
         tensors = list(_tensors_in(batch))
         again = set(map(id, tensors))  # a list of batches hands the same tensors out in each epoch
@@ -129,15 +129,14 @@ class HandedOut:
                 "the model was given rows of the batch in another order, or some rows in the place of others; its "
                 "rows are matched to units by their order: give it the batch as the loader did"
             )
-        if batch in self._waiting:
-            self._waiting = self._waiting[self._waiting.index(batch) + 1 :]
         self._called = batch
         return batch
 
     def mark_used(self, batch: HandedBatch) -> None:
         """A backward pass has used the batch; it is held no longer."""
         batch.used = True
-        self._waiting = [h for h in self._waiting if h is not batch]
+        if batch in self._waiting:  # with those before it, which were left out
+            self._waiting = self._waiting[self._waiting.index(batch) + 1 :]
         if self._called is None or self._called.used:
             self._called = batch
         if self._last is not None and self._last[1] is batch:
@@ -206,9 +205,8 @@ def _check_rows(tensors: list[Tensor], rows: int) -> None:
     sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
     size = sizes.pop() if len(sizes) == 1 else None  # tensors that disagree are the clipping engine's to refuse
     if size is not None and size != rows:
-        raise ArgumentError(
-            f"the model must be called on the whole batch, one row for each of its {rows} examples, got {size} rows"
-        )
+        # Without numbers: under secret sampling, how many examples a batch has is secret.
+        raise ArgumentError("the model must be called on the whole batch, one row for each of its examples")
 
 
 def _tensors_in(value: Any, depth: int = _DEEP) -> Iterator[Tensor]:
