@@ -16,6 +16,7 @@ from anyorder.clipping import (
     PerGroup,
     make_clipping,
     native,
+    norms,
 )
 from anyorder.errors import ArgumentError, NonFiniteError
 from clipping.brute import distance, norm
@@ -153,6 +154,15 @@ def test_convolutions_without_the_library(monkeypatch, name):
     make, shape = MODELS[name]
     for where in ("input", "loss"):
         compare("ghost", make, inputs(shape), math.nan, where, ALONE)
+
+
+@pytest.mark.parametrize("groups", [ALONE, JOINED], ids=["examples", "units"])
+@pytest.mark.parametrize("name", ["linear", "positions by Gram", "convolution", "table", "tied", "lstm", "norm"])
+def test_where_no_gradient_of_a_unit_is_kept(monkeypatch, name, groups):
+    """The sum is then made of what entered and left each layer, in which the bad unit's part must be gone too."""
+    monkeypatch.setattr(norms, "STORE_BYTES", 0)
+    make, shape = MODELS[name]
+    compare("ghost", make, inputs(shape), math.nan, "loss", groups)
 
 
 def test_nan_does_not_hide_large_numbers_of_other_examples():
