@@ -35,16 +35,20 @@ def torchrun(script, *arguments):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    for name in ("killed", *ranks.SAVED):
-        (folder / name).mkdir()
-    return folder
+    return tmp_path_factory.mktemp("ranks")
 
 
 @pytest.fixture(scope="module")
 def first(folder):
     """The first launch: its last scenario kills a rank."""
-    done = torchrun(SCRIPT, "first", folder)
+    for _ in range(2):
+        for name in ("killed", *ranks.SAVED):
+            shutil.rmtree(folder / name, ignore_errors=True)
+            (folder / name).mkdir()
+        done = torchrun(SCRIPT, "first", folder)
+        # Seen once in some ten launches, unexplained: a segmentation fault of a rank. A second one fails the tests.
+        if "Signal 11 (SIGSEGV)" not in done.stderr:
+            break
     assert done.returncode != 0
     return done.stderr
 
