@@ -3,7 +3,8 @@
 from anyorder.optimize.bounds import lower_bound
 from anyorder.optimize.candidates import Candidate, choose
 from anyorder.optimize.dense import Optimum
+from anyorder.optimize.fits import fit_named
 from anyorder.optimize.rescale import rescale
 from anyorder.optimize.structured import fit, fit_dense
 
-__all__ = ["Candidate", "Optimum", "choose", "fit", "fit_dense", "lower_bound", "rescale"]
+__all__ = ["Candidate", "Optimum", "choose", "fit", "fit_dense", "fit_named", "lower_bound", "rescale"]

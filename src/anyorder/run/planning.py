@@ -1,16 +1,14 @@
 """Plans from the words of a command line, and the comparison of mechanisms at one budget."""
 
 import contextlib
-import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from anyorder import accounting
-from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
-from anyorder.optimize import choose, fit
-from anyorder.optimize.candidates import sized
-from anyorder.optimize.tree import fit_tree
+from anyorder.errors import ArgumentError, MissingDependencyError
+from anyorder.optimize import choose
+from anyorder.optimize.fits import fit_named, kind_of
 from anyorder.participation import Participation, PoissonSampling
 from anyorder.plan import Plan, plan
 from anyorder.strategy import Independent, Strategy
@@ -50,52 +48,13 @@ class Mechanism:
     def strategy(self, work: Workload, order: Participation) -> Strategy:
         """The strategy of that name, fitted; for "tree", with the options."""
         if self.name == "tree":
-            options = {"estimator": self.estimator, "restart_every": self.restart_every, "completion": self.completion}
-            return fit_tree(work, order, **options)  # type: ignore[arg-type]
-        kind, *words = self.name.split(", ")
-        sizes: dict[str, Any] = {_ARGUMENTS[found[2]]: int(found[1]) for word in words if (found := _SIZES.match(word))}
-        if kind in _FITTED and len(sizes) == len(words) and (sizes or kind == "dense"):
-            return _of_size(fit(_FITTED[kind], work, order, **sizes), kind, sizes)
-        known = choose(work, order)
-        for candidate in known:
-            if self.name in (candidate.name, _kind(candidate.name)):
-                return candidate.strategy
-        kinds = sorted({_kind(candidate.name) for candidate in known})
-        raise ArgumentError(
-            f"mechanism must be one of auto, poisson, {', '.join(kinds)}, a name from a comparison, or a kind "
-            f"and its size ('dense', 'banded, 64 bands', 'banded low rank, 16 bands, 8 rank'), got {self.name!r}"
-        )
-
-
-_SIZES = re.compile(r"^([0-9]+) (band|buffer|rank)s?$")
-_ARGUMENTS = {"band": "bands", "buffer": "buffers", "rank": "rank"}
-_FITTED = {
-    "banded": "banded",
-    "banded inverse": "banded_inverse",
-    "banded low rank": "banded_low_rank",
-    "banded toeplitz": "toeplitz",
-    "blt": "blt",
-    "dense": "dense",
-    "restarted blt": "restarted_blt",
-}  # by the names of `choose`; each fitted at the size in its name
-
-
-def _of_size(found: Strategy, kind: str, asked: dict[str, int]) -> Strategy:
-    """The strategy, if it has the sizes that were asked for. A fit stops where more of them gain nothing."""
-    attributes = {"bands": "num_bands", "buffers": "num_buffers", "rank": "rank"}
-    has = {size: int(getattr(found, attributes[size])) for size in asked}
-    if has != asked:
-        sizes = ", ".join(sized(count, size.removesuffix("s")) for size, count in has.items())
-        raise PlanError(
-            f"mechanism must have a size that its fit can use, got {asked}; for this order and optimizer more than "
-            f"'{kind}, {sizes}' lowers no error, so ask for that"
-        )
-    return found
-
-
-def _kind(name: str) -> str:
-    """The kind in a name such as "blt, 2 buffers"."""
-    return name.split(",")[0]
+            options: dict[str, Any] = {
+                "estimator": self.estimator,
+                "restart_every": self.restart_every,
+                "completion": self.completion,
+            }
+            return fit_named("tree", work, order, **options)
+        return fit_named(self.name, work, order)
 
 
 def make_plan(
@@ -213,7 +172,7 @@ def best_of_each_kind(rows: list[Row]) -> dict[str, Plan]:
     """The row of least error of each kind of mechanism, for a plot."""
     best: dict[str, Plan] = {}
     for row in sorted(rows, key=lambda row: row.error):
-        best.setdefault(_kind(row.name), row.plan)
+        best.setdefault(kind_of(row.name), row.plan)
     return best
 
 

@@ -1,0 +1,51 @@
+"""Strategies from words."""
+
+import pytest
+
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.optimize import choose, fit, fit_named
+from anyorder.participation import FixedOrder
+from anyorder.strategy import BLT, Banded, Dense, Independent, Tree
+from anyorder.workload import prefix_sum
+
+A, ORDER = prefix_sum(24), FixedOrder(24, k=2, b=12)
+
+
+def test_a_kind_and_its_sizes() -> None:
+    assert fit_named("blt, 2 buffers", A, ORDER) == fit("blt", A, ORDER, buffers=2)
+    assert fit_named("blt, 1 buffer", A, ORDER) == fit("blt", A, ORDER, buffers=1)
+    assert fit_named("banded, 4 bands", A, ORDER) == fit("banded", A, ORDER, bands=4)
+    assert fit_named("dense", A, ORDER, objective="last") == fit("dense", A, ORDER, "last")
+    assert fit_named("banded low rank, 4 bands, 2 rank", A, ORDER) == fit("banded_low_rank", A, ORDER, bands=4, rank=2)
+
+
+def test_a_bare_kind_is_the_best_of_it_and_a_full_name_the_candidate() -> None:
+    known = choose(A, ORDER)
+    assert fit_named("auto", A, ORDER) == known[0].strategy
+    assert fit_named("blt", A, ORDER) == next(c.strategy for c in known if c.name.startswith("blt"))
+    for candidate in [c for c in known if "," in c.name][:3]:
+        assert fit_named(candidate.name, A, ORDER) == candidate.strategy
+    assert isinstance(fit_named("auto", A, ORDER, max_state=0, max_cost=1), Independent)
+
+
+def test_independent_and_trees() -> None:
+    assert fit_named("independent", A, ORDER) == Independent(24)
+    assert fit_named("tree", A, ORDER) == fit("tree", A, ORDER)
+    tree = fit_named("tree", A, ORDER, estimator="online", restart_every=1, completion="on")
+    assert tree == Tree(24, "online", (12,), True)
+
+
+@pytest.mark.parametrize(("words", "kind"), [("banded, 4 bands", Banded), ("blt, 1 buffer", BLT), ("dense", Dense)])
+def test_kinds(words: str, kind: type) -> None:
+    assert type(fit_named(words, A, ORDER)) is kind
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"mechanism must be one of auto, poisson, .*got 'blt, 2 bufers'"):
+        fit_named("blt, 2 bufers", A, ORDER)
+    with pytest.raises(ArgumentError, match="needs the sizes"):
+        fit_named("banded low rank, 4 bands", A, ORDER)
+    with pytest.raises(ArgumentError, match="estimator must come with mechanism 'tree' only, got 'dense'"):
+        fit_named("dense", A, ORDER, estimator="full")
+    with pytest.raises(PlanError, match="a size that its fit can use"):
+        fit_named("blt, 40 buffers", A, ORDER)
