@@ -1,19 +1,24 @@
-"""The values that jax_privacy gives, by their ids."""
+"""The reference values of tests/refs: what other projects, papers and independent computations give."""
 
 import json
+from pathlib import Path
 from typing import Any
 
-from shared_files import shared
+REFS = Path(__file__).parent / "refs"
+
+
+def load(file: str) -> Any:
+    """All of one file; tests/refs/README.md says where its numbers come from."""
+    return json.loads((REFS / file).read_text())
 
 
 def reference(name: str) -> Any:
-    """The value of one id of refs/jax_privacy.json."""
-    values = json.loads(shared("refs/jax_privacy.json").read_text())["values"]
-    return next(entry["value"] for entry in values if entry["id"] == name)
+    """The value of one id of jax_privacy.json."""
+    return next(entry["value"] for entry in load("jax_privacy.json")["values"] if entry["id"] == name)
 
 
 def scenario(name: str, mechanism: str) -> dict[str, float]:
-    """rmse, max, sens of a mechanism in one of the scenarios of refs/state_of_the_art.json; sensitivity included."""
-    data = json.loads(shared("refs/state_of_the_art.json").read_text())
+    """rmse, max, sens of a mechanism in one of the scenarios of state_of_the_art.json; sensitivity included."""
+    data = load("state_of_the_art.json")
     found: dict[str, float] = data["computed_here"]["mechanisms_by_scenario"]["values"][name]["mechanisms"][mechanism]
     return found

@@ -1,7 +1,5 @@
 """Errors: published values of the tree, and the dense definition."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -11,11 +9,11 @@ from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import Independent, SquareRoot, Tree
 from anyorder.workload import Workload, momentum, prefix_sum
-from shared_files import shared
+from references import load
 
 
 def test_tree_references() -> None:
-    values = json.loads(shared("refs/state_of_the_art.json").read_text())["computed_here"]["tree"]["values"]
+    values = load("state_of_the_art.json")["computed_here"]["tree"]["values"]
     for size, value in values.items():
         n = int(size)
         for estimator, key in (("vanilla", "naive"), ("online", "honaker_online")):

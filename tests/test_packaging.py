@@ -48,3 +48,8 @@ def test_links_of_the_readme_are_absolute_and_lead_to_files_that_exist():
         for place in places:
             if link.startswith(place):
                 assert (ROOT / link.removeprefix(place).partition("#")[0]).exists(), link
+
+
+def test_every_reference_file_says_where_its_numbers_come_from():
+    described = set(re.findall(r"^\| `(\w+\.json)` \|", (ROOT / "tests/refs/README.md").read_text(), re.MULTILINE))
+    assert described == {path.name for path in (ROOT / "tests/refs").glob("*.json")}

@@ -3,13 +3,10 @@
     python -m benchmarks.factorize --only references          prints the counts, writes docs/references.md
     python -m benchmarks.factorize --only references --quick  leaves out what takes seconds, writes nothing
 
-The files lie in the folder `shared/refs` beside the checkout, or under $ANYORDER_SHARED; they are not part of this
-repository. Without them nothing is computed: the page holds every value.
+The files lie in tests/refs, whose README.md says where their numbers come from.
 """
 
 import json
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,9 +16,10 @@ from benchmarks._report import Row
 from benchmarks.references import _page, google, jax_privacy, literature, state_of_the_art
 from benchmarks.references._value import Rule, Value, apply
 
-__all__ = ["SOURCES", "Source", "folder", "rows", "values"]
+__all__ = ["SOURCES", "Source", "rows", "values"]
 
 ROOT = Path(__file__).resolve().parents[2]
+REFS = ROOT / "tests" / "refs"
 
 
 class Source(NamedTuple):
@@ -63,12 +61,6 @@ def _named(values: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"id": name} | value for name, value in values.items()]
 
 
-def folder() -> Path | None:
-    """Where the reference files lie, None if they are absent."""
-    shared = Path(os.environ.get("ANYORDER_SHARED", ROOT.parent / "shared"))
-    return shared / "refs" if (shared / "refs").is_dir() else None
-
-
 def values(source: Source, data: Any, *, slow: bool = True) -> Iterator[Value]:
     """All values of a source; without `slow`, those that take no seconds."""
     for entry in source.entries(data):
@@ -77,13 +69,9 @@ def values(source: Source, data: Any, *, slow: bool = True) -> Iterator[Value]:
 
 def rows(quick: bool) -> Iterator[Row]:
     """How many values of each file are equal, and every value where ours is no better; then the page."""
-    refs = folder()
-    if refs is None:
-        print("no reference files: put them in ../shared/refs, or name the folder in ANYORDER_SHARED", file=sys.stderr)
-        return
     found = {}
     for source in SOURCES:
-        data = json.loads((refs / source.file).read_text())
+        data = json.loads((REFS / source.file).read_text())
         found[source.title] = list(values(source, data, slow=not quick))
         total = len(found[source.title])
         for verdict, count in Counter(value.verdict for value in found[source.title]).most_common():

@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import json
 import math
 
 import numpy as np
@@ -13,7 +12,7 @@ from scipy.stats import norm
 from anyorder import _check
 from anyorder.accounting import calibrate_poisson, gdp_epsilon, poisson_epsilon
 from anyorder.errors import ArgumentError, MissingDependencyError
-from shared_files import shared
+from references import load
 
 # (sigma, q, steps, delta), as named in the references
 REFERENCES = {
@@ -25,7 +24,7 @@ REFERENCES = {
 
 
 def reference(name):
-    values = json.loads(shared("refs/jax_privacy.json").read_text())["values"]
+    values = load("jax_privacy.json")["values"]
     return next(entry["value"] for entry in values if entry["id"] == name)
 
 

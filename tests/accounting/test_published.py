@@ -1,13 +1,12 @@
 """Published and reference numbers: Kairouz et al. 2021, deployed models, other libraries' accountants."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 
 from anyorder.accounting import calibrate_gaussian, compose, gdp_epsilon, rdp_epsilon, zcdp_rho
-from shared_files import shared
+from references import load
 
 TENTHS = [1 + x / 10 for x in range(1, 100)]
 TFP_ORDERS = [*TENTHS, *range(12, 64)]
@@ -26,7 +25,7 @@ def at_orders(mu, delta, orders):
 
 
 def entries(file, section):
-    return json.loads(shared(f"refs/{file}").read_text())[section]
+    return load(file)[section]
 
 
 @pytest.mark.parametrize(

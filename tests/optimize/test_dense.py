@@ -1,6 +1,5 @@
 """The dense optimum against published optima, closed forms, and its own certificate."""
 
-import json
 import math
 import warnings
 
@@ -24,8 +23,7 @@ from anyorder.participation import (
 )
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import Dense
-from references import reference
-from shared_files import shared
+from references import load, reference
 
 # Root-scale optima of the prefix sum, one participation, by an independent dual ascent: within 1e-8 of optimal.
 OPTIMA = {
@@ -53,7 +51,7 @@ def test_two_steps_have_a_closed_form() -> None:
 
 @pytest.mark.parametrize("name", ["prefix_n8", "prefix_n64", "prefix_n256", "momentum_n64", "momentum_n256"])
 def test_agrees_with_an_independent_solver(name: str) -> None:
-    values = json.loads(shared("refs/dense_optima.json").read_text())["values"][name]
+    values = load("dense_optima.json")["values"][name]
     n = int(name.split("_n")[1])
     A = W.momentum(n, 0.95, W.linear_cooldown(n)) if name.startswith("momentum") else W.prefix_sum(n)
     found = solve(A, SingleEpoch(n))

@@ -3,7 +3,6 @@
 What takes seconds is left to `python -m benchmarks.factorize --only references`, which writes docs/references.md.
 """
 
-import json
 import re
 from collections import Counter
 
@@ -13,7 +12,7 @@ import pytest
 from benchmarks.references import SOURCES, Source
 from benchmarks.references._value import Rule, Value, apply, skip
 
-from shared_files import shared
+import references
 
 # Ours is higher here, by so much at most: fits of BLTs that end in a local optimum.
 HIGHER = {
@@ -51,7 +50,7 @@ def found(source: Source) -> list[Value]:
 
 
 def load(source: Source):
-    return json.loads(shared(f"refs/{source.file}").read_text())
+    return references.load(source.file)
 
 
 def test_none_is_worse_but_those_named(found: list[Value]) -> None:

@@ -1,6 +1,5 @@
 """The generic route, from X = C^T C."""
 
-import json
 import sys
 
 import numpy as np
@@ -14,7 +13,7 @@ from anyorder.sensitivity import Bound, dense, sensitivity, unit_sensitivities
 from anyorder.sensitivity.dense import gram_bound
 from anyorder.strategy import Dense, Independent, Tree
 from oracles import attained_squared
-from shared_files import shared
+from references import load
 
 
 def example(n: int, *, signed: bool = False, bands: int | None = None) -> Dense:
@@ -28,7 +27,7 @@ def example(n: int, *, signed: bool = False, bands: int | None = None) -> Dense:
 
 def test_references() -> None:
     """jax_privacy's values, and an enumeration of sets and signs."""
-    values = {v["id"]: v["value"] for v in json.loads(shared("refs/jax_privacy.json").read_text())["values"]}
+    values = {v["id"]: v["value"] for v in load("jax_privacy.json")["values"]}
     for signed in (False, True):
         for k in (1, 2, 4):
             key = f"fixed_epoch_sign{int(signed)}_n8_k{k}"

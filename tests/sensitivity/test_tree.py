@@ -20,7 +20,7 @@ from anyorder.participation import (
 )
 from anyorder.sensitivity import sensitivity, unit_sensitivities
 from anyorder.strategy import Tree
-from shared_files import shared
+from references import load
 
 
 def squared(tree: Tree, participation: Participation) -> int:
@@ -73,13 +73,13 @@ def test_levels_of_one_epoch(n: int) -> None:
 
 def test_min_separation_references() -> None:
     """tensorflow-privacy's exact recursion; its largest case took it 1819 s."""
-    reference = json.loads(shared("refs/dpftrl.json").read_text())
+    reference = load("dpftrl.json")
     seen = 0
     for case in reference["tfp.compute_rdp_single_tree"]:
         n, k, between = case["total_steps"], case["max_participation"], case["min_separation"]
         assert squared(Tree(n), MinSeparation(n, between + 1, k)) == case["sum_sensitivity_square"], case
         seen += 1
-    for case in json.loads(shared("refs/google_federated.json").read_text())["values"]:
+    for case in load("google_federated.json")["values"]:
         if case["id"].startswith("tree_sens2"):
             p = case["params"]
             rule = MinSeparation(p["steps"], p["min_separation_kairouz"] + 1, p["max_participation"])
@@ -90,7 +90,7 @@ def test_min_separation_references() -> None:
 
 def test_same_order_references() -> None:
     """DP-FTRL's accountant: (steps, epochs, virtual steps) -> with and without the virtual steps."""
-    reference = json.loads(shared("refs/dpftrl.json").read_text())
+    reference = load("dpftrl.json")
     cases = reference["dpftrl_privacy.get_total_sensitivity_sq_same_order"]
     completions = 0
     for case in cases:
@@ -104,7 +104,7 @@ def test_same_order_references() -> None:
 
 def test_given_order_references() -> None:
     """DP-FTRL's accountant; -1 is a step of nobody."""
-    reference = json.loads(shared("refs/dpftrl.json").read_text())
+    reference = load("dpftrl.json")
     for case in reference["dpftrl_privacy.get_total_sensitivity_sq_given_order"]:
         steps = json.loads(case["call"].split("(")[1].rstrip(")"))
         order = KnownOrder([[u] if u >= 0 else [] for u in steps])
@@ -115,7 +115,7 @@ def test_given_order_references() -> None:
 
 def test_restart_references() -> None:
     """DP-FTRL's accountant adds up the blocks, since each begins with a new shuffle; the last is not completed."""
-    reference = json.loads(shared("refs/dpftrl.json").read_text())
+    reference = load("dpftrl.json")
     for case in reference["dpftrl_privacy.compute_epsilon_tree"]:
         b, blocks = case["num_batches"], [e for e in case["epochs_between_restarts"] if e]
         total = 0

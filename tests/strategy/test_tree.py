@@ -1,7 +1,5 @@
 """Trees: published variances, estimators against the pseudoinverse, restarts, completion."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from anyorder.errors import ArgumentError
 from anyorder.strategy import Tree, from_dict
-from shared_files import shared
+from references import load
 
 ESTIMATORS = ["vanilla", "online", "full"]
 
@@ -90,7 +88,7 @@ def test_online_is_the_published_recursion(m: int) -> None:
 
 
 def test_variances_of_the_reference_classes() -> None:
-    reference = json.loads(shared("refs/dpftrl.json").read_text())["noise_variance_steps_1_to_64_std_1"]
+    reference = load("dpftrl.json")["noise_variance_steps_1_to_64_std_1"]
     for estimator, key, short in (
         ("online", "CummuNoiseEffTorch", "eff"),
         ("vanilla", "CummuNoiseTorch", "vanilla"),
