@@ -12,7 +12,7 @@ import anyorder
 ROOMS = [
     "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library",
     "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting",
-    "noise", "ledger", "sampling", "plan", "clipping", "receipt", "certificate", "train", "report", "run",
+    "noise", "ledger", "sampling", "plan", "receipt", "certificate", "release", "clipping", "train", "report", "run",
     "cli", "__main__",
 ]  # fmt: skip
 PURE = ["workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting", "noise"]

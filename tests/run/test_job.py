@@ -17,8 +17,8 @@ from torch import nn
 from anyorder.certificate import verify
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, MissingDependencyError, ModelError
 from anyorder.plan import Plan
+from anyorder.release.files import RunFiles
 from anyorder.run import Observer, Settings, folder, models, resume, train
-from anyorder.train.files import RunFiles
 
 KEY = bytes(range(32))
 FILES = {
@@ -219,7 +219,7 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_and_its_folder_can_be_
         elif place == "journal":
             patch.setattr(RunFiles, "begin", stop)
         elif place == "checkpoint":
-            patch.setattr("anyorder.train.checkpoint.os.replace", stop)
+            patch.setattr("anyorder.release.checkpoint.os.replace", stop)
             patch.setattr(folder, "replace", lambda target, write: write(target))
         else:
             patch.setattr(folder, "replace", stop_at(place))

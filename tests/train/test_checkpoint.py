@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from anyorder.errors import CheckpointError
-from anyorder.train import checkpoint
-from anyorder.train.checkpoint import load, random_state, save_atomic, set_random_state
+from anyorder.release import checkpoint
+from anyorder.release.checkpoint import load, save_atomic
+from anyorder.train.generators import random_state, set_random_state
 
 PAYLOAD = {
     "tensor": torch.arange(6.0).reshape(2, 3),
@@ -168,7 +169,7 @@ def test_full_disk(tmp_path):
     code = """
     import resource, signal, sys, torch
     from anyorder.errors import CheckpointError
-    from anyorder.train.checkpoint import load, save_atomic
+    from anyorder.release.checkpoint import load, save_atomic
     save_atomic(sys.argv[1], {"x": torch.zeros(10)})
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
@@ -250,7 +251,7 @@ def test_rests_of_the_dead_are_removed_and_those_of_the_living_kept(tmp_path):
 def test_killed_at_random_moments_the_file_is_the_old_or_the_new(tmp_path):
     code = """
     import os, random, signal, sys, time, torch
-    from anyorder.train.checkpoint import load, save_atomic
+    from anyorder.release.checkpoint import load, save_atomic
     path, generator = sys.argv[1], random.Random(0)
     def payload(step):
         return {"step": step, "x": torch.full((200_000,), float(step))}

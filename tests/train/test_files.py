@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import anyorder as ao
 from anyorder.errors import CheckpointError, CheckpointWarning
 from anyorder.participation import PoissonSampling
+from anyorder.release import files
 from anyorder.strategy import BLT, BandedInverse, SquareRoot, Tree
-from anyorder.train import files
 
 N, B, STEPS = 24, 4, 12
 STRATEGIES = {
@@ -147,7 +147,7 @@ def test_a_journal_that_ends_before_the_checkpoint_is_in_doubt(tmp_path, monkeyp
     folder, before = six_steps(tmp_path, "blt")
     older = journal_of(folder).read_bytes()[: -3 * 41]  # as of step 3; the checkpoint is of step 4
     journal_of(folder).write_bytes(older)
-    monkeypatch.setattr("anyorder.train.journal._SAME_TIME", 1 << 62)  # a system that tells no times
+    monkeypatch.setattr("anyorder.release.journal._SAME_TIME", 1 << 62)  # a system that tells no times
     with pytest.warns(CheckpointWarning, match="it ends before the checkpoint. From step 4 on"):
         run = Run(folder)
     assert unlike(run.to(6).noises[4], before.noises[4])

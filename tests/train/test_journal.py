@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from anyorder.errors import ArgumentError, CheckpointError
-from anyorder.train.journal import Journal
+from anyorder.release.journal import Journal
 from train.test_checkpoint import failing, files, run_python
 
 
@@ -107,7 +107,7 @@ def test_the_very_file_is_known_by_a_clock_that_is_wrong(checkpoint, monkeypatch
     journal.commit(0, digest(0))
     journal.close()
     assert Journal.open(checkpoint, "run").doubt is None
-    monkeypatch.setattr("anyorder.train.journal._ATTEMPTS", 1)
+    monkeypatch.setattr("anyorder.release.journal._ATTEMPTS", 1)
     journal = Journal.open(checkpoint, "run")
     journal.commit(1, digest(1))
     journal.close()
@@ -280,7 +280,7 @@ def test_two_processes_cannot_use_one_checkpoint_file(journal):
     code = """
     import sys
     from anyorder.errors import CheckpointError
-    from anyorder.train.journal import Journal
+    from anyorder.release.journal import Journal
     for run_id in ("run", "fresh"):
         for make in (Journal.open, Journal.create):
             try:
@@ -295,7 +295,7 @@ def test_two_processes_cannot_use_one_checkpoint_file(journal):
 def test_lock_ends_with_the_process_though_its_workers_live(journal):
     code = """
     import os, signal, sys, time
-    from anyorder.train.journal import Journal
+    from anyorder.release.journal import Journal
     journal = Journal.open(sys.argv[1] + "/run.ckpt", "run")
     child = os.fork()
     if child == 0:
@@ -337,7 +337,7 @@ def test_disk_that_fills_within_an_entry(journal):
     code = """
     import os, resource, signal, sys
     from anyorder.errors import CheckpointError
-    from anyorder.train.journal import Journal
+    from anyorder.release.journal import Journal
     journal = Journal.open(sys.argv[1] + "/run.ckpt", "run")
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limit = os.path.getsize(journal.path) + 20
@@ -376,7 +376,7 @@ def test_read_only_folder(journal, monkeypatch):
 def test_killed_at_random_moments_every_released_step_is_in_the_journal(tmp_path):
     code = """
     import os, random, signal, sys, time
-    from anyorder.train.journal import Journal
+    from anyorder.release.journal import Journal
     folder, generator = sys.argv[1], random.Random(1)
     Journal.create(folder + "/run.ckpt", "run").close()
     log = os.open(folder + "/released", os.O_RDWR | os.O_CREAT | os.O_APPEND)  # plays the part of the release

@@ -16,8 +16,9 @@ import anyorder as ao
 from anyorder.errors import CertificateError, CheckpointError, PlanError
 from anyorder.noise import GridStream, NoiseSource
 from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
+from anyorder.release.noise import SharedNoise
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
-from anyorder.train.shards import Shards, SharedNoise
+from anyorder.train.shards import Shards
 
 KEY = bytes(range(32))
 N, B, EPOCHS = 24, 4, 3

@@ -11,8 +11,8 @@ from typing import Any
 
 from anyorder._sealed import read_json as read_object
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
-from anyorder.train.checkpoint import sync_folder
-from anyorder.train.journal import Journal
+from anyorder.release.checkpoint import sync_folder
+from anyorder.release.journal import Journal
 
 __all__ = [
     "ACCURACY_PLOT", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN", "fresh", "held",

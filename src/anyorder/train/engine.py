@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from anyorder import _check
 from anyorder.certificate import Certificate, Evidence
-from anyorder.clipping import ClipRule, Receive, make_clipping, refuse_unfit
+from anyorder.clipping import Adaptive, ClipRule, Receive, make_clipping, refuse_unfit
 from anyorder.clipping.coupling import LossWatch
 from anyorder.clipping.units import accumulator_dtype
 from anyorder.errors import (
@@ -27,16 +27,17 @@ from anyorder.ledger import Ledger, Units
 from anyorder.noise import NoiseSource
 from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
+from anyorder.release.clip_norm import ClipNorm
+from anyorder.release.files import RunFiles
+from anyorder.release.noise import SharedNoise
 from anyorder.sampling import HandedBatch, PrivateLoader, Unit, poisson_loader
-from anyorder.train.checkpoint import random_state, set_random_state
-from anyorder.train.clip_norm import ClipNorm
 from anyorder.train.distributed import Group, distinct_units, forward_together
-from anyorder.train.files import RunFiles
 from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
+from anyorder.train.generators import random_state, set_random_state
 from anyorder.train.module import PrivateModule
 from anyorder.train.order import BY_LEDGER, check_absence, check_order, check_unit, warn_of_scattered_units
 from anyorder.train.scaler import ask_for_scale, refuse_scale
-from anyorder.train.shards import Shards, SharedNoise
+from anyorder.train.shards import Shards
 
 __all__ = ["PrivacyEngine"]
 
@@ -162,7 +163,16 @@ class PrivacyEngine:
     ) -> str:
         """Check model and optimizer; returns what must be the same on all ranks."""
         check_unit(self.plan, unit)
-        self._clip = ClipNorm(self.plan, rule)
+        if rule is not None and not isinstance(rule, ClipRule):
+            raise ArgumentError(
+                f"rule must be None or a rule of anyorder.clipping, such as Flat() or Automatic(gamma=0.01), "
+                f"got {rule!r}"
+            )
+        adaptive = rule if type(rule) is Adaptive else None
+        self._clip = ClipNorm(self.plan, adaptive)
+        # Stands for the further coordinate among the parameters; it is never trained.
+        self._count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
+        self._counts = {} if adaptive is None else {adaptive.COUNT: self._count}
         refuse_unfit(model)
         check_sharding(model, self._group)
         self._model, self._optimizer, self._loss_reduction = model, optimizer, loss_reduction
@@ -173,7 +183,7 @@ class PrivacyEngine:
     def _set_up(self, loader: Any, unit: Unit, chunk_size: int | None, rule: ClipRule | None, non_finite: str) -> None:
         self.loader = self._private_loader(loader, unit, self._source.own)
         self.ledger = Ledger(self.plan.participation)
-        self._shards = Shards({**self._parameters, **self._clip.parameters}, self._group)
+        self._shards = Shards({**self._parameters, **self._counts}, self._group)
         plan = self.plan
         self._stream = SharedNoise(plan.strategy, self._source, plan.noise_std, self._shards, plan.grid)
         self._whole = WholeModel(self._model)
@@ -292,7 +302,7 @@ class PrivacyEngine:
         if step != self.ledger.step:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
-        further = sums.keys() - self._parameters.keys() - self._clip.parameters.keys()
+        further = sums.keys() - self._parameters.keys() - self._counts.keys()
         if further:
             raise ArgumentError(f"the clip rule has coordinates of its own ({', '.join(further)}): only Adaptive may")
         self._watch.came_back()
@@ -339,7 +349,7 @@ class PrivacyEngine:
         dtypes = {accumulator_dtype(p) for p in self._parameters.values()}
         floating = torch.float64 if torch.float64 in dtypes else torch.float32
         dtype = floating if self.plan.grid is None else torch.int64
-        held = {**self._parameters, **self._clip.parameters}
+        held = {**self._parameters, **self._counts}
         return {name: torch.zeros(p.shape, dtype=dtype, device=local(p).device) for name, p in held.items()}
 
     def _before_step(
@@ -368,8 +378,8 @@ class PrivacyEngine:
         self._discard()
         self._whole.drop()
         for p, gradient in self._shards.gradients(private):
-            if p is self._clip.count:
-                self._clip.record(step, gradient, self._group)
+            if p is self._count:
+                self._clip.record(step, float(gradient), self._group)
                 continue
             p.grad = gradient
             self._written[p] = (p.grad, p.grad._version)

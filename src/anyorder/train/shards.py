@@ -4,22 +4,16 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyorder.errors import TrainingError
-from anyorder.noise import GridStream, NoiseSource, NoiseStream
-from anyorder.strategy import Strategy
+from anyorder.release.ranks import Range
 from anyorder.train.distributed import Group
 from anyorder.train.fsdp import is_sharded, rows_of, shard_of
 
-__all__ = ["Shards", "SharedNoise"]
-
-Range = tuple[int, int]
-"""Coordinates start, .., stop - 1."""
+__all__ = ["Shards"]
 
 
 class Shards:
@@ -120,87 +114,3 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
         elif start < stop:
             result.append((start, stop))
     return result
-
-
-class SharedNoise:
-    """A noise stream over all coordinates, of which each rank makes and keeps the part over its own.
-
-    The ranks' parts are together, bit for bit, the noise of one `NoiseStream` over everything; making them needs no
-    communication. A saved state is that one stream's, whatever the number of ranks.
-
-    Args:
-        strategy, source, std: as for `NoiseStream`.
-        shards: whose coordinates `add_to` covers, and in which order.
-        grid: None, or as for `GridStream`, which then takes the place of `NoiseStream`.
-    """
-
-    def __init__(
-        self, strategy: Strategy, source: NoiseSource, std: float, shards: Shards, grid: float | None = None
-    ) -> None:
-        self._group = shards.group
-        self._size = shards.size
-        self._grid, self._ranges = grid, shards.ranges
-        self._streams: list[Any] = [
-            NoiseStream(strategy, source, std, j - i, start=i)
-            if grid is None
-            else GridStream(strategy, source, std, grid, j - i, start=i)
-            for i, j in shards.ranges
-        ]
-
-    def check(self, step: int) -> None:
-        """Refuse to go on where noise was drawn for a step that the ledger does not have, after an interrupt perhaps.
-
-        The noise would be ahead of the gradients: a row of C^-1 Z that is left out is one that no guarantee knows of.
-        """
-        if any(stream.t != step for stream in self._streams):
-            raise TrainingError(
-                f"the noise of step {step} was drawn, but the step was broken off half way: nothing more may be "
-                "released; resume from the last checkpoint in a new engine"
-            )
-
-    def add_to(self, own: list[Tensor], divisor: float) -> list[Tensor]:
-        """(own + noise of the next step) / divisor on the rank's own coordinates.
-
-        Args:
-            own: the rank's vector in pieces, which are overwritten: float32; on a grid int64, in grid steps.
-            divisor: the batch size, perhaps times a change of units.
-        Returns: `own`; on a grid as many float64 tensors.
-        Raises: StepsExhaustedError after n steps. TrainingError if a step was broken off between the rank's streams.
-        """
-        if self._grid is not None:
-            noise = np.concatenate([np.empty(0, np.int64), *(stream.next() for stream in self._streams)])
-            parts = torch.split(torch.from_numpy(noise), [len(x) for x in own])
-            # In place: torch refuses a sum of floats here.
-            totals = [part.to(x.device).add_(x) for part, x in zip(parts, own, strict=True)]
-            return [total.double().mul_(self._grid).div_(divisor) for total in totals]
-        if len(self._streams) == 1:
-            self._streams[0].add_to(own, 1 / divisor)
-            return own
-        (vector,) = own
-        start = 0
-        for stream, (i, j) in zip(self._streams, self._ranges, strict=True):
-            stream.add_to([vector[start : start + j - i]], 1 / divisor)
-            start += j - i
-        return own
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """The state over all coordinates, on the first rank; None elsewhere. All ranks must call it."""
-        told = self._group.to_first([stream.state_dict() for stream in self._streams])
-        if told is None:
-            return None
-        parts = sorted((part for of_rank in told for part in of_rank), key=lambda part: part["start"])
-        states = zip(*(part["state"] for part in parts), strict=True)
-        state = [np.concatenate(arrays, axis=-1) for arrays in states]
-        return {**parts[0], "start": 0, "size": self._size, "state": state}
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, on this rank's coordinates.
-
-        Raises: CheckpointError if it is of another stream.
-        """
-        for stream in self._streams:
-            own = stream.state_dict()
-            start, size = own["start"], own["size"]
-            cut = {"start": start, "size": size} if saved["size"] == self._size and saved["start"] == 0 else {}
-            state = [array[..., start : start + size] for array in saved["state"]]
-            stream.load_state_dict({**saved, **cut, "state": state})

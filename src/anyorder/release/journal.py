@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anyorder import _check
 from anyorder.errors import ArgumentError, CheckpointError
-from anyorder.train.checkpoint import sync_folder
+from anyorder.release.checkpoint import sync_folder
 
 __all__ = ["Journal"]
 

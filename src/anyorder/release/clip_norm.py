@@ -1,54 +1,53 @@
 """The norm at which a run cuts its units now: the plan's, or one that follows a quantile of their norms."""
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor, nn
-
-from anyorder.clipping import Adaptive, ClipRule
-from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
+from anyorder.errors import CheckpointError, PlanError, TrainingError
 from anyorder.plan import Plan
-from anyorder.train.distributed import Group
+from anyorder.release.ranks import Ranks
 
-__all__ = ["ClipNorm"]
+__all__ = ["ClipNorm", "Schedule"]
 
 RANGE = 2.0**20
 SMALLEST, LARGEST = 2.0**-17, 2.0**60  # of a plan's clip norm; see `norms.py` for what is below
 
 
+class Schedule(Protocol):
+    """Numbers of a clip norm that moves: those of `anyorder.clipping.Adaptive`, where their meaning stands."""
+
+    @property
+    def quantile(self) -> float: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def share(self) -> float: ...
+    @property
+    def gradient_share(self) -> float: ...
+    @property
+    def every(self) -> int | None: ...
+
+
 class ClipNorm:
     """The norm c at which units are cut now, and how sums cut there become those that the plan's noise is for.
 
-    Under any rule but `Adaptive` c is the plan's clip norm C. Under that rule the units' vectors have one more
-    coordinate and norm c; times C / c they have norm C; noise is added; and times c / (C sqrt(1 - share^2)) the
-    gradient is in its own units again. Nothing but released numbers enters here, so that c is public.
+    Without a schedule c is the plan's clip norm C. With one the units' vectors have one more coordinate, the count, and
+    norm c; times C / c they have norm C; noise is added; and times c / (C sqrt(1 - share^2)) the gradient is in its own
+    units again. Nothing but released numbers enters here, so that c is public.
 
     Attributes:
         current: c.
-        count: stands for the further coordinate among the parameters; it is never trained.
 
-    Raises: PlanError where the plan does not let the clip norm move; ArgumentError for what is no rule.
+    Raises: PlanError where the plan does not let the clip norm move.
     """
 
-    def __init__(self, plan: Plan, rule: ClipRule | None) -> None:
-        if rule is not None and not isinstance(rule, ClipRule):
-            raise ArgumentError(
-                f"rule must be None or a rule of anyorder.clipping, such as Flat() or Automatic(gamma=0.01), "
-                f"got {rule!r}"
-            )
-        self._rule = rule if type(rule) is Adaptive else None
+    def __init__(self, plan: Plan, schedule: Schedule | None) -> None:
+        self._rule = schedule
         self._planned, self._batch_size = plan.clip_norm, plan.batch_size
         self._period = 0 if self._rule is None else _period(plan, self._rule)
         self.current = plan.clip_norm
         self._sum = 0.0  # of the period's released counts, in units of the gradient
         self._steps = 0  # whose counts are in
-        self.count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """`count` by the name of its sum, under `Adaptive`; else nothing."""
-        return {} if self._rule is None else {self._rule.COUNT: self.count}
 
     @property
     def divisor(self) -> float:
@@ -57,14 +56,14 @@ class ClipNorm:
             return self._batch_size
         return self._batch_size * (self._planned * self._rule.gradient_share / self.current)
 
-    def planned(self, own: list[Tensor]) -> list[Tensor]:
-        """Sums of vectors of norm c as sums of vectors of the planned norm, in place."""
-        return own if self._rule is None else [x.mul_(self._planned / self.current) for x in own]
+    def planned(self, own: list[Any]) -> list[Any]:
+        """Sums of vectors of norm c as sums of vectors of the planned norm."""
+        return own if self._rule is None else [x * (self._planned / self.current) for x in own]
 
-    def record(self, step: int, count: Tensor, group: Group) -> None:
-        """Take the released count of a step, under `Adaptive`; set c anew where the step is the last of a period."""
+    def record(self, step: int, count: float, group: Ranks) -> None:
+        """Take the released count of a step, under a schedule; set c anew where the step is the last of a period."""
         assert self._rule is not None
-        self._sum += float(count)
+        self._sum += count
         self._steps = step + 1
         if (step + 1) % self._period:
             return
@@ -105,7 +104,7 @@ class ClipNorm:
             self.current, self._sum, self._steps = saved["current"], saved["sum"], saved["steps"]
 
 
-def _period(plan: Plan, rule: Adaptive) -> int:
+def _period(plan: Plan, rule: Schedule) -> int:
     restart = plan.strategy.restart_period
     if plan.grid is not None:
         raise PlanError(

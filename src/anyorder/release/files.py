@@ -15,10 +15,10 @@ from anyorder.errors import CheckpointError, CheckpointWarning, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.noise.renewal import first_new_row
 from anyorder.plan import Plan
+from anyorder.release.checkpoint import load, save_atomic
+from anyorder.release.journal import Journal
+from anyorder.release.ranks import Ranks
 from anyorder.strategy import Strategy
-from anyorder.train.checkpoint import load, save_atomic
-from anyorder.train.distributed import Group
-from anyorder.train.journal import Journal
 
 __all__ = ["RunFiles"]
 
@@ -34,7 +34,7 @@ class RunFiles:
         path: the checkpoint file; None for a run that keeps nothing.
     """
 
-    def __init__(self, path: Path | None, group: Group) -> None:
+    def __init__(self, path: Path | None, group: Ranks) -> None:
         self._path, self._group = path, group
         self._process = os.getpid()
         self._journal: Journal | None = None  # on the first rank

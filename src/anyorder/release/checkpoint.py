@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import io
 import os
-import random
 import re
 import struct
 import tempfile
@@ -18,14 +17,11 @@ import torch
 
 from anyorder.errors import CheckpointError
 
-__all__ = ["load", "random_state", "save_atomic", "set_random_state", "sync_folder"]
+__all__ = ["load", "save_atomic", "sync_folder"]
 
 _MAGIC = b"anyorder checkpt"
 _VERSION = 3
 _HEAD = struct.Struct("<16sIQ32s32s")  # magic, version, length of the body, run, sha256 of all before and the body
-
-
-# -- the file --------------------------------------------------------------------------------------------------------
 
 
 def save_atomic(path: str | Path, payload: dict[str, Any], run_id: str = "") -> None:
@@ -184,30 +180,3 @@ def _opened(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-# -- the state of the ordinary generators ----------------------------------------------------------------------------
-
-
-def random_state() -> dict[str, Any]:
-    """The generators that dropout and augmentation draw from, for a checkpoint. The private noise needs no state."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    version, numbers, gauss = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [str(kind), np.asarray(keys).astype(np.int64), *rest],
-        "python": [version, list(numbers), gauss],
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Put the generators back where `random_state` saw them; of GPUs, those that are there."""
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available():
-        for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(cuda, device)
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.asarray(keys).astype(np.uint32), *rest))  # noqa: NPY002
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
