@@ -4,28 +4,25 @@ The rooms, in reading order: workload (A), participation (who takes part when), 
 optimize (choose C), accounting (epsilon), noise (addressable), sampling (loaders and their order), plan (the claim),
 clipping, ledger (enforces the claim), receipt (a unit's own part in it), certificate (shows it),
 train (the engine).
+
+What an auditor or a planner needs is here at once; what needs torch is loaded when it is first asked for.
 """
 
-from anyorder import (
-    accounting,
-    clipping,
-    errors,
-    noise,
-    optimize,
-    participation,
-    sampling,
-    strategy,
-    train,
-    workload,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from anyorder import accounting, errors, noise, optimize, participation, strategy, workload
 from anyorder.certificate import Certificate, Evidence, verify
-from anyorder.clipping import check_model
 from anyorder.error import last_loss, max_loss, rmse
 from anyorder.plan import Plan, plan
 from anyorder.receipt import Receipt
-from anyorder.sampling import FixedOrderSampler
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
-from anyorder.train import FTRL, PrivacyEngine
+
+if TYPE_CHECKING:
+    from anyorder import clipping, sampling, train
+    from anyorder.clipping import check_model
+    from anyorder.sampling import FixedOrderSampler
+    from anyorder.train import FTRL, PrivacyEngine
 
 __version__ = "0.1.0"
 
@@ -57,3 +54,30 @@ __all__ = [
     "verify",
     "workload",
 ]
+
+# `plan` and `sensitivity` are functions in modules of the same name. They are bound above, after the import of those
+# modules has bound the modules themselves: a lazy name could not be, for no later import would undo it.
+_NEED_TORCH = {
+    "FTRL": "train",
+    "FixedOrderSampler": "sampling",
+    "PrivacyEngine": "train",
+    "check_model": "clipping",
+    "clipping": "",
+    "sampling": "",
+    "train": "",
+}
+"""Name -> the room it is from, or "" for a room itself."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module 'anyorder' has no attribute {name!r}")
+    room = _NEED_TORCH[name]
+    found = importlib.import_module(f"anyorder.{room or name}")
+    value = getattr(found, name) if room else found
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

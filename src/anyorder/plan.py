@@ -31,7 +31,6 @@ from anyorder.participation import (
     SingleEpoch,
     without_names,
 )
-from anyorder.sampling import find_participation
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Combination, Independent, Strategy
@@ -406,6 +405,8 @@ def _read_loader(
         raise ArgumentError("epochs must be given together with loader")
     if batch_size is not None or dataset_size is not None:
         raise ArgumentError("batch_size and dataset_size must not be given together with loader, which has them")
+    from anyorder.sampling import find_participation  # the only one here that needs torch
+
     found = find_participation(loader, epochs, unit=None if unit == "example" else unit)
     return found.participation, found.batch_size, found.dataset_size
 

@@ -13,7 +13,6 @@ from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 from scipy.special import erfcx, exprel, ndtr
 
 from anyorder import _check
@@ -231,6 +230,8 @@ def _best_order(mu: float, delta: float) -> float:
     The left side rises and the right side falls in alpha, and their difference is the derivative up to a positive
     factor: the minimum is the only one.
     """
+    from scipy.optimize import brentq  # half of the time of an import, for a conversion that is asked for by name
+
     log_inverse = -math.log(delta)
 
     def slope(gap: float) -> float:

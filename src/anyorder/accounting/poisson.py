@@ -7,8 +7,6 @@ for it without amplification, mu = sqrt(epochs) / noise_multiplier.
 import math
 from functools import cache
 
-from scipy.optimize import brentq
-
 from anyorder import _check
 from anyorder.accounting.gaussian import compose, gdp_epsilon, gdp_mu
 
@@ -60,6 +58,8 @@ def calibrate_poisson(epsilon: float, delta: float, sampling_probability: float,
     Cost: about seven times that of `poisson_epsilon`.
     Raises: ArgumentError; MissingDependencyError without dp-accounting.
     """
+    from scipy.optimize import brentq  # slow to load
+
     epsilon = _check.positive("epsilon", epsilon)
     delta = _check.probability("delta", delta)
     q = _sampling(sampling_probability)

@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import interp1d
 from scipy.linalg import cholesky, eigh, solve_triangular, svd
 
 from anyorder import _check
@@ -171,6 +170,8 @@ def _ascend(A: Floats, groups: Groups, *, is_max: bool, tolerance: float, max_it
 
 def _coarse_start(A: Floats, groups: Groups, *, is_max: bool, tolerance: float) -> Floats | None:
     """The point of the problem with every fourth pattern only, log V interpolated between them; None for small ones."""
+    from scipy.interpolate import interp1d  # slow to load
+
     ordered = all((np.diff(g[:, 0]) > 0).all() for g in groups)  # patterns beside each other are alike
     if not ordered or A.shape[1] < _LARGE or sum(len(g) for g in groups) < 4 * _COARSER:
         return None

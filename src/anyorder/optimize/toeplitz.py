@@ -16,7 +16,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from anyorder import _check
 from anyorder._filters import fftconvolve, lfilter
@@ -239,6 +238,7 @@ def descend(
     Each search ends where a step gains less than `gain`; another follows, since at the kinks of the majorant a stale
     curvature stops a search too early.
     """
+    from scipy.optimize import minimize  # slow to load
 
     def logarithm(x: Floats) -> Valued:
         with np.errstate(all="ignore"):

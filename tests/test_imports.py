@@ -1,0 +1,87 @@
+"""What is imported when: torch only where it is needed, and names that mean the same in whatever order."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import anyorder
+
+NO_TORCH = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import anyorder.plan; import anyorder as ao",
+        "import anyorder as ao; import anyorder.plan",
+        "import anyorder as ao; ao.PrivacyEngine; import anyorder.plan",
+        "from anyorder.plan import Plan; import anyorder as ao; import anyorder.plan, anyorder.sensitivity",
+        "from anyorder import plan; import anyorder.plan; import anyorder as ao; assert ao.plan is plan",
+        "import anyorder.train.engine; import anyorder.plan; import anyorder as ao",
+        "import importlib; importlib.import_module('anyorder.plan'); import anyorder as ao",
+        "import anyorder.sensitivity; from anyorder import sensitivity; import anyorder as ao",
+    ],
+)
+def test_plan_and_sensitivity_are_functions_in_whatever_order(imports):
+    run(f"{imports}\nassert all(type(f).__name__ == 'function' for f in (ao.plan, ao.sensitivity)), (ao.plan,)")
+
+
+def test_what_needs_torch_is_there_when_asked_for():
+    code = """
+import anyorder as ao, sys
+assert "torch" not in sys.modules
+assert set(ao.__all__) <= set(dir(ao))
+assert ao.train.PrivacyEngine is ao.PrivacyEngine and ao.clipping.check_model is ao.check_model
+assert ao.sampling.FixedOrderSampler is ao.FixedOrderSampler and ao.train.FTRL is ao.FTRL
+from anyorder import *
+assert PrivacyEngine is ao.PrivacyEngine and callable(plan)
+"""
+    run(code)
+    with pytest.raises(AttributeError, match="no attribute 'PrivacyEngin'"):
+        _ = anyorder.PrivacyEngin
+
+
+def test_type_checkers_see_every_public_name():
+    """mypy reads the import statements; `__getattr__` would tell it Any for every name, misspelt or not."""
+    tree = ast.parse(Path(anyorder.__file__).read_text())
+    stated = {a.asname or a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names}
+    assert set(anyorder.__all__) <= stated
+
+
+def test_plans_files_and_cards_need_no_torch(tmp_path):
+    code = f"""
+{NO_TORCH}
+import anyorder as ao
+from anyorder.ledger import Ledger
+from anyorder.report import card
+chosen = ao.plan(dataset_size=100, batch_size=10, epochs=2, epsilon=8, delta=1e-5)
+chosen.save({str(tmp_path / "plan.json")!r})
+assert ao.verify({str(tmp_path / "plan.json")!r}).plan == chosen
+card(chosen)
+Ledger(chosen.participation).record(0, ["a", "b"])
+try:
+    ao.PrivacyEngine
+except ModuleNotFoundError as problem:
+    assert problem.name == "torch"
+else:
+    raise AssertionError("torch was not blocked")
+"""
+    run(code)
