@@ -4,7 +4,7 @@ import pytest
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose, fit, fit_named
-from anyorder.participation import FixedOrder
+from anyorder.participation import FixedOrder, SingleEpoch
 from anyorder.strategy import BLT, Banded, Dense, Independent, Tree
 from anyorder.workload import prefix_sum
 
@@ -12,7 +12,8 @@ A, ORDER = prefix_sum(24), FixedOrder(24, k=2, b=12)
 
 
 def test_a_kind_and_its_sizes() -> None:
-    assert fit_named("blt, 2 buffers", A, ORDER) == fit("blt", A, ORDER, buffers=2)
+    once = SingleEpoch(24)
+    assert fit_named("blt, 2 buffers", A, once) == fit("blt", A, once, buffers=2)
     assert fit_named("blt, 1 buffer", A, ORDER) == fit("blt", A, ORDER, buffers=1)
     assert fit_named("banded, 4 bands", A, ORDER) == fit("banded", A, ORDER, bands=4)
     assert fit_named("dense", A, ORDER, objective="last") == fit("dense", A, ORDER, "last")
