@@ -17,7 +17,17 @@ from anyorder.workload import Custom, Workload
 from laws.cases import PARTICIPATIONS, STRATEGIES
 
 N = 8
-FINAL = [*strategy.KINDS, *participation._KINDS, Custom, Flat, PerGroup, Automatic, Adaptive, ao.Plan, Bound]
+FINAL = [
+    *(kind.cls for kind in strategy.KINDS),
+    *participation._KINDS,
+    Custom,
+    Flat,
+    PerGroup,
+    Automatic,
+    Adaptive,
+    ao.Plan,
+    Bound,
+]
 OBJECTS = {
     **{name: make(N) for name, make in STRATEGIES.items()},
     **{name: make(N) for name, make in PARTICIPATIONS.items()},
@@ -125,10 +135,25 @@ def test_a_workload_of_ones_own_is_refused():
         planned(workload=own)
 
 
-def test_every_strategy_has_one_rule_of_its_own():
-    from anyorder.sensitivity import _RULES
+def leaves(base):
+    """All classes of this package under one that have none below them."""
+    below = [cls for cls in base.__subclasses__() if cls.__module__.startswith("anyorder.")]
+    return {base} if not below else set().union(*map(leaves, below))
 
-    assert set(_RULES) == set(strategy.KINDS)
+
+def test_every_strategy_has_one_row_with_examples():
+    kinds = strategy.KINDS
+    assert leaves(Strategy) == {kind.cls for kind in kinds}
+    for field in ("cls", "name", "words"):
+        assert len({getattr(kind, field) for kind in kinds}) == len(kinds)
+    assert {kind.structure for kind in kinds} == set(strategy.Structure)
+    for kind in kinds:
+        assert kind.examples
+        assert kind.cls.__name__ in strategy.__all__
+        for make in kind.examples.values():
+            assert type(make(N)) is kind.cls
+            assert make(N).to_dict()["kind"] == kind.name
+            assert all(isinstance(getattr(make(N), size.attribute), int) for size in kind.sizes)
 
 
 def parts(value, seen):

@@ -11,35 +11,27 @@ other rows, which are drawn anew, mask all that C makes of later gradients. With
 triangular, r = t.
 """
 
-from anyorder.strategy import (
-    BLT,
-    Banded,
-    BandedInverse,
-    BandedLowRank,
-    Dense,
-    Independent,
-    Rescaled,
-    RestartedBLT,
-    SquareRoot,
-    Strategy,
-    ToeplitzBanded,
-    Tree,
-)
+from typing import assert_never
+
+from anyorder.strategy import Rescaled, Strategy, Structure, Tree, kind_of
 
 __all__ = ["first_new_row"]
 
-_LOWER_TRIANGULAR = {
-    BLT, Banded, BandedInverse, BandedLowRank, Dense, Independent, RestartedBLT, SquareRoot, ToeplitzBanded,
-}  # fmt: skip
-
 
 def first_new_row(strategy: Strategy, t: int) -> int | None:
-    """The r above; None where there is none, or the strategy is none of those that were looked into."""
-    kind = type(strategy)
-    if kind is Rescaled:
-        assert isinstance(strategy, Rescaled)
-        return first_new_row(strategy.strategy, t)
-    if kind is Tree:
-        assert isinstance(strategy, Tree)
-        return strategy.rows_before(t)
-    return t if kind in _LOWER_TRIANGULAR else None
+    """The r above; None where there is none."""
+    structure = kind_of(strategy).structure
+    match structure:
+        case Structure.RESCALED:
+            assert isinstance(strategy, Rescaled)
+            return first_new_row(strategy.strategy, t)
+        case Structure.TREE:
+            assert isinstance(strategy, Tree)
+            return strategy.rows_before(t)
+        case (
+            Structure.IDENTITY | Structure.TOEPLITZ | Structure.TOEPLITZ_BANDED | Structure.BUFFERED
+            | Structure.BANDED | Structure.DENSE | Structure.LOW_RANK | Structure.RESTARTED
+        ):  # fmt: skip
+            return t  # C is square and lower triangular
+        case _:
+            assert_never(structure)

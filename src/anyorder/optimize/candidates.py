@@ -25,19 +25,20 @@ from anyorder.optimize.variance import has_variances, row_variances
 from anyorder.participation import EpochShuffle, MinSeparation, Participation
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import (
-    BandedInverse,
     BandedLowRank,
     Combination,
     Dense,
     Independent,
     Rescaled,
     Strategy,
-    ToeplitzBanded,
+    Structure,
     from_dict,
+    in_words,
+    kind_of,
 )
 from anyorder.workload import Custom, Workload
 
-__all__ = ["Candidate", "choose", "rows_touched", "sized"]
+__all__ = ["Candidate", "choose", "rows_touched"]
 
 Floats = NDArray[np.float64]
 
@@ -125,12 +126,13 @@ def choose(
     optimum = cached(partial(solve_dense, workload, participation, objective, tolerance=_TOLERANCE))
     bound = _bound(workload, participation, objective, optimum)
     found = []
-    for name, strategy in _fits(workload, participation, objective, budget, optimum):
+    for strategy in _fits(workload, participation, objective, budget, optimum):
         cost = rows_touched(strategy)
         if budget.allows(strategy.state_rows, cost) and has_variances(strategy, workload):
             sens = sensitivity(strategy, participation)
             loss = sens.value * math.sqrt(_error(strategy, workload, objective))
             ratio = max(1.0, loss / bound)
+            name = in_words(strategy)
             found.append(Candidate(strategy, name, loss, ratio, strategy.state_rows, cost, sens.value, sens.exact))
     return sorted(found, key=lambda c: (round(math.log(c.loss) / _TIE), c.state_rows, c.cost))
 
@@ -139,17 +141,12 @@ def rows_touched(strategy: Strategy) -> float:
     """Rows of Z made and vectors of state read in a step, on average over the run."""
     if isinstance(strategy, Rescaled):
         return rows_touched(strategy.strategy)
-    if isinstance(strategy, BandedLowRank):
-        return strategy.num_bands + strategy.rank + 1.0
+    if kind_of(strategy).structure is Structure.LOW_RANK:
+        return 1.0 + sum(int(getattr(strategy, size.attribute)) for size in kind_of(strategy).sizes)
     if isinstance(strategy, Combination) and strategy.state_rows == 0:
         steps = np.unique(np.linspace(0, strategy.n - 1, 64).astype(int))
         return float(np.mean([len(strategy.terms(int(t)).rows) for t in steps]))
     return 1.0 + strategy.state_rows
-
-
-def sized(count: int, what: str) -> str:
-    """A size in words: "1 buffer", "2 buffers"; a rank has no plural."""
-    return f"{count} {what}" if count == 1 or what == "rank" else f"{count} {what}s"
 
 
 def _bound(workload: Workload, participation: Participation, objective: str, optimum: Callable[[], Optimum]) -> float:
@@ -181,14 +178,14 @@ def _fits(
     objective: str,
     budget: _Budget,
     optimum: Callable[[], Optimum],
-) -> Iterator[tuple[str, Strategy]]:
+) -> Iterator[Strategy]:
     """The candidates, without those whose size is known to be over the budget."""
     n, b = workload.n, participation.min_separation
-    yield "independent", Independent(n)
+    yield Independent(n)
     if b == 1 and participation.max_participations == n:
         return  # a unit may be in every step: columns of C must be orthogonal, nothing correlated helps
     if workload.is_prefix_sum or n <= DENSE_STEPS:
-        yield "tree", fit("tree", workload, participation, objective)
+        yield fit("tree", workload, participation, objective)
     if isinstance(participation, EpochShuffle) and restartable(workload, participation):
         yield from _restarted(workload, participation, objective, budget)
     series = list(_series(workload, participation, objective, budget))
@@ -196,22 +193,19 @@ def _fits(
     if n <= _RESCALED and objective == "mean":
         known = describes_all(participation)
         free = not known and isinstance(participation, MinSeparation)
-        for name, strategy in _best_of_each(series, workload, participation) if known or free else ():
-            yield f"{name}, rescaled", normalised(strategy) if free else rescale(strategy, workload, participation)
+        for strategy in _best_of_each(series, workload, participation) if known or free else ():
+            yield normalised(strategy) if free else rescale(strategy, workload, participation)
     apart = participation.steps_per_epoch if isinstance(participation, EpochShuffle) else b
     bands = int(min(apart, n, _BANDS[-1], budget.cost, budget.state + 1))
     if n <= _BANDED and bands > 1 and objective == "mean":
-        yield f"banded, {bands} bands", fit("banded", workload, participation, objective, bands=bands)
+        yield fit("banded", workload, participation, objective, bands=bands)
     if _shortened(workload, participation, objective):
         fits = partial(_low_rank, workload, participation, budget, optimum)
         limits = [min(budget.state, n), min(budget.cost, n)]
-        for one in _kept("low_ranks", limits, fits, workload=workload, participation=participation, objective="mean"):
-            assert isinstance(one, Rescaled)
-            assert isinstance(one.strategy, BandedLowRank)
-            sizes = f"{sized(one.strategy.num_bands, 'band')}, {sized(one.strategy.rank, 'rank')}"
-            yield f"banded low rank, {sizes}, rescaled", one
+        question = {"workload": workload, "participation": participation, "objective": "mean"}
+        yield from _kept("low_ranks", limits, fits, **question)
     if n <= _DENSE and budget.allows(0, n / 2):
-        yield "dense", Dense(optimum().C)
+        yield Dense(optimum().C)
 
 
 def _shortened(workload: Workload, participation: Participation, objective: str) -> bool:
@@ -238,21 +232,16 @@ def _low_rank(
     return found
 
 
-def _restarted(
-    workload: Workload, participation: Participation, objective: str, budget: _Budget
-) -> Iterator[tuple[str, Strategy]]:
+def _restarted(workload: Workload, participation: Participation, objective: str, budget: _Budget) -> Iterator[Strategy]:
     buffers = int(min(_RESTARTED, budget.state - 1, budget.cost - 2))
     if buffers < 1:
         return
     fits = partial(fits_restarted, workload, participation, buffers, objective)
     question = {"workload": workload, "participation": participation, "objective": objective}
-    for m, strategy in enumerate(_kept("restarted_blts", buffers, fits, **question), start=1):
-        yield f"restarted blt, {sized(m, 'buffer')}", strategy
+    yield from _kept("restarted_blts", buffers, fits, **question)
 
 
-def _series(
-    workload: Workload, participation: Participation, objective: str, budget: _Budget
-) -> Iterator[tuple[str, Strategy]]:
+def _series(workload: Workload, participation: Participation, objective: str, budget: _Budget) -> Iterator[Strategy]:
     """The Toeplitz kinds."""
     n, b = workload.n, participation.min_separation
     small = n <= DENSE_STEPS
@@ -260,26 +249,21 @@ def _series(
     buffers = int(min(_BUFFERS, budget.state, budget.cost - 1))
     if buffers and (small or not isinstance(workload, Custom)):
         fits = partial(fit_blts, workload, participation, buffers, objective)
-        for strategy in _kept("blts", buffers, fits, **question):
-            yield f"blt, {sized(strategy.state_rows, 'buffer')}", strategy
+        yield from _kept("blts", buffers, fits, **question)
     if not (small or workload.is_toeplitz):
         return
     problem = Problem(workload, participation, objective)
     inverse = [p for p in _BANDS if p <= n and budget.allows(0, p)]
     found = _kept("banded_inverses", inverse, partial(fits_banded_inverse, problem, inverse), **question)
-    yield from _by_bands("banded inverse", found).items()
+    yield from _different(found)
     banded = [p for p in _BANDS if p <= min(n, b) and budget.allows(p - 1, p)]
     found = _kept("toeplitzes", banded, partial(fits_toeplitz, problem, banded), **question)
-    yield from _by_bands("banded toeplitz", found).items()
+    yield from _different(found)
 
 
-def _by_bands(kind: str, found: Sequence[Strategy]) -> dict[str, Strategy]:
-    """By name; where more bands gained nothing, fewer stand for them."""
-    return {
-        f"{kind}, {sized(one.num_bands, 'band')}": one
-        for one in found
-        if isinstance(one, BandedInverse | ToeplitzBanded)
-    }
+def _different(found: Sequence[Strategy]) -> Iterator[Strategy]:
+    """One of each size; where more bands gained nothing, fewer stand for them."""
+    yield from {in_words(one): one for one in found}.values()
 
 
 def _kept(kind: str, sizes: Any, answer: Callable[[], Sequence[Strategy]], **question: Any) -> Sequence[Strategy]:
@@ -292,16 +276,14 @@ def _kept(kind: str, sizes: Any, answer: Callable[[], Sequence[Strategy]], **que
     )
 
 
-def _best_of_each(
-    series: list[tuple[str, Strategy]], workload: Workload, participation: Participation
-) -> list[tuple[str, Strategy]]:
+def _best_of_each(series: list[Strategy], workload: Workload, participation: Participation) -> list[Strategy]:
     """The one of least mean error of each class."""
-    best: dict[type, tuple[float, str, Strategy]] = {}
-    for name, strategy in series:
+    best: dict[type, tuple[float, Strategy]] = {}
+    for strategy in series:
         loss = error.rmse(strategy, workload, participation)
         if type(strategy) not in best or loss < best[type(strategy)][0]:
-            best[type(strategy)] = (loss, name, strategy)
-    return [(name, strategy) for _, name, strategy in best.values()]
+            best[type(strategy)] = (loss, strategy)
+    return [strategy for _, strategy in best.values()]
 
 
 def _error(strategy: Strategy, workload: Workload, objective: str) -> float:

@@ -1,30 +1,22 @@
 """A strategy from words, such as "blt, 2 buffers": the one reader of the names that people type."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize.candidates import MAX_COST, choose, sized
-from anyorder.optimize.structured import fit
+from anyorder.optimize.candidates import MAX_COST, choose
+from anyorder.optimize.structured import FITS, Fit, fit
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import Participation
-from anyorder.strategy import Independent, Strategy
+from anyorder.strategy import Independent, Strategy, in_words
+from anyorder.strategy.kinds import ALL_SIZES
 from anyorder.workload import Workload
 
-__all__ = ["fit_named", "kind_of"]
+__all__ = ["fit_named", "kind_in"]
 
-_SIZES = re.compile(r"^([0-9]+) (band|buffer|rank)s?$")
-_ARGUMENTS = {"band": "bands", "buffer": "buffers", "rank": "rank"}
-_ATTRIBUTES = {"bands": "num_bands", "buffers": "num_buffers", "rank": "rank"}
-_FITTED = {
-    "banded": "banded",
-    "banded inverse": "banded_inverse",
-    "banded low rank": "banded_low_rank",
-    "banded toeplitz": "toeplitz",
-    "blt": "blt",
-    "dense": "dense",
-    "restarted blt": "restarted_blt",
-}  # by the names of `choose`; each fitted at the size in its name
+_SIZE = re.compile(r"^([0-9]+) ([a-z]+)$")
+_BY_WORDS = {one.kind.words: one for one in FITS}
 
 
 def fit_named(
@@ -64,32 +56,41 @@ def fit_named(
     if words == "independent":
         return Independent(workload.n)
     kind, *rest = words.split(", ")
-    sizes: dict[str, Any] = {_ARGUMENTS[found[2]]: int(found[1]) for word in rest if (found := _SIZES.match(word))}
-    if kind in _FITTED and len(sizes) == len(rest) and (sizes or kind == "dense"):
-        return _of_size(fit(_FITTED[kind], workload, participation, objective, **sizes), kind, sizes)
+    sizes = _sizes(kind, rest)
+    if sizes is not None:
+        found = fit(_BY_WORDS[kind].name, workload, participation, objective, **sizes)
+        return _of_size(found, _BY_WORDS[kind], sizes)
     known = choose(workload, participation, max_state, objective, max_cost=max_cost)
     for candidate in known:
-        if words in ("auto", candidate.name, kind_of(candidate.name)):
+        if words in ("auto", candidate.name, kind_in(candidate.name)):
             return candidate.strategy
-    kinds = sorted({kind_of(candidate.name) for candidate in known})
+    kinds = sorted({kind_in(candidate.name) for candidate in known} | _BY_WORDS.keys())
     raise ArgumentError(
         f"mechanism must be one of auto, poisson, {', '.join(kinds)}, a name from a comparison, or a kind "
         f"and its size ('dense', 'banded, 64 bands', 'banded low rank, 16 bands, 8 rank'), got {words!r}"
     )
 
 
-def kind_of(name: str) -> str:
+def kind_in(name: str) -> str:
     """The kind in a name such as "blt, 2 buffers"."""
     return name.split(",")[0]
 
 
-def _of_size(found: Strategy, kind: str, asked: dict[str, int]) -> Strategy:
+def _sizes(kind: str, words: Sequence[str]) -> dict[str, int] | None:
+    """By argument: all that the words say, if it is sizes of that kind; None if it is something else."""
+    if kind not in _BY_WORDS or (_BY_WORDS[kind].sizes and not words):
+        return None
+    arguments = {word: size.argument for size in ALL_SIZES for word in (size.word, size.argument)}
+    found = [_SIZE.match(word) for word in words]
+    sizes = {arguments[one[2]]: int(one[1]) for one in found if one and one[2] in arguments}
+    return sizes if len(sizes) == len(words) else None
+
+
+def _of_size(found: Strategy, kind: Fit, asked: dict[str, int]) -> Strategy:
     """The strategy, if it has the sizes that were asked for. A fit stops where more of them gain nothing."""
-    has = {size: int(getattr(found, _ATTRIBUTES[size])) for size in asked}
-    if has != asked:
-        sizes = ", ".join(sized(count, size.removesuffix("s")) for size, count in has.items())
+    if any(getattr(found, size.attribute) != asked[size.argument] for size in kind.sizes):
         raise PlanError(
             f"mechanism must have a size that its fit can use, got {asked}; for this order and optimizer more than "
-            f"'{kind}, {sizes}' lowers no error, so ask for that"
+            f"'{in_words(found)}' lowers no error, so ask for that"
         )
     return found

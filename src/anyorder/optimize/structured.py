@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,52 @@ from anyorder.optimize.restarted import fit_restarted
 from anyorder.optimize.toeplitz import Problem, fit_banded_inverse, fit_toeplitz
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import EpochShuffle, MinSeparation, Participation
-from anyorder.strategy import BandedLowRank, Dense, Strategy, from_dict
+from anyorder.strategy import (
+    BLT,
+    KINDS,
+    Banded,
+    BandedInverse,
+    BandedLowRank,
+    Dense,
+    Kind,
+    RestartedBLT,
+    Strategy,
+    ToeplitzBanded,
+    Tree,
+    from_dict,
+)
+from anyorder.strategy.kinds import Size
 from anyorder.workload import Workload
 
-__all__ = ["KINDS", "fit", "fit_dense", "solve_dense"]
+__all__ = ["FITS", "Fit", "fit", "fit_dense", "solve_dense"]
 
 Floats = NDArray[np.float64]
 
 _MAX_STEPS = 4096
+
+
+class Fit(NamedTuple):
+    """How the strategies of one class are fitted.
+
+    Attributes:
+        name: what `fit` calls the kind.
+        cls: the class, with a row in `anyorder.strategy.KINDS`, which says the sizes and the words.
+        function: from workload, participation, objective, and the sizes by name.
+    """
+
+    name: str
+    cls: type[Strategy]
+    function: Callable[..., Strategy]
+
+    @property
+    def kind(self) -> Kind:
+        """The row of the class."""
+        return next(kind for kind in KINDS if kind.cls is self.cls)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes that the function takes."""
+        return self.kind.sizes
 
 
 def fit(
@@ -65,13 +103,13 @@ def fit(
         bands, buffers, rank: the sizes that the kind needs, and no others.
     Raises: ArgumentError for a wrong kind or size; PlanError where n is too large for the kind.
     """
-    _check.choice("kind", kind, KINDS)
+    found = _BY_NAME[_check.choice("kind", kind, _BY_NAME)]
     _check.choice("objective", objective, OBJECTIVES)
     given = {"bands": bands, "buffers": buffers, "rank": rank}
     sizes = {name: value for name, value in given.items() if value is not None}
-    fitter, needed = KINDS[kind]
+    needed = [size.argument for size in found.sizes]
     if set(sizes) != set(needed):
-        raise ArgumentError(f"kind {kind!r} needs the sizes {list(needed)}, got {sorted(sizes)}")
+        raise ArgumentError(f"kind {kind!r} needs the sizes {needed}, got {sorted(sizes)}")
     if workload.n != participation.n:
         raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
     question = {
@@ -80,7 +118,7 @@ def fit(
     }  # fmt: skip
 
     def answer() -> Strategy:
-        return fitter(workload, participation, objective, **sizes)
+        return found.function(workload, participation, objective, **sizes)
 
     return cache.remember(question, answer, encode=lambda found: found.to_dict(), decode=from_dict)
 
@@ -193,13 +231,14 @@ def _fit_tree(workload: Workload, participation: Participation, objective: str) 
     return fit_tree(workload, participation, objective=objective)
 
 
-KINDS: dict[str, tuple[Callable[..., Strategy], tuple[str, ...]]] = {
-    "banded": (_fit_banded, ("bands",)),
-    "banded_inverse": (_fit_banded_inverse, ("bands",)),
-    "banded_low_rank": (_fit_low_rank, ("bands", "rank")),
-    "blt": (_fit_blt, ("buffers",)),
-    "dense": (_fit_dense, ()),
-    "toeplitz": (_fit_toeplitz, ("bands",)),
-    "restarted_blt": (_fit_restarted, ("buffers",)),
-    "tree": (_fit_tree, ()),
-}
+FITS: tuple[Fit, ...] = (
+    Fit("banded", Banded, _fit_banded),
+    Fit("banded_inverse", BandedInverse, _fit_banded_inverse),
+    Fit("banded_low_rank", BandedLowRank, _fit_low_rank),
+    Fit("blt", BLT, _fit_blt),
+    Fit("dense", Dense, _fit_dense),
+    Fit("toeplitz", ToeplitzBanded, _fit_toeplitz),
+    Fit("restarted_blt", RestartedBLT, _fit_restarted),
+    Fit("tree", Tree, _fit_tree),
+)
+_BY_NAME = {one.name: one for one in FITS}

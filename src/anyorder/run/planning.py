@@ -8,7 +8,7 @@ from typing import Any
 from anyorder import accounting
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.optimize import choose
-from anyorder.optimize.fits import fit_named, kind_of
+from anyorder.optimize.fits import fit_named, kind_in
 from anyorder.participation import Participation, PoissonSampling
 from anyorder.plan import Plan, plan
 from anyorder.strategy import Independent, Strategy
@@ -172,7 +172,7 @@ def best_of_each_kind(rows: list[Row]) -> dict[str, Plan]:
     """The row of least error of each kind of mechanism, for a plot."""
     best: dict[str, Plan] = {}
     for row in sorted(rows, key=lambda row: row.error):
-        best.setdefault(kind_of(row.name), row.plan)
+        best.setdefault(kind_in(row.name), row.plan)
     return best
 
 

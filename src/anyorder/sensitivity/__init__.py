@@ -3,12 +3,12 @@
     sens^2 = max over allowed steps pi of one unit, and vectors of norm <= 1, of || C sum_t e_t u_t^T ||_F^2
            = max over pi, and Gram matrices Y >= 0 with Y_ii <= 1, of <X_pi,pi, Y>,     X = C^T C
 
-Every kind of strategy has one line in `_RULES`; one whose structure allows more than the dense route has a module here
-with two functions, `bound` and `units`.
+Every structure of a strategy has one case in `_rule`; one that allows more than the dense route has a module here with
+two functions, `bound` and `units`.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,21 +19,7 @@ from anyorder.participation import KnownOrder, Participation, PoissonSampling
 from anyorder.sensitivity import banded, blt, dense, independent, rescaled, restarted, toeplitz, tree
 from anyorder.sensitivity.bound import Bound
 from anyorder.sensitivity.program import refined
-from anyorder.strategy import (
-    BLT,
-    Banded,
-    BandedInverse,
-    BandedLowRank,
-    Dense,
-    Independent,
-    Rescaled,
-    RestartedBLT,
-    SquareRoot,
-    Strategy,
-    ToeplitzBanded,
-    Tree,
-    check_kind,
-)
+from anyorder.strategy import Strategy, Structure, check_kind, kind_of
 
 __all__ = ["Bound", "sensitivity", "unit_sensitivities"]
 
@@ -43,19 +29,28 @@ class _Rule(NamedTuple):
     units: Callable[[Any, KnownOrder], NDArray[np.float64]]
 
 
-_RULES: dict[type[Strategy], _Rule] = {
-    BLT: _Rule(blt.bound, blt.units),
-    Banded: _Rule(banded.bound, banded.units),
-    BandedInverse: _Rule(toeplitz.bound, toeplitz.units),
-    BandedLowRank: _Rule(dense.bound, dense.units),
-    Dense: _Rule(dense.bound, dense.units),
-    Independent: _Rule(independent.bound, independent.units),
-    Rescaled: _Rule(rescaled.bound, rescaled.units),
-    RestartedBLT: _Rule(restarted.bound, restarted.units),
-    SquareRoot: _Rule(toeplitz.bound, toeplitz.units),
-    ToeplitzBanded: _Rule(toeplitz.bound, toeplitz.units),
-    Tree: _Rule(tree.bound, tree.units),
-}  # by exact type: what a subclass does is not known
+def _rule(strategy: Strategy) -> _Rule:
+    """By what is proven of its kind."""
+    structure = kind_of(strategy).structure
+    match structure:
+        case Structure.IDENTITY:
+            return _Rule(independent.bound, independent.units)
+        case Structure.TOEPLITZ | Structure.TOEPLITZ_BANDED:
+            return _Rule(toeplitz.bound, toeplitz.units)
+        case Structure.BUFFERED:
+            return _Rule(blt.bound, blt.units)
+        case Structure.BANDED:
+            return _Rule(banded.bound, banded.units)
+        case Structure.DENSE | Structure.LOW_RANK:
+            return _Rule(dense.bound, dense.units)
+        case Structure.RESTARTED:
+            return _Rule(restarted.bound, restarted.units)
+        case Structure.RESCALED:
+            return _Rule(rescaled.bound, rescaled.units)
+        case Structure.TREE:
+            return _Rule(tree.bound, tree.units)
+        case _:
+            assert_never(structure)
 
 
 def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
@@ -71,7 +66,7 @@ def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
     Raises: PlanError for a participation of another n, or PoissonSampling.
     """
     _check_fit(strategy, participation)
-    return refined(strategy, participation, _RULES[type(strategy)].bound(strategy, participation))
+    return refined(strategy, participation, _rule(strategy).bound(strategy, participation))
 
 
 def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.float64]:
@@ -79,7 +74,7 @@ def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.floa
     if type(order) is not KnownOrder:
         raise ArgumentError(f"order must be a KnownOrder, got {order!r}; other participations do not name their units")
     _check_fit(strategy, order)
-    values = _RULES[type(strategy)].units(strategy, order)
+    values = _rule(strategy).units(strategy, order)
     return np.minimum(values, refined(strategy, order, Bound(float(values.max()), exact=False)).value)
 
 

@@ -12,28 +12,15 @@ C~ D, D = sum_t e_t u_t^T over its k steps at most. Two ways to hold || C~ D || 
 """
 
 from math import inf, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import Participation
-from anyorder.strategy import (
-    BLT,
-    Banded,
-    BandedInverse,
-    BandedLowRank,
-    Dense,
-    Independent,
-    Rescaled,
-    RestartedBLT,
-    SquareRoot,
-    Strategy,
-    ToeplitzBanded,
-    Tree,
-)
-from anyorder.strategy.toeplitz import inverse_series
+from anyorder.strategy import BLT, BandedLowRank, RestartedBLT, Strategy, Structure, Tree, kind_of
+from anyorder.strategy.toeplitz import accurate_inverse_series, check_series
 
 __all__ = ["rounding"]
 
@@ -72,44 +59,49 @@ def rounding(strategy: Strategy, participation: Participation) -> float:
     return result * (1 + 1e-6) + 1e-15 if result else 0.0
 
 
-def _change(strategy: Strategy) -> _Change:
-    if type(strategy) is Independent:
-        return _Change(0.0)
-    if type(strategy) is Rescaled:
-        inner = _change(strategy.strategy)
-        step = float(np.abs(strategy.scales / _rounded(strategy.scales) - 1).max())
-        return _Change(inner.columns + step + inner.columns * step, inner.whole)
-    if type(strategy) is Tree:
-        return _of_tree(strategy)
-    if type(strategy) is RestartedBLT:
-        return _Change(_of_restarted(strategy))
-    if type(strategy) is Banded:
-        squares = np.square(_rounded(strategy.bands) - strategy.bands).sum(axis=0)
-        return _Change(_root(squares / strategy.column_norms_squared()))
-    if type(strategy) is BLT:
-        made = BLT(_rounded_decays(strategy.decays), _rounded(strategy.scales), strategy.n).toeplitz_coefficients()
-        return _of_series(strategy.toeplitz_coefficients(), made)
-    if type(strategy) is ToeplitzBanded:
-        return _of_series(strategy.coefficients, _rounded(strategy.coefficients))
-    if type(strategy) is BandedInverse:
-        made = BandedInverse(_rounded(strategy.coefficients), strategy.n).toeplitz_coefficients()
-        return _of_series(strategy.toeplitz_coefficients(), made)
-    if type(strategy) is SquareRoot:
-        made = inverse_series(_rounded(strategy.noising_coefficients()), strategy.n)
-        return _of_series(strategy.toeplitz_coefficients(), made)
-    if type(strategy) is Dense:
-        C, K = strategy.matrix(), strategy.noising_matrix()
-        return _Change(0.0, _resolvent(_norm(C, _rounded(K) - K) + _inversion(C, K)))
-    if type(strategy) is BandedLowRank:
-        C, K = strategy.matrix(), strategy.noising_matrix()
-        used = BandedLowRank(_rounded(strategy.bands), _rounded(strategy.left), _rounded(strategy.right)).matrix()
-        columns = _root(np.square(used - C).sum(axis=0) / strategy.column_norms_squared())
-        return _Change(columns, _resolvent(2 * _inversion(C, K) * _norm(C, K)))
-    raise PlanError(f"no rounding is proven for a strategy of kind {type(strategy).__name__}")
+def _change(strategy: Any) -> _Change:
+    structure = kind_of(strategy).structure
+    match structure:
+        case Structure.IDENTITY:
+            return _Change(0.0)
+        case Structure.RESCALED:
+            inner = _change(strategy.strategy)
+            step = float(np.abs(strategy.scales / _rounded(strategy.scales) - 1).max())
+            return _Change(inner.columns + step + inner.columns * step, inner.whole)
+        case Structure.TREE:
+            return _of_tree(strategy)
+        case Structure.RESTARTED:
+            return _Change(_of_restarted(strategy))
+        case Structure.BANDED:
+            squares = np.square(_rounded(strategy.bands) - strategy.bands).sum(axis=0)
+            return _Change(_root(squares / strategy.column_norms_squared()))
+        case Structure.BUFFERED:
+            made = BLT(_rounded_decays(strategy.decays), _rounded(strategy.scales), strategy.n)
+            return _of_series(strategy.toeplitz_coefficients(), made.toeplitz_coefficients())
+        case Structure.TOEPLITZ_BANDED:
+            return _of_series(strategy.coefficients, _rounded(strategy.coefficients))
+        case Structure.TOEPLITZ:
+            g = check_series("coefficients", _trimmed(_rounded(strategy.noising_coefficients())), strategy.n)
+            return _of_series(strategy.toeplitz_coefficients(), accurate_inverse_series(g, strategy.n))
+        case Structure.DENSE:
+            C, K = strategy.matrix(), strategy.noising_matrix()
+            return _Change(0.0, _resolvent(_norm(C, _rounded(K) - K) + _inversion(C, K)))
+        case Structure.LOW_RANK:
+            C, K = strategy.matrix(), strategy.noising_matrix()
+            used = BandedLowRank(_rounded(strategy.bands), _rounded(strategy.left), _rounded(strategy.right)).matrix()
+            columns = _root(np.square(used - C).sum(axis=0) / strategy.column_norms_squared())
+            return _Change(columns, _resolvent(2 * _inversion(C, K) * _norm(C, K)))
+        case _:
+            assert_never(structure)
 
 
 def _rounded(values: Floats) -> Floats:
     return values.astype(np.float32).astype(np.float64)
+
+
+def _trimmed(series: Floats) -> Floats:
+    """Without the zeros at its end, but one number long at least."""
+    return series[: max(1, int(np.flatnonzero(series).max(initial=0)) + 1)]
 
 
 def _rounded_decays(decays: Floats) -> Floats:
