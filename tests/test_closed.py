@@ -10,7 +10,7 @@ import anyorder as ao
 from anyorder import participation, strategy
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import KnownOrder, MinSeparation, Participation, PoissonSampling, SingleEpoch
+from anyorder.participation import KnownOrder, MinSeparation, Participation, PoissonSampling, Separated, SingleEpoch
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
 from anyorder.workload import Custom, Workload
@@ -19,7 +19,7 @@ from laws.cases import PARTICIPATIONS, STRATEGIES
 N = 8
 FINAL = [
     *(kind.cls for kind in strategy.KINDS),
-    *participation._KINDS,
+    *participation.RULES,
     Custom,
     Flat,
     PerGroup,
@@ -41,10 +41,14 @@ OBJECTS = {
 class Rare(Participation):
     """Says that units come once, and lets them come always."""
 
-    n, max_participations, min_separation = N, 1, N
+    n, kind, pattern = N, "single_epoch", Separated(N, N, 1)
 
-    def patterns(self):
-        return iter([(0,)])
+    def covers(self, actual):
+        return True
+
+    @classmethod
+    def read(cls, data):
+        return cls()
 
     def to_dict(self):
         return {"kind": "single_epoch", "n": N}

@@ -19,9 +19,8 @@ from anyorder.participation import (
     MinSeparation,
     PoissonSampling,
     SingleEpoch,
-    _packed,
-    _unpacked,
 )
+from anyorder.participation.packing import packed, unpacked
 
 EXAMPLES = [
     SingleEpoch(5),
@@ -122,8 +121,8 @@ def test_units_of_any_size_come_back_from_a_file(units):
 @pytest.mark.parametrize(
     "change",
     [
-        {"n": 2}, {"n": 0}, {"units": _packed(np.arange(1))}, {"units": []}, {"steps": _packed(np.arange(2))},
-        {"indices": _packed(np.array([-1, 0, 1]))}, {"steps": "i:"}, {"steps": "x:AAAA"}, {"steps": ""},
+        {"n": 2}, {"n": 0}, {"units": packed(np.arange(1))}, {"units": []}, {"steps": packed(np.arange(2))},
+        {"indices": packed(np.array([-1, 0, 1]))}, {"steps": "i:"}, {"steps": "x:AAAA"}, {"steps": ""},
     ],
 )  # fmt: skip
 def test_known_orders_that_no_program_wrote(change):
@@ -135,9 +134,9 @@ def test_known_orders_that_no_program_wrote(change):
 def test_a_small_file_does_not_unpack_to_a_large_one():
     """Of a stranger; what one has packed oneself is read whatever its size."""
     many = np.zeros(_limits.MAX_PARTICIPATIONS + 1, np.int64)
-    assert len(_unpacked(_packed(many))) == len(many)
+    assert len(unpacked(packed(many))) == len(many)
     with _limits.bounded(True):
-        assert len(_unpacked(_packed(many[:-1]))) == len(many) - 1
+        assert len(unpacked(packed(many[:-1]))) == len(many) - 1
     for values in (many, np.zeros(_limits.MAX_INFLATED + 1, np.int8)):
         with _limits.bounded(True), pytest.raises(CertificateError, match="large=True"):
-            _unpacked(_packed(values))
+            unpacked(packed(values))

@@ -17,20 +17,12 @@ from anyorder.errors import (
     StepsExhaustedError,
     TrainingError,
 )
-from anyorder.participation import (
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    Participation,
-    PoissonSampling,
-    SingleEpoch,
-)
+from anyorder.participation import RULES, KnownOrder, Participation, Rule
+from anyorder.participation.base import Refusals
 
 __all__ = ["Ledger", "Units", "allows", "as_units", "replay"]
 
 Integers = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 Units = Integers | list[str]
 """Ids of units: integers or strings. In a ledger's history distinct and sorted."""
@@ -43,14 +35,9 @@ class Ledger:
     """The record of who took part when, and the guard of the rule that the plan's sensitivity rests on.
 
     Steps are recorded in order, 0, 1, .., one call each; what `check` refuses has changed nothing. A unit that is
-    named twice in a step counts once: its gradients are summed, then clipped once. An empty step is a step.
-
-        SingleEpoch      no step before
-        FixedOrder       steps of a unit are congruent modulo b, at most k of them
-        EpochShuffle     no step before in this epoch, [e s, (e + 1) s) for s steps per epoch
-        MinSeparation    at least b after the unit's last step, at most k steps
-        KnownOrder       planned for this step; a planned unit that stays away contributes zero, which is covered
-        PoissonSampling  anything
+    named twice in a step counts once: its gradients are summed, then clipped once. An empty step is a step. Who is
+    refused, the participation says: `Rule.refusals`, from a unit's last step and its number of steps, or
+    `KnownOrder.strangers`, by name. A unit that stays away contributes zero, which is covered.
 
     Units are integers in int64 or strings, one kind in a ledger.
 
@@ -62,8 +49,9 @@ class Ledger:
     """
 
     def __init__(self, participation: Participation) -> None:
+        if type(participation) not in RULES:
+            raise ArgumentError(f"participation must be one of anyorder's, got {type(participation).__name__}")
         self.participation = participation
-        self._rule = _rule_of(participation)
         self._seen = _Seen()
         self._is_string: bool | None = None  # unknown until a unit comes
         self._chunks: list[bytes] = []
@@ -92,7 +80,7 @@ class Ledger:
     def offenders(self, t: int, units: Iterable[Any]) -> Units:
         """Those of the units that the rule forbids at step t, sorted: for the owner of the data, not for logs."""
         ids = _distinct(units)
-        wrong = self._rule.forbidden(self._seen, _check.integer("t", t, low=0, high=self.participation.n - 1), ids)
+        wrong = self._refusals(_check.integer("t", t, low=0, high=self.participation.n - 1), ids)
         places = np.flatnonzero(np.any([np.zeros(len(ids), np.bool_), *(bad for _, bad in wrong)], axis=0))
         return [ids[i] for i in places] if isinstance(ids, list) else ids[places]
 
@@ -124,7 +112,7 @@ class Ledger:
                 f"units must be {kinds[self._is_string]}, as in earlier steps, got {kinds[not self._is_string]}; "
                 "one unit under two names would be counted as two"
             )
-        for rule, wrong in self._rule.forbidden(self._seen, t, ids) if len(ids) else ():
+        for rule, wrong in self._refusals(t, ids) if len(ids) else ():
             if wrong.any():
                 raise ParticipationError(
                     f"step {t}: the plan covers {self.participation.describe()}; {rule}. Nothing was changed: leave "
@@ -135,6 +123,15 @@ class Ledger:
             ids.flags.writeable = False
             self._allowed = ids
         return ids
+
+    def _refusals(self, t: int, ids: Units) -> Refusals:
+        match self.participation:
+            case KnownOrder() as order:
+                return order.strangers(t, ids)
+            case Rule() as rule:
+                return rule.refusals(t, *self._seen.look_up(ids))
+            case other:
+                raise AssertionError(f"{type(other).__name__} has no refusals, and all of RULES do")
 
     def digest(self) -> str:
         """The history as one hash, 64 hexadecimal digits: equal for equal histories, however the units were passed.
@@ -201,17 +198,8 @@ def replay(participation: Participation, history: Iterable[Iterable[Any]]) -> Le
 
 
 def allows(participation: Participation, steps: Iterable[int]) -> bool:
-    """Whether a unit may take part in these steps, which rise, and in no others. Cost: some 20 us a step."""
-    if type(participation) is KnownOrder:
-        steps = np.array([*steps], np.int64)
-        there = np.bincount(participation.indices[np.isin(participation.steps, steps)], minlength=1)
-        return bool(there.max() == len(steps))
-    rule, seen, unit = _Rule(participation), _Seen(), np.zeros(1, np.int64)
-    for t in steps:
-        if any(wrong.any() for _, wrong in rule.forbidden(seen, t, unit)):
-            return False
-        seen.add(t, unit)
-    return True
+    """Whether a unit may take part in these steps, which rise, and in no others."""
+    return participation.pattern.allows(steps)
 
 
 # -- ids -------------------------------------------------------------------------------------------------------------
@@ -343,61 +331,3 @@ class _Seen:
 
 def _plain(ids: Units) -> Sequence[int | str]:
     return ids if isinstance(ids, list) else ids.tolist()
-
-
-# -- the rules -------------------------------------------------------------------------------------------------------
-
-
-class _Rule:
-    """Any participation but a known order, through the last step and the number of steps of each unit."""
-
-    def __init__(self, participation: Participation) -> None:
-        self._participation = participation
-
-    def forbidden(self, seen: _Seen, t: int, ids: Units) -> list[tuple[str, Bools]]:
-        """(what the rule says, which of the ids break it)."""
-        last, count = seen.look_up(ids)
-        back = count > 0
-        p = self._participation
-        if isinstance(p, SingleEpoch):
-            return [("a unit may come once, and one came back", back)]
-        if isinstance(p, FixedOrder):
-            return [
-                (f"a unit's steps must lie multiples of b={p.b} apart", back & ((t - last) % p.b != 0)),
-                (f"a unit may come at most k={p.max_participations} times", count >= p.max_participations),
-            ]
-        if isinstance(p, EpochShuffle):
-            epoch = t // p.steps_per_epoch
-            first = epoch * p.steps_per_epoch
-            span = f"epoch {epoch}, steps {first} to {first + p.steps_per_epoch - 1}"
-            return [(f"a unit may come once in {span}", back & (last // p.steps_per_epoch == epoch))]
-        if isinstance(p, MinSeparation):
-            return [
-                (f"a unit may come back at least b={p.b} steps after its last", back & (t - last < p.b)),
-                (f"a unit may come at most k={p.max_participations} times", count >= p.max_participations),
-            ]
-        return []
-
-
-class _KnownRule:
-    """A known order: a step takes only the units planned for it."""
-
-    def __init__(self, order: KnownOrder) -> None:
-        self._order = order
-        by_step = np.argsort(order.steps, kind="stable")
-        self._indices = order.indices[by_step]
-        self._bounds = np.searchsorted(order.steps[by_step], np.arange(order.n + 1))
-
-    def forbidden(self, seen: _Seen, t: int, ids: Units) -> list[tuple[str, Bools]]:
-        """(what the rule says, which of the ids break it)."""
-        planned = set(self._order.units[self._indices[self._bounds[t] : self._bounds[t + 1]]].tolist())
-        strange = np.array([unit not in planned for unit in _plain(ids)], np.bool_)
-        return [("a step takes the units that were planned for it, and no others", strange)]
-
-
-def _rule_of(participation: Participation) -> _Rule | _KnownRule:
-    if isinstance(participation, KnownOrder):
-        return _KnownRule(participation)
-    if not isinstance(participation, (SingleEpoch, FixedOrder, EpochShuffle, MinSeparation, PoissonSampling)):
-        raise ArgumentError(f"participation must be one of anyorder's, got {type(participation).__name__}")
-    return _Rule(participation)

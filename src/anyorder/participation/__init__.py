@@ -1,0 +1,45 @@
+"""Who takes part when: the sets of steps at which one privacy unit may contribute.
+
+A participation is public. It must not depend on the data: it is the order in which a loader hands out units, or a
+rule that arrivals obey. Steps count from 0; `b` is the distance from one step of a unit to its next (b = 1: every
+step), never the number of steps between them. `rules` holds what people have, `patterns` the few families of sets of
+steps that each of them reduces to, and that all claims are proven for.
+"""
+
+from anyorder.participation.base import Participation, Rule
+from anyorder.participation.known import one_unit, with_names, without_names
+from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
+from anyorder.participation.rules import (
+    RULES,
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    PoissonSampling,
+    SingleEpoch,
+    check_kind,
+    covers,
+    from_dict,
+)
+
+__all__ = [
+    "RULES",
+    "EpochShuffle",
+    "FixedOrder",
+    "KnownOrder",
+    "Listed",
+    "MinSeparation",
+    "Participation",
+    "Pattern",
+    "PerEpoch",
+    "PoissonSampling",
+    "Rule",
+    "Separated",
+    "SingleEpoch",
+    "check_kind",
+    "covers",
+    "from_dict",
+    "one_unit",
+    "with_names",
+    "without_names",
+]

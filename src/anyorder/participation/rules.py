@@ -1,0 +1,310 @@
+"""The rules that people have: what a loader does, what arrivals obey, what an order lists.
+
+Each rule is one class: it says which family its patterns are (`pattern`; its docstring proves it), whom the ledger
+refuses (`refusals`), which loaders' orders it covers, and its words and fields. `RULES`, at the end, names them all;
+files, checks, the ledger and the laws follow from it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import _check
+from anyorder._closed import final
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.participation.base import Participation, Refusals, Rule
+from anyorder.participation.known import KnownOrder
+from anyorder.participation.patterns import Listed, PerEpoch, Separated
+
+__all__ = [
+    "RULES",
+    "EpochShuffle",
+    "FixedOrder",
+    "KnownOrder",
+    "MinSeparation",
+    "PoissonSampling",
+    "SingleEpoch",
+    "check_kind",
+    "covers",
+    "from_dict",
+]
+
+Integers = NDArray[np.int64]
+
+
+@final
+@dataclass(frozen=True)
+class SingleEpoch(Rule):
+    """Every unit takes part in one step at most.
+
+    Its patterns are `Separated` with b = n: two steps of a unit would lie less than n apart.
+    """
+
+    n: int
+
+    kind = "single_epoch"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
+
+    @property
+    def pattern(self) -> Separated:
+        """(0,), (1,), .., (n - 1,)."""
+        return Separated(self.n, b=self.n, k=1)
+
+    def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
+        """Those who came before."""
+        return [("a unit may come once, and one came back", count > 0)]
+
+    def covers(self, actual: Participation) -> bool:
+        """Whatever lets no unit come twice."""
+        return actual.max_participations == 1
+
+    def describe(self) -> str:
+        """One phrase for people."""
+        return f"each unit in at most one of {self.n} steps"
+
+
+@final
+@dataclass(frozen=True)
+class FixedOrder(Rule):
+    """The same order in every epoch: a unit that is in step j < b is in steps j, j + b, j + 2b, ..
+
+    What a sequential loader does, or one that shuffled once and keeps the order (`FixedOrderSampler`). Its patterns
+    are `Listed` with stride b: a unit whose steps are multiples of b apart has them all among those of one j.
+
+    Args:
+        n: number of steps, at most k b.
+        k: number of epochs.
+        b: steps in one epoch.
+    """
+
+    n: int
+    k: int
+    b: int
+
+    kind = "fixed_order"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
+        object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
+        object.__setattr__(self, "b", _check.integer("b", self.b, low=1))
+        if self.n > self.k * self.b:
+            raise ArgumentError(
+                f"n must be at most k b = {self.k} * {self.b} = {self.k * self.b}, or some unit comes more than k "
+                f"times; got n={self.n}"
+            )
+
+    @property
+    def pattern(self) -> Listed:
+        """One pattern for each step of an epoch."""
+        return Listed.strided(self.n, self.b)
+
+    def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
+        """Those who come at another step of the epoch than before, or in more epochs than begin within n steps."""
+        k = self.max_participations
+        return [
+            (f"a unit's steps must lie multiples of b={self.b} apart", (count > 0) & ((t - last) % self.b != 0)),
+            (f"a unit may come at most k={k} times", count >= k),
+        ]
+
+    def covers(self, actual: Participation) -> bool:
+        """The same stride over no more epochs, or an order that ends within one epoch and lets no unit come twice."""
+        if actual.max_participations == 1:
+            return actual.n <= self.b
+        match actual.pattern:
+            case Listed(stride=stride):
+                return stride == self.b and not actual.secret and actual.max_participations <= self.k
+            case _:
+                return False
+
+    def describe(self) -> str:
+        """One phrase for people."""
+        return f"{self.max_participations} epochs of {self.b} steps, the same order in each"
+
+
+@final
+@dataclass(frozen=True)
+class EpochShuffle(Rule):
+    """One step anywhere in each of k epochs: what `DataLoader(shuffle=True)` does. No amplification is claimed.
+
+    Its patterns are `PerEpoch`, word for word.
+
+    Args:
+        k: number of epochs.
+        steps_per_epoch: steps in one epoch; n = k * steps_per_epoch.
+    """
+
+    k: int
+    steps_per_epoch: int
+
+    kind = "epoch_shuffle"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
+        object.__setattr__(self, "steps_per_epoch", _check.integer("steps_per_epoch", self.steps_per_epoch, low=1))
+
+    @property
+    def n(self) -> int:  # type: ignore[override]
+        """K * steps_per_epoch."""
+        return self.k * self.steps_per_epoch
+
+    @property
+    def pattern(self) -> PerEpoch:
+        """One step of each epoch, any of them."""
+        return PerEpoch(self.k, self.steps_per_epoch)
+
+    def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
+        """Those who came before in the epoch of t."""
+        s = self.steps_per_epoch
+        epoch = t // s
+        span = f"epoch {epoch}, steps {epoch * s} to {(epoch + 1) * s - 1}"
+        return [(f"a unit may come once in {span}", (count > 0) & (last // s == epoch))]
+
+    def covers(self, actual: Participation) -> bool:
+        """No more epochs of the same length, shuffled or in the same order in each."""
+        match actual.pattern:
+            case PerEpoch(k=k, steps_per_epoch=s):
+                return s == self.steps_per_epoch and k <= self.k
+            case _:
+                return FixedOrder(self.n, self.k, self.steps_per_epoch).covers(actual)
+
+    def describe(self) -> str:
+        """One phrase for people."""
+        return f"{self.k} epochs of {self.steps_per_epoch} steps, shuffled anew in each"
+
+
+@final
+@dataclass(frozen=True)
+class MinSeparation(Rule):
+    """At most k steps, any two of them at least b apart: arrivals that a timer spaces out.
+
+    Its patterns are `Separated`: a unit that is always let in at least b after its last step, and k times at most, has
+    all its steps that far apart. Arrivals make their own batches, so the absence of a unit moves no other.
+
+    Args:
+        n: number of steps.
+        b: smallest distance between two steps of a unit; b = 1 allows every step.
+        k: largest number of steps of a unit; None for as many as fit.
+    """
+
+    n: int
+    b: int
+    k: int | None = None
+
+    kind = "min_separation"
+    absence_moves_others = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
+        object.__setattr__(self, "b", _check.integer("b", self.b, low=1))
+        if self.k is not None:
+            object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
+
+    @property
+    def pattern(self) -> Separated:
+        """Every set of at most k steps that are b apart."""
+        return Separated(self.n, self.b, self.k)
+
+    def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
+        """Those who come too early after their last step, or too often."""
+        k = self.max_participations
+        return [
+            (f"a unit may come back at least b={self.b} steps after its last", (count > 0) & (t - last < self.b)),
+            (f"a unit may come at most k={k} times", count >= k),
+        ]
+
+    def covers(self, actual: Participation) -> bool:
+        """Whatever keeps units as far apart and lets them come no more often."""
+        return actual.min_separation >= self.b and actual.max_participations <= self.max_participations
+
+    def describe(self) -> str:
+        """One phrase for people."""
+        return f"each unit in at most {self.max_participations} of {self.n} steps, at least {self.b} apart"
+
+
+@final
+@dataclass(frozen=True)
+class PoissonSampling(Rule):
+    """Every unit is in every step independently with a given, secret coin: DP-SGD's amplified baseline.
+
+    Only `anyorder`'s own sampler provides it; a shuffled loader does not. Any set of steps may come: `Listed` with
+    stride 1. Its privacy comes from the coins, so no sensitivity is offered for it; a unit's absence moves no other.
+
+    Args:
+        n: number of steps.
+        sampling_probability: q, in (0, 1].
+    """
+
+    n: int
+    sampling_probability: float
+
+    kind = "poisson_sampling"
+    absence_moves_others = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
+        probability = _check.real("sampling_probability", self.sampling_probability, low=0.0, high=1.0)
+        object.__setattr__(self, "sampling_probability", _check.positive("sampling_probability", probability))
+
+    @property
+    def pattern(self) -> Listed:
+        """Every step: the one maximal pattern."""
+        return Listed.strided(self.n, 1)
+
+    @property
+    def coin(self) -> float:
+        """The sampling probability."""
+        return self.sampling_probability
+
+    def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
+        """Nobody: chance alone keeps a unit out of a step."""
+        return []
+
+    def covers(self, actual: Participation) -> bool:
+        """Itself alone: of another order no coins are known."""
+        return self == actual
+
+    def describe(self) -> str:
+        """One phrase for people."""
+        return f"Poisson sampling, each unit in each of {self.n} steps with probability {self.sampling_probability:g}"
+
+
+RULES: tuple[type[Participation], ...] = (
+    SingleEpoch,
+    FixedOrder,
+    EpochShuffle,
+    MinSeparation,
+    KnownOrder,
+    PoissonSampling,
+)
+"""All that claims are proven for, by exact type."""
+
+
+def check_kind(participation: object) -> None:
+    """Raise PlanError unless it is one of `RULES` itself: the set that all claims are proven for."""
+    if type(participation) not in RULES:
+        raise PlanError(
+            f"participation must be one of {', '.join(kind.__name__ for kind in RULES)}, got "
+            f"{type(participation).__name__}: claims are proven for these alone; name the units of every step with "
+            "KnownOrder"
+        )
+
+
+def from_dict(data: dict[str, Any]) -> Participation:
+    """The participation that `Participation.to_dict` described."""
+    kinds = {rule.kind: rule for rule in RULES}
+    rule = kinds[_check.choice("participation kind", data.get("kind", ""), kinds)]
+    return rule.read({key: value for key, value in data.items() if key != "kind"})
+
+
+def covers(planned: Participation, actual: Participation) -> bool:
+    """Whether the patterns of `actual`, within the planned steps, are known to be among those of `planned`.
+
+    A known order covers whatever the ledger lets pass, step by step, so it is not judged here.
+    """
+    check_kind(planned)
+    check_kind(actual)
+    return planned.covers(actual)
