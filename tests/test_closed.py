@@ -9,8 +9,10 @@ import pytest
 import anyorder as ao
 from anyorder import participation, strategy
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
+from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import KnownOrder, MinSeparation, Participation, PoissonSampling, Separated, SingleEpoch
+from anyorder.release.schedules import Fixed
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
 from anyorder.workload import Custom, Workload
@@ -25,6 +27,8 @@ FINAL = [
     PerGroup,
     Automatic,
     Adaptive,
+    Fixed,
+    Cut,
     ao.Plan,
     Bound,
 ]

@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from anyorder.clipping import Adaptive, Automatic, ClipRule, Flat, FunctionalClipping, GhostClipping, PerGroup, passes
+from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError
+from anyorder.release.schedules import Fixed
 from clipping.brute import assert_close, norm, per_example, run
 
 RULES = {
@@ -209,26 +211,24 @@ def test_descriptions(name):
 
 
 class Given(ClipRule):
-    """Factors and coordinates by two functions."""
+    """Factors by a function."""
 
-    def __init__(self, factors, coordinates=lambda squares, clip_norm: {}):
-        self.given = factors, coordinates
+    def __init__(self, factors):
+        self.given = factors
 
     def factors(self, squares, clip_norm):
-        return self.given[0](squares, clip_norm)
-
-    def coordinates(self, squares, clip_norm):
-        return self.given[1](squares, clip_norm) if len(next(iter(squares.values()))) else {}
+        assert len(next(iter(squares.values())))
+        return self.given(squares, clip_norm)
 
     def describe(self):
         return "given"
 
 
 class WithMore(Given):
-    """A coordinate of its own that is the same for every unit."""
+    """A coordinate of its own."""
 
     def coordinates(self, squares, clip_norm):
-        return {"more": torch.full_like(next(iter(squares.values())), self.given[1])}
+        return {"more": torch.full_like(next(iter(squares.values())), 0.1 * clip_norm)}
 
 
 def constant(value):
@@ -248,7 +248,7 @@ def halved(squares, clip_norm):
 @pytest.mark.parametrize(
     ("rule", "match"),
     [
-        (Given(halved, lambda s, c: {"0.bias": 0.1 * c * torch.ones(6)}), "of other names"),
+        (Given(lambda s, c: Flat().factors(s, c) | {"more": torch.ones(1)}), "and for nothing else"),
         (Given(lambda s, c: {}), "a factor for each parameter"),
         (Given(lambda s, c: dict.fromkeys(s, torch.zeros(2))), "one number for each"),
     ],
@@ -266,10 +266,7 @@ def test_rules_from_elsewhere_that_fit_no_parameters_are_refused(rule, match, en
         Given(constant(-1e6)),
         Given(constant(math.inf)),
         Given(constant(math.nan)),
-        WithMore(Flat().factors, 1e6),
-        WithMore(Flat().factors, math.nan),
         Given(each_whole),
-        WithMore(Flat().factors, 0.001),
     ],
 )
 def test_rules_from_elsewhere_are_held_to_the_bound_without_a_word(rule, engine):
@@ -277,6 +274,34 @@ def test_rules_from_elsewhere_are_held_to_the_bound_without_a_word(rule, engine)
     _, sums = run(ENGINES[engine](network(), rule), x, y, F.cross_entropy, clip_norm=0.01)
     length = math.sqrt(sum(float(value.double().square().sum()) for value in sums.values()))
     assert length <= 0.01 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rule_from_elsewhere_with_coordinates_is_refused_before_anything_runs(engine):
+    with pytest.raises(ArgumentError, match="coordinates of its own: only Adaptive"):
+        ENGINES[engine](network(), WithMore(halved))
+    with pytest.raises(ArgumentError, match="rule must be None or a rule"):
+        ENGINES[engine](network(), "flat")
+
+
+def test_what_a_rule_asks_for_is_factors_and_a_schedule():
+    assert Cut.of(None) == Cut.of(Flat()) == Cut(Flat(), Fixed())
+    assert Cut.of(Automatic(0.3)) == Cut(Automatic(0.3), Fixed())
+    assert Cut.of(Adaptive(0.3)) == Cut(Flat(), Adaptive(0.3))
+    assert not Cut.of(PerGroup()).counted
+    assert Cut.of(Adaptive()).counted == (Adaptive.COUNT,)
+
+
+@pytest.mark.parametrize("factors", [Flat(), PerGroup(), Automatic(), Given(constant(1e6))], ids=repr)
+def test_a_moving_norm_bounds_every_rule_of_factors_with_its_count(factors):
+    squares = {
+        "a": torch.tensor([0.0, 1e-4, 0.5, 4.0, 1e12]).double(),
+        "b": torch.tensor([0.0, 1.0, 0.4, 1.0, 1.0]).double(),
+    }
+    made, count = Cut(factors, Adaptive(share=0.6)).apply(squares, 1.0)
+    lengths = sum(made[name].square() * square for name, square in squares.items()) + count[".above"].square()
+    assert lengths.max() <= 1 + 1e-12
+    assert count[".above"].tolist() == [0.0, 0.6, 0.0, 0.6, 0.6]
 
 
 def by_the_largest(squares, clip_norm):

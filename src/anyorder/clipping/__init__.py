@@ -6,12 +6,13 @@ from torch import nn
 from anyorder._undocumented import FUNCTORCH, check_names
 from anyorder.clipping import native
 from anyorder.clipping.base import PerUnitClipping, Receive
-from anyorder.clipping.clip_rules import Adaptive, Automatic, ClipRule, Flat, PerGroup
+from anyorder.clipping.clip_rules import Automatic, ClipRule, Flat, PerGroup, Rule
 from anyorder.clipping.convert import convert
 from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.ghost import GhostClipping
 from anyorder.clipping.loss import ExampleLoss
 from anyorder.clipping.validate import Finding, check_model, refuse_unfit
+from anyorder.release.schedules import Adaptive
 
 check_names(torch._C._functorch, FUNCTORCH, torch)
 
@@ -38,7 +39,7 @@ def make_clipping(
     module: nn.Module,
     chunk_size: int | None = None,
     grid: float | None = None,
-    rule: ClipRule | None = None,
+    rule: Rule | None = None,
     non_finite: str = "zero",
 ) -> PerUnitClipping:
     """The engine for a model: one pass over the batch; on a grid, whose units are rounded one by one, two.

@@ -9,7 +9,7 @@ from torch import Tensor
 __all__ = ["PerUnitClipping", "Receive"]
 
 Receive = Callable[[dict[str, Tensor]], None]
-"""Takes the sum over units of their clipped gradients, by parameter name, and of their clip rule's own coordinates."""
+"""Takes the sum over units of their clipped gradients, by parameter name, and of their schedule's own coordinates."""
 
 
 class PerUnitClipping(ABC):
@@ -49,7 +49,7 @@ class PerUnitClipping(ABC):
             clip_norm: L2 bound on a unit's gradient, above 0.
             scale: what the gradients are multiplied by before they are clipped: B for a loss that is a mean.
             receive: called during backward with {parameter name: sum}, one entry for each trainable parameter, in
-                float32 (float64 where the parameter is), and for each of the rule's `coordinates`; `p.grad` is never
+                float32 (float64 where the parameter is), and for what the schedule counts; `p.grad` is never
                 written.
         Returns: the outputs, tensors with leading dimension B, attached to autograd. With gradients disabled they
             are detached, and `receive` is never called.

@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, isclose, sqrt
-from typing import ClassVar
+from math import fsum, isclose
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -12,12 +12,16 @@ from torch import Tensor
 from anyorder import _check
 from anyorder._closed import final
 from anyorder.errors import ArgumentError
+from anyorder.release.schedules import Adaptive, Fixed, Schedule
 
-__all__ = ["Adaptive", "Automatic", "ClipRule", "Flat", "PerGroup", "apply"]
+__all__ = ["Automatic", "ClipRule", "Cut", "Flat", "PerGroup", "Rule"]
 
 
 class ClipRule(ABC):
-    """Factors such that no unit's vector, all parameters and `coordinates` together, is longer than clip_norm."""
+    """Factors such that no unit's vector, all parameters together, is longer than clip_norm.
+
+    A rule of one's own is a subclass. It is given one unit at a time, and what it leaves longer than clip_norm is cut.
+    """
 
     @abstractmethod
     def factors(self, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
@@ -28,11 +32,6 @@ class ClipRule(ABC):
             clip_norm: L2 bound on what a unit may add, above 0.
         Raises: ArgumentError if the rule does not fit the parameters.
         """
-
-    def coordinates(self, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
-        """{name: (U,)} float64, what units add to sums of the rule's own, beside those of the parameters: none."""
-        del squares, clip_norm
-        return {}
 
     @abstractmethod
     def describe(self) -> str:
@@ -132,85 +131,71 @@ class Automatic(ClipRule):
         return f"automatic: the gradient times clip norm / (its norm + {self.gamma:g})"
 
 
+Rule = ClipRule | Adaptive
+"""What `make_private(rule=..)` takes: factors under the plan's own norm, or a schedule of norms for `Flat` factors."""
+
+
 @final
 @dataclass(frozen=True)
-class Adaptive(ClipRule):
-    """The clip norm follows a quantile of the units' norms, at no privacy beyond the plan's [Andrew et al. 2021].
-
-    In period k units are cut to c_k. With a = share and C the plan's clip norm, c_0 = C, unit u adds the vector of
-    d + 1 numbers
-
-        v_u = ( sqrt(1 - a^2) C g_u / max(||g_u||, c_k),  a C s_u ),    s_u = 1 if ||g_u|| > c_k else 0
-
-    to the sum of a step, which gets the plan's noise in all d + 1 coordinates and is divided by the batch size. What
-    is released, times c_k / (C sqrt(1 - a^2)), is the gradient. The last coordinates of the K steps of a period, with
-    the sum S, tell which part of the units was above c_k, and at the period's end
-
-        above = S / (a C K),    c_{k+1} = c_k exp( learning_rate (min(max(above, 0), 1) - (1 - quantile)) )
-
-    c_k stays between 2^-20 and 2^20 of C.
-
-    Guarantee: the plan's own. ||v_u||^2 <= (1 - a^2) C^2 + a^2 C^2 = C^2 whatever c_k is, and c_k is a function of
-    releases of earlier steps alone. So step t adds an adaptively chosen function of the data, of norm at most C for
-    each unit, to which the Gaussian matrix mechanism gives the same mu as to functions fixed beforehand [Denisov et
-    al. 2022, Theorem 2.1]; what is done with the releases is post-processing. The c_k are public, as gradients are.
-    A unit whose gradient is zero adds nothing, as `zero-out` neighbours have it; the paper counts units below c_k,
-    less a half each, and there it would add to the count.
-
-    To count costs noise: what the gradients have of it grows by 1 / sqrt(1 - a^2).
-
-    Periods end where the strategy's noise restarts, `Strategy.restart_period`: within a block noise is made to cancel
-    that of earlier steps, and once scaled by another c_k it would not. Batches of fewer units than the plan's batch
-    size make the part above look smaller.
-
-    Here `clip_norm` is c_k, and vectors are c_k / C times those above; the engine does the rest.
+class Cut:
+    """How units are cut: by which factors, and at which norms.
 
     Attributes:
-        quantile: part of the units whose norm is to be at most the clip norm.
-        learning_rate: of the logarithm of the norm, at most 10; the paper takes 0.2, at every step.
-        share: a, part of the norm C that the count has.
-        every: steps in a period, a multiple of the strategy's restart period; None for that period itself: an epoch
-            of restarted buffers, one step of independent noise.
+        factors: of the gradients. A rule from elsewhere is held to the bound, which those of this file keep by proof.
+        schedule: which norm is in force when. It may add a coordinate of its own to each unit's vector.
     """
 
-    quantile: float = 0.5
-    learning_rate: float = 1.0
-    share: float = 0.1
-    every: int | None = None
+    factors: ClipRule
+    schedule: Schedule
 
-    COUNT: ClassVar[str] = ".above"
-    """Name of the sum of the last coordinate. No parameter's name begins with a dot."""
+    @classmethod
+    def of(cls, rule: Rule | None) -> "Cut":
+        """What a rule asks for; `Flat()` at the plan's norm if None.
 
-    def __post_init__(self) -> None:
-        _check.probability("quantile", self.quantile)
-        _check.positive("learning_rate", _check.real("learning_rate", self.learning_rate, low=0.0, high=10.0))
-        _check.probability("share", self.share)
-        if self.every is not None:
-            _check.integer("every", self.every, low=1)
+        Raises: ArgumentError for what is no rule, and for a rule from elsewhere with coordinates: no plan has them.
+        """
+        if type(rule) is Adaptive:
+            return cls(Flat(), rule)
+        if rule is not None and not isinstance(rule, ClipRule):
+            raise ArgumentError(
+                f"rule must be None or a rule of anyorder.clipping, such as Flat() or Automatic(gamma=0.01), "
+                f"got {rule!r}"
+            )
+        if hasattr(rule, "coordinates"):
+            raise ArgumentError(f"{rule!r} has coordinates of its own: only Adaptive() may; give factors alone")
+        return cls(Flat() if rule is None else rule, Fixed())
 
     @property
-    def gradient_share(self) -> float:
-        """sqrt(1 - a^2), part of the norm C that the gradient has."""
-        return sqrt(1 - self.share**2)
+    def counted(self) -> tuple[str, ...]:
+        """Names of the schedule's own sums."""
+        match self.schedule:
+            case Fixed():
+                return ()
+            case Adaptive():
+                return (Adaptive.COUNT,)
+            case _:
+                assert_never(self.schedule)
 
-    def factors(self, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
-        return dict.fromkeys(squares, self.gradient_share * _clip(_total(squares), clip_norm))
+    def apply(self, squares: Mapping[str, Tensor], clip_norm: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Factors {parameter: (U,)}, and what units add to the schedule's own sums, {name: (U,)}, both float64.
 
-    def coordinates(self, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
-        above = (_total(squares).sqrt() > clip_norm).double()
-        return {self.COUNT: self.share * clip_norm * above}
+        Guarantee: no unit's vector, all of both together, is longer than clip_norm, in exact arithmetic.
+        """
+        factors = _factors(self.factors, squares, clip_norm)
+        match self.schedule:
+            case Fixed():
+                return factors, {}
+            case Adaptive() as adaptive:
+                shared = {id(factor): adaptive.gradient_share * factor for factor in factors.values()}
+                above = (_total(squares).sqrt() > clip_norm).double()
+                count = {adaptive.COUNT: adaptive.share * clip_norm * above}
+                return {name: shared[id(factor)] for name, factor in factors.items()}, count
+            case _:
+                assert_never(self.schedule)
 
-    def describe(self) -> str:
-        return f"adaptive: the clip norm follows the {self.quantile:g} quantile of the gradients' norms"
 
-
-_OWN = (Flat, PerGroup, Automatic, Adaptive)  # whose bound is proven; checking it would cost every step
-
-
-def apply(
-    rule: ClipRule, squares: Mapping[str, Tensor], clip_norm: float
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The rule's factors and coordinates.
+def _factors(rule: ClipRule, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
+    """The rule's factors.
 
     A rule from elsewhere is given one unit at a time: factors that depend on other units' norms would let one unit move
     what all others add. A unit that it leaves longer than clip_norm is cut to it, and one whose factors are not numbers
@@ -218,28 +203,24 @@ def apply(
 
     Raises: ArgumentError if those of a rule from elsewhere are of other names or shapes.
     """
-    if type(rule) in _OWN:
-        return rule.factors(squares, clip_norm), rule.coordinates(squares, clip_norm)
+    match rule:
+        case Flat() | PerGroup() | Automatic():  # whose bound is proven; checking it would cost every step
+            return rule.factors(squares, clip_norm)
     shape = next(iter(squares.values())).shape
-    each = [{name: square[i : i + 1] for name, square in squares.items()} for i in range(shape[0])] or [dict(squares)]
-    factors, further = (_joined([make(unit, clip_norm) for unit in each]) for make in (rule.factors, rule.coordinates))
-    if set(factors) != set(squares) or set(further) & set(squares):
-        raise ArgumentError(f"{rule!r} must give a factor for each parameter, and coordinates of other names")
-    if any(values.shape != shape for values in (*factors.values(), *further.values())):
+    each = [{name: square[i : i + 1] for name, square in squares.items()} for i in range(shape[0])]
+    factors = _joined([rule.factors(unit, clip_norm) for unit in each])
+    if set(factors) != set(squares):
+        raise ArgumentError(f"{rule!r} must give a factor for each parameter, and for nothing else")
+    if any(values.shape != shape for values in factors.values()):
         raise ArgumentError(f"{rule!r} must give one number for each of the {shape[0]} units")
-    parts = [factors[name].double().square() * square for name, square in squares.items()]
-    total = torch.stack([*parts, *(values.double().square() for values in further.values())]).sum(0)
+    total = torch.stack([factors[name].double().square() * square for name, square in squares.items()]).sum(0)
     kept = torch.where(total > clip_norm**2, clip_norm / total.sqrt(), 1.0)
-
-    def within(values: Tensor) -> Tensor:
-        return torch.where(total.isfinite(), values * kept, 0.0)
-
-    return {name: within(v) for name, v in factors.items()}, {name: within(v) for name, v in further.items()}
+    return {name: torch.where(total.isfinite(), values * kept, 0.0) for name, values in factors.items()}
 
 
 def _joined(units: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     if any(unit.keys() != units[0].keys() for unit in units):
-        raise ArgumentError("a clip rule must give factors and coordinates of the same names for all units")
+        raise ArgumentError("a clip rule must give factors of the same names for all units")
     return {name: torch.cat([unit[name] for unit in units]) for name in units[0]}
 
 

@@ -12,7 +12,7 @@ from anyorder import _check
 from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
-from anyorder.clipping.clip_rules import ClipRule, Flat
+from anyorder.clipping.clip_rules import Cut, Flat, Rule
 from anyorder.clipping.kept import Witness, one_pass
 from anyorder.clipping.units import NON_FINITE, ClippedSum, accumulator_dtype, check_finite
 from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
@@ -53,13 +53,13 @@ class FunctionalClipping(PerUnitClipping):
         module: nn.Module,
         chunk_size: int | None = None,
         grid: float | None = None,
-        rule: ClipRule | None = None,
+        rule: Rule | None = None,
         non_finite: str = "zero",
     ) -> None:
         if grid is not None and rule not in (None, Flat()):
             raise ArgumentError(f"rule must be Flat() in secure mode, whose units are cut as a whole, got {rule}")
         self._module = module
-        self._grid, self._rule = grid, rule
+        self._grid, self._cut = grid, Cut.of(rule)
         self.mapped = False
         self._refuse = _check.choice("non_finite", non_finite, NON_FINITE) == "refuse"
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
@@ -87,7 +87,7 @@ class FunctionalClipping(PerUnitClipping):
             batch=_Batch.sort(groups, self._chunk_size or _default_chunk_size(parameters), call.tensors[0].device),
             clip_norm=_check.positive("clip_norm", clip_norm),
             grid=self._grid,
-            rule=self._rule,
+            cut=self._cut,
             refuse=self._refuse,
             scale=_check.positive("scale", scale) if call.size else 1.0,
             receive=receive,
@@ -160,7 +160,7 @@ class _Job:
     batch: _Batch
     clip_norm: float
     grid: float | None
-    rule: ClipRule | None
+    cut: Cut
     refuse: bool
     scale: float
     receive: Receive
@@ -200,7 +200,7 @@ class _Job:
             )
         self.done = True
         parameters, inputs = self._split(tensors)
-        total = ClippedSum(parameters, clip_norm=self.clip_norm, scale=self.scale, grid=self.grid, rule=self.rule)
+        total = ClippedSum(parameters, clip_norm=self.clip_norm, scale=self.scale, grid=self.grid, cut=self.cut)
 
         def example(parameters: dict[str, Tensor], tensors: Tensors, cotangents: Tensors) -> dict[str, Tensor]:
             _, pull_back, _ = vjp(lambda p: self.call(p, tensors, Witness()), parameters, has_aux=True)  # type: ignore[misc]

@@ -11,7 +11,7 @@ from anyorder import _check
 from anyorder.clipping.alone import Alone, Tensors
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
-from anyorder.clipping.clip_rules import ClipRule, Flat
+from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.passes import Pass, Sums, TooLarge, Unmapped
 from anyorder.clipping.plain import Plain
@@ -49,13 +49,13 @@ class GhostClipping(PerUnitClipping):
         self,
         module: nn.Module,
         chunk_size: int | None = None,
-        rule: ClipRule | None = None,
+        rule: Rule | None = None,
         non_finite: str = "zero",
     ) -> None:
         self._module = module
         self._fixed = chunk_size is not None
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
-        self._rule = Flat() if rule is None else rule
+        self._rule, self._cut = rule, Cut.of(rule)
         self._non_finite = _check.choice("non_finite", non_finite, NON_FINITE)
         self._unmapped = self._mapped = False
 
@@ -84,7 +84,7 @@ class GhostClipping(PerUnitClipping):
         start = Settings.now(call.tensors[0].device)
         groups = groups.detach().cpu()
         refuse = self._non_finite == "refuse"
-        job = _Job(self._module, call, parameters, groups, self._rule, refuse, clip_norm, scale, receive, start)
+        job = _Job(self._module, call, parameters, groups, self._cut, refuse, clip_norm, scale, receive, start)
         while True:
             try:
                 return job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
@@ -139,7 +139,7 @@ class _Job:
     call: Alone | Plain
     parameters: dict[str, Tensor]
     groups: Tensor
-    rule: ClipRule
+    cut: Cut
     refuse: bool
     clip_norm: float
     scale: float
@@ -193,7 +193,7 @@ class _Job:
         self.done = True
 
     def _pass(self, groups: Tensor, receive: Any = None) -> Pass:
-        options = self.rule, self.clip_norm, self.scale, receive
+        options = self.cut, self.clip_norm, self.scale, receive
         return Pass(self.module, self.call, self.parameters, groups, self.settings, *options)
 
     def _finish(self, found: Sums) -> None:

@@ -14,7 +14,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 
 from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.batch import Settings, UnitMap, full_precision
-from anyorder.clipping.clip_rules import ClipRule, apply
+from anyorder.clipping.clip_rules import Cut
 from anyorder.clipping.kept import one_pass
 from anyorder.clipping.norms import Settled, Weights, settle
 from anyorder.clipping.plain import Plain
@@ -48,7 +48,7 @@ class Sums:
     """What a pass found.
 
     Attributes:
-        sums: {parameter: sum over units of clipped gradients}, and those of the rule's own coordinates.
+        sums: {parameter: sum over units of clipped gradients}, and those of the schedule's own.
         bad: how many units have a gradient whose norm is NaN or infinite; they add exactly zero.
         units: how many units there are.
     """
@@ -71,16 +71,16 @@ class Pass:
         parameters: the trainable parameters, cut off from autograd.
         groups: (b,) int64 on the CPU, equal for examples of one unit.
         settings: of torch, where the call began.
-        rule, clip_norm, scale: see `GhostClipping`, `PerUnitClipping`.
+        cut, clip_norm, scale: see `GhostClipping`, `PerUnitClipping`.
         receive: takes the `Sums`.
     """
 
     def __init__(
         self, module: nn.Module, call: Alone | Plain, parameters: dict[str, Tensor], groups: Tensor, settings: Settings,
-        rule: ClipRule, clip_norm: float, scale: float, receive: Callable[[Sums], None],
+        cut: Cut, clip_norm: float, scale: float, receive: Callable[[Sums], None],
     ) -> None:  # fmt: skip
         self._module, self._call, self.parameters, self._settings = module, call, parameters, settings
-        self._rule, self._clip_norm, self._scale, self._receive = rule, clip_norm, scale, receive
+        self._cut, self._clip_norm, self._scale, self._receive = cut, clip_norm, scale, receive
         self._device = call.tensors[0].device
         self._units = UnitMap.of(groups, self._device)
         self._dtypes = {name: accumulator_dtype(p) for name, p in parameters.items()}
@@ -215,8 +215,7 @@ class Pass:
         slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in set(self._dtypes.values())))
         clip_norm = self._clip_norm * (1 - slack)
         squares = dict(zip(settled or self.parameters, rows, strict=True))
-        factors, further = apply(self._rule, squares, clip_norm)
-        further = further if bad is None else {name: values.masked_fill(bad, 0.0) for name, values in further.items()}
+        factors, further = self._cut.apply(squares, clip_norm)
         weights: dict[tuple[int, torch.dtype], Weights] = {}
         sums = {}
         for name, parameter in self.parameters.items():

@@ -5,7 +5,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from anyorder.clipping.clip_rules import ClipRule, Flat, apply
+from anyorder.clipping.clip_rules import Cut
 from anyorder.clipping.uses import cleared
 from anyorder.errors import NonFiniteError
 
@@ -38,7 +38,7 @@ class ClippedSum:
         scale: what the gradients are multiplied by before they are clipped.
         grid: None for sums of floats; a power of two from 2^-100 to 2^100 and from clip_norm / 2^31 to clip_norm for
             sums of integers, in grid steps.
-        rule: how norms become factors; `Flat` if None, and on a grid.
+        cut: how norms become factors; `Flat` at a fixed norm if None, and on a grid.
 
     Attributes:
         bad: how many units have a gradient whose norm is NaN or infinite; they add exactly zero.
@@ -52,10 +52,10 @@ class ClippedSum:
         clip_norm: float,
         scale: float,
         grid: float | None = None,
-        rule: ClipRule | None = None,
+        cut: Cut | None = None,
     ) -> None:
         self._scale = scale
-        self._rule = Flat() if rule is None else rule
+        self._cut = Cut.of(None) if cut is None else cut
         self._grid = grid
         self._largest_square = 0 if grid is None else int((Fraction(clip_norm) / Fraction(grid)) ** 2)
         self._dtypes = {name: accumulator_dtype(p) for name, p in parameters.items()}
@@ -66,8 +66,8 @@ class ClippedSum:
         # Just under clip_norm, so that the rounding of each product (eps / 2) and of the norm cannot carry a unit over.
         slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in self._dtypes.values()))
         self._clip_norm = clip_norm * (1 - slack)
-        nobody = {name: torch.zeros(0, dtype=torch.float64, device=p.device) for name, p in parameters.items()}
-        self._further = sums_of(self._rule.coordinates(nobody, self._clip_norm), self._dtypes)
+        nobody = torch.zeros(0, dtype=torch.float64, device=next(iter(parameters.values())).device)
+        self._further = sums_of(dict.fromkeys(self._cut.counted, nobody), self._dtypes)
         self._shapes = {name: p.shape for name, p in parameters.items()}
         self._open: dict[str, Tensor] = {}
         self.units, self.bad = 0, 0
@@ -86,7 +86,7 @@ class ClippedSum:
         self._clip_and_add(rows if complete else {name: row[:-1] for name, row in rows.items()})
 
     def finish(self) -> dict[str, Tensor]:
-        """The sum over units, {name: (*shape)}, and those of the rule's own coordinates; int64 on a grid."""
+        """The sum over units, {name: (*shape)}, and those of the schedule's own; int64 on a grid."""
         return {name: total.view(self._shapes[name]) for name, total in self._sum.items()} | self._further
 
     def _by_unit(self, name: str, gradient: Tensor, units: Tensor, count: int) -> Tensor:
@@ -115,8 +115,7 @@ class ClippedSum:
             self.bad += int((~finite).sum())
             rows = {name: cleared(row, ~finite.to(row.device)) for name, row in rows.items()}
             squares = {name: square.where(finite, 0.0) for name, square in squares.items()}
-        factors, further = apply(self._rule, squares, self._clip_norm)
-        further = {name: values.where(finite, 0.0) for name, values in further.items()}
+        factors, further = self._cut.apply(squares, self._clip_norm)
         factors = {name: self._scale * factor for name, factor in factors.items()}
         if self._grid is not None:
             within = self._within(rows, factors)
@@ -167,6 +166,6 @@ def round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def sums_of(coordinates: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> dict[str, Tensor]:
-    """The sums over units of a rule's own coordinates, in the widest of the parameters' dtypes."""
+    """The sums over units of a schedule's own coordinates, in the widest of the parameters' dtypes."""
     dtype = torch.float64 if torch.float64 in dtypes.values() else torch.float32
     return {name: round_down(values, dtype).sum() for name, values in coordinates.items()}

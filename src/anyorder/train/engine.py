@@ -13,7 +13,9 @@ from torch.utils import _pytree as pytree
 
 from anyorder import _check
 from anyorder.certificate import Certificate, Evidence
-from anyorder.clipping import Adaptive, ClipRule, Receive, make_clipping, refuse_unfit
+from anyorder.clipping import make_clipping, refuse_unfit
+from anyorder.clipping.base import Receive
+from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.coupling import LossWatch
 from anyorder.clipping.units import accumulator_dtype
 from anyorder.errors import (
@@ -30,6 +32,7 @@ from anyorder.plan import Plan
 from anyorder.release.clip_norm import ClipNorm
 from anyorder.release.files import RunFiles
 from anyorder.release.noise import SharedNoise
+from anyorder.release.schedules import Fixed
 from anyorder.sampling import HandedBatch, PrivateLoader, Unit, poisson_loader
 from anyorder.train.distributed import Group, distinct_units, forward_together
 from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
@@ -88,7 +91,7 @@ class PrivacyEngine:
         self.extra: dict[str, Any] = {}
         self._path = None if checkpoint is None else Path(checkpoint)
         self._given_key = None if key is None else NoiseSource(key).key
-        self._clip = ClipNorm(plan, None)
+        self._clip = ClipNorm(plan, Fixed())
         self._written: dict[nn.Parameter, tuple[Tensor, int]] = {}
         self._ready = False
         self._closed = False
@@ -105,7 +108,7 @@ class PrivacyEngine:
         loss_reduction: str = "mean",
         accumulate: int = 1,
         chunk_size: int | None = None,
-        rule: ClipRule | None = None,
+        rule: Rule | None = None,
         non_finite: str = "zero",
     ) -> tuple[PrivateModule, torch.optim.Optimizer, PrivateLoader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
@@ -159,20 +162,15 @@ class PrivacyEngine:
         return self.model, optimizer, self.loader
 
     def _bind(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, unit: Unit, loss_reduction: str, rule: ClipRule | None
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, unit: Unit, loss_reduction: str, rule: Rule | None
     ) -> str:
         """Check model and optimizer; returns what must be the same on all ranks."""
         check_unit(self.plan, unit)
-        if rule is not None and not isinstance(rule, ClipRule):
-            raise ArgumentError(
-                f"rule must be None or a rule of anyorder.clipping, such as Flat() or Automatic(gamma=0.01), "
-                f"got {rule!r}"
-            )
-        adaptive = rule if type(rule) is Adaptive else None
-        self._clip = ClipNorm(self.plan, adaptive)
+        cut = Cut.of(rule)
+        self._clip = ClipNorm(self.plan, cut.schedule)
         # Stands for the further coordinate among the parameters; it is never trained.
         self._count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
-        self._counts = {} if adaptive is None else {adaptive.COUNT: self._count}
+        self._counts = dict.fromkeys(cut.counted, self._count)
         refuse_unfit(model)
         check_sharding(model, self._group)
         self._model, self._optimizer, self._loss_reduction = model, optimizer, loss_reduction
@@ -180,7 +178,7 @@ class PrivacyEngine:
         self._check_optimizer()
         return f"{self.plan.digest} {rule} {[(name, tuple(p.shape)) for name, p in self._parameters.items()]}"
 
-    def _set_up(self, loader: Any, unit: Unit, chunk_size: int | None, rule: ClipRule | None, non_finite: str) -> None:
+    def _set_up(self, loader: Any, unit: Unit, chunk_size: int | None, rule: Rule | None, non_finite: str) -> None:
         self.loader = self._private_loader(loader, unit, self._source.own)
         self.ledger = Ledger(self.plan.participation)
         self._shards = Shards({**self._parameters, **self._counts}, self._group)
@@ -302,9 +300,6 @@ class PrivacyEngine:
         if step != self.ledger.step:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
-        further = sums.keys() - self._parameters.keys() - self._counts.keys()
-        if further:
-            raise ArgumentError(f"the clip rule has coordinates of its own ({', '.join(further)}): only Adaptive may")
         self._watch.came_back()
         before = self._waiting
         joined = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from anyorder import _check
 from anyorder._undocumented import TRAINER, check_names
-from anyorder.clipping import ClipRule
+from anyorder.clipping.clip_rules import Rule
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
 from anyorder.plan import Plan
 from anyorder.sampling import PrivateLoader, UnitOrderSampler
@@ -101,7 +101,7 @@ class PrivateTrainerMixin:
         batch_sampler: UnitOrderSampler | None = None,
         key: bytes | None = None,
         chunk_size: int | None = None,
-        rule: ClipRule | None = None,
+        rule: Rule | None = None,
         **kwargs: Any,
     ) -> None:
         self.plan = plan
