@@ -302,3 +302,20 @@ def test_certificates_that_hold_the_record_are_refused_with_a_sentence(tmp_path)
     rewritten(path, lambda d: d.update(format="anyorder-certificate/1"))
     with pytest.raises(CertificateError, match="old format .* as secret as the data.*engine.certificate"):
         ao.verify(path)
+
+
+def test_the_tree_of_receipts_is_made_once_for_a_record(tmp_path, monkeypatch):
+    roots = []
+
+    def counted(*parts):
+        roots.append(parts)
+        return root(*parts)
+
+    root = ao.certificate.receipt_root
+    monkeypatch.setattr("anyorder.certificate.receipt_root", counted)
+    evidence = made(history=((0, 1), (2, 3), (0, 1)))
+    saved(tmp_path, evidence)
+    assert len(roots) == 1
+    evidence.ledger.record(evidence.ledger.step, [])
+    assert evidence.certificate.steps == evidence.ledger.step
+    assert len(roots) == 2

@@ -207,12 +207,39 @@ def test_steps_without_an_entry_before_later_ones_are_told(journal):
 
 def test_every_altered_byte_is_noticed(journal):
     data = journal.read_bytes()
-    for place in range(len(data)):
+    last, one = len(data) - 2 * RECORD, len(data) - RECORD
+    for place in range(one):
         put_back(journal, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         with pytest.raises(CheckpointError, match=r"altered|no journal of this run"):
             Journal.open(journal.parent / "run.ckpt", "run")
-    last, one = len(data) - 2 * RECORD, len(data) - RECORD
     put_back(journal, data[:last] + data[one:] + data[last:one])
+    with pytest.raises(CheckpointError, match="altered"):
+        Journal.open(journal.parent / "run.ckpt", "run")
+
+
+@pytest.mark.parametrize("rest", [b"", bytes(5), b"x" * (RECORD - 1), bytes(3 * RECORD)])
+def test_a_last_record_with_a_wrong_checksum_is_torn(journal, rest):
+    """A kill between two pages leaves one of full length. Nothing was released under it; and if somebody altered it,
+    the file is as good as one that was cut before it: the step is in doubt, and takes fresh noise."""
+    data = journal.read_bytes()
+    one = len(data) - RECORD
+    for place in range(one, len(data)):
+        put_back(journal, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] + rest)
+        again = Journal.open(journal.parent / "run.ckpt", "run")
+        assert (again.steps, again.doubt) == (3, "its last record is torn")
+        again.close()
+    again = Journal.open(journal.parent / "run.ckpt", "run")
+    again.renew(6, b"n" * 16, [])
+    again.commit(6, digest(60))
+    again.close()
+    back = Journal.open(journal.parent / "run.ckpt", "run")
+    assert (back.steps, back.doubt, back.renewals) == (4, None, [(6, b"n" * 16)])
+
+
+def test_a_bad_record_before_a_whole_one_is_refused_whatever_it_is(journal):
+    data = journal.read_bytes()
+    bad = bytes([data[-1] ^ 1])
+    put_back(journal, data[:-1] + bad + b"x" * RECORD)
     with pytest.raises(CheckpointError, match="altered"):
         Journal.open(journal.parent / "run.ckpt", "run")
 

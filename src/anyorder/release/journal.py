@@ -161,12 +161,16 @@ class Journal:
             kind, number, content, when, checksum = _RECORD.unpack_from(data, self._size)
             known = kind in (_RENEWAL, _FILE) or (kind == _STEP and number not in self._entries)
             if not known or checksum != self._checksum(kind, number, content, when):
+                if end - self._size < 2 * _RECORD.size:
+                    break  # nothing whole follows
                 raise CheckpointError(
                     f"record {(self._size - len(self._head)) // _RECORD.size} of the journal {self.path} was altered: "
                     "its checksum differs. Which steps were released is not known; start a new run"
                 )
             self._keep(kind, number, content, when)
-        # A rest is an entry that a loss of power tore, whose step was not released, or what a cut has left.
+        # A rest is a record that a loss of power or a kill tore, whose step was not released, or what a cut has left.
+        # A torn one may be as long as a whole one: `_put` writes over its own last attempt, and a write is not one act.
+        # If somebody altered it, the file is as one that was cut before it, and the doubt leads to fresh noise too.
         changed = os.fstat(self._descriptor)
         inode, when = self._last
         if self._size != len(data):
