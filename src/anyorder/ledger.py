@@ -20,7 +20,7 @@ from anyorder.errors import (
 from anyorder.participation import RULES, KnownOrder, Participation, Rule
 from anyorder.participation.base import Refusals
 
-__all__ = ["Ledger", "Units", "allows", "as_units", "replay"]
+__all__ = ["Ledger", "Units"]
 
 Integers = NDArray[np.int64]
 

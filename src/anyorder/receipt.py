@@ -27,7 +27,7 @@ from anyorder.ledger import Ledger, Units, allows, as_units
 from anyorder.participation import one_unit
 from anyorder.plan import Plan, close
 
-__all__ = ["Receipt", "receipt_key", "receipt_root", "receipts"]
+__all__ = ["Receipt"]
 
 FORMAT = "anyorder-receipt/1"
 _LEVELS, _ARITY, _SIZE = 10, 8, 32

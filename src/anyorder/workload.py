@@ -23,10 +23,8 @@ from anyorder.errors import ArgumentError, PlanError
 __all__ = [
     "Custom",
     "Workload",
-    "check_kind",
     "cosine",
     "custom",
-    "from_dict",
     "from_optimizer",
     "last_iterate",
     "linear_cooldown",

@@ -1,6 +1,5 @@
 """Sampling: samplers that are pure functions of a seed, and loaders whose order is read off and followed."""
 
-from anyorder.sampling.handed import HandedBatch
 from anyorder.sampling.loader import Found, PrivateLoader, Unit, find_participation
 from anyorder.sampling.poisson import poisson_loader
 from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
@@ -10,7 +9,6 @@ __all__ = [
     "EpochShuffleSampler",
     "FixedOrderSampler",
     "Found",
-    "HandedBatch",
     "PoissonBatchSampler",
     "PrivateLoader",
     "Unit",

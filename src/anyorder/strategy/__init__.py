@@ -15,7 +15,6 @@ from anyorder.strategy.tree import Tree
 
 __all__ = [
     "BLT",
-    "KINDS",
     "Banded",
     "BandedInverse",
     "BandedLowRank",

@@ -33,7 +33,8 @@ from anyorder.release.clip_norm import ClipNorm
 from anyorder.release.files import RunFiles
 from anyorder.release.noise import SharedNoise
 from anyorder.release.schedules import Fixed
-from anyorder.sampling import HandedBatch, PrivateLoader, Unit, poisson_loader
+from anyorder.sampling import PrivateLoader, Unit, poisson_loader
+from anyorder.sampling.handed import HandedBatch
 from anyorder.train.distributed import Group, distinct_units, forward_together
 from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
 from anyorder.train.generators import random_state, set_random_state

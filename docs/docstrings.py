@@ -1,0 +1,17 @@
+"""How docstrings become pages: a section of one line (`Raises: ..`, `Cost: ..`) is a paragraph of its own."""
+
+import re
+from typing import Any
+
+import griffe
+
+SECTION = re.compile(r"^(Cost|Guarantee|Memory|Neighbours|Privacy|Raises|Returns|Yields): (?=\S)", re.MULTILINE)
+
+
+class OneLineSections(griffe.Extension):
+    """Griffe knows the sections whose items stand indented below them; the others would run into one another."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        """Set each such section apart."""
+        if obj.docstring is not None:
+            obj.docstring.value = SECTION.sub(r"\n**\1:** ", obj.docstring.value)

@@ -1,0 +1,92 @@
+"""The reference is complete: a public name without a docstring, or that no page shows, fails here.
+
+Public is what `__all__` of `anyorder` and of its rooms names; of the files inside a room, of those that a page shows.
+"""
+
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import anyorder
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "api"
+SHELL = "cli"  # docs/cli.md describes commands, not names
+
+SHOWN = [name for page in sorted(PAGES.glob("*.md")) for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
+ROOMS = [f"anyorder.{m.name}" for m in pkgutil.iter_modules(anyorder.__path__) if m.name[0] != "_" and m.name != SHELL]
+
+
+def public():
+    """(module, name) of all public names."""
+    for place in dict.fromkeys([*ROOMS, *SHOWN]):
+        name, _, last = place.rpartition(".")
+        if place in ROOMS or not hasattr(importlib.import_module(name), last):  # else one object, not a module
+            yield from ((place, name) for name in importlib.import_module(place).__all__)
+
+
+PUBLIC = list(public())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The pages, as they are published; a warning of the build is an error."""
+    pytest.importorskip("mkdocstrings", reason="the extra docs is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_room_has_a_page_and_every_page_is_in_the_contents():
+    assert set(ROOMS) <= set(SHOWN)
+    contents = (ROOT / "mkdocs.yml").read_text()
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert not {page for page in pages if not re.search(rf"[ :]{re.escape(page)}$", contents, re.MULTILINE)}
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=".".join)
+def test_every_public_name_has_a_docstring(module, name):
+    value = getattr(importlib.import_module(module), name)
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return  # an alias or a constant: the built page shows it only with a docstring
+    text = inspect.getdoc(value) or ""
+    assert text, name
+    assert not text.startswith(f"{name}("), f"{name} has no docstring but the one that dataclasses make"
+    if inspect.isclass(value):
+        methods = {
+            key: method
+            for key, method in inspect.getmembers(value)
+            if not key.startswith("_") and (callable(method) or isinstance(method, property))
+        }
+        ours = {key for key, method in methods.items() if _is_ours(value, key)}
+        assert not {key for key in ours if not inspect.getdoc(methods[key])}, name
+
+
+def _is_ours(kind, attribute):
+    owner = next(base for base in kind.__mro__ if attribute in vars(base))
+    return owner.__module__.startswith("anyorder")
+
+
+def test_every_public_name_is_on_the_page_of_its_room(site):
+    anchors = {
+        anchor
+        for page in (site / "api").rglob("index.html")
+        for anchor in re.findall(r'id="([\w.]+)"', page.read_text())
+    }
+    missing = [
+        f"{module}.{name}" for module, name in PUBLIC if not {f"{module}.{name}", f"{module}.{name}.{name}"} & anchors
+    ]
+    assert not missing, f"give each a docstring, or take it out of __all__: {missing}"
+
+
+def test_every_name_of_the_package_is_in_the_table(site):
+    table = (PAGES / "index.md").read_text()
+    assert not [name for name in anyorder.__all__ if f"`ao.{name}`" not in table]
