@@ -15,12 +15,13 @@ from anyorder.participation import KnownOrder, MinSeparation, Participation, Poi
 from anyorder.release.schedules import Fixed
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
+from anyorder.strategy.kinds import KINDS, Structure
 from anyorder.workload import Custom, Workload
 from laws.cases import PARTICIPATIONS, STRATEGIES
 
 N = 8
 FINAL = [
-    *(kind.cls for kind in strategy.KINDS),
+    *(kind.cls for kind in KINDS),
     *participation.RULES,
     Custom,
     Flat,
@@ -150,12 +151,11 @@ def leaves(base):
 
 
 def test_every_strategy_has_one_row_with_examples():
-    kinds = strategy.KINDS
-    assert leaves(Strategy) == {kind.cls for kind in kinds}
+    assert leaves(Strategy) == {kind.cls for kind in KINDS}
     for field in ("cls", "name", "words"):
-        assert len({getattr(kind, field) for kind in kinds}) == len(kinds)
-    assert {kind.structure for kind in kinds} == set(strategy.Structure)
-    for kind in kinds:
+        assert len({getattr(kind, field) for kind in KINDS}) == len(KINDS)
+    assert {kind.structure for kind in KINDS} == set(Structure)
+    for kind in KINDS:
         assert kind.examples
         assert kind.cls.__name__ in strategy.__all__
         for make in kind.examples.values():

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.strategy import KINDS, Strategy
+from anyorder.strategy import Strategy
+from anyorder.strategy.kinds import KINDS
 
 STRATEGIES: dict[str, Callable[[int], Strategy]] = {
     name: make for kind in KINDS for name, make in kind.examples.items()

@@ -13,7 +13,8 @@ triangular, r = t.
 
 from typing import assert_never
 
-from anyorder.strategy import Rescaled, Strategy, Structure, Tree, kind_of
+from anyorder.strategy import Rescaled, Strategy, Tree
+from anyorder.strategy.kinds import Structure, kind_of
 
 __all__ = ["first_new_row"]
 

@@ -24,18 +24,8 @@ from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, fits_banded_inverse
 from anyorder.optimize.variance import has_variances, row_variances
 from anyorder.participation import EpochShuffle, MinSeparation, Participation
 from anyorder.sensitivity import sensitivity
-from anyorder.strategy import (
-    BandedLowRank,
-    Combination,
-    Dense,
-    Independent,
-    Rescaled,
-    Strategy,
-    Structure,
-    from_dict,
-    in_words,
-    kind_of,
-)
+from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict
+from anyorder.strategy.kinds import Structure, in_words, kind_of
 from anyorder.workload import Custom, Workload
 
 __all__ = ["Candidate", "choose", "rows_touched"]

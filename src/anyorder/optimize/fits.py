@@ -9,8 +9,8 @@ from anyorder.optimize.candidates import MAX_COST, choose
 from anyorder.optimize.structured import FITS, Fit, fit
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import Participation
-from anyorder.strategy import Independent, Strategy, in_words
-from anyorder.strategy.kinds import ALL_SIZES
+from anyorder.strategy import Independent, Strategy
+from anyorder.strategy.kinds import ALL_SIZES, in_words
 from anyorder.workload import Workload
 
 __all__ = ["fit_named", "kind_in"]

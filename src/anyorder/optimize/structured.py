@@ -23,19 +23,17 @@ from anyorder.optimize.tree import fit_tree
 from anyorder.participation import EpochShuffle, MinSeparation, Participation
 from anyorder.strategy import (
     BLT,
-    KINDS,
     Banded,
     BandedInverse,
     BandedLowRank,
     Dense,
-    Kind,
     RestartedBLT,
     Strategy,
     ToeplitzBanded,
     Tree,
     from_dict,
 )
-from anyorder.strategy.kinds import Size
+from anyorder.strategy.kinds import KINDS, Kind, Size
 from anyorder.workload import Workload
 
 __all__ = ["FITS", "Fit", "fit", "fit_dense", "solve_dense"]
@@ -50,7 +48,7 @@ class Fit(NamedTuple):
 
     Attributes:
         name: what `fit` calls the kind.
-        cls: the class, with a row in `anyorder.strategy.KINDS`, which says the sizes and the words.
+        cls: the class, with a row in `anyorder.strategy.kinds.KINDS`, which says the sizes and the words.
         function: from workload, participation, objective, and the sizes by name.
     """
 

@@ -19,7 +19,8 @@ from anyorder.participation import KnownOrder, Participation, PoissonSampling
 from anyorder.sensitivity import banded, blt, dense, independent, rescaled, restarted, toeplitz, tree
 from anyorder.sensitivity.bound import Bound
 from anyorder.sensitivity.program import refined
-from anyorder.strategy import Strategy, Structure, check_kind, kind_of
+from anyorder.strategy import Strategy
+from anyorder.strategy.kinds import Structure, check_kind, kind_of
 
 __all__ = ["Bound", "sensitivity", "unit_sensitivities"]
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import Participation
-from anyorder.strategy import BLT, BandedLowRank, RestartedBLT, Strategy, Structure, Tree, kind_of
+from anyorder.strategy import BLT, BandedLowRank, RestartedBLT, Strategy, Tree
+from anyorder.strategy.kinds import Structure, kind_of
 from anyorder.strategy.toeplitz import accurate_inverse_series, check_series
 
 __all__ = ["rounding"]

@@ -6,7 +6,7 @@ from anyorder.strategy.base import Combination, Row, State, Strategy, Terms
 from anyorder.strategy.blt import BLT
 from anyorder.strategy.dense import Dense
 from anyorder.strategy.independent import Independent
-from anyorder.strategy.kinds import KINDS, Kind, Structure, check_kind, from_dict, in_words, kind_of
+from anyorder.strategy.kinds import check_kind, from_dict
 from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.restarted import RestartedBLT
@@ -21,20 +21,16 @@ __all__ = [
     "Combination",
     "Dense",
     "Independent",
-    "Kind",
     "Rescaled",
     "RestartedBLT",
     "Row",
     "SquareRoot",
     "State",
     "Strategy",
-    "Structure",
     "Terms",
     "Toeplitz",
     "ToeplitzBanded",
     "Tree",
     "check_kind",
     "from_dict",
-    "in_words",
-    "kind_of",
 ]
