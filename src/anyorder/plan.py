@@ -25,7 +25,6 @@ from anyorder.participation import (
     EpochShuffle,
     FixedOrder,
     KnownOrder,
-    MinSeparation,
     Participation,
     PoissonSampling,
     SingleEpoch,
@@ -115,7 +114,7 @@ class Plan:
     @property
     def amplified(self) -> bool:
         """Whether the claim rests on secret Poisson sampling."""
-        return type(self.participation) is PoissonSampling
+        return self.participation.secret
 
     @cached_property
     def sensitivity(self) -> Bound:
@@ -145,9 +144,9 @@ class Plan:
     @cached_property
     def epsilon(self) -> float:
         """The smallest epsilon that holds at `delta`, rounded up."""
-        if type(self.participation) is PoissonSampling:
-            q, n = self.participation.sampling_probability, self.n
-            return accounting.poisson_epsilon(self.sigma, q, n, self.delta)
+        q = self.participation.coin
+        if q is not None:
+            return accounting.poisson_epsilon(self.sigma, q, self.n, self.delta)
         assert self.mu is not None
         return accounting.gdp_epsilon(self.mu, self.delta)
 
@@ -381,12 +380,12 @@ def plan(
         raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
     work = Workload(rule.n, momentum=momentum, learning_rates=learning_rates)
     chosen = _strategy(mechanism, work, rule, secure)
-    if type(rule) is PoissonSampling and neighbours == "zero-out":
+    if rule.secret and neighbours == "zero-out":
         neighbours = "add-or-remove"  # what the sampler's accounting is about
     if secure:
         _check_exact(neighbours, chosen)  # before a calibration that may take long
     if noise_multiplier is not None:
-        sens = 1.0 if type(rule) is PoissonSampling else sensitivity(chosen, rule).value * (1 + rounding(chosen, rule))
+        sens = 1.0 if rule.secret else sensitivity(chosen, rule).value * (1 + rounding(chosen, rule))
         sigma = _check.positive("noise_multiplier", noise_multiplier) / sens
     elif epsilon is not None:
         sigma = _calibrate(rule, neighbours, delta, epsilon)
@@ -433,7 +432,7 @@ def _strategy(mechanism: str | Strategy, work: Workload, order: Participation, s
     if isinstance(mechanism, Strategy):
         return mechanism
     _check.choice("mechanism", mechanism, {"auto", "tree", "independent"})
-    if type(order) is PoissonSampling:
+    if order.secret:
         if mechanism == "tree":
             raise PlanError("mechanism 'tree' has no amplified accounting: use order 'shuffled', or 'independent'")
         return Independent(order.n)
@@ -449,18 +448,18 @@ def _calibrate(order: Participation, neighbours: str, delta: float, epsilon: flo
     """The least sigma that keeps (epsilon, delta)."""
     _check.choice("neighbours", neighbours, _NEIGHBOURS)
     epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
-    if type(order) is PoissonSampling:
-        return accounting.calibrate_poisson(epsilon, delta, order.sampling_probability, order.n)
+    if order.coin is not None:
+        return accounting.calibrate_poisson(epsilon, delta, order.coin, order.n)
     return nextafter(_NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
 
 
 def _check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:
-    if type(order) is PoissonSampling:
+    if order.secret:
         if type(chosen) is not Independent:
             raise PlanError(f"PoissonSampling is accounted for independent noise only, got {chosen!r}")
         if neighbours != "add-or-remove":
             raise PlanError(f"PoissonSampling is accounted for add-or-remove neighbours only, got {neighbours!r}")
-    elif neighbours == "add-or-remove" and type(order) not in (MinSeparation, KnownOrder):
+    elif neighbours == "add-or-remove" and order.absence_moves_others:
         raise _moves_others(type(order).__name__)
 
 

@@ -1,5 +1,6 @@
 """The participation read off a loader is the one its batches have."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import data
@@ -48,6 +49,33 @@ def test_found_participation_is_the_one_the_batches_have(name):
     if isinstance(expected, EpochShuffle):  # the claim is not looser than the truth
         with pytest.raises(ParticipationError):
             replay(FixedOrder(expected.n, 3, expected.steps_per_epoch), [units for units, _ in calls])
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("accumulate", [2, 3, 99])
+def test_joined_batches_are_steps_of_one_epoch(name, accumulate):
+    """The batches, joined here by hand epoch by epoch, are steps that the found participation allows."""
+    make, expected, _ = KNOWN[name]
+    loader = make()
+    found = find_participation(loader, 3, accumulate=accumulate)
+    mine, calls = private(loader)
+    joined = []
+    for _ in range(3):
+        before = len(calls)
+        for _ in mine:
+            pass
+        batches = [units for units, _ in calls[before:]]
+        joined += [np.concatenate(batches[i : i + accumulate]) for i in range(0, len(batches), accumulate)]
+    assert len(joined) == found.participation.n
+    assert type(found.participation) is type(expected)
+    assert found.steps_per_epoch == find_participation(loader, 3).steps_per_epoch
+    assert replay(found.participation, joined).realised().max_participations == 3
+
+
+def test_poisson_batches_are_not_joined():
+    loader = DataLoader(DATA, batch_sampler=PoissonBatchSampler(N, 0.25, 7, SOURCE))
+    with pytest.raises(LoaderError, match="accumulate must be 1, got 2"):
+        find_participation(loader, 1, accumulate=2)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

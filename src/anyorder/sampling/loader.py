@@ -44,8 +44,11 @@ class Found:
     order: str
 
 
-def find_participation(loader: Any, epochs: int, *, unit: Unit = None) -> Found:
-    """The participation of the examples of a loader that is run through `epochs` times, one step for each batch.
+def find_participation(loader: Any, epochs: int, *, unit: Unit = None, accumulate: int = 1) -> Found:
+    """The participation of the examples of a loader that is run through `epochs` times.
+
+    Each batch is a step. With `accumulate`, so many batches are, fewer in the last step of an epoch where the epoch is
+    not divided by it; the numbers of `Found` are still those of batches.
 
         sequential, FixedOrderSampler, DistributedSampler(shuffle=False)                             FixedOrder
         shuffle=True, RandomSampler, SubsetRandomSampler, EpochShuffleSampler, DistributedSampler    EpochShuffle
@@ -63,31 +66,34 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None) -> Found:
     Raises: LoaderError for an order that is not known, or in which an example may come twice in an epoch.
     """
     epochs = _check.integer("epochs", epochs, low=1)
+    accumulate = _check.integer("accumulate", accumulate, low=1)
     check_loader(loader)
     order = read_order(loader, 0)
     check_ranks(order)
     assert order.members is not None
     Origins(loader.dataset).check_distinct(order.members)
     if unit is None:
-        participation = _participation(order, epochs, loader)
+        participation = _participation(order, epochs, accumulate, loader)
     else:
-        participation = _order_of_units(order, epochs, loader, unit)
+        participation = _order_of_units(order, epochs, accumulate, loader, unit)
     return Found(participation, order.batch_size * order.ranks, order.dataset_size, order.steps, order.phrase)
 
 
-def _participation(order: Order, epochs: int, loader: DataLoader[Any]) -> Participation:
-    n = epochs * order.steps
+def _participation(order: Order, epochs: int, accumulate: int, loader: DataLoader[Any]) -> Participation:
+    steps = -(-order.steps // accumulate)
     if order.kind == "poisson":
+        if accumulate != 1:
+            raise LoaderError(f"batches of Poisson sampling are steps each: accumulate must be 1, got {accumulate}")
         sampler: Any = loader.batch_sampler or loader.sampler
-        return PoissonSampling(n, sampler.sampling_probability)
+        return PoissonSampling(epochs * steps, sampler.sampling_probability)
     if epochs == 1:
-        return SingleEpoch(n)
+        return SingleEpoch(steps)
     if order.kind == "fixed":
-        return FixedOrder(n, k=epochs, b=order.steps)
-    return EpochShuffle(k=epochs, steps_per_epoch=order.steps)
+        return FixedOrder(epochs * steps, k=epochs, b=steps)
+    return EpochShuffle(k=epochs, steps_per_epoch=steps)
 
 
-def _order_of_units(order: Order, epochs: int, loader: DataLoader[Any], unit: Unit) -> KnownOrder:
+def _order_of_units(order: Order, epochs: int, accumulate: int, loader: DataLoader[Any], unit: Unit) -> KnownOrder:
     """Which units are in which step of all epochs."""
     if not order.known_beforehand:
         raise LoaderError(
@@ -105,8 +111,12 @@ def _order_of_units(order: Order, epochs: int, loader: DataLoader[Any], unit: Un
         for chunk, batch in zip(chunks, rebuild(loader, chunks), strict=True)
     ]
     ids = np.concatenate([np.asarray(units) for units in found])
-    steps = (batch for epoch in range(epochs) for batch in order.batches(epoch, 0))
-    return KnownOrder([ids[np.searchsorted(members, batch)].tolist() for batch in steps])
+    per_epoch = -(-order.steps // accumulate)
+    steps: list[list[Any]] = [[] for _ in range(epochs * per_epoch)]
+    for epoch in range(epochs):
+        for i, batch in enumerate(order.batches(epoch, 0)):
+            steps[epoch * per_epoch + i // accumulate] += ids[np.searchsorted(members, batch)].tolist()
+    return KnownOrder(steps)
 
 
 def _of_all(units: Units, examples: int) -> Units:

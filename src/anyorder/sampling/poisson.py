@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from anyorder.errors import LoaderError
+from anyorder.errors import ArgumentError, LoaderError
 from anyorder.noise import NoiseSource
-from anyorder.participation import PoissonSampling
+from anyorder.participation import Participation
 from anyorder.sampling.loader import rebuild
 from anyorder.sampling.orders import check_loader, read_order
 from anyorder.sampling.origins import Indices, Origins
@@ -20,7 +20,7 @@ __all__ = ["poisson_loader"]
 
 
 def poisson_loader(
-    loader: Any, participation: PoissonSampling, source: NoiseSource, *, rank: int = 0, ranks: int = 1
+    loader: Any, participation: Participation, source: NoiseSource, *, rank: int = 0, ranks: int = 1
 ) -> DataLoader[Any]:
     """A DataLoader with the settings of `loader` that draws the batches of Poisson sampling from the same examples.
 
@@ -30,7 +30,7 @@ def poisson_loader(
 
     Args:
         loader: names the examples (those that its sampler may give), collation, workers; its own order is dropped.
-        participation: how many steps, and the probability.
+        participation: how many steps, and the probability of the coins; PoissonSampling.
         source: where the secret coins come from: derived from the run's key.
         rank, ranks: every batch is dealt out to so many ranks, and this one's share is handed out.
     """
@@ -42,7 +42,9 @@ def poisson_loader(
             "Poisson sampling needs a loader that collates examples, got batch_size=None; set a batch_size"
         )
     members = _members(loader)
-    q, n = participation.sampling_probability, participation.n
+    q, n = participation.coin, participation.n
+    if q is None:
+        raise ArgumentError(f"participation must be drawn by secret coins, got {participation!r}")
     epoch = math.ceil(1 / q)
     steps = n if n % epoch else epoch
     sampler = PoissonBatchSampler(len(members), q, steps, source, rank=rank, ranks=ranks, indices=members)

@@ -27,7 +27,6 @@ from anyorder.errors import (
 )
 from anyorder.ledger import Ledger, Units
 from anyorder.noise import NoiseSource
-from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
 from anyorder.release.clip_norm import ClipNorm
 from anyorder.release.files import RunFiles
@@ -193,7 +192,7 @@ class PrivacyEngine:
 
     def _private_loader(self, loader: Any, unit: Unit, source: NoiseSource) -> PrivateLoader:
         participation = self.plan.participation
-        if isinstance(participation, PoissonSampling):
+        if participation.secret:
             if unit is not None or self._accumulate != 1:
                 raise PlanError("Poisson sampling draws examples: it takes neither unit= nor accumulate=")
             coins = self._files.coins(source.derive(b"sampling"))

@@ -7,17 +7,9 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from anyorder.errors import LoaderError, PlanError
-from anyorder.participation import (
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    Participation,
-    SingleEpoch,
-    covers,
-)
+from anyorder.participation import KnownOrder, Listed, PerEpoch, Separated, covers
 from anyorder.plan import Plan
-from anyorder.sampling import Found, Unit, find_participation
+from anyorder.sampling import Unit, find_participation
 from anyorder.sampling.orders import check_loader, is_plain, read_order
 
 __all__ = ["BY_LEDGER", "check_absence", "check_order", "check_unit", "warn_of_scattered_units"]
@@ -35,7 +27,7 @@ def check_order(plan: Plan, loader: Any, accumulate: int) -> str:
     Raises: LoaderError if the order is known and not the plan's, or examples are dealt out to ranks with repetitions.
     """
     check_loader(loader)
-    stated = isinstance(plan.participation, (MinSeparation, KnownOrder))
+    stated = not plan.participation.absence_moves_others  # a rule of arrivals, or an order that lists its units
     try:
         order = read_order(loader, 0)
     except LoaderError:
@@ -53,8 +45,8 @@ def check_order(plan: Plan, loader: Any, accumulate: int) -> str:
             f"the DistributedSampler deals the examples out to {order.ranks} ranks, and this process trains alone; "
             "call torch.distributed.init_process_group before make_private"
         )
-    steps = -(-found.steps_per_epoch // accumulate)
-    actual = _over_epochs(find_participation(loader, -(-plan.n // steps)), steps)
+    epochs = -(-plan.n // -(-found.steps_per_epoch // accumulate))
+    actual = find_participation(loader, epochs, accumulate=accumulate).participation
     if not covers(plan.participation, actual):
         joined = (
             f"; {accumulate} batches make a step here: plan by dataset_size and batch_size" if accumulate > 1 else ""
@@ -69,19 +61,6 @@ def check_order(plan: Plan, loader: Any, accumulate: int) -> str:
             f"{found.batch_size} times accumulate={accumulate} make {found.batch_size * accumulate}"
         )
     return found.order
-
-
-def _over_epochs(found: Found, steps: int) -> Participation:
-    """The participation of a loader whose batches are joined so that an epoch has `steps` steps."""
-    match found.participation:
-        case EpochShuffle(k=k):
-            return EpochShuffle(k, steps)
-        case FixedOrder(k=k):
-            return FixedOrder(k * steps, k, steps)
-        case SingleEpoch():
-            return SingleEpoch(steps)
-        case other:
-            return other
 
 
 def check_absence(plan: Plan, loader: Any) -> None:
@@ -122,7 +101,12 @@ def check_unit(plan: Plan, unit: Unit) -> None:
 def warn_of_scattered_units(plan: Plan, loader: Any) -> None:
     """Warn where the examples of a unit come in any steps of an epoch, and the plan wants its steps apart."""
     rule = plan.participation
-    if not is_plain(loader) or (isinstance(rule, MinSeparation) and rule.b == 1):
+    match rule.pattern:
+        case Separated(b=1):
+            return
+        case Listed() | Separated() | PerEpoch():
+            pass
+    if not is_plain(loader):
         return
     try:
         order = read_order(loader, 0)
