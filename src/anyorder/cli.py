@@ -310,7 +310,7 @@ def _comparison(rows: list[Row]) -> Any:
     columns = dict.fromkeys(("mechanism", "error", "over bound", "last step", "vectors", "epsilon"), "right")
     texts = [
         (
-            row.name + ("  (secret sampling only)" if row.plan.amplified else ""), f"{row.error:.5g}",
+            row.name + ("  (secret sampling only)" if row.plan.participation.secret else ""), f"{row.error:.5g}",
             "" if row.ratio is None else f"{row.ratio:.3f}", f"{row.last:.5g}",
             str(row.plan.strategy.state_rows), f"{row.plan.epsilon:.4g}",
         )
@@ -362,7 +362,7 @@ def epsilon(
         with contextlib.suppress(MissingDependencyError):  # the truth needs no such accountant
             claim = poisson_claim(noise_multiplier, batch_size, dataset_size, truth.n, delta)
     if as_json:
-        sampled = {"poisson_epsilon": claim, "poisson_epsilon_holds": truth.amplified}
+        sampled = {"poisson_epsilon": claim, "poisson_epsilon_holds": truth.participation.secret}
         _print_json({"epsilon": truth.epsilon, "delta": delta, "mu": truth.mu, "steps": truth.n, **sampled})
         return
     print(f"epsilon = {truth.epsilon:.4g} at delta = {delta:g} ({truth.participation.describe()})")

@@ -16,6 +16,7 @@ from anyorder import _check, accounting, participation, strategy, workload
 from anyorder._closed import final
 from anyorder._limits import bounded, check_plan
 from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
+from anyorder.accounting.curves import NEIGHBOURS, Curve, Gaussian, Sampled
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.noise.discrete import check_combination, check_grid
 from anyorder.optimize import choose
@@ -38,7 +39,6 @@ from anyorder.workload import Workload
 __all__ = ["Plan", "plan"]
 
 FORMAT = "anyorder-plan/2"
-_NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 _NEIGHBOUR_TEXTS = {
     "zero-out": "its gradients replaced by zero",
     "replace-one": "replaced by any other in the same steps",
@@ -94,7 +94,7 @@ class Plan:
         for name, check in (("clip_norm", _check.positive), ("sigma", _check.positive), ("delta", _check.probability)):
             object.__setattr__(self, name, check(name, getattr(self, name)))  # a float, whatever number it was
         _check.integer("batch_size", self.batch_size, low=1)
-        _check.choice("neighbours", self.neighbours, _NEIGHBOURS)
+        _check.choice("neighbours", self.neighbours, NEIGHBOURS)
         _check.word("unit", self.unit)
         if self.dataset_size is not None:
             _check.integer("dataset_size", self.dataset_size, low=1)
@@ -113,13 +113,14 @@ class Plan:
 
     @property
     def amplified(self) -> bool:
-        """Whether the claim rests on secret Poisson sampling."""
+        """Whether its participation draws secret coins; ask that."""
         return self.participation.secret
 
     @cached_property
     def sensitivity(self) -> Bound:
         """sens(C, participation) for clip norm 1; 1 per step under Poisson sampling."""
-        return Bound(1.0, True) if self.amplified else sensitivity(self.strategy, self.participation)
+        secret = self.participation.secret  # accounted by the step, not by the sensitivity of the whole
+        return Bound(1.0, True) if secret else sensitivity(self.strategy, self.participation)
 
     @cached_property
     def rounding(self) -> float:
@@ -136,19 +137,24 @@ class Plan:
         """noise_std / clip_norm, as DP-SGD means it, and Kairouz et al. 2021 at each node of a tree."""
         return self.noise_std / self.clip_norm
 
+    @cached_property
+    def curve(self) -> Curve:
+        """epsilon(delta) and delta(epsilon) of the whole plan; `anyorder.compose` joins it with those of others."""
+        coin = self.participation.coin
+        if coin is not None:
+            return Sampled(self.sigma, coin, self.n, unit=self.unit)
+        mu = NEIGHBOURS[self.neighbours] / self.sigma
+        return Gaussian(mu, neighbours=self.neighbours, unit=self.unit)
+
     @property
     def mu(self) -> float | None:
-        """Gaussian DP parameter; None under Poisson sampling, which is not Gaussian."""
-        return None if self.amplified else _NEIGHBOURS[self.neighbours] / self.sigma
+        """Gaussian DP parameter, where the plan's curve has one; see `curve`."""
+        return self.curve.mu
 
     @cached_property
     def epsilon(self) -> float:
         """The smallest epsilon that holds at `delta`, rounded up."""
-        q = self.participation.coin
-        if q is not None:
-            return accounting.poisson_epsilon(self.sigma, q, self.n, self.delta)
-        assert self.mu is not None
-        return accounting.gdp_epsilon(self.mu, self.delta)
+        return self.curve.epsilon(self.delta)
 
     def unit_mus(self, order: KnownOrder | None = None) -> NDArray[np.float64]:
         """(units,) mu of each unit's own steps, in the order of `participation.units`; the plan's is the largest.
@@ -164,7 +170,7 @@ class Plan:
         if order is None:
             raise PlanError("unit_mus() needs a plan for a KnownOrder; in other orders every unit has the plan's mu")
         own = unit_sensitivities(self.strategy, order) * (1 + self.rounding)
-        return np.asarray(_NEIGHBOURS[self.neighbours] * self.clip_norm / self.noise_std * own)
+        return np.asarray(NEIGHBOURS[self.neighbours] * self.clip_norm / self.noise_std * own)
 
     @property
     def reaches_iterates(self) -> bool:
@@ -268,7 +274,10 @@ class Plan:
             ("privacy", f"epsilon <= {self.epsilon:.4g} at delta = {self.delta:g}"),
             ("protects", f"one {self.unit} ({_NEIGHBOUR_TEXTS[self.neighbours]})"),
             ("order", self.participation.describe()),
-            ("amplification", "by secret Poisson sampling" if self.amplified else "none claimed, none needed"),
+            (
+                "amplification",
+                "by secret Poisson sampling" if self.participation.secret else "none claimed, none needed",
+            ),
             ("mechanism", self.strategy.describe()),
             ("clipping", f"each {self.unit}'s gradient to {norm}; sums divided by {divisor}"),
         ]
@@ -446,11 +455,11 @@ def _strategy(mechanism: str | Strategy, work: Workload, order: Participation, s
 
 def _calibrate(order: Participation, neighbours: str, delta: float, epsilon: float) -> float:
     """The least sigma that keeps (epsilon, delta)."""
-    _check.choice("neighbours", neighbours, _NEIGHBOURS)
+    _check.choice("neighbours", neighbours, NEIGHBOURS)
     epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
     if order.coin is not None:
         return accounting.calibrate_poisson(epsilon, delta, order.coin, order.n)
-    return nextafter(_NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
+    return nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
 
 
 def _check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:

@@ -107,7 +107,7 @@ class Receipt:
         if not rising or self.steps[-1] >= steps:
             raise CertificateError(f"the steps of the receipt must rise, from 0 to {steps - 1} at most")
         with bounded(not large):
-            if not plan.amplified:
+            if not plan.participation.secret:
                 check_work("the rule of a unit's steps", operations=256 * 64 * len(self.steps))
             if not allows(plan.participation, self.steps):
                 raise CertificateError(f"the steps of the receipt break the plan: {plan.participation.describe()}")

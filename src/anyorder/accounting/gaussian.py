@@ -18,7 +18,7 @@ from scipy.special import erfcx, exprel, ndtr
 from anyorder import _check
 from anyorder.errors import ArgumentError
 
-__all__ = ["calibrate_gaussian", "compose", "gdp_delta", "gdp_epsilon", "gdp_mu", "rdp_epsilon", "zcdp_rho"]
+__all__ = ["calibrate_gaussian", "compose_mus", "gdp_delta", "gdp_epsilon", "gdp_mu", "rdp_epsilon", "zcdp_rho"]
 
 _CONVERSIONS = ("exact", "rdp", "zcdp")
 _UNIT = 2.0**-53  # relative error of one rounding
@@ -163,7 +163,7 @@ def calibrate_gaussian(epsilon: float, delta: float) -> float:
     return math.nextafter(1 / mu, math.inf) if mu > 0 else math.inf
 
 
-def compose(*mus: float) -> float:
+def compose_mus(*mus: float) -> float:
     """The mu of several mechanisms together, each with fresh noise, rounded up.
 
         mu = sqrt(mu_1^2 + mu_2^2 + ..)                                   [Dong, Roth, Su 2022, Cor. 3.3]
@@ -176,7 +176,7 @@ def compose(*mus: float) -> float:
     Raises: ArgumentError.
 
     Example:
-        >>> compose(3.0, 4.0)
+        >>> compose_mus(3.0, 4.0)
         5.0
     """
     checked = [_check.real(f"mus[{index}]", mu, low=0.0) for index, mu in enumerate(mus)]

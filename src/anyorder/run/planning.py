@@ -156,7 +156,7 @@ def compare(chosen: Plan) -> list[Row]:
 
     A row of DP-SGD with secret Poisson sampling is added, for reference, where its accounting is installed.
     """
-    if chosen.amplified:
+    if chosen.participation.secret:
         raise ArgumentError("a comparison needs an order other than 'poisson', which allows independent noise only")
     rows: dict[Strategy, Row] = {}
     for candidate in choose(chosen.workload, chosen.participation):

@@ -279,7 +279,7 @@ class PrivacyEngine:
                 "this batch was already used by a backward pass: each unit is clipped once a step. For a loss of "
                 "several passes over a batch, give make_private one module whose forward calls the network for each"
             )
-        if self.plan.amplified and batch.position < self._next_coins:
+        if self.plan.participation.secret and batch.position < self._next_coins:
             raise TrainingError(
                 "a batch of these coins, or of later ones, was used already: Poisson sampling is accounted for coins "
                 "that are tossed anew in each step. Use the batches in their order, each once, and do not move the "
