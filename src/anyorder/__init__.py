@@ -2,8 +2,8 @@
 
 The rooms, in reading order: workload (A), participation (who takes part when), strategy (C), sensitivity, error,
 optimize (choose C), accounting (epsilon), noise (addressable), sampling (loaders and their order), plan (the claim),
-clipping, ledger (enforces the claim), receipt (a unit's own part in it), certificate (shows it),
-train (the engine).
+ledger (enforces the claim), receipt (a unit's own part in it), certificate (shows it), release (carries it out),
+clipping, train (the engine).
 
 What an auditor or a planner needs is here at once; what needs torch is loaded when it is first asked for.
 """
@@ -19,8 +19,9 @@ from anyorder.receipt import Receipt
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 
 if TYPE_CHECKING:
-    from anyorder import clipping, sampling, train
-    from anyorder.clipping import check_model
+    from anyorder import clipping, release, sampling, train
+    from anyorder.clipping import bounded_sum, check_model
+    from anyorder.release import Release
     from anyorder.sampling import FixedOrderSampler
     from anyorder.train import FTRL, PrivacyEngine
 
@@ -35,7 +36,9 @@ __all__ = [
     "Plan",
     "PrivacyEngine",
     "Receipt",
+    "Release",
     "accounting",
+    "bounded_sum",
     "check_model",
     "clipping",
     "errors",
@@ -45,6 +48,7 @@ __all__ = [
     "optimize",
     "participation",
     "plan",
+    "release",
     "rmse",
     "sampling",
     "sensitivity",
@@ -61,8 +65,11 @@ _NEED_TORCH = {
     "FTRL": "train",
     "FixedOrderSampler": "sampling",
     "PrivacyEngine": "train",
+    "Release": "release",
+    "bounded_sum": "clipping",
     "check_model": "clipping",
     "clipping": "",
+    "release": "",
     "sampling": "",
     "train": "",
 }

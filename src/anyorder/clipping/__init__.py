@@ -6,6 +6,7 @@ from torch import nn
 from anyorder._undocumented import FUNCTORCH, check_names
 from anyorder.clipping import native
 from anyorder.clipping.base import PerUnitClipping, Receive
+from anyorder.clipping.bounded import bounded_sum
 from anyorder.clipping.clip_rules import Automatic, ClipRule, Flat, PerGroup, Rule
 from anyorder.clipping.convert import convert
 from anyorder.clipping.functional import FunctionalClipping
@@ -28,6 +29,7 @@ __all__ = [
     "PerGroup",
     "PerUnitClipping",
     "Receive",
+    "bounded_sum",
     "check_model",
     "convert",
     "make_clipping",

@@ -45,8 +45,8 @@ class RunFiles:
         """Refuse in a forked child: it would go on with the parent's key and steps, on data of its own."""
         if os.getpid() != self._process:
             raise TrainingError(
-                "this process was forked from the one that called make_private, which goes on with the same noise: "
-                "train in that one, or make an engine of its own here"
+                "this process was forked from the one that began this run, which goes on with the same noise: go on in "
+                "that one, or begin a run of its own here"
             )
 
     def load(self, place: str, plan: Plan, key: bytes | None) -> State | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from anyorder.errors import TrainingError
@@ -75,6 +76,22 @@ class SharedNoise:
             stream.add_to([vector[start : start + j - i]], 1 / divisor)
             start += j - i
         return own
+
+    def add_to_rows(self, rows: NDArray[np.int64], values: Tensor, divisor: float) -> Tensor:
+        """(values + noise of the next step) / divisor on some rows of a table, bit for bit as `add_to` has it there.
+
+        Args:
+            rows: (k,) row numbers.
+            values: (k, width), float32 or float64.
+        Raises: ArgumentError for a strategy with a state; nothing changes.
+        """
+        (stream,) = self._streams
+        saved = stream.state_dict()
+        noise = torch.from_numpy(stream.rows(stream.t, rows, values.shape[1])).to(values.device)
+        scale = 1 / divisor
+        made = (values + noise).mul_(scale if values.dtype == torch.float64 else float(np.float32(scale)))
+        stream.load_state_dict({**saved, "t": saved["t"] + 1})  # without a state, that is a step
+        return made
 
     def state_dict(self) -> dict[str, Any] | None:
         """The state over all coordinates, on the first rank; None elsewhere. All ranks must call it."""

@@ -476,6 +476,10 @@ class PrivacyEngine:
         self._closed = True
 
     def _restore(self, state: dict[str, Any]) -> None:
+        if "model" not in state:
+            raise CheckpointError(
+                f"{self._path} is the checkpoint of another front end, and no model is in it; choose another file"
+            )
         ledger = Ledger.from_bytes(self.plan.participation, state["ledger"])
         load_whole(self._model, self._optimizer, state["model"], state["optimizer"])
         self._stream.load_state_dict({**state["stream"], "state": [t.numpy() for t in state["stream"]["state"]]})
