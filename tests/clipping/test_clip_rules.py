@@ -14,15 +14,8 @@ from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError
 from anyorder.release.schedules import Fixed
 from clipping.brute import assert_close, norm, per_example, run
+from laws.cases import CLIP_RULES as RULES
 
-RULES = {
-    "flat": Flat(),
-    "per parameter": PerGroup(),
-    "per group": PerGroup((("0",), ("2.weight", "2.bias")), (0.6, 0.8)),
-    "equal groups": PerGroup((("0", "2.bias"), ("2.weight",))),
-    "automatic": Automatic(),
-    "adaptive": Adaptive(share=0.3),
-}
 ENGINES = {
     "ghost": lambda module, rule, size=None: GhostClipping(module, size, rule),
     "functional": lambda module, rule, size=None: FunctionalClipping(module, size, rule=rule),

@@ -1,8 +1,17 @@
-"""Every strategy, at any n, from the registry; every participation: a new one joins all laws with one line here."""
+"""Every strategy, at any n, from the registry; every participation and rule of clipping: one line for a new one."""
 
 from collections.abc import Callable
 
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.clipping import Adaptive, Automatic, ClipRule, Flat, PerGroup
+from anyorder.participation import (
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    Participation,
+    PoissonSampling,
+    SingleEpoch,
+)
 from anyorder.strategy import Strategy
 from anyorder.strategy.kinds import KINDS
 
@@ -23,4 +32,17 @@ PARTICIPATIONS: dict[str, Callable[[int], Participation]] = {
     "separated twice": lambda n: MinSeparation(n, b=2, k=2),
     "known order": lambda n: KnownOrder([[t % 4, 10 + t * t % 7] for t in range(n)]),
     "empty steps": lambda n: KnownOrder([[t] if t == (n - 1) // 2 else [] for t in range(n)]),
+}
+
+# Orders drawn by secret coins: no sensitivity answers for them, and the laws say that none is given.
+SAMPLED: dict[str, Callable[[int], Participation]] = {"poisson": lambda n: PoissonSampling(n, 0.1)}
+
+# Of a network with the parameters 0.weight, 0.bias, 2.weight, 2.bias.
+CLIP_RULES: dict[str, ClipRule | Adaptive] = {
+    "flat": Flat(),
+    "per parameter": PerGroup(),
+    "per group": PerGroup((("0",), ("2.weight", "2.bias")), (0.6, 0.8)),
+    "equal groups": PerGroup((("0", "2.bias"), ("2.weight",))),
+    "automatic": Automatic(),
+    "adaptive": Adaptive(share=0.3),
 }

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from anyorder.errors import PlanError
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.sensitivity import sensitivity, unit_sensitivities
-from laws.cases import PARTICIPATIONS, STRATEGIES
+from laws.cases import PARTICIPATIONS, SAMPLED, STRATEGIES
 from oracles import attained_squared, random_separated
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
@@ -70,8 +70,9 @@ def test_units_of_a_known_order(name: str) -> None:
 @every_strategy
 def test_refusals(name: str) -> None:
     strategy = STRATEGIES[name](9)
-    with pytest.raises(PlanError, match=r"accounting\.poisson_epsilon"):
-        sensitivity(strategy, PoissonSampling(9, 0.1))
+    for rule in SAMPLED.values():
+        with pytest.raises(PlanError, match=r"accounting\.poisson_epsilon"):
+            sensitivity(strategy, rule(9))
     with pytest.raises(PlanError, match="got 8 and 9"):
         sensitivity(strategy, SingleEpoch(8))
     with pytest.raises(PlanError, match="got 2 and 9"):

@@ -152,6 +152,7 @@ KINDS: tuple[Kind, ...] = (
         {
             "toeplitz banded": lambda n: ToeplitzBanded([1.0, 0.5, 0.25][:n], n),
             "toeplitz banded mixed": lambda n: ToeplitzBanded([1.0, -0.4, 0.0, 0.7][:n], n),
+            "toeplitz banded rising": lambda n: ToeplitzBanded([1.0, 1.3, -0.09, -0.405][:n], n),
         },
     ),
     Kind(
@@ -163,6 +164,7 @@ KINDS: tuple[Kind, ...] = (
         {
             "banded inverse": _four_bands,
             "banded inverse mixed": lambda n: BandedInverse([0.8, 0.3, -0.5][:n], n),
+            "banded inverse rising": lambda n: BandedInverse([0.8, -1.0, 0.5][:n], n),
         },
     ),
     Kind(
@@ -170,6 +172,7 @@ KINDS: tuple[Kind, ...] = (
         {
             "blt": lambda n: BLT([0.9, 0.4], [0.2, 0.1], n),
             "blt mixed": lambda n: BLT([0.9, -0.7], [0.3, -0.8], n),
+            "blt rising": lambda n: BLT([-0.7, -0.2], [-0.2, 1.3], n),
         },
     ),
     Kind(
