@@ -65,7 +65,7 @@ def test_weighted_units() -> None:
     strategy, weights = BLT([0.9, 0.5], [0.3, 0.1], n), rng.random(n)
     order = KnownOrder([[t % 3, t % 5 + 10] for t in range(n)])
     C = strategy.matrix() * weights
-    squares = blt.unit_squares(strategy, visits(order), weights)
+    squares = blt.unit_squares(strategy, visits(order.pattern), weights)
     expected = [np.square(C[:, steps].sum(axis=1)).sum() for steps in map(list, order.patterns())]
     np.testing.assert_allclose(squares.upper, expected, rtol=1e-12)
 

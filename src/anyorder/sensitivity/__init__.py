@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from anyorder import participation as participations
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import KnownOrder, Participation, PoissonSampling
+from anyorder.participation import KnownOrder, Listed, Participation, Pattern
 from anyorder.sensitivity import banded, blt, dense, independent, rescaled, restarted, toeplitz, tree
 from anyorder.sensitivity.bound import Bound
 from anyorder.sensitivity.program import refined
@@ -26,8 +26,8 @@ __all__ = ["Bound", "sensitivity", "unit_sensitivities"]
 
 
 class _Rule(NamedTuple):
-    bound: Callable[[Any, Participation], Bound]
-    units: Callable[[Any, KnownOrder], NDArray[np.float64]]
+    bound: Callable[[Any, Pattern], Bound]
+    units: Callable[[Any, Listed], NDArray[np.float64]]
 
 
 def _rule(strategy: Strategy) -> _Rule:
@@ -67,7 +67,8 @@ def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
     Raises: PlanError for a participation of another n, or PoissonSampling.
     """
     _check_fit(strategy, participation)
-    return refined(strategy, participation, _rule(strategy).bound(strategy, participation))
+    pattern = participation.pattern
+    return refined(strategy, pattern, _rule(strategy).bound(strategy, pattern))
 
 
 def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.float64]:
@@ -75,17 +76,18 @@ def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.floa
     if type(order) is not KnownOrder:
         raise ArgumentError(f"order must be a KnownOrder, got {order!r}; other participations do not name their units")
     _check_fit(strategy, order)
-    values = _rule(strategy).units(strategy, order)
-    return np.minimum(values, refined(strategy, order, Bound(float(values.max()), exact=False)).value)
+    values = _rule(strategy).units(strategy, order.pattern)
+    return np.minimum(values, refined(strategy, order.pattern, Bound(float(values.max()), exact=False)).value)
 
 
 def _check_fit(strategy: Strategy, participation: Participation) -> None:
     check_kind(strategy)
     participations.check_kind(participation)
-    if type(participation) is PoissonSampling:
+    if participation.secret:
         raise PlanError(
-            "PoissonSampling has no useful sensitivity, since a unit may be in every step; its privacy comes from the "
-            "secret coins: use accounting.poisson_epsilon, or a participation that says how often a unit takes part"
+            f"{type(participation).__name__} has no useful sensitivity, since a unit may be in every step; its privacy "
+            "comes from the secret coins: use accounting.poisson_epsilon, or a participation that says how often a "
+            "unit takes part"
         )
     if participation.n != strategy.n:
         raise PlanError(

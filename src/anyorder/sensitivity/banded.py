@@ -1,14 +1,14 @@
 """Banded C: X = C^T C has the same bands, so participations far apart do not meet."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.participation import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import dense
-from anyorder.sensitivity.bound import Bound, from_sum, roots, unproven
+from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.visits import TOLERANCE, UnitSquares, Visits, better, largest, visits
 from anyorder.strategy import Banded, ToeplitzBanded
 
@@ -53,50 +53,51 @@ def gram_of(strategy: Banded | ToeplitzBanded) -> Gram:
     return Gram(n, p, lambda gaps, steps: sums[gaps, np.minimum(n - 1 - steps - gaps, p - 1)])
 
 
-def bound(strategy: Banded, participation: Participation) -> Bound:
+def bound(strategy: Banded, pattern: Pattern) -> Bound:
     """`gram_bound` of X = C^T C; where that is not exact, X in full may give a smaller bound, for n up to 2048."""
-    found = gram_bound(gram_of(strategy), participation)
+    found = gram_bound(gram_of(strategy), pattern)
     if found.exact or strategy.n > _MAX_DENSE:
         return found
     C = strategy.matrix()
-    return better(found, dense.gram_bound(C.T @ C, participation, terms=strategy.n))
+    return better(found, dense.gram_bound(C.T @ C, pattern, terms=strategy.n))
 
 
-def units(strategy: Banded | ToeplitzBanded, order: KnownOrder) -> Floats:
+def units(strategy: Banded | ToeplitzBanded, listed: Listed) -> Floats:
     """Of each unit: sum |X| over its steps squared."""
     gram = gram_of(strategy)
-    return roots(unit_squares(gram, visits(order)).upper, _terms(gram, order))
+    return roots(unit_squares(gram, visits(listed)).upper, _terms(gram, listed))
 
 
-def gram_bound(gram: Gram, participation: Participation) -> Bound:
+def gram_bound(gram: Gram, pattern: Pattern) -> Bound:
     """The sensitivity from X with p bands.
 
-    - SingleEpoch, FixedOrder, KnownOrder: the largest over all units of sum |X| over their steps squared. Exact
-      where X >= 0 on the steps of that unit.
-    - MinSeparation(b, k), by dynamic programming over the number of participations and the last one. Exact for
+    - Listed: the largest over all units of sum |X| over their steps squared. Exact where X >= 0 on the steps of that
+      unit. Single steps: the largest X_tt, exact.
+    - Separated(b, k), by dynamic programming over the number of participations and the last one. Exact for
       p <= 2 b, when a participation meets the one before and the one after only: signs of the vectors can then be
       chosen, one after the other, so that every X_ij counts as |X_ij|. With p <= b none meet. For wider bands each
       participation is charged, for the q-th one before it, the largest |X| at least q b away; exact where equal
       steps b apart attain this.
-    - EpochShuffle(k, s), the same over the step in the last epoch. Exact for p <= s + 1.
+    - PerEpoch(k, s), the same over the step in the last epoch. Exact for p <= s + 1.
 
     Cost: O(M p) for M participations; O(n k max(p - b, 1)), or O(n p) where as many participations as fit are allowed,
-        for MinSeparation; O(n p) for EpochShuffle.
+        for Separated; O(n p) for PerEpoch.
     """
-    terms = _terms(gram, participation)
-    if type(participation) is FixedOrder or type(participation) is KnownOrder:
-        return largest(unit_squares(gram, visits(participation)), terms)
-    if type(participation) is SingleEpoch or participation.max_participations == 1:
-        return from_sum(float(gram.diagonal(0).max()), terms, exact=True)
-    if type(participation) is EpochShuffle:
-        squared = _shuffled(gram, participation.k, participation.steps_per_epoch)
-        return from_sum(squared, terms, exact=gram.num_bands <= participation.steps_per_epoch + 1)
-    if type(participation) is not MinSeparation:
-        raise unproven(participation)
-    b, k = participation.b, participation.max_participations
-    squared = _separated(gram, b, k)
-    exact = gram.num_bands <= 2 * b or squared <= _equidistant(gram, b, k) * (1 + TOLERANCE)
-    return from_sum(squared, terms, exact=exact)
+    terms = _terms(gram, pattern)
+    match pattern:
+        case Listed():
+            return largest(unit_squares(gram, visits(pattern)), terms)
+        case Separated() | PerEpoch() if pattern.max_participations == 1:
+            return from_sum(float(gram.diagonal(0).max()), terms, exact=True)
+        case Separated(b=b):
+            k = pattern.max_participations
+            squared = _separated(gram, b, k)
+            exact = gram.num_bands <= 2 * b or squared <= _equidistant(gram, b, k) * (1 + TOLERANCE)
+            return from_sum(squared, terms, exact=exact)
+        case PerEpoch(k=k, steps_per_epoch=s):
+            return from_sum(_shuffled(gram, k, s), terms, exact=gram.num_bands <= s + 1)
+        case _:
+            assert_never(pattern)
 
 
 def unit_squares(gram: Gram, units: Visits) -> UnitSquares:
@@ -195,5 +196,5 @@ def _shuffled(gram: Gram, k: int, s: int) -> float:
     return float(last.max())
 
 
-def _terms(gram: Gram, participation: Participation) -> int:
-    return gram.num_bands + min(gram.num_bands, participation.max_participations) + participation.max_participations
+def _terms(gram: Gram, pattern: Pattern) -> int:
+    return gram.num_bands + min(gram.num_bands, pattern.max_participations) + pattern.max_participations

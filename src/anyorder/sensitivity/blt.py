@@ -1,9 +1,11 @@
 """BLT: the energy of C u between two participations is a sum of geometric series, for any number of steps."""
 
+from typing import assert_never
+
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import EpochShuffle, KnownOrder, MinSeparation, Participation
+from anyorder.participation import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import toeplitz
 from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.shuffled import convex_bound
@@ -16,35 +18,41 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-def bound(strategy: BLT, participation: Participation) -> Bound:
+def bound(strategy: BLT, pattern: Pattern) -> Bound:
     """The sensitivity of a BLT.
 
     With scales and decays that are not negative, c >= 0 and c_1, c_2, .. falls, so the worst pattern is 0, b, 2b, ..
-    if c_1 = sum(scales) <= 1 = c_0; else c_0 is replaced by c_1, which gives an upper bound for MinSeparation. Closed
-    form: O(k m^2) for FixedOrder and MinSeparation, O(k^2 m^2) for EpochShuffle, O(M m^2) for a KnownOrder of M
-    participations. Other scales and decays, and EpochShuffle for n up to 4096, go to `toeplitz.bound`.
+    if c_1 = sum(scales) <= 1 = c_0; else c_0 is replaced by c_1, which gives an upper bound for Separated. Closed
+    form: O(k m^2) for strides and Separated, O(k^2 m^2) for PerEpoch, O(M m^2) for other lists of M participations.
+    Other scales and decays, and PerEpoch for n up to 4096, go to `toeplitz.bound`.
     """
-    if type(participation) is KnownOrder:
-        return largest(_unit_squares(strategy, visits(participation)), _terms(strategy, participation))
-    k, n = participation.max_participations, strategy.n
-    if not is_positive(strategy) or (type(participation) is EpochShuffle and k > 1 and n <= toeplitz.MAX_GRAM):
-        return toeplitz.bound(strategy, participation)
-    terms = _terms(strategy, participation)
-    if type(participation) is EpochShuffle and k > 1:
-        return from_sum(_shuffled(strategy, k, participation.steps_per_epoch), terms + k * k, exact=False)
-    head = max(1.0, float(strategy.scales.sum()))
-    if type(participation) is not MinSeparation or k == 1:
-        head = 1.0
-    squared = _equidistant(strategy, head, participation.min_separation, k)
+    k, n, terms = pattern.max_participations, strategy.n, _terms(strategy, pattern)
+    head = 1.0
+    match pattern:
+        case Listed(stride=None):
+            return largest(_unit_squares(strategy, visits(pattern)), terms)
+        case PerEpoch(steps_per_epoch=s) if k > 1:
+            if not is_positive(strategy) or n <= toeplitz.MAX_GRAM:
+                return toeplitz.bound(strategy, pattern)
+            return from_sum(_shuffled(strategy, k, s), terms + k * k, exact=False)
+        case Separated() if k > 1:
+            head = max(1.0, float(strategy.scales.sum()))
+        case Listed() | Separated() | PerEpoch():
+            pass  # the first pattern, or any step alone
+        case _:
+            assert_never(pattern)
+    if not is_positive(strategy):
+        return toeplitz.bound(strategy, pattern)
+    squared = _equidistant(strategy, head, pattern.min_separation, k)
     found = from_sum(squared, terms, exact=head == 1)
     if found.exact or n > toeplitz.MAX_GRAM:
         return found
-    return better(found, toeplitz.bound(strategy, participation))
+    return better(found, toeplitz.bound(strategy, pattern))
 
 
-def units(strategy: BLT, order: KnownOrder) -> Floats:
+def units(strategy: BLT, listed: Listed) -> Floats:
     """Of each unit: sum |X| over its steps squared."""
-    return roots(_unit_squares(strategy, visits(order)).upper, _terms(strategy, order))
+    return roots(_unit_squares(strategy, visits(listed)).upper, _terms(strategy, listed))
 
 
 def is_positive(strategy: BLT) -> bool:
@@ -147,5 +155,5 @@ def _distinct(values: Integers, n: int) -> tuple[Integers, Integers]:
     return np.flatnonzero(present), (np.cumsum(present) - 1)[values]
 
 
-def _terms(strategy: BLT, participation: Participation) -> int:
-    return 4 * (participation.max_participations + strategy.num_buffers**2) + 64
+def _terms(strategy: BLT, pattern: Pattern) -> int:
+    return 4 * (pattern.max_participations + strategy.num_buffers**2) + 64

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import final
-from anyorder.errors import PlanError
 
-__all__ = ["Bound", "from_integer", "from_sum", "roots", "unproven"]
+__all__ = ["Bound", "from_integer", "from_sum", "roots"]
 
 
 @final
@@ -29,11 +28,6 @@ class Bound:
 
     def __post_init__(self) -> None:
         _check.real("value", self.value, low=0.0)
-
-
-def unproven(participation: object) -> PlanError:
-    """What a dispatch over kinds of participation ends with: no kind is taken for another."""
-    return PlanError(f"no sensitivity is proven for a participation of kind {type(participation).__name__}")
 
 
 def from_integer(squared: int) -> Bound:

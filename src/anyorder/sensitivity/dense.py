@@ -2,19 +2,19 @@
 
 from collections.abc import Iterable
 from itertools import accumulate
-from math import comb
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder._limits import check_work
 from anyorder.errors import PlanError
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.sensitivity.bound import Bound, from_sum, roots, unproven
+from anyorder.participation import Listed, Pattern, PerEpoch, Separated
+from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.shuffled import two_point_bound
 from anyorder.strategy import Strategy
 
-__all__ = ["bound", "gram_bound", "is_short_list", "units"]
+__all__ = ["bound", "gram_bound", "units"]
 
 Floats = NDArray[np.float64]
 
@@ -23,59 +23,67 @@ _MAX_PATTERNS = 2000  # tried one by one; the closed bounds take about as long
 _NOISE = 1e-12  # entries of X this small against its diagonal are rounding errors
 
 
-def bound(strategy: Strategy, participation: Participation) -> Bound:
+def bound(strategy: Strategy, pattern: Pattern) -> Bound:
     """`gram_bound` of X = C^T C."""
-    return gram_bound(_gram(strategy), participation, terms=strategy.num_rows)
+    return gram_bound(_gram(strategy), pattern, terms=strategy.num_rows)
 
 
-def units(strategy: Strategy, order: KnownOrder) -> Floats:
+def units(strategy: Strategy, listed: Listed) -> Floats:
     """Of each unit: sum |X| over its steps squared."""
     X = np.abs(_gram(strategy))
-    return roots(np.array([X[np.ix_(steps, steps)].sum() for steps in order.patterns()]), strategy.num_rows + order.n)
+    return roots(
+        np.array([X[np.ix_(steps, steps)].sum() for steps in listed.enumerate()]), strategy.num_rows + listed.n
+    )
 
 
-def gram_bound(X: Floats, participation: Participation, *, terms: int) -> Bound:
+def gram_bound(X: Floats, pattern: Pattern, *, terms: int) -> Bound:
     """The sensitivity from the matrix X = C^T C, (n, n).
 
     For one pattern pi, the Gram matrix Y has |Y_ij| <= 1, so sens(pi)^2 <= sum |X_pi,pi|; with equality if signs s
     exist with s_i s_j X_ij >= 0 on pi (Y = s s^T), as for X_pi,pi >= 0 and for |pi| <= 2.
 
-    Over all patterns of MinSeparation or EpochShuffle the maximum of a quadratic form is hard. With
+    Over all patterns of Separated or PerEpoch the maximum of a quadratic form is hard. With
 
         R_i = max over allowed pi that contain i of sum_{j in pi} |X_ij|,
 
     sum_{i,j in pi} |X_ij| <= sum_{i in pi} R_i <= max over pi of the same: two linear maxima, which are solved
-    by dynamic programming (MinSeparation) or epoch by epoch (EpochShuffle). The bound is exact where the pattern
+    by dynamic programming (Separated) or epoch by epoch (PerEpoch). The bound is exact where the pattern
     that attains the outer maximum really has this value, always if X_ij = 0 for |i - j| >= b. Few patterns are
-    tried one by one. For EpochShuffle `two_point_bound` is another bound; the smaller one is taken.
+    tried one by one. For PerEpoch `two_point_bound` is another bound; the smaller one is taken.
 
     Args:
         X: symmetric, positive semidefinite.
-        participation: any but PoissonSampling.
+        pattern: of n steps.
         terms: number of products that were summed in an entry of X, for rounding.
-    Cost: O(n^2) for a list of patterns, EpochShuffle, or MinSeparation where all that fit are allowed; else O(n^2 k).
+    Cost: O(n^2) for a list of patterns, PerEpoch, or Separated where all that fit are allowed; else O(n^2 k).
     """
-    rounds = participation.max_participations if type(participation) is MinSeparation else 16
+    rounds = pattern.max_participations if isinstance(pattern, Separated) else 16
     check_work(f"the sensitivity from all {len(X)} steps", numbers=X.size, operations=X.size * rounds)
-    if type(participation) is SingleEpoch:
-        return from_sum(float(X.diagonal().max()), terms, exact=True)
-    if (type(participation) is FixedOrder or type(participation) is KnownOrder) or is_short_list(participation):
-        squared, exact = _largest(X, participation.patterns())
-        return from_sum(squared, terms + participation.n, exact=exact)
     weights = np.abs(X)
-    if type(participation) is EpochShuffle:
-        epochs = (participation.k, participation.steps_per_epoch)
-        best = _epoch_rows(weights, *epochs).reshape(epochs)
-        pattern = (best.argmax(axis=1) + np.arange(epochs[0]) * epochs[1]).tolist()
-        squared = min(float(best.max(axis=1).sum()), two_point_bound(weights, *epochs))
-    elif type(participation) is MinSeparation:
-        b, k = participation.min_separation, participation.max_participations
-        squared, pattern = _heaviest(_separated_rows(weights, b, k), b, k)
-    else:
-        raise unproven(participation)
-    attained, signed = _largest(X, [tuple(pattern)])
+    match pattern:
+        case Separated() if pattern.is_single:
+            return from_sum(float(X.diagonal().max()), terms, exact=True)
+        case Listed():
+            return _one_by_one(X, pattern, terms)
+        case Separated() | PerEpoch() if pattern.count(_MAX_PATTERNS) <= _MAX_PATTERNS:
+            return _one_by_one(X, pattern, terms)
+        case PerEpoch(k=k, steps_per_epoch=s):
+            best = _epoch_rows(weights, k, s).reshape(k, s)
+            steps = (best.argmax(axis=1) + np.arange(k) * s).tolist()
+            squared = min(float(best.max(axis=1).sum()), two_point_bound(weights, k, s))
+        case Separated(b=b):
+            k = pattern.max_participations
+            squared, steps = _heaviest(_separated_rows(weights, b, k), b, k)
+        case _:
+            assert_never(pattern)
+    attained, signed = _largest(X, [tuple(steps)])
     exact = signed and attained >= squared * (1 - _NOISE)
-    return from_sum(squared, terms + participation.n, exact=exact)
+    return from_sum(squared, terms + pattern.n, exact=exact)
+
+
+def _one_by_one(X: Floats, pattern: Pattern, terms: int) -> Bound:
+    squared, exact = _largest(X, pattern.enumerate())
+    return from_sum(squared, terms + pattern.n, exact=exact)
 
 
 def _gram(strategy: Strategy) -> Floats:
@@ -100,18 +108,6 @@ def _largest(X: Floats, patterns: Iterable[tuple[int, ...]]) -> tuple[float, boo
             aligned = part * signs * signs[:, None]
             squared, exact = value, bool((aligned >= -_NOISE * part.diagonal().max()).all())
     return squared, exact
-
-
-def is_short_list(participation: Participation) -> bool:
-    """Whether the patterns are few enough to try one by one."""
-    if type(participation) is EpochShuffle:
-        return bool(participation.steps_per_epoch ** min(participation.k, 64) <= _MAX_PATTERNS)
-    total = 0
-    for size in range(1, participation.max_participations + 1):
-        total += comb(participation.n - (size - 1) * (participation.min_separation - 1), size)
-        if total > _MAX_PATTERNS:
-            return False
-    return True
 
 
 def _epoch_rows(weights: Floats, k: int, s: int) -> Floats:

@@ -3,18 +3,18 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import KnownOrder, Participation
+from anyorder.participation import Listed, Pattern
 from anyorder.sensitivity.bound import Bound, from_integer, roots
 from anyorder.strategy import Independent
 
 __all__ = ["bound", "units"]
 
 
-def bound(strategy: Independent, participation: Participation) -> Bound:
+def bound(strategy: Independent, pattern: Pattern) -> Bound:
     """sens^2 = the largest number of steps of one unit."""
-    return from_integer(participation.max_participations)
+    return from_integer(pattern.max_participations)
 
 
-def units(strategy: Independent, order: KnownOrder) -> NDArray[np.float64]:
+def units(strategy: Independent, listed: Listed) -> NDArray[np.float64]:
     """Of each unit: the root of its number of steps."""
-    return roots(np.bincount(order.indices), 1)
+    return roots(np.bincount(listed.indices), 1)

@@ -13,9 +13,8 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import FixedOrder, KnownOrder, Participation
+from anyorder.participation import Pattern
 from anyorder.sensitivity.bound import Bound, from_sum
-from anyorder.sensitivity.dense import is_short_list
 from anyorder.sensitivity.visits import TOLERANCE
 from anyorder.strategy import Strategy
 
@@ -31,16 +30,16 @@ GAP = 1e-9  # relative, of the squares, below which both sides are one
 _SWEEPS = 400
 
 
-def refined(strategy: Strategy, participation: Participation, found: Bound) -> Bound:
+def refined(strategy: Strategy, pattern: Pattern, found: Bound) -> Bound:
     """The bound, or a smaller one where the patterns are few: those of largest sum |X| first, while it matters.
 
     Cost: O(n k) for each of at most 2000 patterns, and a second for as many programs as fit.
     """
-    k = participation.max_participations
-    if found.exact or k > MAX_SIZE or strategy.n > MAX_STEPS or not _are_few(participation):
+    k = pattern.max_participations
+    if found.exact or k > MAX_SIZE or strategy.n > MAX_STEPS or pattern.count(MAX_PATTERNS) > MAX_PATTERNS:
         return found
     grams = []
-    for steps in dict.fromkeys(participation.patterns()):
+    for steps in dict.fromkeys(pattern.enumerate()):
         columns = strategy.columns(steps)
         grams.append(columns.T @ columns)
     sums = np.array([np.abs(X).sum() for X in grams])
@@ -91,11 +90,3 @@ def gram_program(X: Floats) -> tuple[float, float]:
             if bound <= reached * (1 + GAP / 10):
                 break
     return reached, bound
-
-
-def _are_few(participation: Participation) -> bool:
-    if type(participation) is FixedOrder:
-        return participation.b <= MAX_PATTERNS
-    if type(participation) is KnownOrder:
-        return len(participation.units) <= MAX_PATTERNS
-    return is_short_list(participation)

@@ -5,7 +5,7 @@ from math import inf, nextafter
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import FixedOrder, KnownOrder, Participation
+from anyorder.participation import Listed, Pattern
 from anyorder.sensitivity import banded, blt, dense, toeplitz
 from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.visits import UnitSquares, Visits, largest, visits
@@ -16,41 +16,41 @@ __all__ = ["bound", "units"]
 Floats = NDArray[np.float64]
 
 
-def bound(strategy: Rescaled, participation: Participation) -> Bound:
+def bound(strategy: Rescaled, pattern: Pattern) -> Bound:
     """The sensitivity of C diag(s)^-1.
 
-    Banded C stays banded. For Toeplitz C, FixedOrder and KnownOrder go unit by unit, all else by X itself, for n up to
+    Banded C stays banded. For Toeplitz C, listed patterns go unit by unit, all others by X itself, for n up to
     4096; beyond, sens(C) / min(s) is an upper bound, since u_t / s_t is no longer than 1 / min(s).
     """
     inner, weights = _flat(strategy)
     gram = _banded(inner, weights)
     if gram is not None:
-        return banded.gram_bound(gram, participation)
-    if participation.max_participations == 1:
+        return banded.gram_bound(gram, pattern)
+    if pattern.max_participations == 1:
         norms = strategy.column_norms_squared()
-        if type(participation) is KnownOrder:
-            norms = norms[participation.steps]  # a step may be empty
-        return from_sum(float(norms.max()), _terms(strategy, participation), exact=True)
-    if (type(participation) is FixedOrder or type(participation) is KnownOrder) and isinstance(inner, Toeplitz):
-        return largest(_unit_squares(inner, weights, visits(participation)), _terms(strategy, participation))
+        if isinstance(pattern, Listed):
+            norms = norms[pattern.steps]  # a step may be empty
+        return from_sum(float(norms.max()), _terms(strategy, pattern), exact=True)
+    if isinstance(pattern, Listed) and isinstance(inner, Toeplitz):
+        return largest(_unit_squares(inner, weights, visits(pattern)), _terms(strategy, pattern))
     if isinstance(inner, Toeplitz):
         if strategy.n > toeplitz.MAX_GRAM:
-            whole = blt.bound(inner, participation) if type(inner) is BLT else toeplitz.bound(inner, participation)
+            whole = blt.bound(inner, pattern) if type(inner) is BLT else toeplitz.bound(inner, pattern)
             return Bound(nextafter(whole.value * float(weights.max()), inf), exact=False)
         X = toeplitz.gram_matrix(inner.toeplitz_coefficients()) * weights * weights[:, None]
-        return dense.gram_bound(X, participation, terms=strategy.n)
-    return dense.bound(strategy, participation)
+        return dense.gram_bound(X, pattern, terms=strategy.n)
+    return dense.bound(strategy, pattern)
 
 
-def units(strategy: Rescaled, order: KnownOrder) -> Floats:
+def units(strategy: Rescaled, listed: Listed) -> Floats:
     """Of each unit: sum |X'| over its steps squared."""
     inner, weights = _flat(strategy)
     gram = _banded(inner, weights)
     if gram is not None:
-        return roots(banded.unit_squares(gram, visits(order)).upper, _terms(strategy, order))
+        return roots(banded.unit_squares(gram, visits(listed)).upper, _terms(strategy, listed))
     if isinstance(inner, Toeplitz):
-        return roots(_unit_squares(inner, weights, visits(order)).upper, _terms(strategy, order))
-    return dense.units(strategy, order)
+        return roots(_unit_squares(inner, weights, visits(listed)).upper, _terms(strategy, listed))
+    return dense.units(strategy, listed)
 
 
 def _flat(strategy: Rescaled) -> tuple[Strategy, Floats]:
@@ -80,5 +80,5 @@ def _unit_squares(inner: Toeplitz, weights: Floats, units: Visits) -> UnitSquare
     return toeplitz.unit_squares(inner.toeplitz_coefficients(), units, weights)
 
 
-def _terms(strategy: Strategy, participation: Participation) -> int:
-    return strategy.n + participation.max_participations
+def _terms(strategy: Strategy, pattern: Pattern) -> int:
+    return strategy.n + pattern.max_participations

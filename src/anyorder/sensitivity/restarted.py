@@ -1,11 +1,13 @@
 """RestartedBLT: X is 0 between its epochs, and X_tt is the epoch's share^2."""
 
+from typing import assert_never
+
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.participation import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import dense
-from anyorder.sensitivity.bound import Bound, from_sum, roots, unproven
+from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.visits import Visits, visits
 from anyorder.strategy import RestartedBLT
 
@@ -17,37 +19,41 @@ Integers = NDArray[np.int64]
 _MAX_GRAM = 4096  # steps up to which X itself is an option
 
 
-def bound(strategy: RestartedBLT, participation: Participation) -> Bound:
+def bound(strategy: RestartedBLT, pattern: Pattern) -> Bound:
     """The sensitivity of a RestartedBLT.
 
     A unit that is c times in an epoch of the strategy adds at most (c share)^2 there, exactly share^2 for c = 1; epochs
     add up. So one step in each epoch costs sum share^2, exactly. Where a unit may come twice in an epoch, or where it
     may leave an epoch out, n up to 4096 goes to X itself; beyond, the counts give an upper bound.
 
-    Cost: O(k), O(M) for M participations of a FixedOrder or KnownOrder, O(n^2) with X.
+    Cost: O(k), O(M) for M participations in a list of patterns, O(n^2) with X.
     """
     squares = np.square(strategy.shares)
     terms = strategy.n + strategy.num_epochs
-    if type(participation) is SingleEpoch:
-        return from_sum(float(squares.max()), terms, exact=True)
-    if type(participation) is EpochShuffle and participation.steps_per_epoch % strategy.steps_per_epoch == 0:
-        inside = participation.steps_per_epoch // strategy.steps_per_epoch  # whole epochs of the strategy
-        return from_sum(float(squares.reshape(-1, inside).max(axis=1).sum()), terms, exact=True)
-    if type(participation) is FixedOrder or type(participation) is KnownOrder:
-        totals, once = _unit_squares(strategy, visits(participation))
-        if once or strategy.n > _MAX_GRAM:
-            return from_sum(float(totals.max()), terms, exact=once)
-    elif strategy.n > _MAX_GRAM:
-        return from_sum(_counted(strategy, participation), terms, exact=False)
-    return dense.bound(strategy, participation)
+    match pattern:
+        case Separated() if pattern.is_single:
+            return from_sum(float(squares.max()), terms, exact=True)
+        case PerEpoch(steps_per_epoch=s) if s % strategy.steps_per_epoch == 0:
+            inside = s // strategy.steps_per_epoch  # whole epochs of the strategy
+            return from_sum(float(squares.reshape(-1, inside).max(axis=1).sum()), terms, exact=True)
+        case Listed():
+            totals, once = _unit_squares(strategy, visits(pattern))
+            if once or strategy.n > _MAX_GRAM:
+                return from_sum(float(totals.max()), terms, exact=once)
+        case Separated() | PerEpoch():
+            if strategy.n > _MAX_GRAM:
+                return from_sum(_counted(strategy, pattern), terms, exact=False)
+        case _:
+            assert_never(pattern)
+    return dense.bound(strategy, pattern)
 
 
-def units(strategy: RestartedBLT, order: KnownOrder) -> Floats:
+def units(strategy: RestartedBLT, listed: Listed) -> Floats:
     """Of each unit: sum |X| over its steps squared; beyond 4096 steps sum (c share)^2 over its epochs."""
-    totals, once = _unit_squares(strategy, visits(order))
+    totals, once = _unit_squares(strategy, visits(listed))
     if once or strategy.n > _MAX_GRAM:
         return roots(totals, strategy.n + strategy.num_epochs)
-    return dense.units(strategy, order)
+    return dense.units(strategy, listed)
 
 
 def _unit_squares(strategy: RestartedBLT, who: Visits) -> tuple[Floats, bool]:
@@ -59,16 +65,16 @@ def _unit_squares(strategy: RestartedBLT, who: Visits) -> tuple[Floats, bool]:
     return totals.astype(np.float64), bool(counts.max() == 1)
 
 
-def _counted(strategy: RestartedBLT, participation: Participation) -> float:
+def _counted(strategy: RestartedBLT, pattern: Separated | PerEpoch) -> float:
     """The sum of (c share)^2, c the most that fits into each epoch; the k heaviest epochs are enough."""
-    s, k = strategy.steps_per_epoch, participation.max_participations
-    if type(participation) is EpochShuffle:
-        starts = s * np.arange(strategy.num_epochs)
-        ends = np.minimum(starts + s, strategy.n)
-        length = participation.steps_per_epoch
-        counts: Integers = (ends - 1) // length - starts // length + 1
-    elif type(participation) is MinSeparation:
-        counts = np.full(strategy.num_epochs, min(k, -(-s // participation.min_separation)))
-    else:
-        raise unproven(participation)
+    s, k = strategy.steps_per_epoch, pattern.max_participations
+    match pattern:
+        case PerEpoch(steps_per_epoch=length):
+            starts = s * np.arange(strategy.num_epochs)
+            ends = np.minimum(starts + s, strategy.n)
+            counts: Integers = (ends - 1) // length - starts // length + 1
+        case Separated(b=b):
+            counts = np.full(strategy.num_epochs, min(k, -(-s // b)))
+        case _:
+            assert_never(pattern)
     return float(np.sort(np.square(counts * strategy.shares))[-k:].sum())

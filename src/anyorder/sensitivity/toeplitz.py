@@ -1,13 +1,14 @@
 """Toeplitz C: the first participation as early as possible, the others as close as possible."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 
 from anyorder._limits import check_work
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation
+from anyorder.participation import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import banded, dense
 from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.shuffled import toeplitz_bound
@@ -24,7 +25,7 @@ _MAX_COLUMNS = 100_000  # steps up to which the columns of X are made one after 
 _BLOCK_ENTRIES = 1 << 22  # entries of X in hand
 
 
-def bound(strategy: Toeplitz, participation: Participation) -> Bound:
+def bound(strategy: Toeplitz, pattern: Pattern) -> Bound:
     """The sensitivity of a lower-triangular Toeplitz C with first column c.
 
     A pattern that is moved to later steps keeps fewer rows of C, so of all patterns with the same gaps the one that
@@ -32,36 +33,49 @@ def bound(strategy: Toeplitz, participation: Participation) -> Bound:
 
         sens^2 = || sum_{j < k} shift^{jb} c ||^2
 
-    - SingleEpoch: k = 1. FixedOrder(k, b): exact where X >= 0 on the pattern; else the sum of |X|.
-    - MinSeparation(b, k): exact for c non-negative and non-increasing [Kalinin & Lampert 2024]; else c is replaced
+    - Listed with stride b: exact where X >= 0 on the pattern; else the sum of |X|. Other lists: see `unit_squares`.
+    - Separated(b, k): exact for c non-negative and non-increasing [Kalinin & Lampert 2024]; else c is replaced
       by its non-increasing majorant max_{s >= t} |c_s|, and the result is exact where it equals what c attains.
       With at most b bands the columns are orthogonal: exact.
-    - EpochShuffle(k, s): an upper bound, see `toeplitz_bound`. KnownOrder: see `unit_squares`.
+    - PerEpoch(k, s): an upper bound, see `toeplitz_bound`; exact for k = 1.
 
     Where that is not exact, the bands of X, or X itself for n up to 4096, may give a smaller bound.
 
     Cost: O(n) for exact ones.
     """
-    if type(participation) is KnownOrder:
-        return largest(_unit_squares(strategy, visits(participation)), _terms(strategy, participation))
-    found = _closed(strategy, participation)
-    if not found.exact and type(strategy) is ToeplitzBanded:
-        found = better(found, banded.gram_bound(banded.gram_of(strategy), participation))
-    if not found.exact and type(participation) is FixedOrder:
-        steps = np.arange(0, strategy.n, participation.b)
-        if len(steps) * strategy.n <= MAX_GRAM**2:
-            columns = strategy.columns(steps)
-            one = FixedOrder(len(steps), len(steps), 1)
-            found = better(found, dense.gram_bound(columns.T @ columns, one, terms=strategy.n))
-    elif not found.exact and strategy.n <= MAX_GRAM:
+    match pattern:
+        case Listed():
+            return _listed(strategy, pattern)
+        case Separated(b=b):
+            found = _banded(strategy, pattern, _equidistant(strategy, b, pattern.max_participations, majorant))
+        case PerEpoch():
+            found = _banded(strategy, pattern, _epochs(strategy, pattern))
+        case _:
+            assert_never(pattern)
+    if not found.exact and strategy.n <= MAX_GRAM:
         X = gram_matrix(strategy.toeplitz_coefficients())
-        found = better(found, dense.gram_bound(X, participation, terms=strategy.n))
+        found = better(found, dense.gram_bound(X, pattern, terms=strategy.n))
     return found
 
 
-def units(strategy: Toeplitz, order: KnownOrder) -> Floats:
+def _listed(strategy: Toeplitz, pattern: Listed) -> Bound:
+    b = pattern.stride
+    if b is None:
+        return largest(_unit_squares(strategy, visits(pattern)), _terms(strategy, pattern))
+    found = _banded(strategy, pattern, _equidistant(strategy, b, pattern.max_participations, np.abs))
+    if found.exact:
+        return found
+    steps = np.arange(0, strategy.n, b)
+    if len(steps) * strategy.n > MAX_GRAM**2:
+        return found
+    columns = strategy.columns(steps)
+    one = Listed.strided(len(steps), 1)
+    return better(found, dense.gram_bound(columns.T @ columns, one, terms=strategy.n))
+
+
+def units(strategy: Toeplitz, listed: Listed) -> Floats:
     """Of each unit: sum |X| over its steps squared."""
-    return roots(_unit_squares(strategy, visits(order)).upper, _terms(strategy, order))
+    return roots(_unit_squares(strategy, visits(listed)).upper, _terms(strategy, listed))
 
 
 def majorant(c: Floats) -> Floats:
@@ -79,21 +93,31 @@ def gram_matrix(c: Floats) -> Floats:
     return X
 
 
-def _closed(strategy: Toeplitz, participation: Participation) -> Bound:
-    n, k = participation.n, participation.max_participations
-    if type(participation) is EpochShuffle and k > 1:
-        longer = strategy.toeplitz_coefficients(n + participation.steps_per_epoch)
-        squared = toeplitz_bound(longer, k, participation.steps_per_epoch)
-        return from_sum(min(squared, _folded(majorant(longer[:n]), 1, k)), n + k * k, exact=False)
+def _equidistant(strategy: Toeplitz, b: int, k: int, upwards: Callable[[Floats], Floats]) -> Bound:
+    """Of steps 0, b, 2b, ..: what c attains, or `upwards(c)`, which no pattern goes above."""
     c = strategy.toeplitz_coefficients()
-    b = participation.min_separation
-    terms = 2 * k + 64  # sums of k, squared and added in pairs
-    attained = _folded(c, b, k)
     if not c[b:].any():
         return from_sum(_orthogonal(c, b, k), int(np.count_nonzero(c)) + k, exact=True)
-    separated = type(participation) is MinSeparation
-    upper = _folded(majorant(c) if separated else np.abs(c), b, k)
-    return from_sum(upper, terms, exact=upper <= attained * (1 + TOLERANCE))
+    upper = _folded(upwards(c), b, k)
+    # sums of k, squared and added in pairs
+    return from_sum(upper, 2 * k + 64, exact=upper <= _folded(c, b, k) * (1 + TOLERANCE))
+
+
+def _epochs(strategy: Toeplitz, pattern: PerEpoch) -> Bound:
+    """A single epoch is one step; else the two-point bound, or that of any steps at all."""
+    n, k, s = pattern.n, pattern.k, pattern.steps_per_epoch
+    if k == 1:
+        return _equidistant(strategy, n, 1, np.abs)
+    longer = strategy.toeplitz_coefficients(n + s)
+    squared = toeplitz_bound(longer, k, s)
+    return from_sum(min(squared, _folded(majorant(longer[:n]), 1, k)), n + k * k, exact=False)
+
+
+def _banded(strategy: Toeplitz, pattern: Pattern, found: Bound) -> Bound:
+    """The bands of X, where it has few."""
+    if found.exact or type(strategy) is not ToeplitzBanded:
+        return found
+    return better(found, banded.gram_bound(banded.gram_of(strategy), pattern))
 
 
 def _folded(c: Floats, b: int, k: int) -> float:
@@ -183,5 +207,5 @@ def _uncut(c: Floats, units: Visits, weights: Floats) -> UnitSquares:
     return UnitSquares(upper, np.zeros_like(upper))
 
 
-def _terms(strategy: Toeplitz, participation: Participation) -> int:
-    return strategy.n + participation.max_participations
+def _terms(strategy: Toeplitz, pattern: Pattern) -> int:
+    return strategy.n + pattern.max_participations

@@ -1,15 +1,17 @@
 """Trees: sens^2 is the largest sum of squared counts, over the nodes, of the steps of one unit under the node.
 
-C^T C counts the nodes that two steps share, so it has no negative entry and this is exact for every participation.
+C^T C counts the nodes that two steps share, so it has no negative entry and this is exact for every pattern.
 All counts are integers: no rounding before the last root.
 """
+
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.participation import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import tree_epochs, tree_separation
-from anyorder.sensitivity.bound import Bound, from_integer, roots, unproven
+from anyorder.sensitivity.bound import Bound, from_integer, roots
 from anyorder.strategy import Tree
 
 __all__ = ["bound", "units"]
@@ -17,29 +19,23 @@ __all__ = ["bound", "units"]
 Integers = NDArray[np.int64]
 
 
-def bound(strategy: Tree, participation: Participation) -> Bound:
+def bound(strategy: Tree, pattern: Pattern) -> Bound:
     """Exact. Costs: see `units`, `tree_epochs`, `tree_separation`."""
-    match participation:
-        case SingleEpoch():
-            squared = max(tree.level + 1 for tree in strategy.subtrees)
-        case FixedOrder():
-            steps = np.arange(participation.n)
-            by_unit = np.argsort(steps % participation.b, kind="stable")
-            squared = int(_counts_squared(strategy, steps[by_unit], steps[by_unit] % participation.b).max())
-        case KnownOrder():
-            squared = int(_counts_squared(strategy, participation.steps, participation.indices).max())
-        case EpochShuffle():
-            squared = tree_epochs.squared(strategy, participation.steps_per_epoch)
-        case MinSeparation():
-            squared = tree_separation.squared(strategy, participation.b, participation.max_participations)
+    match pattern:
+        case Listed():
+            squared = int(_counts_squared(strategy, pattern.steps, pattern.indices).max())
+        case Separated(b=b):
+            squared = tree_separation.squared(strategy, b, pattern.max_participations)
+        case PerEpoch(steps_per_epoch=s):
+            squared = tree_epochs.squared(strategy, s)
         case _:
-            raise unproven(participation)
+            assert_never(pattern)
     return from_integer(squared)
 
 
-def units(strategy: Tree, order: KnownOrder) -> NDArray[np.float64]:
-    """Of each unit of the order, [Kairouz et al. 2021, Alg. 4]: O(M log n) for M participations."""
-    return roots(_counts_squared(strategy, order.steps, order.indices), 1)
+def units(strategy: Tree, listed: Listed) -> NDArray[np.float64]:
+    """Of each unit, [Kairouz et al. 2021, Alg. 4]: O(M log n) for M participations."""
+    return roots(_counts_squared(strategy, listed.steps, listed.indices), 1)
 
 
 def _counts_squared(strategy: Tree, steps: Integers, units: Integers) -> Integers:

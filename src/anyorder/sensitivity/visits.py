@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import FixedOrder, KnownOrder
+from anyorder.participation import Listed
 from anyorder.sensitivity.bound import Bound, from_sum
 
 __all__ = ["TOLERANCE", "UnitSquares", "Visits", "better", "largest", "visits"]
@@ -45,16 +45,11 @@ class UnitSquares(NamedTuple):
     lower: Floats
 
 
-def visits(participation: KnownOrder | FixedOrder) -> Visits:
-    """The units of a known order; for FixedOrder, one unit for each step of an epoch."""
-    if type(participation) is KnownOrder:
-        steps, indices, count = participation.steps, participation.indices, len(participation.units)
-    else:
-        n, b = participation.n, participation.b
-        steps = np.concatenate([np.arange(j, n, b) for j in range(min(b, n))])
-        indices, count = steps % b, min(b, n)
-    starts = np.searchsorted(indices, np.arange(count))
-    return Visits(participation.n, count, steps, indices, np.arange(len(steps)) - starts[indices])
+def visits(listed: Listed) -> Visits:
+    """The units of a list of patterns, with ranks."""
+    starts = np.searchsorted(listed.indices, np.arange(listed.num_units))
+    ranks = np.arange(len(listed.steps)) - starts[listed.indices]
+    return Visits(listed.n, listed.num_units, listed.steps, listed.indices, ranks)
 
 
 def largest(squares: UnitSquares, terms: int) -> Bound:
