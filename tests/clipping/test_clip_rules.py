@@ -285,7 +285,7 @@ def test_what_a_rule_asks_for_is_factors_and_a_schedule():
     assert Cut.of(Adaptive()).counted == (Adaptive.COUNT,)
 
 
-@pytest.mark.parametrize("factors", [Flat(), PerGroup(), Automatic(), Given(constant(1e6))], ids=repr)
+@pytest.mark.parametrize("factors", [Flat(), PerGroup(), Automatic(), Given(constant(1e6))], ids=lambda f: f.describe())
 def test_a_moving_norm_bounds_every_rule_of_factors_with_its_count(factors):
     squares = {
         "a": torch.tensor([0.0, 1e-4, 0.5, 4.0, 1e12]).double(),

@@ -1,7 +1,9 @@
 """What a model keeps of one batch for the next is refused, wherever it is kept."""
 
+import contextlib
 import gc
 import traceback
+import weakref
 
 import pytest
 import torch
@@ -61,10 +63,8 @@ def step(clipping, x):
 @pytest.fixture(autouse=True)
 def _empty():
     GLOBAL.clear()
-    kept.MADE.clear()
     yield
     GLOBAL.clear()
-    kept.MADE.clear()
 
 
 @pytest.mark.parametrize("hold", ["object", "global"])
@@ -156,3 +156,65 @@ def test_a_tensor_that_forward_puts_in_place_of_another_is_refused(engine, chang
     with pytest.raises(ModelError, match=f"forward gives {name} another tensor"):
         step(engine(module), torch.randn(B, 3))
     assert all(torch.equal(t, before[name]) for name, t in module.state_dict().items())
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_what_one_model_keeps_is_no_state_of_another(engine):
+    first, second = engine(Keeps(KEEPS["output"], "object")), engine(nn.Linear(3, 3))
+    with contextlib.suppress(ModelError):  # some run the model twice for a batch
+        step(first, torch.randn(B, 3))
+    for _ in range(2):
+        step(second, torch.randn(B, 3))
+    with pytest.raises(ModelError, match="keeps tensors of an earlier batch"):
+        step(first, torch.randn(B, 3))
+    step(second, torch.randn(B, 3))
+
+
+def test_a_model_in_two_passes_is_held_to_what_it_kept_in_the_batch_before():
+    """Each of its batches is run by an engine of its own, which knows what the last one saw."""
+    clipping = GhostClipping(Keeps(KEEPS["output"], "object"), 1)
+    clipping._unmapped = True
+    with torch.no_grad(), pytest.raises(ModelError, match="keeps tensors of an earlier batch"):
+        for _ in range(2):  # without a backward pass an engine runs the model once
+            x = torch.randn(1, 3)
+            clipping.forward((x,), {}, groups=torch.arange(1), clip_norm=1.0, scale=1.0, receive=None)
+
+
+class Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, other):
+        ctx.save_for_backward(other)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+@pytest.mark.parametrize("python", [0, 1, 2])
+@pytest.mark.parametrize("graph", [False, True])
+def test_holders_are_those_of_python(graph, python):
+    x, tensor = torch.zeros((), requires_grad=True), torch.ones(())
+    result = Node.apply(x, tensor) if graph else x * 2
+    held, reference = [tensor] * python, weakref.ref(tensor)
+    del tensor
+    assert max(0, kept._holders(reference)) == len(held)
+    assert (reference() is not None) == bool(graph or python)
+    assert result.requires_grad
+
+
+def test_a_tensor_that_a_graph_of_torch_alone_holds_is_no_state():
+    made, graphs = [], []
+    x = torch.zeros(3)
+
+    def run(row):
+        inner = row + 1
+        kept.note(made, inner)
+        graphs.append(torch.func.vjp(lambda x: x * inner, x)[1])
+        return row
+
+    with kept.one_pass(made):
+        torch.func.vmap(run)(torch.ones(2, 3))
+    assert kept._left(made)
+    with kept.one_pass(made):
+        pass

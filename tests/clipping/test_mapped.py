@@ -5,16 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, kept
+from anyorder.clipping import FunctionalClipping, GhostClipping
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 
 B = 6
-
-
-@pytest.fixture(autouse=True)
-def nothing_of_other_tests():
-    """Some keep the tensors of a pass to look at them, and the next pass of the process would be refused."""
-    kept.MADE.clear()
 
 
 class Written(nn.Module):

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from anyorder.clipping.explain import own_error, unmapped
 from anyorder.clipping.huggingface import is_cache, no_branches_on_masks
-from anyorder.clipping.kept import is_of_batch, note
+from anyorder.clipping.kept import Made, is_of_batch, note
 from anyorder.clipping.mapped import Mapped
 from anyorder.clipping.segments import plain_segments
 from anyorder.clipping.stand_in import stand_in
@@ -44,6 +44,7 @@ class Alone:
     Args:
         module: the module. Its buffers are copied: every example sees what they hold now.
         args, kwargs: what the module is called with on the batch; see `PerUnitClipping.forward`.
+        made: what the model's last pass made; see `kept`.
         mapped: whether functions are put into the form that `Mapped` gives them.
 
     Attributes:
@@ -54,7 +55,7 @@ class Alone:
     """
 
     def __init__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, mapped: bool = False
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made, *, mapped: bool = False
     ) -> None:
         for argument in (*args, *kwargs.values()):
             check_argument(argument)
@@ -63,7 +64,7 @@ class Alone:
         self._settings = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.tensors: Tensors = tuple(leaves[i] for i in self._slots)
         self.size = _batch_size(self.tensors)
-        self.mapped = mapped
+        self.mapped, self.made = mapped, made
         self._module = module
         self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         self._versions = {name: _version(buffer) for name, buffer in self._buffers.items()}
@@ -82,7 +83,7 @@ class Alone:
         leaves: list[Any] = list(self._settings)
         for slot, tensor in zip(self._slots, example, strict=True):
             leaves[slot] = tensor.unsqueeze(0)
-            note(leaves[slot])
+            note(self.made, leaves[slot])
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         forms = Mapped(example[0]) if self.mapped else nullcontext()
         with stand_in(self._module, self._buffers | parameters), within or nullcontext(), forms:

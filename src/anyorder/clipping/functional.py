@@ -13,7 +13,7 @@ from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
-from anyorder.clipping.kept import Witness, one_pass
+from anyorder.clipping.kept import Made, Witness, one_pass
 from anyorder.clipping.units import NON_FINITE, ClippedSum, accumulator_dtype, check_finite
 from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
 
@@ -44,6 +44,7 @@ class FunctionalClipping(PerUnitClipping):
 
     Attributes:
         mapped: whether the module runs with functions in the form of `Mapped`: it is found in the first batch.
+        made: what its last pass made; see `kept`.
 
     Raises: ArgumentError for another rule on a grid.
     """
@@ -60,7 +61,7 @@ class FunctionalClipping(PerUnitClipping):
             raise ArgumentError(f"rule must be Flat() in secure mode, whose units are cut as a whole, got {rule}")
         self._module = module
         self._grid, self._cut = grid, Cut.of(rule)
-        self.mapped = False
+        self.mapped, self.made = False, Made()
         self._refuse = _check.choice("non_finite", non_finite, NON_FINITE) == "refuse"
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
 
@@ -78,7 +79,7 @@ class FunctionalClipping(PerUnitClipping):
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
-        call = Alone(self._module, args, kwargs, mapped=self.mapped)
+        call = Alone(self._module, args, kwargs, self.made, mapped=self.mapped)
         check_groups(groups, call.size)
         job = _Job(
             module=self._module,
@@ -174,7 +175,7 @@ class _Job:
 
         # The same trace as in `backward`, so that both take the same kernels, and so the same random numbers.
         def example(parameters: dict[str, Tensor], tensors: Tensors) -> tuple[Tensors, Tensors]:
-            outputs, _, others = vjp(lambda p: self.call(p, tensors, Witness()), parameters, has_aux=True)  # type: ignore[misc]
+            outputs, _, others = vjp(lambda p: self.call(p, tensors, Witness(self.call.made)), parameters, has_aux=True)  # type: ignore[misc]
             return outputs, others
 
         if not self.call.size:  # nothing to map: the shapes are those of an example of zeros
@@ -203,7 +204,7 @@ class _Job:
         total = ClippedSum(parameters, clip_norm=self.clip_norm, scale=self.scale, grid=self.grid, cut=self.cut)
 
         def example(parameters: dict[str, Tensor], tensors: Tensors, cotangents: Tensors) -> dict[str, Tensor]:
-            _, pull_back, _ = vjp(lambda p: self.call(p, tensors, Witness()), parameters, has_aux=True)  # type: ignore[misc]
+            _, pull_back, _ = vjp(lambda p: self.call(p, tensors, Witness(self.call.made)), parameters, has_aux=True)  # type: ignore[misc]
             gradients: dict[str, Tensor] = pull_back(cotangents)[0]
             return gradients
 
@@ -226,7 +227,7 @@ class _Job:
         mapped = vmap(function, in_dims=(None, *(0 for _ in batched)), randomness="different")
         with self.settings.autocast_again():
             try:
-                with one_pass(), mappable(list(self.module.modules()), batched[0][0].device):
+                with one_pass(self.call.made), mappable(list(self.module.modules()), batched[0][0].device):
                     result = mapped(parameters, *batched)
                 check_nothing_kept(self.module)
                 return result

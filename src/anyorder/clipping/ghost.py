@@ -13,6 +13,7 @@ from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
 from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.functional import FunctionalClipping
+from anyorder.clipping.kept import Made
 from anyorder.clipping.passes import Pass, Sums, TooLarge, Unmapped
 from anyorder.clipping.plain import Plain
 from anyorder.clipping.units import NON_FINITE, check_finite
@@ -58,6 +59,7 @@ class GhostClipping(PerUnitClipping):
         self._rule, self._cut = rule, Cut.of(rule)
         self._non_finite = _check.choice("non_finite", non_finite, NON_FINITE)
         self._unmapped = self._mapped = False
+        self._made: Made = []
 
     def forward(
         self,
@@ -73,8 +75,8 @@ class GhostClipping(PerUnitClipping):
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
-        plain = None if self._mapped or self._unmapped else Plain.of(self._module, args, kwargs)
-        call = plain or Alone(self._module, args, kwargs, mapped=self._mapped)
+        plain = None if self._mapped or self._unmapped else Plain.of(self._module, args, kwargs, self._made)
+        call = plain or Alone(self._module, args, kwargs, self._made, mapped=self._mapped)
         check_groups(groups, call.size)
         clip_norm = _check.positive("clip_norm", clip_norm)
         if call.size:
@@ -92,7 +94,7 @@ class GhostClipping(PerUnitClipping):
                 cause = error.__cause__ or error
                 start.rewind()
                 if isinstance(job.call, Plain):
-                    job.call = Alone(self._module, args, kwargs)
+                    job.call = Alone(self._module, args, kwargs, self._made)
                     continue
                 if not job.call.mapped:
                     job.call.mapped = self._mapped = True
@@ -125,7 +127,7 @@ class GhostClipping(PerUnitClipping):
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
         """By the engine that makes every gradient: some functions can be mapped there alone."""
         other = FunctionalClipping(self._module, self._chunk_size, rule=self._rule, non_finite=self._non_finite)
-        other.mapped = self._mapped
+        other.mapped, other.made = self._mapped, self._made
         outputs = other.forward(args, kwargs, **options)
         self._mapped = other.mapped
         return outputs

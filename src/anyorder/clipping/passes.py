@@ -104,7 +104,7 @@ class Pass:
         call = self._call
         # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
         anchor, *copies = _Root.apply(root, self, size, *self.parameters.values())  # type: ignore[no-untyped-call]
-        tracer = Tracer(RULES, self.parameters, self._dtypes, anchor, self)
+        tracer = Tracer(RULES, self.parameters, self._dtypes, anchor, self, call.made)
 
         def example(token: Tensor, *tensors: Tensor) -> tuple[Tensors, Tensors]:
             copies = dict(zip(self.parameters, tensors, strict=False))
@@ -120,7 +120,7 @@ class Pass:
             disable_saved_tensors_hooks(_NO_HOOKS),
             recurrent_layers(modules, tracer) as layers,
             mappable(modules, self._device, traced=layers),
-            one_pass(),
+            one_pass(call.made),
         ):
             differentiable, others = for_each_example(example, token, *copies, *tensors)
         tracer.forget()
@@ -139,7 +139,7 @@ class Pass:
     def _on_batch(self, call: Plain, root: Tensor, x: Tensor) -> tuple[Tensors, Tensors, Tensor]:
         """The same of a plain model. Where that fails, running it on one example alone tells why."""
         (anchor,) = _Root.apply(root, self, 0)  # type: ignore[no-untyped-call]
-        tracer = Tracer({}, self.parameters, self._dtypes, anchor, self)
+        tracer = Tracer({}, self.parameters, self._dtypes, anchor, self, call.made)
         try:
             with disable_saved_tensors_hooks(_NO_HOOKS):
                 return (call(tracer, x),), (), anchor

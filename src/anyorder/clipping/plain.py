@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyorder.clipping.kept import one_pass
+from anyorder.clipping.kept import Made, one_pass
 from anyorder.clipping.rules import Convolution, LayerNorm, LinearMap, Table
 from anyorder.clipping.tracing import Part, Tracer
 from anyorder.clipping.uses import Geometry
@@ -50,11 +50,13 @@ class Plain:
 
     mapped = False
 
-    def __init__(self, x: Tensor, layers: list[Layer]) -> None:
-        self.tensors, self.size, self._layers = (x,), len(x), layers
+    def __init__(self, x: Tensor, layers: list[Layer], made: Made) -> None:
+        self.tensors, self.size, self._layers, self.made = (x,), len(x), layers, made
 
     @classmethod
-    def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Plain | None":
+    def of(
+        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made | None = None
+    ) -> "Plain | None":
         """The call, or None where model or arguments are not in this form."""
         if len(args) != 1 or kwargs or type(args[0]) is not Tensor or not _alone(args[0]):
             return None
@@ -63,14 +65,14 @@ class Plain:
             layers = list(_layers(module, names))
         except NotPlain:
             return None
-        return cls(args[0], layers)
+        return cls(args[0], layers, Made() if made is None else made)
 
     def __call__(self, tracer: Tracer, x: Tensor) -> Tensor:
         """The outputs of (b, ..) examples; the tracer's book is told of every use of a parameter.
 
         Raises: NotPlain where an input has too few dimensions.
         """
-        with one_pass():
+        with one_pass(self.made):
             for layer in self._layers:
                 x = layer(tracer, x)
         return x

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyorder.clipping.kept import note
 from anyorder.clipping.recurrent import run_recurrent
 from anyorder.clipping.tracing import Part, Tracer
 from anyorder.clipping.uses import DirectUse, LinearUse
@@ -72,7 +71,7 @@ def _forward(tracer: Tracer, layer: Layer, input: Any, hx: Any = None) -> Any:
 
     with torch._C.DisableTorchFunction():
         outputs = list(tracer.on_batch(run, input, *states))
-    note(*outputs)
+    tracer.note(*outputs)
     y = None if cell else outputs.pop(0)
     if alone:
         y, outputs = y if y is None else y.squeeze(dim), [state.squeeze(state_dim) for state in outputs]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-from anyorder.clipping.kept import MADE
+from anyorder.clipping.kept import Made, note
 from anyorder.clipping.uses import Use
 from anyorder.errors import ModelError
 
@@ -86,6 +86,7 @@ class Tracer(TorchFunctionMode):
         dtypes: float32 or float64, in which the gradients of each are added up.
         anchor: a scalar that requires a gradient; what is computed from a parameter depends on it.
         book: told of every use.
+        made: see `kept`.
 
     Attributes:
         direct: names of the parameters whose gradients will come from autograd, (B, *shape) each, as far as is seen.
@@ -98,10 +99,12 @@ class Tracer(TorchFunctionMode):
         dtypes: dict[str, torch.dtype],
         anchor: Tensor,
         book: Book,
+        made: Made,
     ) -> None:
         super().__init__()
         self._rules = rules
         self._parameters, self._dtypes, self._anchor, self._book = parameters, dtypes, anchor, book
+        self._made = made
         self._parts: dict[int, Part] = {}
         self._alive: list[Tensor] = []  # so that no id is used again
         self.direct: set[str] = set()
@@ -121,7 +124,7 @@ class Tracer(TorchFunctionMode):
             if result is not NotImplemented:
                 for made in result if isinstance(result, (tuple, list)) else (result,):
                     if isinstance(made, Tensor):
-                        MADE.append(weakref.ref(made))
+                        self._made.append(weakref.ref(made))
                 return result
         name = getattr(func, "__name__", "")
         writes = name.endswith("_") and (name == "__setitem__" or not name.endswith("__"))
@@ -132,7 +135,7 @@ class Tracer(TorchFunctionMode):
         result = func(*args, **kwargs)
         for made in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(made, Tensor):
-                MADE.append(weakref.ref(made))
+                self._made.append(weakref.ref(made))
         used = [part for arg in (*args, *kwargs.values()) if (part := self._parts.get(id(arg))) is not None]
         if not used:
             return result
@@ -155,6 +158,10 @@ class Tracer(TorchFunctionMode):
     def nested(self) -> bool:
         """Whether the module is inside a transform of its own, whose tensors are not those of the batch."""
         return _level() != self._level
+
+    def note(self, *tensors: Tensor) -> None:
+        """Remember tensors that no function of torch made; see `kept`."""
+        note(self._made, *tensors)
 
     def part(self, tensor: Any) -> Part | None:
         return self._parts.get(id(tensor))
