@@ -1,6 +1,7 @@
 """Noise made where the gradients are: every strategy's own bits, on the CPU and, where there is one, on a GPU."""
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 import torch
 
 import anyorder.noise
-from anyorder.errors import ArgumentError
-from anyorder.noise import NoiseSource, NoiseStream, device, torch_backend
+from anyorder.errors import ArgumentError, TrainingError
+from anyorder.noise import NoiseSource, NoiseStream, device, execute_torch, torch_backend
 from anyorder.noise.device import DeviceNoise
+from anyorder.noise.program import Program
 from anyorder.noise.targets import Targets
 from anyorder.strategy import (
     BLT,
@@ -26,6 +28,7 @@ from anyorder.strategy import (
     ToeplitzBanded,
     Tree,
 )
+from noise.steps import steps as all_steps
 
 SOURCE = NoiseSource(bytes(range(32)), 12)
 N, SIZE, START, STD = 9, 1003, 2**36 - 5, 1.7
@@ -66,11 +69,7 @@ every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda stra
 
 def _reference(strategy, steps):
     """What NumPy makes: the noise of every step, and the state after the last."""
-    state, made = strategy.init(SIZE), []
-    for t in range(steps):
-        noise, state = strategy.step(t, state, lambda row: SOURCE.normal(row, START, START + SIZE))
-        made.append(noise * np.float32(STD))
-    return made, state
+    return all_steps(strategy, SOURCE, SIZE, START, STD, steps)
 
 
 def _tensors(place, dtypes=(torch.float32,)):
@@ -82,6 +81,14 @@ def _tensors(place, dtypes=(torch.float32,)):
     ]
 
 
+def _noise(strategy, source, place):
+    return DeviceNoise(strategy, source, np.float32(STD), SIZE, START, strategy.state_rows, place)
+
+
+def _add(noise, tensors, scale=1.0):
+    noise.add(Targets(tensors, SIZE), scale)
+
+
 def _flat(tensors):
     return torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
 
@@ -90,13 +97,13 @@ def _flat(tensors):
 @every_strategy
 def test_every_strategy_gives_its_own_bits(strategy, place):
     exact, last = _reference(strategy, N)
-    noise = DeviceNoise(strategy, SOURCE, STD, SIZE, START, place)
+    noise = _noise(strategy, SOURCE, place)
     for t in range(N):
         tensors = _tensors(place)
         before = _flat(tensors)
-        noise.add(t, tensors)
+        _add(noise, tensors)
         assert _flat(tensors).tobytes() == (before + exact[t]).tobytes()
-    state = noise.state(N)
+    state = noise.state()
     assert [vector.tobytes() for vector in state] == [vector.tobytes() for vector in last]
 
 
@@ -104,12 +111,12 @@ def test_every_strategy_gives_its_own_bits(strategy, place):
 @every_strategy
 def test_rows_of_several_keys_give_the_bits_of_numpy(strategy, place):
     source = SOURCE.renewed(4, b"1" * 16).renewed(6, b"2" * 16)
-    noise, state = DeviceNoise(strategy, source, STD, SIZE, START, place), strategy.init(SIZE)
+    noise, state = _noise(strategy, source, place), strategy.init(SIZE)
     for t in range(N):
         exact, state = strategy.step(t, state, lambda row: source.of(row).normal(row, START, START + SIZE))
         tensors = _tensors(place)
         before = _flat(tensors)
-        noise.add(t, tensors)
+        _add(noise, tensors)
         assert _flat(tensors).tobytes() == (before + exact * np.float32(STD)).tobytes()
 
 
@@ -119,18 +126,18 @@ def test_a_state_of_numpy_goes_on_and_one_of_the_device_does(strategy, place):
     exact, _ = _reference(strategy, N)
     for steps in (0, 1, 4):
         _, saved = _reference(strategy, steps)
-        first = DeviceNoise(strategy, SOURCE, STD, SIZE, START, place)
+        first = _noise(strategy, SOURCE, place)
         first.load(steps, saved)
-        kept = first.state(steps)
+        kept = first.state()
         copies = [vector.copy() for vector in kept]
-        second = DeviceNoise(strategy, SOURCE, STD, SIZE, START, place)
+        second = _noise(strategy, SOURCE, place)
         second.load(steps, kept)
         for vector in saved:
             vector[:] = 1e9  # what is loaded is a copy
         for noise in (first, second):
             tensors = [torch.zeros(SIZE, device=place)]
-            noise.add(steps, tensors)
-            noise.add(steps + 1, tensors)
+            _add(noise, tensors)
+            _add(noise, tensors)
             assert np.array_equal(_flat(tensors), exact[steps] + exact[steps + 1])
         assert all(map(np.array_equal, kept, copies))  # what is saved is a copy too
 
@@ -139,11 +146,11 @@ def test_a_state_of_numpy_goes_on_and_one_of_the_device_does(strategy, place):
 @pytest.mark.parametrize("strategy", [STRATEGIES[3], STRATEGIES[4], STRATEGIES[7], STRATEGIES[8]], ids=repr)
 def test_mixed_types_are_each_rounded_by_themselves(strategy, place):
     exact, _ = _reference(strategy, 2)
-    noise = DeviceNoise(strategy, SOURCE, STD, SIZE, START, place)
+    noise = _noise(strategy, SOURCE, place)
     for t in range(2):
         tensors = _tensors(place, (torch.bfloat16, torch.float32, torch.float64, torch.float16))
         before = [tensor.clone() for tensor in tensors]
-        noise.add(t, tensors, 1 / 24)
+        _add(noise, tensors, 1 / 24)
         at = 0
         for old, new in zip(before, tensors, strict=True):
             part = torch.from_numpy(exact[t][at : at + old.numel()]).view(old.shape).to(place)
@@ -158,7 +165,7 @@ def test_strides_do_not_matter(place):
     exact, _ = _reference(STRATEGIES[4], 1)
     first, second = torch.zeros(17, 59, device=place).T, torch.zeros(2, SIZE - 17 * 59 + 5, device=place)[0]
     assert first.numel() + second.numel() - 5 == SIZE
-    DeviceNoise(STRATEGIES[4], SOURCE, STD, SIZE, START, place).add(0, [first, second[5:]])
+    _add(_noise(STRATEGIES[4], SOURCE, place), [first, second[5:]])
     assert np.array_equal(_flat([first, second[5:]]), exact[0])
     assert not second[:5].any()
 
@@ -194,10 +201,10 @@ class Doubled(Own):
 def test_a_step_of_its_own_is_taken():
     strategy = Doubled()
     exact, _ = _reference(strategy, 2)
-    noise = DeviceNoise(strategy, SOURCE, STD, SIZE, START, "cpu")
+    noise = _noise(strategy, SOURCE, "cpu")
     for t in range(2):
         out = torch.zeros(SIZE)
-        noise.add(t, [out])
+        _add(noise, [out])
         assert np.array_equal(out.numpy(), exact[t])
 
 
@@ -214,12 +221,12 @@ class Recurrence(Own):
 
 def test_the_noise_handed_out_is_not_the_state():
     exact, last = _reference(Recurrence(), 3)
-    noise = DeviceNoise(Recurrence(), SOURCE, STD, SIZE, START, "cpu")
+    noise = _noise(Recurrence(), SOURCE, "cpu")
     for t in range(3):
         out = torch.zeros(SIZE)
-        noise.add(t, [out])
+        _add(noise, [out])
         assert np.array_equal(out.numpy(), exact[t])
-    assert np.array_equal(noise.state(3)[0], last[0])
+    assert np.array_equal(noise.state()[0], last[0])
 
 
 class Wide(Own):
@@ -230,32 +237,32 @@ class Wide(Own):
 
 
 def test_a_step_in_float64_is_refused():
-    noise = DeviceNoise(Wide(), SOURCE, STD, SIZE, START, "cpu")
+    noise = _noise(Wide(), SOURCE, "cpu")
     out = torch.zeros(SIZE)
-    with pytest.raises(TypeError):
-        noise.add(0, [out])
+    with pytest.raises(ArgumentError, match="step 0 of Wide cannot be made a program"):
+        _add(noise, [out])
     assert not out.any()
 
 
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ([torch.zeros(SIZE - 1)], "1003 elements in all, got 1002"),
-        ([torch.zeros(3), torch.zeros(SIZE - 3, device="meta")], "device cpu, got meta"),
-        ([torch.zeros(3), torch.zeros(SIZE - 3, dtype=torch.int64)], "float32, bfloat16, float16 or float64, got"),
+        ([torch.zeros(SIZE - 1)], "1003 coordinates, got 1002"),
+        ([torch.zeros(3), torch.zeros(SIZE - 3, device="meta")], "has no memory"),
+        ([torch.zeros(3), torch.zeros(SIZE - 3, dtype=torch.int64)], "float32, float64, float16 or bfloat16, got"),
     ],
 )
 def test_bad_tensors_change_nothing(tensors, message):
-    noise = DeviceNoise(STRATEGIES[4], SOURCE, STD, SIZE, START, "cpu")
+    noise = _noise(STRATEGIES[4], SOURCE, "cpu")
     with pytest.raises(ArgumentError, match=message):
-        noise.add(0, tensors)
+        _add(noise, tensors)
     assert not tensors[0].any()
-    assert not any(vector.any() for vector in noise.state(0))
+    assert not any(vector.any() for vector in noise.state())
 
 
 def test_a_gradient_that_requires_gradients_is_written():
     parameter = torch.zeros(SIZE, requires_grad=True)
-    DeviceNoise(STRATEGIES[0], SOURCE, STD, SIZE, START, "cpu").add(0, [parameter])
+    _add(_noise(STRATEGIES[0], SOURCE, "cpu"), [parameter])
     exact = torch_backend.normal(SOURCE, 0, START, START + SIZE, "cpu") * torch.tensor(np.float32(STD))
     assert torch.equal(parameter.detach(), exact)
 
@@ -317,22 +324,87 @@ def test_tensors_of_two_devices_change_nothing(elsewhere):
     assert np.array_equal(_flat([zeros]), _stream(STRATEGIES[4]).next())
 
 
-def test_kernels_without_triton(monkeypatch):
+PROGRAM = Program.of_row(0)
+
+
+def test_executor_without_triton(monkeypatch):
     monkeypatch.setattr(device, "find_spec", lambda name: None)
-    assert device._kernels(SimpleNamespace(is_cuda=True, dtype=torch.float32)) is torch_backend
+    out = SimpleNamespace(is_cuda=True, dtype=torch.float32)
+    assert device._executor(PROGRAM, out) is execute_torch.run
 
 
 @pytest.mark.parametrize("is_cuda", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("wanted", ["best", "reference"])
-def test_kernels_with_triton(monkeypatch, is_cuda, dtype, wanted):
-    stand_in = ModuleType("triton_kernel")
+@pytest.mark.parametrize("num_tiles", [8, 9])
+def test_executor_with_triton(monkeypatch, is_cuda, dtype, wanted, num_tiles):
+    stand_in = ModuleType("execute_triton")
+    stand_in.MOST_TILES, stand_in.run = 8, object()
     monkeypatch.setattr(device, "find_spec", lambda name: name == "triton")
-    monkeypatch.setitem(sys.modules, "anyorder.noise.triton_kernel", stand_in)
-    monkeypatch.setattr(anyorder.noise, "triton_kernel", stand_in, raising=False)
+    monkeypatch.setitem(sys.modules, "anyorder.noise.execute_triton", stand_in)
+    monkeypatch.setattr(anyorder.noise, "execute_triton", stand_in, raising=False)
     monkeypatch.setenv("ANYORDER_KERNEL", wanted)
-    fused = is_cuda and dtype == torch.float32 and wanted == "best"
-    assert device._kernels(SimpleNamespace(is_cuda=is_cuda, dtype=dtype)) is (stand_in if fused else torch_backend)
+    fused = is_cuda and dtype == torch.float32 and wanted == "best" and num_tiles == 8
+    found = device._executor(replace(PROGRAM, num_tiles=num_tiles), SimpleNamespace(is_cuda=is_cuda, dtype=dtype))
+    assert found is (stand_in.run if fused else execute_torch.run)
+
+
+def test_tensors_of_two_executors_are_one_step(monkeypatch):
+    """Each tensor's own: float64 goes to torch's operations, the others to the fused kernel."""
+    taken = []
+
+    def fused(program, source, arrays, start, outs, *rest):
+        taken.append(len(outs))
+        execute_torch.run(program, source, arrays, start, outs, *rest)
+
+    choose = device._executor
+    monkeypatch.setattr(device, "_executor", lambda p, out: choose(p, out) if out.dtype == torch.float64 else fused)
+    exact, last = _reference(STRATEGIES[4], 3)
+    noise = _noise(STRATEGIES[4], SOURCE, "cpu")
+    for t in range(3):
+        tensors = [torch.zeros(k, dtype=kind) for k, kind in TYPES]
+        _add(noise, tensors)
+        assert np.array_equal(_flat([tensor.double() for tensor in tensors]), exact[t].astype(np.float64))
+    assert taken == [2, 1] * 3
+    assert [vector.tobytes() for vector in noise.state()] == [vector.tobytes() for vector in last]
+
+
+TYPES = ((100, torch.float32), (3, torch.float32), (500, torch.float64), (SIZE - 603, torch.float32))
+
+
+@every_strategy
+def test_the_default_type_does_not_matter(strategy):
+    exact, _ = _reference(strategy, 4)
+    torch.set_default_dtype(torch.float64)
+    try:
+        noise = _noise(strategy, SOURCE, "cpu")
+        for t in range(4):
+            assert noise.next().tobytes() == exact[t].tobytes()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@every_strategy
+def test_memory_holds_rows_on_a_device_too(strategy):
+    exact, _ = _reference(strategy, N)
+    noise = DeviceNoise(strategy, SOURCE, np.float32(STD), SIZE, START, strategy.state_rows + 3, "cpu")
+    kept = 0
+    for t in range(N):
+        assert noise.next().tobytes() == exact[t].tobytes()
+        assert len(noise.held.state) + len(noise.held.rows) + len(noise.held.free) <= strategy.state_rows + 3
+        kept += len(noise.held.rows)
+    assert kept or not isinstance(strategy, Dense | BandedInverse)
+
+
+@pytest.mark.parametrize("fails", ["normal_piece", "add"])
+def test_a_step_broken_off_on_a_device_is_not_gone_on_from(fails, monkeypatch, elsewhere):
+    stream = _stream(STRATEGIES[4])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_backend, fails, lambda *_, **__: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            stream.add_to([torch.zeros(SIZE, device=elsewhere)])
+    with pytest.raises(TrainingError, match="broken off half way"):
+        stream.next()
 
 
 @every_strategy
@@ -342,7 +414,7 @@ def test_the_state_follows_the_tensors(strategy, elsewhere):
         out.zero_()
         stream.add_to([out])
         assert np.array_equal(_flat([out]), ordinary.next())
-        stream._device.device = torch.device("meta")  # as if the state were on another device than the next tensors
+        stream._place.device = torch.device("meta")  # as if the state were on another device than the next tensors
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -9,6 +9,8 @@ import pytest
 
 from anyorder.errors import ArgumentError, NoiseWarning
 from anyorder.noise import NoiseSource, NoiseStream, native, transform
+from anyorder.noise.execute_numpy import execute
+from anyorder.noise.program import NONE, OP, TERM, Kind, Program
 from anyorder.strategy import Independent
 from noise.test_chacha import KEYSTREAMS
 
@@ -61,7 +63,7 @@ def test_extension_blocks_of_a_long_row(kernel):
 
 
 # Programs for arrays ~0 .. ~19 and tiles 0 .. 2. Terms: (operand, factor).
-GAUSS, LINEAR, LEAK, DIVIDE = native.Kind.GAUSS, native.Kind.LINEAR, native.Kind.LEAK, native.Kind.DIVIDE
+GAUSS, LINEAR, LEAK, DIVIDE = Kind.GAUSS, Kind.LINEAR, Kind.LEAK, Kind.DIVIDE
 
 
 def _recurrence(m, dst=0, base=0, first=0):
@@ -129,17 +131,17 @@ def _interpreted(ops, arrays, row):
 def _compiled(ops, result):
     records, terms = [], []
     for kind, dst, a, *rest in ops:
-        a = native.NONE if a is None else a
+        a = NONE if a is None else a
         if kind == GAUSS:
-            records.append((kind, dst, a, native.NONE, rest[0], 0, rest[1]))
+            records.append((kind, dst, a, NONE, rest[0], 0, rest[1]))
         elif kind == LEAK:
             records.append((kind, dst, a, rest[0], rest[1], 0, 0))
         elif kind == DIVIDE:
-            records.append((kind, dst, a, native.NONE, rest[0], 0, 0))
+            records.append((kind, dst, a, NONE, rest[0], 0, 0))
         else:
-            records.append((kind, dst, a, native.NONE, 1, len(rest[0]), len(terms)))
+            records.append((kind, dst, a, NONE, 1, len(rest[0]), len(terms)))
             terms += rest[0]
-    return native.Program(np.array(records, native.OP), np.array(terms, native.TERM), 3, result)
+    return Program(np.array(records, OP), np.array(terms, TERM), 3, result)
 
 
 @every_path
@@ -152,6 +154,10 @@ def test_programs_give_what_their_operations_give_one_by_one(kernel, name):
     rows = {r: reference.normal(r, origin, origin + length) for r in (7, 8, 2**40)}
     arrays = [RANDOM.standard_normal(length).astype(np.float32) for _ in range(20)]
     expected = _interpreted(ops, arrays, rows.__getitem__)
+    plain = [array.copy() for array in arrays]
+    made = execute(_compiled(ops, result), rows.__getitem__, plain, lambda: np.zeros(length, np.float32), np.float32)
+    assert made.tobytes() == expected[result].tobytes()
+    assert [array.tobytes() for array in plain] == [expected[~i].tobytes() for i in range(len(arrays))]
     std = np.float32(1.3)
     for skip, size, scale in ((0, length, 1.0), (0, 4700, 1.0), (5, 4000, 1.0), (0, length, 0.375)):
         own, out = [array.copy() for array in arrays], np.full(size, 0.5, np.float32)
@@ -171,11 +177,11 @@ def test_programs_give_what_their_operations_give_one_by_one(kernel, name):
 @pytest.mark.parametrize(("key", "nonce", "rounds", "keystream"), KEYSTREAMS)
 def test_published_keystreams(kernel, key, nonce, rounds, keystream):
     made, row = np.empty(32, np.uint32), int.from_bytes(bytes.fromhex(nonce), "little")
-    ops = np.array([(native.Kind.WORDS, 0, native.NONE, native.NONE, 1, 0, row)], native.OP)  # counters from 0 on
+    ops = np.array([(Kind.WORDS, 0, NONE, NONE, 1, 0, row)], OP)  # counters from 0 on
     segments = np.array([(made.ctypes.data, 0, 32)], native.SEGMENT)
     kernel.run(
         np.frombuffer(bytes.fromhex(key), "<u4").astype(np.uint32), rounds,
-        native.Program(ops, np.empty(0, native.TERM), 1, 0), segments, np.array([4], np.int32),
+        Program(ops, np.empty(0, TERM), 1, 0), segments, np.array([4], np.int32),
     )  # fmt: skip
     assert made.astype("<u4").tobytes().hex() == keystream
 

@@ -1,4 +1,4 @@
-"""The noise in torch operations: the bits of the NumPy reference, for rows and for the steps of strategies."""
+"""The noise in torch operations: the bits of the NumPy reference, for rows and for parts of steps."""
 
 import itertools
 
@@ -8,6 +8,9 @@ import torch
 
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource, torch_backend, transform
+from anyorder.noise.device import DeviceNoise
+from laws.cases import STRATEGIES
+from noise.steps import steps
 
 KEY = bytes(range(32))
 SOURCE = NoiseSource(KEY)
@@ -64,40 +67,28 @@ def test_root_is_correctly_rounded_for_every_significand():
     assert np.array_equal(torch_backend._root(torch.from_numpy(values)).numpy(), np.sqrt(values))
 
 
-def _gradient(size, dtype=torch.float32):
-    return torch.from_numpy(RANDOM.standard_normal(size, np.float32)).to(dtype)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 1 / 24])
 def test_sum_and_product_are_rounded_before_the_type(dtype, scale):
-    gradient = _gradient(1000, dtype)
-    out = gradient.clone()
-    torch_backend.combination(SOURCE, [4, 2**40], [0.3, -1.7], 2.5, 2**40 + 3, out, scale)
-    first, second = (SOURCE.normal(row, 2**40 + 3, 2**40 + 1003) for row in (4, 2**40))
-    noise = (first * np.float32(0.3) + second * np.float32(-1.7)) * np.float32(2.5)
+    gradient, noise = (torch.from_numpy(RANDOM.standard_normal(1000, np.float32)) for _ in range(2))
+    out = gradient.to(dtype)
+    before = out.clone()
+    torch_backend.add(out, noise, scale)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    assert torch.equal(out, ((gradient.to(wide) + torch.from_numpy(noise)) * torch.tensor(scale, dtype=wide)).to(dtype))
+    assert torch.equal(out, ((before.to(wide) + noise) * torch.tensor(scale, dtype=wide)).to(dtype))
 
 
-def test_parts_of_a_range_make_up_the_whole():
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_parts_of_a_range_make_up_the_whole(name):
     """As tensors of one model, or shards of one vector: every piece with its own part of the state."""
-    edges, size = [0, 1, 5, 5, 997, PIECE + 50], PIECE + 50
-    whole = [torch.zeros(size), torch.zeros(3, size), torch.zeros(2, size)]
-    parts = [torch.zeros(size), torch.zeros(3, size), torch.zeros(2, size)]
-
-    def step(t, state, low, high):
-        out, buffers, ring = state[0][low:high], state[1][:, low:high], state[2][:, low:high]
-        start = 2**36 - 7 + low
-        torch_backend.combination(SOURCE, [t, 90], [0.5, 2.0], 1.5, start, out)
-        torch_backend.blt(SOURCE, t, [0.3, 0.1, 0.2], [1e-9, 0.5, 1.9], buffers, 1.5, start, out)
-        torch_backend.banded(SOURCE, t, [0.3, 0.1][:t], 1.5, ring, 1.5, start, out)
-
-    for t in range(4):
-        step(t, whole, 0, size)
-        for low, high in itertools.pairwise(edges):
-            step(t, parts, low, high)
-        assert all(map(torch.equal, whole, parts))
+    strategy, edges, size, start = STRATEGIES[name](3), [0, 1, 5, 5, 997, PIECE + 50], PIECE + 50, 2**36 - 7
+    exact, _ = steps(strategy, SOURCE, size, start)
+    whole, shards = DeviceNoise(strategy, SOURCE, np.float32(1.5), size, start, 9, "cpu"), []
+    for low, high in itertools.pairwise(edges):
+        shards.append(DeviceNoise(strategy, SOURCE, np.float32(1.5), high - low, start + low, 0, "cpu"))
+    for noise in exact:
+        assert whole.next().tobytes() == noise.tobytes()
+        assert np.concatenate([shard.next() for shard in shards]).tobytes() == noise.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -114,23 +105,6 @@ def test_bad_range(arguments, name):
     for make in (torch_backend.normal, torch_backend.words):
         with pytest.raises(ArgumentError, match=f"{name} must be an integer"):
             make(SOURCE, *arguments, "cpu")
-
-
-@pytest.mark.parametrize("out", [torch.zeros(4, 4), torch.zeros(8)[::2], torch.zeros(4, dtype=torch.int32)])
-def test_bad_out(out):
-    with pytest.raises(ArgumentError, match="out must be a contiguous floating-point vector"):
-        torch_backend.combination(SOURCE, [0], [1.0], 1.0, 0, out)
-
-
-@pytest.mark.parametrize(
-    "state",
-    [torch.zeros(8), torch.zeros(2, 7), torch.zeros(2, 8).double(), torch.zeros(8, 2).T, torch.zeros(2, 8).to("meta")],
-)
-def test_bad_state(state):
-    out = torch.zeros(8)
-    with pytest.raises(ArgumentError, match="the state must be"):
-        torch_backend.blt(SOURCE, 0, [0.1, 0.1], [0.1, 0.1], state, 1.0, 0, out)
-    assert not out.any()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

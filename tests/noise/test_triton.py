@@ -1,4 +1,4 @@
-"""The Triton kernels: their bits under Triton's interpreter, and the operations of the code compiled for a GPU.
+"""The Triton kernel: its bits under Triton's interpreter, and the operations of the code compiled for a GPU.
 
 Triton decides when it is imported whether its kernels are interpreted, so the tests of the bits run in a process of
 their own, with TRITON_INTERPRET=1.
@@ -14,11 +14,16 @@ import pytest
 import torch
 
 from anyorder.errors import ArgumentError
-from anyorder.noise import NoiseSource, torch_backend
+from anyorder.noise import NoiseSource, device, execute_torch
+from anyorder.noise.device import DeviceNoise
+from anyorder.noise.program import NONE, OP, TERM, Kind, Program
+from anyorder.noise.targets import Targets
+from laws.cases import STRATEGIES
+from noise.steps import steps
 
 pytest.importorskip("triton", reason="the package triton is not installed; torch for CUDA brings it")
 
-from anyorder.noise import triton_kernel
+from anyorder.noise import execute_triton
 
 KEY = bytes(range(32))
 SOURCE = NoiseSource(KEY)
@@ -39,13 +44,17 @@ def test_under_the_interpreter():
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 20
 
 
-def _gradient(size, dtype=torch.float32, device="cpu"):
-    return torch.from_numpy(RANDOM.standard_normal(size, np.float32)).to(device, dtype)
+def _gradient(size, dtype=torch.float32):
+    return torch.from_numpy(RANDOM.standard_normal(size, np.float32)).to(dtype)
 
 
 def _cut(total):
     """To bfloat16 as Triton's interpreter does it: without rounding. The compiled code rounds to nearest."""
     return (total.view(torch.int32) & -(1 << 16)).view(torch.float32).to(torch.bfloat16)
+
+
+def _row(source, row, start, out):
+    execute_triton.run(Program.of_row(row), source, [], start, [out], 1.0, 1.0)
 
 
 @interpreted
@@ -55,74 +64,99 @@ def _cut(total):
 )
 def test_rows_are_those_of_the_reference(rounds, row, start):
     source, out = NoiseSource(KEY, rounds), torch.full((40,), -0.0)
-    triton_kernel.combination(source, [row], [1.0], 1.0, start, out)
+    _row(source, row, start, out)
     assert out.numpy().tobytes() == source.normal(row, start, start + 40).tobytes()
 
 
 @interpreted
 def test_rare_radii(monkeypatch):
     """Programs of 4096 blocks, one in three with a rare radius: both ways through the branch."""
-    monkeypatch.setattr(triton_kernel, "_BLOCKS", 4096)
+    monkeypatch.setattr(execute_triton, "_BLOCKS", 4096)
     size = 16 * 4096 * 4
     blocks = SOURCE._blocks(3, np.arange(4096 * 4, dtype=np.uint64))
     rare = (blocks[:8] < 2**16).any(axis=0).reshape(4, 4096).any(axis=1)
     assert rare.any()
     assert not rare.all()
     out = torch.zeros(size)
-    triton_kernel.combination(SOURCE, [3], [1.0], 1.0, 0, out)
+    _row(SOURCE, 3, 0, out)
     assert np.array_equal(out.numpy(), SOURCE.normal(3, 0, size))
 
 
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("start", "size"), [(0, 4096), (2**40 + 3, 2100), (31, 1)])
-def test_combinations(dtype, start, size):
+def test_types(dtype, start, size):
     gradient = _gradient(size, dtype)
     wide, out, exact = gradient.float(), gradient.clone(), gradient.clone()
-    for kernels, result in ((triton_kernel, out), (torch_backend, exact), (torch_backend, wide)):
-        kernels.combination(SOURCE, [2**63 - 1, 5, 2**32], [1.0, -0.3, 0.7], 2.3, start, result, SCALE)
+    for run, result in ((execute_triton.run, out), (execute_torch.run, exact), (execute_torch.run, wide)):
+        run(Program.of_row(2**63 - 1), SOURCE, [], start, [result], 2.3, SCALE)
     assert torch.equal(out, _cut(wide) if dtype == torch.bfloat16 else exact)
 
 
 @interpreted
-@pytest.mark.parametrize("num_buffers", [1, 4])
-def test_blt(num_buffers):
-    scales, losses = [0.1, 0.2, 0.3, -0.05][:num_buffers], [1e-9, 0.01, 0.1, 1.9][:num_buffers]
-    _same_steps("blt", torch.zeros(num_buffers, 2500), lambda t: (scales, losses))
+@pytest.mark.parametrize(
+    "name", ["dense", "banded", "blt", "low rank", "restarted", "tree online completed", "tree full"]
+)
+def test_steps_over_several_tensors(name, monkeypatch):
+    """Of lengths that end within blocks, more than a program of Triton's has; rows of two keys. `laws` has them all."""
+    monkeypatch.setattr(device, "_executor", lambda program, out: execute_triton.run)
+    strategy, start, size = STRATEGIES[name](5), 2**36 - 5, 2500
+    source = SOURCE.renewed(2, b"1" * 16)
+    exact, last = steps(strategy, source, size, start, 1.7)
+    noise = DeviceNoise(strategy, source, np.float32(1.7), size, start, strategy.state_rows, "cpu")
+    for expected in exact:
+        tensors = [_gradient(k) for k in (1001, 2, 0, 1497)]
+        before = torch.cat(tensors)
+        noise.add(Targets(tensors, size), SCALE)
+        assert torch.equal(torch.cat(tensors), (before + torch.from_numpy(expected)) * np.float32(SCALE))
+    assert [vector.tobytes() for vector in noise.state()] == [vector.tobytes() for vector in last]
+
+
+def _made(ops, terms, num_tiles, result):
+    return Program(np.array(ops, OP), np.array(terms, TERM), num_tiles, result)
+
+
+def _every_operation():
+    """All operations, every tile, in-place writes that are read again, and a result of all."""
+    most, c = execute_triton.MOST_TILES, (0.3, -0.7, 1.7, 0.6)
+    ops = [
+        (Kind.GAUSS, 0, NONE, NONE, c[0], 0, 3),
+        (Kind.LINEAR, 1, ~1, NONE, 1, 2, 0),
+        (Kind.LEAK, ~0, ~0, 1, c[1], 0, 0),
+        (Kind.LEAK, ~1, ~1, ~0, c[0], 0, 0),
+        (Kind.DIVIDE, 0, 1, NONE, c[2], 0, 0),
+        (Kind.GAUSS, 1, 0, NONE, c[3], 0, 2**40),
+        (Kind.LINEAR, 2, NONE, NONE, 1, 0, 0),
+        (Kind.LINEAR, 3, ~1, NONE, 1, 0, 0),
+        *((Kind.LINEAR, k, k - 1, NONE, 1, 1, 2 + k) for k in range(4, most)),
+        (Kind.LINEAR, ~2, most - 1, NONE, 1, most, 6),
+    ]
+    terms = [(0, c[1]), (~0, c[3]), *((k % 4, 0.25 * k) for k in range(4)), *((k, 0.5 - k) for k in range(most))]
+    return _made(ops, terms, most, ~2)
 
 
 @interpreted
-@pytest.mark.parametrize("num_bands", [1, 2, 4])
-def test_banded(num_bands):
-    bands = [0.5, -0.3, 0.2][: num_bands - 1]
-    _same_steps("banded", torch.zeros(num_bands - 1, 2500), lambda t: (bands[:t], 1.3))
+def test_every_operation_and_tile():
+    size, program = 2100, _every_operation()
+    arrays, exact = ([_gradient(size) for _ in range(3)], [])
+    exact = [array.clone() for array in arrays]
+    out, right = torch.zeros(size), torch.zeros(size)
+    execute_triton.run(program, SOURCE, arrays, 5, [out], 1.5, 1.0)
+    execute_torch.run(program, SOURCE, exact, 5, [right], 1.5, 1.0)
+    assert torch.equal(out, right)
+    assert all(map(torch.equal, arrays, exact))
+    assert out.any()
 
 
-def _same_steps(name, state, arguments, device="cpu"):
-    """Steps in three parts that meet within blocks, against the whole in torch."""
-    exact, state = state.clone(), state.to(device)
-    for t in range(6):
-        gradient = _gradient(2500)
-        out = gradient.to(device)
-        for low, high in ((0, 1001), (1001, 1003), (1003, 2500)):
-            rest = (state[:, low:high], 1.7, 2**36 - 5 + low, out[low:high], SCALE)
-            getattr(triton_kernel, name)(SOURCE, t, *arguments(t), *rest)
-        getattr(torch_backend, name)(SOURCE, t, *arguments(t), exact, 1.7, 2**36 - 5, gradient, SCALE)
-        assert torch.equal(out.cpu(), gradient)
-        assert torch.equal(state.cpu(), exact)
-        assert out.any()
-
-
-def test_other_types_are_refused():
-    out = torch.zeros(4, dtype=torch.float64)
+def test_other_types_and_more_tiles_are_refused():
     with pytest.raises(ArgumentError, match="float32, bfloat16 or float16"):
-        triton_kernel.combination(SOURCE, [0], [1.0], 1.0, 0, out)
-    with pytest.raises(ArgumentError, match="the state must be"):
-        triton_kernel.blt(SOURCE, 0, [0.1], [0.1], torch.zeros(1, 5), 1.0, 0, out.float())
+        _row(SOURCE, 0, 0, torch.zeros(4, dtype=torch.float64))
+    with pytest.raises(ArgumentError, match="at most 8 tiles, got 9"):
+        execute_triton.run(_made([], [], 9, 0), SOURCE, [], 0, [torch.zeros(4)], 1.0, 1.0)
 
 
 def test_nothing_is_launched_for_no_elements():
-    triton_kernel.blt(SOURCE, 0, [0.1], [0.1], torch.zeros(1, 0), 1.0, 0, torch.zeros(0))
+    _row(SOURCE, 0, 0, torch.zeros(0))
 
 
 class _H100:
@@ -156,14 +190,16 @@ def compile_steps(monkeypatch, tmp_path):
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     monkeypatch.setattr(driver, "_active", _H100())
 
-    def steps(start, row, out):
+    def compiled_steps(start, row, out):
         kernels.clear()
-        triton_kernel.combination(SOURCE, [row, 3], [1.0, 0.5], 1.5, start, out, SCALE)
-        triton_kernel.blt(SOURCE, row, [0.1, 0.2], [0.1, 0.2], torch.zeros(2, len(out)), 1.5, start, out, SCALE)
-        triton_kernel.banded(SOURCE, row, [0.1], 1.3, torch.zeros(1, len(out)), 1.5, start, out, SCALE)
+        programs = [Program.of_row(row), _every_operation()]
+        programs[1].ops["row"][0] = row
+        for program in programs:
+            arrays = [torch.zeros(len(out)) for _ in range(3)]
+            execute_triton.run(program, SOURCE, arrays, start, [out], 1.5, SCALE)
         return list(kernels)
 
-    return steps
+    return compiled_steps
 
 
 ROUNDED = {"add.rn", "sub.rn", "mul.rn", "div.rn", "sqrt.rn", "cvt.rn", "cvt.rn.bf16", "div.rn.ftz", "sqrt.rn.ftz"}
@@ -193,7 +229,5 @@ def test_other_rows_and_starts_need_no_further_compilation(compile_steps):
 def test_bits_on_cuda():
     for row, start in ((0, 0), (7, 5), (2**32, 2**36 - 21), (2**63 - 1, 2**40 + 3)):
         out = torch.full((2**24,), -0.0, device="cuda")
-        triton_kernel.combination(SOURCE, [row], [1.0], 1.0, start, out)
+        _row(SOURCE, row, start, out)
         assert out.cpu().numpy().tobytes() == SOURCE.normal(row, start, start + 2**24).tobytes()
-    _same_steps("blt", torch.zeros(2, 2500), lambda t: ([0.1, 0.2], [1e-9, 1.9]), "cuda")
-    _same_steps("banded", torch.zeros(2, 2500), lambda t: ([0.1, 0.2][:t], 1.3), "cuda")

@@ -9,7 +9,6 @@ import functools
 import os
 import sys
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,14 @@ from anyorder import _check
 from anyorder._library import PATHS, WARNING, load, parallel
 from anyorder.errors import ArgumentError, NoiseWarning
 from anyorder.noise import chacha, transform
+from anyorder.noise.program import NONE, OP, TERM, Kind, Program
 
-__all__ = ["NONE", "OP", "SEGMENT", "TERM", "Kernel", "Kind", "Program", "describe", "kernel", "warn_if_missing"]
+__all__ = ["SEGMENT", "TYPES", "Kernel", "describe", "kernel", "warn_if_missing"]
 
-NONE = 2**31 - 1  # no operand
 _VERSION = 1  # of the library's interface
 _SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h")
-_RAW = 1 << 30  # in the high word of the counter
 _LARGE = 1 << 20  # coordinates from which the missing kernel is worth a word
 
-OP = np.dtype([("kind", "i4"), ("dst", "i4"), ("a", "i4"), ("b", "i4"), ("c", "f4"), ("count", "i4"), ("row", "u8")])
-TERM = np.dtype([("x", "i4"), ("c", "f4")])
 SEGMENT = np.dtype([("data", "u8"), ("element", "u8"), ("length", "u8")])
 _STEP = np.dtype(
     [
@@ -40,28 +36,6 @@ _STEP = np.dtype(
     ]
 )  # fmt: skip
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3, "uint32": 4}
-
-
-class Kind:
-    """Operations of a program; _kernel.h says what each does."""
-
-    GAUSS, LINEAR, LEAK, DIVIDE, WORDS = range(5)
-
-
-@dataclass(frozen=True)
-class Program:
-    """One step as operations on tiles and arrays."""
-
-    ops: NDArray[Any]
-    terms: NDArray[Any]
-    num_tiles: int
-    result: int
-
-    @classmethod
-    def of_row(cls, row: int, *, raw: bool = False) -> "Program":
-        """A row of Z, or of raw words."""
-        ops = np.array([(Kind.WORDS if raw else Kind.GAUSS, 0, NONE, NONE, 1.0, _RAW if raw else 0, row)], OP)
-        return cls(ops, np.empty(0, TERM), 1, 0)
 
 
 class Kernel:

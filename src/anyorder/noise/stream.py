@@ -1,31 +1,29 @@
 """The noise of a run, step by step: the only owner of the step counter and of the strategy's state."""
 
 import functools
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
-from anyorder.errors import ArgumentError, CheckpointError, StepsExhaustedError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.noise import native
+from anyorder.noise.host import GROUP, HostNoise, chosen, whole_groups
 from anyorder.noise.source import NoiseSource
 from anyorder.noise.targets import Targets
-from anyorder.noise.traced import Compiled, compile_step, trace
-from anyorder.strategy import State, Strategy
+from anyorder.strategy import Strategy
+
+if TYPE_CHECKING:
+    from anyorder.noise.device import DeviceNoise
 
 __all__ = ["NoiseStream"]
 
 Vector = NDArray[np.float32]
 
-_GROUP = 256  # elements that the kernel works on together; arrays have whole groups
-_PAGE = 1024  # float32 elements
-_LINES = itertools.count(0, 5 * 16)  # elements from the start of a page, 5 lines from one array to the next
-_MAX_ELEMENT = 2**62 - 2 * _GROUP  # the layout's range, less what whole groups add
+_MAX_ELEMENT = 2**62 - 2 * GROUP  # the layout's range, less what whole groups add
 
 
 def _one_at_a_time(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,23 +76,16 @@ class NoiseStream:
         self._std = _round_up(_check.real("std", std, low=1e-30, high=1e30))
         self._size = _check.integer("size", size, low=0, high=_MAX_ELEMENT)
         self._start = _check.integer("start", start, low=0, high=_MAX_ELEMENT - self._size)
-        self._origin = self._start // 16 * 16
-        self._length = -(-(self._start + self._size - self._origin) // _GROUP) * _GROUP
-        self._most_arrays = self._affordable(memory)
+        most = self._affordable(memory)
         native.warn_if_missing(self._size)
-        self._t = 0
-        self._state: list[Vector] = [_aligned(array) for array in strategy.init(self._length)]
-        self._rows: dict[int, Vector] = {}  # rows of Z that are kept
-        self._free: list[Vector] = []
-        self._device: Any = None  # what holds the state where the gradients are, once they are not on the CPU
-        self._zeros: Callable[[], Any]  # there
-        self._broken = False
+        self._arguments = (strategy, source, self._std, self._size, self._start, most)
+        self._place: HostNoise | DeviceNoise = self._host()
         self._free_now = threading.Lock()
 
     @property
     def t(self) -> int:
         """Steps made so far: the step that `next` makes."""
-        return self._t
+        return self._place.held.t
 
     @_one_at_a_time
     def next(self) -> Vector:
@@ -102,18 +93,8 @@ class NoiseStream:
 
         Raises: StepsExhaustedError after n steps; nothing changes.
         """
-        self._check_next()
-        noise = np.empty(self._size, np.float32)
-        if self._device is not None:
-            made = self._zeros()
-            self._add_on_device(Targets([made], self._size), 1.0)
-            with self._unsafe(harmless=()):
-                noise[:] = made.cpu().numpy()
-            return noise
-        segments = np.array([(noise.ctypes.data, self._start, self._size)], native.SEGMENT)
-        if self._run(segments, np.zeros(1, np.int32), add=False, scale=1.0):
-            return noise
-        return self._reference_step()
+        self._place.held.check_next()
+        return self._place.next()
 
     @_one_at_a_time
     def add_to(self, tensors: Sequence[Any], scale: float = 1.0) -> None:
@@ -130,17 +111,10 @@ class NoiseStream:
         """
         scale = _check.real("scale", scale)
         targets = Targets(tensors, self._size)
-        self._check_next()
-        if self._device is not None or not targets.on_cpu:
-            self._add_on_device(targets, scale)
-            return
-        segments, types, stand_ins = targets.segments(self._start)
-        if not self._run(segments, types, add=True, scale=scale):
-            with self._unsafe(harmless=()):
-                targets.add(self._reference_step(), scale)
-            return
-        with self._unsafe(harmless=()):
-            targets.take_back(stand_ins)
+        self._place.held.check_next()
+        if not targets.on_cpu or not isinstance(self._place, HostNoise):
+            self._move_to(targets)
+        self._place.add(targets, scale)
 
     def rows(self, t: int, rows: ArrayLike, width: int, *, offset: int = 0) -> Vector:
         """The noise of step t for some rows of a (num_embeddings, width) table; the step counter stays.
@@ -163,107 +137,6 @@ class NoiseStream:
         """The noise of step t for some coordinates, counted from the stream's first: (k,) float32; see `rows`."""
         return self._chosen(t, _integers("elements", elements), 1, 0)[:, 0]
 
-    # -- steps -------------------------------------------------------------------------------------------------------
-
-    def _check_next(self) -> None:
-        n = self._strategy.n
-        if self._t >= n:
-            raise StepsExhaustedError(
-                f"the plan has noise for {n} steps and all are made; a further step would have no guarantee: "
-                f"plan more steps before training starts"
-            )
-        self._check_whole()
-
-    def _check_whole(self) -> None:
-        if self._broken:
-            raise TrainingError(
-                f"step {self._t} of this noise stream was broken off half way: its state is of two steps at once; "
-                "load a saved state and go on from there"
-            )
-
-    @contextmanager
-    def _unsafe(self, harmless: tuple[type[Exception], ...] = (MemoryError, ArgumentError)) -> Iterator[None]:
-        """What must not be left half done. The harmless errors come before anything is done."""
-        self._broken = True
-        try:
-            yield
-        except harmless:
-            self._broken = False
-            raise
-        self._broken = False
-
-    def _run(self, segments: NDArray[Any], types: NDArray[np.int32], *, add: bool, scale: float) -> bool:
-        """The step by the kernel; False, and nothing done, where it cannot follow the strategy, or has no one key."""
-        kernel = self._source.kernel
-        traced = None if kernel is None else trace(self._strategy, self._t, len(self._state))
-        source = None if traced is None else self._source.of_all(traced.rows())
-        if kernel is None or traced is None or source is None:
-            return False
-        keep = self._rows_to_keep(traced.rows(), len(traced.state))
-        given = [*self._state, *self._rows.values(), *self._free]
-        stored = {row: len(self._state) + i for i, row in enumerate(self._rows)}
-        free = range(len(self._state) + len(stored), len(given))
-        allowance = max(self._most_arrays - len(given), 0)
-        made = compile_step(traced, len(self._state), stored, free, keep, allowance)
-        arrays = given + [_aligned(self._length) for _ in range(made.num_arrays - len(given))]
-        with self._unsafe():
-            kernel.run(
-                source.key_words, source.rounds, made.program, segments, types,
-                arrays=np.array([array.ctypes.data for array in arrays] or [0], np.uint64), origin=self._origin,
-                std=float(self._std), add=add, scale=scale,
-            )  # fmt: skip
-            self._settle(made, arrays)
-        return True
-
-    def _settle(self, made: Compiled, arrays: list[Vector]) -> None:
-        """Take over the state after a step. Arrays that hold nothing any more are kept, as many as memory allows."""
-        self._state = [arrays[i] for i in made.state]
-        self._rows = {row: arrays[i] for row, i in made.rows.items()}
-        used = {*made.state, *made.rows.values()}
-        most = max(self._most_arrays, self._strategy.state_rows) - len(used)
-        self._free = [array for i, array in enumerate(arrays) if i not in used][: max(most, 0)]
-        self._t += 1
-
-    def _rows_to_keep(self, rows: list[int], num_state: int) -> set[int]:
-        """Rows of Z at hand in this step that the next one uses too, as many as there is memory for."""
-        room = self._most_arrays - num_state
-        if room <= 0 or self._t + 1 >= self._strategy.n:
-            return set()
-        following = trace(self._strategy, self._t + 1, num_state)
-        shared = [] if following is None else [row for row in following.rows() if row in rows or row in self._rows]
-        return set(sorted(shared, key=lambda row: row not in self._rows)[:room])
-
-    def _reference_step(self) -> Vector:
-        """The step by NumPy."""
-
-        def row(r: int) -> Vector:
-            return self._source.normal(r, self._origin, self._origin + self._length)
-
-        noise, state = self._strategy.step(self._t, tuple(self._state), row)
-        noise = noise[self._start - self._origin :][: self._size] * self._std
-        # The kernel writes arrays in place: no two may be one.
-        self._state = list(state) if self._source.kernel is None else [_aligned(array) for array in state]
-        self._t += 1
-        return noise
-
-    def _add_on_device(self, targets: Targets, scale: float) -> None:
-        """The step on a device that is not the CPU, where the state then stays."""
-        from anyorder.noise.device import DeviceNoise  # brings torch in
-
-        if len(targets.devices) != 1 or any(isinstance(x, np.ndarray) for x in targets.tensors):
-            raise ArgumentError(f"tensors must be on one device, got {sorted(map(str, targets.devices))}")
-        (device,) = targets.devices
-        if self._device is None or self._device.device != device:
-            import torch
-
-            self._zeros = functools.partial(torch.zeros, self._size, device=device)
-            made = DeviceNoise(self._strategy, self._source, float(self._std), self._size, self._start, device)
-            made.load(self._t, self._own_state())
-            self._device, self._state, self._rows, self._free = made, [], {}, []
-        with self._unsafe():
-            self._device.add(self._t, targets.tensors, scale)
-            self._t += 1
-
     def _chosen(self, t: int, rows: NDArray[np.int64], width: int, offset: int) -> Vector:
         t = _check.integer("t", t, low=0, high=self._strategy.n - 1)
         if self._strategy.state_rows:
@@ -278,27 +151,26 @@ class NoiseStream:
                 f"rows must lie in 0 .. {most - 1}, got {rows.min()} .. {rows.max()}: the stream has {self._size} "
                 f"coordinates, {width} to a row from {offset} on"
             )
-        out = np.empty((rows.size, width), np.float32)
-        starts = self._start + offset + rows * width
-        kernel = self._source.kernel
-        traced = None if kernel is None else trace(self._strategy, t, 0)
-        source = None if traced is None else self._source.of_all(traced.rows())
-        if kernel is None or traced is None or source is None:
+        return chosen(self._strategy, self._source, self._std, t, self._start + offset + rows * width, width)
 
-            def row(r: int) -> Vector:
-                parts = [self._source.normal(r, int(start), int(start) + width) for start in starts]
-                return np.concatenate([np.empty(0, np.float32), *parts])
+    def _move_to(self, targets: Targets) -> None:
+        """Have the state where the targets are, and made there: on a device, or back on the CPU."""
+        if len(targets.devices) != 1 or targets.has_arrays:
+            raise ArgumentError(f"tensors must be on one device, got {sorted(map(str, targets.devices))}")
+        (device,) = targets.devices
+        if targets.on_cpu:
+            self._go_on_at(self._host())
+        elif isinstance(self._place, HostNoise) or self._place.device != device:
+            from anyorder.noise.device import DeviceNoise  # brings torch in
 
-            out[:] = (self._strategy.step(t, (), row)[0] * self._std).reshape(out.shape)
-            return out
-        segments = np.zeros(rows.size, native.SEGMENT)
-        segments["data"] = out.ctypes.data + np.arange(rows.size, dtype=np.uint64) * np.uint64(4 * width)
-        segments["element"], segments["length"] = starts, width
-        kernel.run(
-            source.key_words, source.rounds, compile_step(traced, 0, {}, (), (), 0).program, segments,
-            np.zeros(rows.size, np.int32), std=float(self._std), scattered=True,
-        )  # fmt: skip
-        return out
+            self._go_on_at(DeviceNoise(*self._arguments, device))
+
+    def _go_on_at(self, place: "HostNoise | DeviceNoise") -> None:
+        place.load(self._place.held.t, self._place.state())
+        self._place = place
+
+    def _host(self) -> HostNoise:
+        return HostNoise(*self._arguments)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -313,19 +185,11 @@ class NoiseStream:
             "source": self._source.own.fingerprint(),
         }
 
-    def _own_state(self) -> State:
-        """The state over the stream's own coordinates: views, or copies where it is on a device."""
-        if self._device is not None:
-            state: State = self._device.state(self._t)
-            return state
-        low = self._start - self._origin
-        return tuple(array[low : low + self._size] for array in self._state)
-
     @_one_at_a_time
     def state_dict(self) -> dict[str, Any]:
         """Numbers, words and NumPy arrays that `load_state_dict` resumes from, bit for bit. Never holds the key."""
-        self._check_whole()
-        return self._identity() | {"t": self._t, "state": [array.copy() for array in self._own_state()]}
+        self._place.held.check_whole()
+        return self._identity() | {"t": self.t, "state": [array.copy() for array in self._place.state()]}
 
     @_one_at_a_time
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -344,12 +208,9 @@ class NoiseStream:
             raise CheckpointError(f"t of a saved noise stream must be an integer from 0 to n, got {t!r}")
         if not isinstance(state, list | tuple) or not all(self._is_state(array) for array in state):
             raise CheckpointError(f"state of a saved noise stream must be float32 arrays over {self._size} coordinates")
-        low = self._start - self._origin
-        own = []
-        for array in state:
-            own.append(_aligned(self._length))
-            own[-1][low : low + self._size] = array
-        self._t, self._state, self._rows, self._free, self._device, self._broken = t, own, {}, [], None, False
+        place = self._host()
+        place.load(t, tuple(state))
+        self._place = place
 
     def _is_state(self, array: Any) -> bool:
         return isinstance(array, np.ndarray) and array.dtype == np.float32 and array.shape == (self._size,)
@@ -357,13 +218,14 @@ class NoiseStream:
     def _affordable(self, memory: int | str | None) -> int:
         """Arrays that fit into the memory; the state's number where no memory is named."""
         least = self._strategy.state_rows
-        if memory is None or not self._length:
+        length = whole_groups(self._start, self._size)
+        if memory is None or not length:
             return least
-        most = _bytes(memory) // (4 * self._length)
+        most = _bytes(memory) // (4 * length)
         if most < least:
             raise ArgumentError(
                 f"memory={memory!r} is not enough for the state of {self._strategy!r}: {least} vectors of {self._size} "
-                f"float32, {4 * least * self._length} bytes; give more, or choose a strategy that keeps less"
+                f"float32, {4 * least * length} bytes; give more, or choose a strategy that keeps less"
             )
         return most
 
@@ -372,20 +234,6 @@ def _round_up(std: float) -> np.float32:
     """The least float32 not below std: the noise is never less than was accounted for."""
     result = np.float32(std)
     return result if float(result) >= std else np.nextafter(result, np.float32(np.inf))
-
-
-def _aligned(values: Vector | int) -> Vector:
-    """A float32 vector that begins at a cache line: a copy, or zeros of a length that take no memory until written.
-
-    The next one begins at another line of its page: what is read side by side would else share few places in the cache.
-    """
-    length = values if isinstance(values, int) else len(values)
-    raw = np.zeros(length + _PAGE, np.float32)
-    skip = (next(_LINES) - raw.ctypes.data // 4) % _PAGE
-    result = raw[skip : skip + length]
-    if not isinstance(values, int):
-        result[:] = values
-    return result
 
 
 def _integers(name: str, values: ArrayLike) -> NDArray[np.int64]:

@@ -30,6 +30,7 @@ class Targets:
         if total != size:
             raise ArgumentError(f"tensors must hold the stream's {size} coordinates, got {total} elements")
         self.devices = {x.device for x in self.tensors if not isinstance(x, np.ndarray)}
+        self.has_arrays = any(isinstance(x, np.ndarray) for x in self.tensors)
         self.on_cpu = all(device.type == "cpu" for device in self.devices)
 
     def segments(self, start: int) -> tuple[NDArray[Any], NDArray[np.int32], list[Any]]:
