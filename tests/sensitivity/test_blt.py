@@ -34,7 +34,7 @@ def test_closed_forms_equal_the_sums(decays: list[float], scales: list[float], n
     strategy = BLT(decays, scales, n)
     rules = [MinSeparation(n, b, k), FixedOrder(n, -(-n // b), b), SingleEpoch(n)]
     for rule in rules:
-        expected, bound = toeplitz.bound(strategy, rule), sensitivity(strategy, rule)
+        expected, bound = toeplitz.bound(strategy, rule.pattern), sensitivity(strategy, rule)
         assert bound.value == pytest.approx(expected.value, rel=1e-9)
         assert bound.exact == expected.exact
 

@@ -86,7 +86,7 @@ def test_no_pattern_is_left_out_where_few_programs_are_solved(monkeypatch: pytes
     rule = MinSeparation(12, 2, 4)
     full = sensitivity(Dense(C), rule)
     monkeypatch.setattr(program, "MAX_WORK", 16)
-    short = refined(Dense(C), rule, Bound(100.0, exact=False))
+    short = refined(Dense(C), rule.pattern, Bound(100.0, exact=False))
     reached = attained_squared(C, rule.patterns())
     assert short.value >= full.value * (1 - 1e-12)
     assert min(short.value, full.value) ** 2 >= reached * (1 - 1e-13)

@@ -16,6 +16,7 @@ from anyorder.participation import (
     KnownOrder,
     MinSeparation,
     Participation,
+    Separated,
     SingleEpoch,
 )
 from anyorder.sensitivity import sensitivity, unit_sensitivities
@@ -242,8 +243,8 @@ def test_rounds_up() -> None:
 
 def test_unknown_participation() -> None:
     class Other(SingleEpoch.__base__):  # type: ignore[name-defined, misc]
-        n, max_participations, min_separation = 8, 1, 8
-        patterns = to_dict = describe = lambda self: None
+        n, pattern = 8, Separated(8, 8, 1)
+        covers = refusals = describe = lambda self, *asked: None
 
     with pytest.raises(PlanError, match="must be one of"):
         sensitivity(Tree(8), Other())
