@@ -12,6 +12,7 @@ from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import KnownOrder, MinSeparation, Participation, PoissonSampling, Separated, SingleEpoch
+from anyorder.participation.rules import RULES
 from anyorder.release.schedules import Fixed
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
@@ -22,7 +23,7 @@ from laws.cases import PARTICIPATIONS, STRATEGIES
 N = 8
 FINAL = [
     *(kind.cls for kind in KINDS),
-    *participation.RULES,
+    *RULES,
     Custom,
     Flat,
     PerGroup,

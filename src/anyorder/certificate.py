@@ -12,7 +12,7 @@ from anyorder._limits import bounded
 from anyorder._sealed import brief, canonical, check_names, hexadecimal, load_json, quoted, save_json
 from anyorder.errors import CertificateError
 from anyorder.ledger import Ledger
-from anyorder.participation import with_names, without_names
+from anyorder.participation.known import with_names, without_names
 from anyorder.plan import FORMAT as PLAN_FORMAT
 from anyorder.plan import Plan, checked_plan, plan_of
 from anyorder.receipt import Receipt, receipt_key, receipt_root, receipts

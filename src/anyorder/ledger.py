@@ -17,8 +17,9 @@ from anyorder.errors import (
     StepsExhaustedError,
     TrainingError,
 )
-from anyorder.participation import RULES, KnownOrder, Participation, Rule
-from anyorder.participation.base import Refusals
+from anyorder.participation import KnownOrder, Participation
+from anyorder.participation.base import Refusals, Rule
+from anyorder.participation.rules import RULES
 
 __all__ = ["Ledger", "Units"]
 

@@ -24,7 +24,7 @@ from anyorder._limits import bounded, check_work
 from anyorder._sealed import brief, check_names, hexadecimal, load_json, quoted, save_json
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.ledger import Ledger, Units, allows, as_units
-from anyorder.participation import one_unit
+from anyorder.participation.known import one_unit
 from anyorder.plan import Plan, close
 
 __all__ = ["Receipt"]

@@ -6,19 +6,23 @@ Nothing here is a list that a new member could be forgotten in.
 
 import importlib
 import inspect
+import sys
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
 import anyorder
+from anyorder.accounting import Curve
 from anyorder.clipping import ClipRule
-from anyorder.participation import RULES, Participation, Pattern
+from anyorder.participation import Participation, Pattern
+from anyorder.participation.rules import RULES
 from anyorder.release.schedules import Fixed, Schedule
 from anyorder.strategy import Strategy
 from anyorder.strategy.kinds import KINDS, Structure
 from anyorder.strategy.toeplitz import Toeplitz
 from laws.cases import CLIP_RULES, PARTICIPATIONS, SAMPLED, STRATEGIES
+from laws.test_curves import CURVES
 
 # No member of a set is defined elsewhere: these rooms stand above all others, or hold the set.
 HOLD_SETS = (
@@ -83,3 +87,17 @@ def test_every_family_of_patterns_is_in_the_laws():
 def test_every_rule_of_clipping_is_in_the_laws():
     """And every schedule of norms but `Fixed`, under which all the others are."""
     assert {type(rule) for rule in CLIP_RULES.values()} == {*members(ClipRule), *get_args(Schedule)} - {Fixed}
+
+
+def test_every_curve_is_in_the_laws():
+    """Whatever class of the accounting says both epsilon(delta) and delta(epsilon)."""
+    found = {
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith("anyorder.accounting")
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and callable(getattr(value, "epsilon", None))
+        and callable(getattr(value, "delta", None))
+    }
+    assert found == set(get_args(Curve)) == {type(curve) for curve in CURVES.values()}

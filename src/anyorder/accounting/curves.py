@@ -133,6 +133,7 @@ class Composed:
 
 
 Curve = Gaussian | Sampled | Composed
+"""How private something is: epsilon at every delta, and delta at every epsilon."""
 
 
 @overload

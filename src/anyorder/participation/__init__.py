@@ -6,11 +6,10 @@ step), never the number of steps between them. `rules` holds what people have, `
 steps that each of them reduces to, and that all claims are proven for.
 """
 
-from anyorder.participation.base import Participation, Rule
-from anyorder.participation.known import one_unit, with_names, without_names
+from anyorder.participation.base import Participation
+from anyorder.participation.known import without_names
 from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.participation.rules import (
-    RULES,
     EpochShuffle,
     FixedOrder,
     KnownOrder,
@@ -23,7 +22,6 @@ from anyorder.participation.rules import (
 )
 
 __all__ = [
-    "RULES",
     "EpochShuffle",
     "FixedOrder",
     "KnownOrder",
@@ -33,13 +31,10 @@ __all__ = [
     "Pattern",
     "PerEpoch",
     "PoissonSampling",
-    "Rule",
     "Separated",
     "SingleEpoch",
     "check_kind",
     "covers",
     "from_dict",
-    "one_unit",
-    "with_names",
     "without_names",
 ]
