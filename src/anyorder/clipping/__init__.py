@@ -11,6 +11,7 @@ from anyorder.clipping.clip_rules import Automatic, ClipRule, Flat, PerGroup, Ru
 from anyorder.clipping.convert import convert
 from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.ghost import GhostClipping
+from anyorder.clipping.layer_rules import register_layer_rule
 from anyorder.clipping.loss import ExampleLoss
 from anyorder.clipping.validate import Finding, check_model, refuse_unfit
 from anyorder.release.schedules import Adaptive
@@ -34,6 +35,7 @@ __all__ = [
     "convert",
     "make_clipping",
     "refuse_unfit",
+    "register_layer_rule",
 ]
 
 

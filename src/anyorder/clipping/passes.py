@@ -16,6 +16,7 @@ from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.batch import Settings, UnitMap, full_precision
 from anyorder.clipping.clip_rules import Cut
 from anyorder.clipping.kept import one_pass
+from anyorder.clipping.layer_rules import layers_with_rules
 from anyorder.clipping.norms import Settled, Weights, settle
 from anyorder.clipping.plain import Plain
 from anyorder.clipping.recurrent_rule import recurrent_layers
@@ -119,6 +120,7 @@ class Pass:
             self._settings.autocast_again(),
             disable_saved_tensors_hooks(_NO_HOOKS),
             recurrent_layers(modules, tracer) as layers,
+            layers_with_rules(self._module, tracer, call.made),
             mappable(modules, self._device, traced=layers),
             one_pass(call.made),
         ):

@@ -13,10 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from anyorder.clipping.tracing import Tracer
 from anyorder.clipping.uses import BLOCK, ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse
 
-__all__ = ["RULES", "Convolution", "LayerNorm", "LinearMap", "Table"]
+__all__ = ["RULES", "Convolution", "LayerNorm", "LinearMap", "Table", "backward_as_forward"]
 
 
-def _backward(function: Callable[..., Any]) -> Callable[..., Any]:
+def backward_as_forward(function: Callable[..., Any]) -> Callable[..., Any]:
     """Backward in the dtypes of forward, also where autocast is on around it."""
 
     def run(ctx: Any, grad: Tensor) -> Any:
@@ -63,7 +63,7 @@ class LinearMap(torch.autograd.Function):
         return _reshaped(F.linear(rows, w, b), *x.shape[:-1], w.shape[0])
 
     @staticmethod
-    @_backward
+    @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w = (t.detach() for t in ctx.saved_tensors)
         weight, bias = ctx.parts
@@ -121,7 +121,7 @@ class Convolution(torch.autograd.Function):
         return y if images.dim() == x.dim() else _reshaped(y, *x.shape[:-inner], *y.shape[1:])
 
     @staticmethod
-    @_backward
+    @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w = (t.detach() for t in ctx.saved_tensors)
         (weight, bias), geometry, batch = ctx.parts, ctx.geometry, ctx.shape[0]
@@ -186,7 +186,7 @@ class Table(torch.autograd.Function):
         return F.embedding(ids, w)
 
     @staticmethod
-    @_backward
+    @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
         (ids,) = ctx.saved_tensors
         flat = ids.reshape(len(ids), -1)
@@ -223,7 +223,7 @@ class LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @_backward
+    @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w, b, mean, rstd = ctx.saved_tensors
         _enter_scaled(ctx.tracer, ctx.parts, w.shape, grad, lambda rows: (x[rows] - mean[rows]).mul_(rstd[rows]))
@@ -246,7 +246,7 @@ class _RmsNorm(torch.autograd.Function):
         return (x * rstd).mul_(w)
 
     @staticmethod
-    @_backward
+    @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w, rstd = (t.detach() for t in ctx.saved_tensors)
         _enter_scaled(ctx.tracer, ctx.parts, w.shape, grad, lambda rows: x[rows] * rstd[rows])
