@@ -17,11 +17,11 @@ from anyorder._closed import final
 from anyorder._limits import bounded, check_plan
 from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
 from anyorder.accounting.curves import NEIGHBOURS, Curve, Gaussian, Sampled
+from anyorder.error import has_variances, row_variances
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.noise.discrete import check_combination, check_grid
 from anyorder.optimize import choose
 from anyorder.optimize.tree import fit_tree
-from anyorder.optimize.variance import has_variances, row_variances
 from anyorder.participation import (
     EpochShuffle,
     FixedOrder,

@@ -98,6 +98,9 @@ class Workload(SetOnce):
     def apply(self, rows: Floats) -> Floats:
         """diag(weights) A @ rows for (n, m) or (n,) rows, by the recurrence: O(n m)."""
         rows = np.asarray(rows, dtype=np.float64)
+        if self.weight_decay and np.ptp(self.learning_rates) == 0:
+            numerator, denominator = self._transfer()
+            return lfilter(self.learning_rates[0] * numerator, denominator, rows, axis=0) * _column(self.weights, rows)
         betas = np.full(self.n, self.momentum)
         decay = (self.weight_decay, 0.0) if self.coupled else (0.0, self.weight_decay)
         result = _recurrence(rows, self.learning_rates, betas, decay, self.nesterov)
@@ -124,6 +127,19 @@ class Workload(SetOnce):
             velocity = self.momentum * velocity
         return result
 
+    def recurrence(self) -> tuple[Floats, Floats]:
+        """M (n, 2, 2) and N (n, 2) with w <- M_t w + N_t g_t of w = (velocity m, p), for A without its weights."""
+        beta, decay, rates = self.momentum, self.weight_decay, self.learning_rates
+        coupled, decoupled = (decay, 0.0) if self.coupled else (0.0, decay)
+        update = np.array([beta, -coupled, 1.0])  # of m_{t-1}, p_{t-1}, g_t: the new m_t
+        M, N = np.empty((self.n, 2, 2)), np.empty((self.n, 2))
+        M[:, 0], N[:, 0] = update[:2], update[2]
+        if self.nesterov:
+            update = beta * update + [0.0, -coupled, 1.0]
+        M[:, 1], N[:, 1] = rates[:, None] * update[:2], rates * update[2]
+        M[:, 1, 1] += 1 - rates * decoupled
+        return M, N
+
     @property
     def is_prefix_sum(self) -> bool:
         """Whether A is all ones on and below the diagonal."""
@@ -145,14 +161,19 @@ class Workload(SetOnce):
         """
         if not self.is_toeplitz:
             raise ArgumentError(f"toeplitz_coefficients needs constant learning rates and weights, got {self!r}")
+        numerator, denominator = self._transfer()
+        impulse = np.zeros(self.n)
+        impulse[0] = self.learning_rates[0] * self.weights[0]
+        return np.asarray(lfilter(numerator, denominator, impulse))
+
+    def _transfer(self) -> tuple[Floats, Floats]:
+        """Numerator, but for the rate, and denominator of the transfer function where rates are constant."""
         rate, beta, decay = self.learning_rates[0], self.momentum, self.weight_decay
         numerator = np.array([1 + beta, -beta]) if self.nesterov else np.ones(1)
         denominator = np.convolve([1.0, -1 + (0.0 if self.coupled else rate * decay)], [1.0, -beta])
         if self.coupled:
             denominator[1 : 1 + len(numerator)] += rate * decay * numerator
-        impulse = np.zeros(self.n)
-        impulse[0] = rate * self.weights[0]
-        return np.asarray(lfilter(numerator, denominator, impulse))
+        return numerator, denominator
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; `from_dict` makes an equal workload."""

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from anyorder.errors import ArgumentError
-from anyorder.strategy import Combination, Strategy, from_dict
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.strategy import Combination, Dense, Rescaled, SquareRoot, Strategy, Tree, from_dict
 from laws.cases import STRATEGIES
 
 SIZES = [1, 2, 3, 7, 16, 29]
@@ -79,6 +79,26 @@ def test_prefix_variance_is_that_of_the_dense_matrix(name: str, n: int) -> None:
     strategy = STRATEGIES[name](n)
     expected = np.square(np.tri(n) @ strategy.noising_matrix()).sum(axis=1)
     np.testing.assert_allclose(strategy.prefix_variance(), expected, rtol=1e-10)
+
+
+@every_strategy
+@every_size
+def test_the_recurrence_streams_the_noising_matrix(name: str, n: int) -> None:
+    """Where there is none, the strategy is a combination; one of the two says how its noise is made."""
+    strategy = STRATEGIES[name](n)
+    try:
+        d = len(strategy.recurrence(0).h)
+    except PlanError:
+        assert type(strategy) in (Dense, SquareRoot, Tree, Rescaled)
+        return
+    K, state = strategy.noising_matrix(), np.zeros((d, n))  # the state, as a combination of rows of Z
+    for t, z in enumerate(np.eye(n)):
+        F, G, h, g = strategy.recurrence(t)
+        assert (F.shape, G.shape, h.shape, g.shape) == ((d, d), (d,), (d,), ())
+        np.testing.assert_allclose(h @ state + g * z, K[t], rtol=0, atol=1e-12 * max(1, np.abs(K).max()))
+        state = F @ state + np.outer(G, z)
+    for one, many in zip(strategy.recurrence(n - 1), strategy.recurrences(np.arange(n)), strict=True):
+        np.testing.assert_array_equal(many[-1], one)
 
 
 @every_strategy

@@ -7,10 +7,10 @@ import pytest
 
 from anyorder import error
 from anyorder import workload as W
+from anyorder.error import row_variances
 from anyorder.errors import PlanError
 from anyorder.optimize.blt import Blt, _series_loss, _stepped, fit_blt, fit_blts
 from anyorder.optimize.toeplitz import Problem, descend
-from anyorder.optimize.variance import row_variances
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import BLT, SquareRoot

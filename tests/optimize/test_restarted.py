@@ -5,10 +5,10 @@ import pytest
 
 from anyorder import error
 from anyorder import workload as W
+from anyorder.error import row_variances
 from anyorder.errors import PlanError
 from anyorder.optimize import choose, fit, fit_dense
 from anyorder.optimize.restarted import _EpochLoss, epoch_gram, fits_restarted
-from anyorder.optimize.variance import row_variances
 from anyorder.participation import EpochShuffle, FixedOrder
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import RestartedBLT

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check, error
+from anyorder.error import has_variances, row_variances
 from anyorder.errors import PlanError
 from anyorder.optimize import cache
 from anyorder.optimize.blt import fit_blts
@@ -21,7 +22,6 @@ from anyorder.optimize.rescale import normalised, rescale
 from anyorder.optimize.restarted import fits_restarted, restartable
 from anyorder.optimize.structured import fit, solve_dense
 from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, fits_banded_inverse, fits_toeplitz
-from anyorder.optimize.variance import has_variances, row_variances
 from anyorder.participation import EpochShuffle, MinSeparation, Participation
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from anyorder.optimize.variance import row_variances
+from anyorder.error import row_variances
 from anyorder.strategy import Strategy
 from anyorder.workload import Workload, weighted
 

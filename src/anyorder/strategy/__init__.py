@@ -2,7 +2,7 @@
 
 from anyorder.strategy.banded import Banded
 from anyorder.strategy.banded_inverse import BandedInverse
-from anyorder.strategy.base import Combination, Row, State, Strategy, Terms
+from anyorder.strategy.base import Combination, Recurrence, Row, State, Strategy, Terms
 from anyorder.strategy.blt import BLT
 from anyorder.strategy.dense import Dense
 from anyorder.strategy.independent import Independent
@@ -21,6 +21,7 @@ __all__ = [
     "Combination",
     "Dense",
     "Independent",
+    "Recurrence",
     "Rescaled",
     "RestartedBLT",
     "Row",

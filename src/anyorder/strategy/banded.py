@@ -9,8 +9,9 @@ from anyorder import _check
 from anyorder._closed import final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.strategy._packing import pack, unpack
-from anyorder.strategy.base import Row, State, Strategy, Vector
+from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.dense import check_lower_triangular
+from anyorder.strategy.toeplitz import delays
 
 __all__ = ["Banded"]
 
@@ -115,6 +116,17 @@ class Banded(Strategy):
             covariance[t % p], covariance[:, t % p] = cross, cross
             covariance[t % p, t % p] = variance[t]
         return variance
+
+    def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
+        """State: the last p - 1 outputs, newest first."""
+        back = np.arange(1, self.num_bands)
+        columns = steps[:, None] - back
+        diagonal = self.bands[0, steps]
+        h = -np.where(columns >= 0, self.bands[back, columns], 0.0) / diagonal[:, None]
+        shift, entry = delays(self.num_bands - 1)
+        F = np.repeat(shift[None], len(steps), axis=0)
+        F[:, :1] = h[:, None]
+        return Recurrence(F, entry / diagonal[:, None], h, 1 / diagonal)
 
     def init(self, size: int) -> State:
         """No outputs yet."""

@@ -3,18 +3,20 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
 from anyorder._closed import final
-from anyorder.strategy.base import Combination, Terms
+from anyorder.strategy.base import Combination, Recurrence, Terms
 from anyorder.strategy.toeplitz import (
     Floats,
     Toeplitz,
     _padded,
     accurate_inverse_series,
     check_series,
+    delays,
     inverse_series,
+    repeated,
     square_root_series,
 )
 from anyorder.workload import Workload
@@ -69,6 +71,11 @@ class BandedInverse(Toeplitz, Combination):
         """Rows t, t - 1, .., t - p + 1."""
         count = min(t + 1, self.num_bands)
         return Terms(np.arange(t, t - count, -1), self.coefficients[:count])
+
+    def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
+        """State: the last p - 1 rows of Z, newest first."""
+        F, G = delays(self.num_bands - 1)
+        return repeated(F, G, self.coefficients[1:], self.coefficients[0], len(steps))
 
     def to_dict(self) -> dict[str, Any]:
         """{"kind": "banded_inverse", "coefficients": [..], "n": n}."""

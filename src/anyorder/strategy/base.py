@@ -3,15 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
 from anyorder._closed import SetOnce
+from anyorder.errors import PlanError
 
-__all__ = ["Combination", "Row", "State", "Strategy", "Terms"]
+__all__ = ["Combination", "Recurrence", "Row", "State", "Strategy", "Terms"]
 
 Floats = NDArray[np.float64]
 Vector = NDArray[np.float32]
@@ -29,6 +30,22 @@ class Terms:
 
     rows: NDArray[np.int64]
     coefficients: Floats
+
+
+class Recurrence(NamedTuple):
+    """A step from a small state x: the noise is h . x + g z, then x <- F x + G z; z is the step's row of Z, x_0 = 0.
+
+    Attributes:
+        F: (.., d, d).
+        G: (.., d).
+        h: (.., d).
+        g: (..).
+    """
+
+    F: Floats
+    G: Floats
+    h: Floats
+    g: Floats
 
 
 class Strategy(SetOnce, ABC):
@@ -79,6 +96,18 @@ class Strategy(SetOnce, ABC):
     @abstractmethod
     def state_rows(self) -> int:
         """Number of vectors of the size of the model that the state holds at most."""
+
+    def recurrence(self, t: int) -> Recurrence:
+        """Step t as a recurrence: F (d, d), G (d,), h (d,), g ().
+
+        Raises: PlanError for a strategy that is a combination of rows and no recurrence: see `Combination.terms`.
+        """
+        t = _check.integer("t", t, low=0, high=self.n - 1)
+        return Recurrence(*(part[0] for part in self.recurrences(np.array([t]))))
+
+    def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
+        """The recurrences of (k,) steps, arrays with a first axis of length k: the one statement of them."""
+        raise PlanError(f"{self!r} has no recurrence of a small state: its noise is a combination of rows, see `terms`")
 
     @property
     def restart_period(self) -> int | None:

@@ -3,13 +3,13 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
 from anyorder._closed import final
 from anyorder.errors import ArgumentError
-from anyorder.strategy.base import Row, State, Vector
-from anyorder.strategy.toeplitz import Floats, Toeplitz
+from anyorder.strategy.base import Recurrence, Row, State, Vector
+from anyorder.strategy.toeplitz import Floats, Toeplitz, repeated
 
 __all__ = ["BLT"]
 
@@ -104,6 +104,10 @@ class BLT(Toeplitz):
         q, F = self._prefix_system()
         energy, weighted = _energies(q, F, self.n - 1)
         return float(1 + energy.sum() - weighted.sum() / self.n)
+
+    def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
+        """State: the buffers."""
+        return repeated(self._feedback(), np.ones(self.num_buffers), -self.scales, 1.0, len(steps))
 
     def init(self, size: int) -> State:
         """Empty buffers."""

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import final
-from anyorder.strategy.base import Combination, Terms
+from anyorder.strategy.base import Combination, Recurrence, Terms
 
 __all__ = ["Independent"]
 
@@ -42,6 +42,11 @@ class Independent(Combination):
     def terms(self, t: int) -> Terms:
         """Row t alone."""
         return Terms(np.array([t], dtype=np.int64), np.ones(1))
+
+    def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
+        """No state."""
+        k = len(steps)
+        return Recurrence(np.zeros((k, 0, 0)), np.zeros((k, 0)), np.zeros((k, 0)), np.ones(k))
 
     def prefix_variance(self) -> NDArray[np.float64]:
         """1, 2, .., n."""

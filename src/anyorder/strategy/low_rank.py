@@ -10,7 +10,8 @@ from anyorder import _check
 from anyorder._closed import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy._packing import pack, unpack
-from anyorder.strategy.base import Row, State, Strategy, Vector
+from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
+from anyorder.strategy.toeplitz import delays
 
 __all__ = ["BandedLowRank"]
 
@@ -110,6 +111,19 @@ class BandedLowRank(Strategy):
     def matrix(self) -> Floats:
         """C, (n, n), by back substitution: O(n^3)."""
         return np.asarray(solve_triangular(self.noising_matrix(), np.eye(self.n), lower=True))
+
+    def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
+        """State: the accumulators, without the row that enters now, and the last p rows of Z, newest first."""
+        k, r, p = len(steps), self.rank, self.num_bands
+        leaving = np.where(steps[:, None] >= p, self.right[steps - p], 0.0)
+        F = np.zeros((k, r + p, r + p))
+        F[:, :r, :r] = np.eye(r)
+        F[:, :r, -1] = leaving
+        F[:, r:, r:], entry = delays(p)
+        G = np.concatenate([np.zeros(r), entry])
+        left = self.left[steps]
+        h = np.concatenate([left, self.bands[steps, 1:], (left * leaving).sum(axis=1)[:, None]], axis=1)
+        return Recurrence(F, np.repeat(G[None], k, axis=0), h, self.bands[steps, 0])
 
     def init(self, size: int) -> State:
         """Empty accumulators."""

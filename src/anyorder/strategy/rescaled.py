@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyorder import _check
 from anyorder._closed import final
 from anyorder.errors import ArgumentError
-from anyorder.strategy.base import Row, State, Strategy, Vector
+from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.toeplitz import Toeplitz
 
 __all__ = ["Rescaled"]
@@ -72,6 +72,12 @@ class Rescaled(Strategy):
             sums[: t + 1] += self.scales[t] * g[self.n - 1 - t :]
             variance[t] = sums @ sums
         return variance
+
+    def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
+        """The strategy's, with what comes out scaled."""
+        F, G, h, g = self.strategy.recurrences(steps)
+        scales = self.scales[steps]
+        return Recurrence(F, G, h * scales[:, None], g * scales)
 
     def init(self, size: int) -> State:
         """The state of the strategy."""

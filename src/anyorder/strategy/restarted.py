@@ -9,7 +9,7 @@ from scipy.linalg import block_diag, solve_triangular, toeplitz
 from anyorder import _check
 from anyorder._closed import final, frozen
 from anyorder.errors import ArgumentError
-from anyorder.strategy.base import Row, State, Strategy, Vector
+from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
 
 __all__ = ["RestartedBLT"]
@@ -118,46 +118,24 @@ class RestartedBLT(Strategy):
     def _steps(self, e: int) -> slice:
         return slice(e * self.steps_per_epoch, e * self.steps_per_epoch + self._blts[e].n)
 
-    def system(self, t: int) -> tuple[Floats, Floats, Floats, float]:
-        """F, G, h, g of step t: the noise is h . (u, q) + g z, then (u, q) <- F (u, q) + G z; 0 as an epoch begins."""
-        e, m = t // self.steps_per_epoch, self.num_buffers
-        output = np.append(-self.scales[e], -self._v[t])
-        F = np.zeros((m + 1, m + 1))
-        F[:m] = output
-        F[np.arange(m), np.arange(m)] += self.decays[e]
-        F[m, m] = 1.0
-        G = np.append(np.full(m, self._own[t]), self._gain[t])
-        return F, G, output * self._factors[t], float(self._own[t] * self._factors[t])
+    def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
+        """State: the buffers u and the total's q; what is in it as an epoch begins is dropped."""
+        m = self.num_buffers
+        epoch, place = np.divmod(steps, self.steps_per_epoch)
+        output = np.concatenate([-self.scales[epoch], -self._v[steps, None]], axis=1)
+        F = np.zeros((len(steps), m + 1, m + 1))
+        F[:, :m] = output[:, None]
+        F[:, np.arange(m), np.arange(m)] += self.decays[epoch]
+        F[:, m, m] = 1.0
+        G = np.repeat(self._own[steps, None], m + 1, axis=1)
+        G[:, m] = self._gain[steps]
+        kept, factors = place > 0, self._factors[steps]
+        h = np.where(kept[:, None], output * factors[:, None], 0.0)
+        return Recurrence(np.where(kept[:, None, None], F, 0.0), G, h, self._own[steps] * factors)
 
     def tables(self) -> Floats:
         """(4, n) what `step` uses: G_tt, v_t, gamma v_t / sqrt(S_t S_{t+1}), d_t / share."""
         return np.stack([self._own, self._v, self._gain, self._factors])
-
-    def prefix_variance(self) -> Floats:
-        """(n,) in O(n m^2): the covariance of the buffers and the sum, all epochs side by side."""
-        k, s, m = self.num_epochs, self.steps_per_epoch, self.num_buffers
-        own, v, gain, factors = (
-            np.pad(values, (0, k * s - self._n)).reshape(k, s)
-            for values in (self._own, self._v, self._gain, self._factors)
-        )
-        size = m + 2  # buffers, q, sum of the noise
-        F = np.zeros((k, size, size))
-        F[:, :m, :m] = -self.scales[:, None, :]
-        F[:, np.arange(m), np.arange(m)] += self.decays
-        F[:, m, m] = F[:, m + 1, m + 1] = 1.0
-        G = np.empty((k, size))
-        covariance = np.zeros((k, size, size))
-        variance = np.empty((k, s))
-        for i in range(s):
-            F[:, :m, m] = -v[:, i, None]
-            F[:, m + 1, :m] = -self.scales * factors[:, i, None]
-            F[:, m + 1, m] = -v[:, i] * factors[:, i]
-            G[:, :m] = own[:, i, None]
-            G[:, m], G[:, m + 1] = gain[:, i], own[:, i] * factors[:, i]
-            covariance = F @ covariance @ F.transpose(0, 2, 1) + G[:, :, None] * G[:, None, :]
-            variance[:, i] = covariance[:, -1, -1]
-        before = np.cumsum(variance[:, -1]) - variance[:, -1]
-        return np.asarray((variance + before[:, None]).ravel()[: self._n])
 
     def init(self, size: int) -> State:
         """Empty buffers."""

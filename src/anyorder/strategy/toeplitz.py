@@ -11,7 +11,7 @@ from anyorder import _check
 from anyorder._closed import final
 from anyorder._filters import fftconvolve, lfilter
 from anyorder.errors import ArgumentError
-from anyorder.strategy.base import Combination, Row, State, Strategy, Terms, Vector
+from anyorder.strategy.base import Combination, Recurrence, Row, State, Strategy, Terms, Vector
 from anyorder.workload import Workload
 
 __all__ = [
@@ -184,6 +184,13 @@ class ToeplitzBanded(Toeplitz):
         """(m,) coefficients of 1 / c."""
         return inverse_series(self.coefficients, self.n if m is None else m)
 
+    def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
+        """State: the last p - 1 outputs, newest first."""
+        F, G = delays(self.num_bands - 1)
+        h, g = -self.coefficients[1:] / self.coefficients[0], 1 / self.coefficients[0]
+        F[:1] = h
+        return repeated(F, g * G, h, g, len(steps))
+
     def init(self, size: int) -> State:
         """No outputs yet."""
         _check.integer("size", size, low=0)
@@ -259,6 +266,18 @@ def check_series(name: str, value: ArrayLike, n: int) -> Floats:
     if series[0] <= 0:
         raise ArgumentError(f"{name} must begin with a number above 0, the diagonal of the matrix, got {series[0]!r}")
     return series
+
+
+def delays(d: int) -> tuple[Floats, Floats]:
+    """F, G of a state that holds the last d numbers put in, newest first."""
+    G = np.zeros(d)
+    G[:1] = 1.0
+    return np.eye(d, k=-1), G
+
+
+def repeated(F: Floats, G: Floats, h: Floats, g: float, count: int) -> Recurrence:
+    """The same recurrence for so many steps."""
+    return Recurrence(*(np.broadcast_to(part, (count, *np.shape(part))) for part in (F, G, h, np.float64(g))))
 
 
 def _padded(series: Floats, m: int) -> Floats:

@@ -2,9 +2,9 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,18 +13,24 @@ from anyorder import _check
 from anyorder._closed import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Combination, Row, State, Terms, Vector
+from anyorder.strategy.nodes import (
+    Subtree,
+    bits,
+    ceil,
+    completed_root,
+    forest,
+    from_below,
+    node,
+    path,
+    split,
+    trailing_zeros,
+    variance,
+    within,
+)  # fmt: skip
 
 __all__ = ["Subtree", "Tree"]
 
 Floats = NDArray[np.float64]
-
-
-class Subtree(NamedTuple):
-    """A complete binary tree of 2^level leaves: the steps start .. start + real - 1, then virtual zeros."""
-
-    start: int
-    level: int
-    real: int
 
 
 @final
@@ -92,9 +98,9 @@ class Tree(Combination):
         self._edges = (0, *self.restarts, self._n)
         self._sizes = tuple(end - start for start, end in pairwise(self._edges))
         completed = (*self.completion, False)
-        nodes = [2 * _ceil(m) - 1 if c else 2 * m - m.bit_count() for m, c in zip(self._sizes, completed, strict=True)]
+        nodes = [2 * ceil(m) - 1 if c else 2 * m - m.bit_count() for m, c in zip(self._sizes, completed, strict=True)]
         self._offsets = tuple(accumulate(nodes, initial=0))
-        forests = map(_forest, self._edges[:-1], self._sizes, completed)
+        forests = map(forest, self._edges[:-1], self._sizes, completed)
         self.subtrees = tuple(tree for forest in forests for tree in forest)
         self._starts = tuple(tree.start for tree in self.subtrees)
 
@@ -119,14 +125,14 @@ class Tree(Combination):
         for column, t in enumerate(steps.tolist()):
             tree = self._tree(t)
             if self.estimator == "full":
-                result[tree.start, column] = 1 / math.sqrt(_variance(tree.level, tree.real))
-                for r, share, spread in _path(tree, t):
+                result[tree.start, column] = 1 / math.sqrt(variance(tree.level, tree.real))
+                for r, share, spread in path(tree, t):
                     result[r, column] = (1 - share) / spread
                 continue
             block, i = self._locate(t)
             for level in range(tree.level + 1):
                 last = i | ((1 << level) - 1)
-                result[self._offsets[block] + _node(last, level), column] = 1
+                result[self._offsets[block] + node(last, level), column] = 1
         return result
 
     def column_norms_squared(self) -> Floats:
@@ -138,7 +144,7 @@ class Tree(Combination):
         if self.estimator == "full":
             return self._leaf(t)
         block, i = self._locate(t)
-        level = _trailing_zeros(i + 1)
+        level = trailing_zeros(i + 1)
         parts = self._carried(block - 1) if self._completes_at(block, i) else []
         if self.estimator == "vanilla":
             parts += [self._subtree(block, i, level, 1.0)]
@@ -172,7 +178,7 @@ class Tree(Combination):
         if t == 0:
             return 0
         block, i = self._locate(t - 1)
-        return self._offsets[block] + _node(i, _trailing_zeros(i + 1)) + 1
+        return self._offsets[block] + node(i, trailing_zeros(i + 1)) + 1
 
     def prefix_variance(self) -> Floats:
         """(n,) variance of the noise in each prefix sum, in closed form: O(n log n)."""
@@ -184,12 +190,12 @@ class Tree(Combination):
             else:
                 steps = np.arange(1, end - start + 1)
                 levels = range((end - start).bit_length())
-                weights = [1.0 if self.estimator == "vanilla" else _variance(level, 1 << level) for level in levels]
+                weights = [1.0 if self.estimator == "vanilla" else variance(level, 1 << level) for level in levels]
                 result[start:end] = sum((steps >> level & 1) * weights[level] for level in levels)
             result[start:end] += carried
             if block < len(self.completion) and self.completion[block] and self.estimator != "full":
                 m = end - start
-                carried += 1.0 if self.estimator == "vanilla" else _variance((m - 1).bit_length(), m)
+                carried += 1.0 if self.estimator == "vanilla" else variance((m - 1).bit_length(), m)
             else:
                 carried = float(result[end - 1])
         return result
@@ -225,10 +231,10 @@ class Tree(Combination):
 
     def _subtree(self, block: int, i: int, level: int, weight: float) -> Terms:
         """The estimate of the complete subtree that ends with leaf i of the block, times weight."""
-        last = self._offsets[block] + _node(i, level)
+        last = self._offsets[block] + node(i, level)
         if self.estimator == "vanilla":
             return Terms(np.array([last]), np.array([weight]))
-        return Terms(np.arange(last - (2 << level) + 2, last + 1), weight * _from_below(level))
+        return Terms(np.arange(last - (2 << level) + 2, last + 1), weight * from_below(level))
 
     def _grown(self, block: int, i: int, level: int) -> Terms:
         """The estimate of the subtree that leaf i completes, less those of the subtrees that it replaces."""
@@ -245,30 +251,30 @@ class Tree(Combination):
             root = Terms(np.array([self._offsets[block + 1] - 1]), np.ones(1))
             weights = [0.0] * m.bit_count()
         else:
-            nodes, weights = _completed_root(m)
-            rows = [self._offsets[block] + _node(last, level) for last, level, _ in nodes]
+            nodes, weights = completed_root(m)
+            rows = [self._offsets[block] + node(last, level) for last, level, _ in nodes]
             root = Terms(np.array(rows), np.array([weight for _, _, weight in nodes]))
-        ends = accumulate(1 << level for level in _bits(m))
-        pieces = zip(_bits(m), ends, weights, strict=True)
+        ends = accumulate(1 << level for level in bits(m))
+        pieces = zip(bits(m), ends, weights, strict=True)
         return [root, *(self._subtree(block, end - 1, level, weight - 1) for level, end, weight in pieces)]
 
     def _step_online(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
         block, i = self._locate(t)
-        level = _trailing_zeros(i + 1)
-        new = row(self._offsets[block] + _node(i, 0)).copy()  # it enters the state
+        level = trailing_zeros(i + 1)
+        new = row(self._offsets[block] + node(i, 0)).copy()  # it enters the state
         noise = np.zeros_like(new)
         if self._completes_at(block, i):
-            nodes, weights = _completed_root(self._sizes[block - 1])
+            nodes, weights = completed_root(self._sizes[block - 1])
             for last, height, weight in nodes:
-                noise += row(self._offsets[block - 1] + _node(last, height)) * np.float32(weight)
+                noise += row(self._offsets[block - 1] + node(last, height)) * np.float32(weight)
             for kept, weight in zip(state, weights, strict=True):
                 noise += kept * np.float32(weight - 1)
         state = state if i else ()
         for j in range(level):
-            a = np.float32(_variance(j + 1, 2 << j))
+            a = np.float32(variance(j + 1, 2 << j))
             kept = state[-1 - j]
             noise -= kept
-            new = row(self._offsets[block] + _node(i, j + 1)) * a + (kept + new) * (1 - a)
+            new = row(self._offsets[block] + node(i, j + 1)) * a + (kept + new) * (1 - a)
         noise += new
         return noise, (*state[: len(state) - level], new)
 
@@ -277,16 +283,16 @@ class Tree(Combination):
         i = t - tree.start
         if i == 0:
             level, real = tree.level, tree.real
-            value = row(t) * np.float32(math.sqrt(_variance(level, real)))
+            value = row(t) * np.float32(math.sqrt(variance(level, real)))
         else:
-            level = _trailing_zeros(i)
+            level = trailing_zeros(i)
             real = min(1 << level, tree.real - i)
             value, state = state[-1].copy(), state[:-1]
         while real > 1:
             level -= 1
             half = 1 << level
             if real > half:
-                left, spread = _split(level, real)
+                left, spread = split(level, real)
                 w = row(t + half) * np.float32(spread)
                 state = (*state, value * np.float32(1 - left) - w)
                 value = value * np.float32(left) + w
@@ -296,8 +302,8 @@ class Tree(Combination):
     def _leaf(self, t: int) -> Terms:
         """The estimate of the leaf of step t ("full"), from the root down."""
         tree = self._tree(t)
-        rows, coefficients = [tree.start], [math.sqrt(_variance(tree.level, tree.real))]
-        for r, share, spread in _path(tree, t):
+        rows, coefficients = [tree.start], [math.sqrt(variance(tree.level, tree.real))]
+        for r, share, spread in path(tree, t):
             coefficients = [c * share for c in coefficients] + [spread]
             rows.append(r)
         return Terms(np.array(rows), np.array(coefficients))
@@ -306,114 +312,8 @@ class Tree(Combination):
         parts, total = [], 0.0
         for tree in self.subtrees:
             if start <= tree.start < end:
-                alpha, beta = _inside(tree.level, tree.real)
-                root = _variance(tree.level, tree.real)
+                alpha, beta = within(tree.level, tree.real)
+                root = variance(tree.level, tree.real)
                 parts.append(total + beta + alpha**2 * root)
                 total += root
         return np.concatenate(parts)
-
-
-def _ceil(m: int) -> int:
-    """The least power of two that is at least m."""
-    return 1 << (m - 1).bit_length()
-
-
-def _bits(m: int) -> list[int]:
-    """The 1-bits of m, highest first."""
-    return [level for level in reversed(range(m.bit_length())) if m >> level & 1]
-
-
-def _trailing_zeros(i: int) -> int:
-    return (i & -i).bit_length() - 1
-
-
-def _node(last: int, level: int) -> int:
-    """Post-order id of the node of 2^level leaves that ends with leaf `last`: nodes that end before it, and below."""
-    return 2 * last - last.bit_count() + level
-
-
-def _forest(start: int, m: int, completed: bool) -> list[Subtree]:
-    if completed:
-        return [Subtree(start, (m - 1).bit_length(), m)]
-    starts = accumulate((1 << level for level in _bits(m)), initial=start)
-    return [Subtree(first, level, 1 << level) for first, level in zip(starts, _bits(m), strict=False)]
-
-
-def _variance(level: int, real: int) -> float:
-    """a(v): variance of the from-below estimate of a node of 2^level leaves, `real` of them not virtual.
-
-    Two estimates are joined: the node itself, variance 1, and the sum of its children: a = c / (1 + c).
-    """
-    half = (1 << level) >> 1
-    if real == 1 << level:
-        return 1 / (2 - 1 / real)
-    below = _variance(level - 1, min(real, half)) + (_variance(level - 1, real - half) if real > half else 0.0)
-    return below / (1 + below)
-
-
-def _split(level: int, real: int) -> tuple[float, float]:
-    """Of a node with children of 2^level leaves: a/(a + a') and sqrt(a a'/(a + a'))."""
-    left, right = _variance(level, 1 << level), _variance(level, real - (1 << level))
-    return left / (left + right), math.sqrt(left * right / (left + right))
-
-
-def _path(tree: Subtree, t: int) -> Iterator[tuple[int, float, float]]:
-    """From the root to the leaf of step t, the nodes with two real children: (row of Z, weight on s, weight on Z).
-
-    The row is the first step of the right child. On the way to that child Z counts negatively.
-    """
-    first, level, real = tree
-    while real > 1:
-        level -= 1
-        half = 1 << level
-        if real > half:
-            left, spread = _split(level, real)
-            if t < first + half:
-                yield first + half, left, spread
-                real = half
-            else:
-                yield first + half, 1 - left, -spread
-                first, real = first + half, real - half
-
-
-def _from_below(level: int) -> Floats:
-    """Weights of u of a complete subtree on its nodes, in post-order."""
-    weights = np.ones(1)
-    for j in range(1, level + 1):
-        a = _variance(j, 1 << j)
-        weights = np.concatenate([(1 - a) * weights, (1 - a) * weights, [a]])
-    return weights
-
-
-def _completed_root(m: int) -> tuple[list[tuple[int, int, float]], list[float]]:
-    """The estimate u of the root over m real leaves, as weights: on its partial nodes, on u of the complete subtrees.
-
-    Returns: (last leaf, level, weight) of each partial node; one weight for each 1-bit of m, highest first.
-    """
-    nodes, weights = [], []
-    first, level, real, weight = 0, (m - 1).bit_length(), m, 1.0
-    while real < 1 << level:
-        a = _variance(level, real)
-        nodes.append((first + (1 << level) - 1, level, weight * a))
-        weight *= 1 - a
-        level -= 1
-        if real > 1 << level:
-            weights.append(weight)
-            first, real = first + (1 << level), real - (1 << level)
-    return nodes, [*weights, weight]
-
-
-def _inside(level: int, real: int) -> tuple[Floats, Floats]:
-    """Of s of the first 1 .. real leaves of a node: its weight on s of the node, and its variance given that."""
-    if real == 1:
-        return np.ones(1), np.zeros(1)
-    half = (1 << level) >> 1
-    if real <= half:
-        return _inside(level - 1, real)
-    left, spread = _split(level - 1, real)
-    alpha, beta = _inside(level - 1, half)
-    alpha_right, beta_right = (alpha, beta) if real == 2 * half else _inside(level - 1, real - half)
-    return (
-        np.concatenate([left * alpha, left + (1 - left) * alpha_right]),
-        np.concatenate([beta + (alpha * spread) ** 2, beta_right + ((1 - alpha_right) * spread) ** 2]),
-    )
