@@ -106,9 +106,9 @@ def _fitted(
 
 def _against_the_root(n: int, limits: tuple[float, ...]) -> Iterator[Row]:
     A, participation = W.prefix_sum(n), SingleEpoch(n)
-    best = error.max_loss(SquareRoot(n), A, participation)
+    best = error.max_error(SquareRoot(n), A, participation)
     for buffers, limit in enumerate(limits, start=1):
-        ratio = error.max_loss(fit("blt", A, participation, "max", buffers=buffers), A, participation) / best
+        ratio = error.max_error(fit("blt", A, participation, "max", buffers=buffers), A, participation) / best
         yield Row(f"blt {buffers} over the square root, n={n}", ratio, limit, limit / ratio, "max error")
 
 

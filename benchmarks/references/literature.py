@@ -46,7 +46,7 @@ def baseline_blt(entry: Entry) -> Values:
         peer = BLT(given["buf_decay"], given["output_scale"], 1000)
         found = fit("blt", A, rule, "max", buffers=len(peer.decays))
         yield Value(
-            entry["id"], f"{name}: max error", error.max_loss(peer, A, rule), error.max_loss(found, A, rule), "least",
+            entry["id"], f"{name}: max error", error.max_error(peer, A, rule), error.max_error(found, A, rule), "least",
             reason="a start that their test expects to be beaten, not an optimum",
         )  # fmt: skip
 

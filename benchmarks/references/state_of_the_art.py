@@ -73,8 +73,8 @@ def closed_forms(entry: Entry, n: int) -> Values:
     A, log = W.prefix_sum(n), math.log(n) / math.pi
     unit = Rescaled(root, np.sqrt(root.column_norms_squared()))
     ours = {
-        "landau": error.max_loss(root, A, one), "sqrt_mean": error.rmse(root, A, one),
-        "nsr_max": error.max_loss(unit, A, one), "nsr_mean": error.rmse(unit, A, one),
+        "landau": error.max_error(root, A, one), "sqrt_mean": error.rmse(root, A, one),
+        "nsr_max": error.max_error(unit, A, one), "nsr_mean": error.rmse(unit, A, one),
     }  # fmt: skip
     ours |= {f"{key}_minus_log": ours[key] - log for key in ("nsr_max", "nsr_mean")}
     for objective in ("max", "mean"):
@@ -100,8 +100,8 @@ def tree(entry: Entry, n: int) -> Values:
     vanilla, online = Tree(n), Tree(n, "online")
     ours = {
         "sens_sq": sensitivity(vanilla, one).value ** 2,
-        "naive_rmse": error.rmse(vanilla, A, one), "naive_max": error.max_loss(vanilla, A, one),
-        "honaker_online_rmse": error.rmse(online, A, one), "honaker_online_max": error.max_loss(online, A, one),
+        "naive_rmse": error.rmse(vanilla, A, one), "naive_max": error.max_error(vanilla, A, one),
+        "honaker_online_rmse": error.rmse(online, A, one), "honaker_online_max": error.max_error(online, A, one),
     }  # fmt: skip
     for key, value in ours.items():
         yield Value(entry["id"], key, entry[key], value)
@@ -252,7 +252,7 @@ EARLY = "ours stops after 60 iterations; with 120 it is lower, see its table"
 def _over_the_root(strategy: BLT) -> float:
     n = strategy.n
     A, one = W.prefix_sum(n), SingleEpoch(n)
-    return error.max_loss(strategy, A, one) / error.max_loss(SquareRoot(n), A, one)
+    return error.max_error(strategy, A, one) / error.max_error(SquareRoot(n), A, one)
 
 
 def ratios(entry: Entry, n: int) -> Values:

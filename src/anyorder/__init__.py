@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyorder import accounting, errors, noise, optimize, participation, strategy, workload
 from anyorder.certificate import Certificate, Evidence, verify
-from anyorder.error import last_loss, max_loss, rmse
+from anyorder.error import RENAMED, last_error, max_error, renamed, rmse
 from anyorder.plan import Plan, plan
 from anyorder.receipt import Receipt
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
@@ -42,8 +42,8 @@ __all__ = [
     "check_model",
     "clipping",
     "errors",
-    "last_loss",
-    "max_loss",
+    "last_error",
+    "max_error",
     "noise",
     "optimize",
     "participation",
@@ -77,6 +77,8 @@ _NEED_TORCH = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in RENAMED:
+        return renamed(name)
     if name not in _NEED_TORCH:
         raise AttributeError(f"module 'anyorder' has no attribute {name!r}")
     room = _NEED_TORCH[name]

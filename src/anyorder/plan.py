@@ -34,7 +34,7 @@ from anyorder.participation import (
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Combination, Independent, Strategy
-from anyorder.workload import Workload
+from anyorder.workload import Workload, prefix_sum
 
 __all__ = ["Plan", "plan"]
 
@@ -186,7 +186,7 @@ class Plan:
             sums: of each prefix sum of gradients instead, as if A were the prefix sum: no momentum, no schedule.
         Raises: PlanError where the iterates' noise cannot be computed, see `reaches_iterates`.
         """
-        variances = self.strategy.prefix_variance() if sums else row_variances(self.strategy, self.workload)
+        variances = row_variances(self.strategy, prefix_sum(self.n) if sums else self.workload)
         return np.asarray(self.noise_multiplier * np.sqrt(variances))
 
     def noise_error(self, *, sums: bool = False) -> float:

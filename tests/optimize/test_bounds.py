@@ -10,7 +10,7 @@ from anyorder.optimize import fit_dense, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.strategy import BLT, BandedInverse, Dense, Independent, SquareRoot, Tree
 
-LOSSES = {"mean": error.rmse, "max": error.max_loss, "last": error.last_loss}
+LOSSES = {"mean": error.rmse, "max": error.max_error, "last": error.last_error}
 N = 72
 WORKLOADS = {
     "prefix": W.prefix_sum(N),

@@ -84,7 +84,7 @@ def test_the_claim_is_the_truth(participation: Participation, objective: str) ->
     bound = sensitivity(strategy, participation)
     assert bound.value == pytest.approx(1, rel=1e-9)
     assert bound.exact
-    loss = {"mean": error.rmse, "max": error.max_loss}[objective]
+    loss = {"mean": error.rmse, "max": error.max_error}[objective]
     assert found.upper == pytest.approx(loss(strategy, A, participation), rel=1e-9)
     assert found.lower <= found.upper <= found.lower * (1 + tolerance)
 
@@ -157,7 +157,7 @@ def test_separated_participations_do_not_meet() -> None:
 def test_objectives_are_traded(participation: Participation) -> None:
     A = W.prefix_sum(24)
     strategies = {o: Dense(fit_dense(A, participation, o).C) for o in ("mean", "max", "last")}
-    for objective, loss in {"mean": error.rmse, "max": error.max_loss, "last": error.last_loss}.items():
+    for objective, loss in {"mean": error.rmse, "max": error.max_error, "last": error.last_error}.items():
         values = {o: loss(strategy, A, participation) for o, strategy in strategies.items()}
         assert values[objective] == min(values.values()), (objective, values)
 

@@ -39,7 +39,7 @@ PARTICIPATIONS = [
     EpochShuffle(4, 6),
     KnownOrder([[t % 5, 5 + t % 7] for t in range(24)]),
 ]
-LOSSES = {"mean": error.rmse, "max": error.max_loss, "last": error.last_loss}
+LOSSES = {"mean": error.rmse, "max": error.max_error, "last": error.last_error}
 
 
 @pytest.mark.parametrize("participation", PARTICIPATIONS, ids=repr)

@@ -137,7 +137,7 @@ def test_more_bands_are_never_worse(fit, participation: Participation) -> None:
 def test_objectives_are_traded(objective: str) -> None:
     A = W.momentum(96, 0.9, W.cosine(96))
     participation = FixedOrder(96, 3, 32)
-    loss = {"max": error.max_loss, "last": error.last_loss}[objective]
+    loss = {"max": error.max_error, "last": error.last_error}[objective]
     aware = fit_toeplitz(Problem(A, participation, objective), 16)
     mean = fit_toeplitz(Problem(A, participation), 16)
     assert loss(aware, A, participation) < loss(mean, A, participation)
@@ -148,7 +148,7 @@ def test_the_full_toeplitz_optimum_of_the_maximum_is_the_square_root_or_better()
     root = reference("sqrt_toeplitz_prefix_n64")
     found = fit_toeplitz(Problem(A, SingleEpoch(64), "max"), 64)
     best = root["sensitivity"] * root["max_error"] ** 0.5
-    assert 0.995 * best < error.max_loss(found, A, SingleEpoch(64)) <= best * (1 + 1e-9)
+    assert 0.995 * best < error.max_error(found, A, SingleEpoch(64)) <= best * (1 + 1e-9)
 
 
 def test_refusals() -> None:

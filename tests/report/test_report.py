@@ -77,16 +77,17 @@ def test_the_profile_is_the_noise_of_the_iterates():
 
 
 def test_beyond_matrices_the_sums_of_gradients_stand_in_and_are_named_so(tmp_path):
-    plan = small(dataset_size=50_000, momentum=0.9, epochs=1)
-    assert plan.n == 5000
+    n = 20_000
+    sizes = {"dataset_size": 10 * n, "epochs": 1, "mechanism": SquareRoot(n)}
+    plan = small(**sizes, learning_rates=np.linspace(1, 0.5, n))
     assert not plan.reaches_iterates
-    with pytest.raises(PlanError, match="4096"):
+    with pytest.raises(PlanError, match="16384"):
         plan.noise_profile()
     sums = plan.noise_profile(sums=True)
-    np.testing.assert_allclose(sums, small(dataset_size=50_000, epochs=1).noise_profile(), rtol=1e-12)
+    np.testing.assert_allclose(sums, small(**sizes).noise_profile(), rtol=1e-12)
     assert plan.noise_error(sums=True) == pytest.approx(np.sqrt(np.mean(sums**2)))
     assert "in the sums of gradients" in dict(plan.facts())["error"]
-    plot_noise({"tree": plan}, tmp_path / "noise.png", "noise")
+    plot_noise({"root": plan}, tmp_path / "noise.png", "noise")
 
 
 def test_plots_are_pictures(tmp_path):

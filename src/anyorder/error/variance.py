@@ -73,7 +73,11 @@ def row_variances(strategy: Strategy, workload: Workload) -> Floats:
     if workload.n != n:
         raise PlanError(f"workload and strategy must have the same number of steps, got {workload.n} and {n}")
     if not has_variances(strategy, workload):
-        raise PlanError(f"the error of {strategy!r} for {workload!r} needs matrices of at most {DENSE_STEPS} steps")
+        most = COLUMN_STEPS if isinstance(_unscaled(strategy)[0], Toeplitz) else DENSE_STEPS
+        raise PlanError(
+            f"the error of {strategy!r} for {workload!r} must be made from the matrix C^-1, for at most {most} steps, "
+            f"got {n}; a strategy with a small state (BLT, Banded, BandedInverse, Tree) has no such limit"
+        )
     inner, scales = _unscaled(strategy)
     if isinstance(inner, Toeplitz) and scales is None and workload.is_toeplitz:
         return np.asarray(np.cumsum(np.square(workload.apply(inner.noising_coefficients()))))

@@ -43,7 +43,7 @@ def fit_tree(
     return min(candidates, key=lambda tree: loss(tree, ranked, participation))
 
 
-_OBJECTIVES = {"mean": error.rmse, "max": error.max_loss, "last": error.last_loss}
+_OBJECTIVES = {"mean": error.rmse, "max": error.max_error, "last": error.last_error}
 
 
 def restart_steps(participation: Participation, every: int) -> tuple[int, ...]:
