@@ -157,12 +157,13 @@ def test_long_runs_take_a_moment(strategy: Strategy) -> None:
 
 
 def first_rows(strategy: Strategy, count: int) -> np.ndarray:
-    """The first rows of K, of a long strategy."""
+    """The first rows of K, of a long strategy, without columns of zeros."""
     if isinstance(strategy, Tree):
-        rows = np.zeros((count, strategy.num_rows))
-        for t in range(count):
-            terms = strategy.terms(t)
-            np.add.at(rows[t], terms.rows, terms.coefficients)
+        terms = [strategy.terms(t) for t in range(count)]
+        used = np.unique(np.concatenate([one.rows for one in terms]))
+        rows = np.zeros((count, len(used)))
+        for row, one in zip(rows, terms, strict=True):
+            np.add.at(row, np.searchsorted(used, one.rows), one.coefficients)
         return rows
     rows, state = np.zeros((count, count)), np.zeros((len(strategy.recurrence(0).h), count))
     for t, z in enumerate(np.eye(count)):
