@@ -69,7 +69,8 @@ class _Compiler:
         self, traced: Trace, num_state: int, stored: dict[int, int], free: Iterable[int], keep: Collection[int],
         allowance: int,
     ) -> None:  # fmt: skip
-        self._traced, self._tape, self._stored, self._allowance = traced, traced.tape, stored, allowance
+        self._traced, self._stored, self._allowance = traced, stored, allowance
+        self._tape = [Entry(*fields) for fields in traced.tape]
         self._free = list(free)
         self._num_arrays = num_state + len(stored) + len(self._free)
         self._uses = _count_uses(traced)
@@ -126,7 +127,7 @@ class _Compiler:
         if vector in self._place:
             return self._place[vector]
         entry = self._tape[vector]
-        if entry.kind == "sum":
+        if entry.kind in ("sum", "difference"):
             self._put_sum(vector, entry)
         elif entry.kind == "row":
             self._emit(Kind.GAUSS, vector, row=self._row[vector])
@@ -145,11 +146,11 @@ class _Compiler:
 
     def _put_sum(self, vector: int, entry: Entry) -> None:
         base, part = _known(entry.left), _known(entry.right)
-        if self._is_open(base) and not self._is_open(part):
+        c = np.float32(1 if entry.kind == "sum" else -1)  # x - c y and x + (-c) y round alike
+        if entry.kind == "sum" and self._is_open(base) and not self._is_open(part):
             base, part = part, base
-        c = _ONE
         if self._tape[part].kind == "product" and self._is_open(part):
-            part, c = _known(self._tape[part].left), _factor(self._tape[part])
+            part, c = _known(self._tape[part].left), c * _factor(self._tape[part])
         if self._is_bare_row(part):
             self._emit(Kind.GAUSS, vector, a=base, c=c, row=self._row[part])
         else:
@@ -234,9 +235,6 @@ class _Compiler:
         self._allowance -= not new
         self._num_arrays += 1
         return self._num_arrays - 1
-
-
-_ONE = np.float32(1)
 
 
 def _factor(entry: Entry) -> np.float32:

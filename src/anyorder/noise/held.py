@@ -1,8 +1,7 @@
 """What a stream holds between steps, wherever that is: its step, the state, rows of Z, arrays that are free."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from anyorder.errors import StepsExhaustedError, TrainingError
 from anyorder.noise.compiled import Compiled, compile_step
@@ -30,7 +29,7 @@ class Held(Generic[A]):
         self.t, self.state = t, state
         self.rows: dict[int, A] = {}
         self.free: list[A] = []
-        self._broken = False
+        self.broken = False
 
     def check_next(self) -> None:
         """Raise StepsExhaustedError where no step is left, TrainingError where one was broken off."""
@@ -44,22 +43,15 @@ class Held(Generic[A]):
 
     def check_whole(self) -> None:
         """Raise TrainingError where the arrays are of no one step."""
-        if self._broken:
+        if self.broken:
             raise TrainingError(
                 f"step {self.t} of this noise stream was broken off half way: its state is of two steps at once; "
                 "load a saved state and go on from there"
             )
 
-    @contextmanager
-    def unsafe(self, harmless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """What must not be left half done. The harmless errors come before anything is done."""
-        self._broken = True
-        try:
-            yield
-        except harmless:
-            self._broken = False
-            raise
-        self._broken = False
+    def unsafe(self, harmless: tuple[type[Exception], ...] = ()) -> "_Unsafe":
+        """Around what must not be left half done. The harmless errors come before anything is done."""
+        return _Unsafe(self, harmless)
 
     def prepare(self) -> tuple[Compiled, list[A]]:
         """The program of the next step and the arrays that it runs on, new ones among them; nothing changes.
@@ -91,3 +83,18 @@ class Held(Generic[A]):
         following = trace(self._strategy, self.t + 1, num_state).rows
         shared = [row for row in following if row in rows or row in self.rows]
         return set(sorted(shared, key=lambda row: row not in self.rows)[:room])
+
+
+class _Unsafe:
+    """Leaves what is held broken, if it is left by an error that is not harmless."""
+
+    __slots__ = ("harmless", "held")
+
+    def __init__(self, held: Held[Any], harmless: tuple[type[Exception], ...]) -> None:
+        self.held, self.harmless = held, harmless
+
+    def __enter__(self) -> None:
+        self.held.broken = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.held.broken = kind is not None and not issubclass(kind, self.harmless)

@@ -39,7 +39,7 @@ class HostNoise:
     def __init__(
         self, strategy: Strategy, source: NoiseSource, std: np.float32, size: int, start: int, most: int
     ) -> None:
-        self._strategy, self._source, self._std = strategy, source, std
+        self._strategy, self._source, self._std, self._kernel = strategy, source, std, source.kernel
         self._size, self._start, self._origin, self._most = size, start, start // 16 * 16, most
         self._length = whole_groups(start, size)
         self._own = slice(start - self._origin, start - self._origin + size)
@@ -71,15 +71,15 @@ class HostNoise:
     def _run(self, segments: NDArray[Any], types: NDArray[np.int32], *, add: bool, scale: float) -> Vector | None:
         """The step. None where the kernel has written the segments, else the noise, which is nowhere yet."""
         made, arrays = self.held.prepare()
-        kernel, source = self._source.kernel, self._source.of_all(made.program.rows())
-        if kernel is None or source is None:
+        source = None if self._kernel is None else self._source.of_all(made.program.rows())
+        if self._kernel is None or source is None:
             arrays = [array.copy() for array in arrays]  # a step that fails changes nothing
             noise = execute_numpy.run(made.program, self._source, arrays, self._origin, self._length)
             with self.held.unsafe():
                 self.held.settle(made, arrays)
             return noise[self._own] * self._std
         with self.held.unsafe(harmless=(MemoryError,)):
-            kernel.run(
+            self._kernel.run(
                 source.key_words, source.rounds, made.program, segments, types,
                 arrays=np.array([array.ctypes.data for array in arrays] or [0], np.uint64), origin=self._origin,
                 std=float(self._std), add=add, scale=scale,

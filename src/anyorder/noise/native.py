@@ -7,6 +7,7 @@ slower. `ANYORDER_KERNEL` set to "avx512", "avx2", "portable" or "reference" (Nu
 import ctypes
 import functools
 import os
+import struct
 import sys
 import warnings
 from pathlib import Path
@@ -28,13 +29,9 @@ _SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h")
 _LARGE = 1 << 20  # coordinates from which the missing kernel is worth a word
 
 SEGMENT = np.dtype([("data", "u8"), ("element", "u8"), ("length", "u8")])
-_STEP = np.dtype(
-    [
-        ("key", "u4", 8), ("rounds", "i4"), ("result", "i4"), ("ops", "u8"), ("terms", "u8"), ("arrays", "u8"),
-        ("segments", "u8"), ("types", "u8"), ("num_ops", "u8"), ("num_tiles", "u8"), ("num_segments", "u8"),
-        ("origin", "u8"), ("scale", "f8"), ("std", "f4"), ("add", "i4"), ("scattered", "i4"), ("_", "i4"),
-    ]
-)  # fmt: skip
+# As in _kernel.h: key, rounds, result; addresses of ops, terms, arrays, segments, types; num_ops, num_tiles,
+# num_segments, origin; scale, std, add, scattered.
+_STEP = struct.Struct("@32s2i9Qdf2i4x")
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3, "uint32": 4}
 
 
@@ -78,18 +75,13 @@ class Kernel:
             threads: at most so many; by default torch's number, or one for each core.
         Raises: MemoryError if there is no memory for tiles; nothing was done.
         """
-        step = np.zeros(1, _STEP)
-        own = np.zeros(1, np.uint64) if arrays is None else arrays
-        for name, value in (
-            ("key", key), ("rounds", rounds), ("result", program.result), ("ops", program.ops.ctypes.data),
-            ("terms", program.terms.ctypes.data), ("arrays", own.ctypes.data), ("segments", segments.ctypes.data),
-            ("types", types.ctypes.data), ("num_ops", len(program.ops)), ("num_tiles", program.num_tiles),
-            ("num_segments", len(segments)), ("origin", origin), ("scale", scale), ("std", std), ("add", add),
-            ("scattered", scattered),
-        ):  # fmt: skip
-            step[name] = value
+        step = _STEP.pack(
+            key.tobytes(), rounds, program.result, program.ops.ctypes.data, program.terms.ctypes.data,
+            0 if arrays is None else arrays.ctypes.data, segments.ctypes.data, types.ctypes.data, len(program.ops),
+            program.num_tiles, len(segments), origin, scale, std, add, scattered,
+        )  # fmt: skip
         count = _threads() if threads is None else threads
-        if self._library.anyorder_run(step.ctypes.data, self._path, count, parallel() if count > 1 else None):
+        if self._library.anyorder_run(step, self._path, count, parallel() if count > 1 else None):
             raise MemoryError("no memory for the noise kernel's tiles; nothing was changed")
 
     def fill(

@@ -1,5 +1,6 @@
 """Tensors and arrays that noise is added to: as memory for the kernel, and by their own operations without it."""
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -36,14 +37,13 @@ class Targets:
     def segments(self, start: int) -> tuple[NDArray[Any], NDArray[np.int32], list[Any]]:
         """Memory for the kernel: segments, their types, and contiguous stand-ins where a tensor is not (else None)."""
         stand_ins = [None if _is_contiguous(x) else _contiguous(x) for x in self.tensors]
-        segments = np.zeros(len(self.tensors), SEGMENT)
-        types = np.zeros(len(self.tensors), np.int32)
-        for i, (x, stand_in) in enumerate(zip(self.tensors, stand_ins, strict=True)):
-            x = x if stand_in is None else stand_in
-            segments[i] = (x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr(), start, _count(x))
-            types[i] = TYPES[_type_of(x)]
-            start += _count(x)
-        return segments, types, stand_ins
+        segments, types = [], []
+        for x, stand_in in zip(self.tensors, stand_ins, strict=True):
+            x, count = x if stand_in is None else stand_in, _count(x)
+            segments.append((x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr(), start, count))
+            types.append(TYPES[_type_of(x)])
+            start += count
+        return np.array(segments, SEGMENT), np.array(types, np.int32), stand_ins
 
     def take_back(self, stand_ins: list[Any]) -> None:
         """Copy what was written to stand-ins."""
@@ -76,7 +76,8 @@ def _detached(i: int, x: Any) -> Any:
             raise ArgumentError(f"tensors[{i}] has no memory (a meta or fake tensor): noise needs a real one")
         if x.layout != torch.strided:
             raise ArgumentError(f"tensors[{i}] must be dense, got layout {x.layout}")
-        if x.numel() and any(stride == 0 and extent > 1 for stride, extent in zip(x.stride(), x.shape, strict=True)):
+        strides = x.stride()
+        if 0 in strides and x.numel() and any(e > 1 for e, stride in zip(x.shape, strides, strict=True) if stride == 0):
             raise ArgumentError(f"tensors[{i}] has elements that share memory (an expanded tensor): give a copy of it")
     elif not isinstance(x, np.ndarray):
         raise ArgumentError(f"tensors must be torch tensors or NumPy arrays, got {type(x).__name__} at {i}")
@@ -88,7 +89,12 @@ def _detached(i: int, x: Any) -> Any:
 
 
 def _type_of(x: Any) -> str:
-    return str(x.dtype).removeprefix("torch.")
+    return _name(x.dtype)
+
+
+@functools.cache
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _count(x: Any) -> int:

@@ -18,7 +18,8 @@ class Entry(NamedTuple):
     """A vector of a step: how it comes from those before it, by their places in the record.
 
     The kinds: "row" (`number` of those asked for), "array" (`number` of the state), "zeros", "sum" (left + right),
-    "product" (left * number), "quotient" (left / number). Factors are the bytes of a float32, which tell -0 from 0.
+    "difference" (left - right), "product" (left * number), "quotient" (left / number). Factors are the bytes of a
+    float32, which tell -0 from 0.
     """
 
     kind: str
@@ -27,17 +28,20 @@ class Entry(NamedTuple):
     right: int | None = None
 
 
+Fields = tuple[str, Any, int | None, int | None]
+
+
 class Trace(NamedTuple):
     """One step. Steps that are equal but for `rows` have equal programs but for the rows.
 
     Args:
-        tape: what was done, in that order.
+        tape: what was done, in that order: fields of `Entry`.
         noise: place of the noise.
         state: places of the state after the step.
         rows: rows of Z that the step asks for.
     """
 
-    tape: tuple[Entry, ...]
+    tape: tuple[Fields, ...]
     noise: int
     state: tuple[int, ...]
     rows: tuple[int, ...]
@@ -50,9 +54,11 @@ class Vector:
     __array_ufunc__ = None  # NumPy's numbers and arrays leave the operation to us
     size = 1  # for a strategy that makes a fresh state; its zeros come back to us as an array of one
 
-    def __init__(self, tape: list[Entry], entry: Entry) -> None:
+    def __init__(
+        self, tape: list[Fields], kind: str, number: Any = None, left: int | None = None, right: int | None = None
+    ) -> None:
         self.tape, self.at = tape, len(tape)
-        tape.append(entry)
+        tape.append((kind, number, left, right))
 
     def copy(self) -> "Vector":
         """Nothing is ever written, so the vector itself."""
@@ -60,20 +66,20 @@ class Vector:
 
     def __add__(self, other: Any) -> Any:
         other = _vector(self.tape, other)
-        return NotImplemented if other is None else Vector(self.tape, Entry("sum", None, self.at, other.at))
+        return NotImplemented if other is None else Vector(self.tape, "sum", None, self.at, other.at)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
         other = _vector(self.tape, other)
-        return NotImplemented if other is None else Vector(self.tape, Entry("sum", None, self.at, _negated(other).at))
+        return NotImplemented if other is None else Vector(self.tape, "difference", None, self.at, other.at)
 
     def __rsub__(self, other: Any) -> Any:
         other = _vector(self.tape, other)
-        return NotImplemented if other is None else Vector(self.tape, Entry("sum", None, other.at, _negated(self).at))
+        return NotImplemented if other is None else Vector(self.tape, "difference", None, other.at, self.at)
 
     def __neg__(self) -> "Vector":
-        return _negated(self)
+        return Vector(self.tape, "product", _MINUS_ONE, self.at)
 
     def __mul__(self, other: Any) -> Any:
         return self._times("product", other)
@@ -86,30 +92,22 @@ class Vector:
     def _times(self, kind: str, other: Any) -> Any:
         if type(other) not in _NUMBERS:
             return NotImplemented
-        number = np.float32(other)
-        return self if number == 1 else Vector(self.tape, Entry(kind, number.tobytes(), self.at))
+        number = np.float32(other).tobytes()
+        return self if number == _ONE else Vector(self.tape, kind, number, self.at)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return Vector(self.tape, Entry("zeros")) if function is np.zeros_like else NotImplemented
+        return Vector(self.tape, "zeros") if function is np.zeros_like else NotImplemented
 
 
 _NUMBERS = {np.float32, float, int, bool, np.bool_}  # with another factor NumPy would go on in float64
 _ONE, _MINUS_ONE = np.float32(1).tobytes(), np.float32(-1).tobytes()
 
 
-def _vector(tape: list[Entry], value: Any) -> Vector | None:
+def _vector(tape: list[Fields], value: Any) -> Vector | None:
     if type(value) is Vector:
         return value
     fresh = isinstance(value, np.ndarray) and value.dtype == np.float32 and value.shape == (1,) and not value.any()
-    return Vector(tape, Entry("zeros")) if fresh else None
-
-
-def _negated(vector: Vector) -> Vector:
-    """-vector. x - c y and x + (-c) y round alike."""
-    entry = vector.tape[vector.at]
-    if entry.kind == "product":
-        return Vector(vector.tape, Entry("product", (-np.frombuffer(entry.number, np.float32)).tobytes(), entry.left))
-    return Vector(vector.tape, Entry("product", _MINUS_ONE, vector.at))
+    return Vector(tape, "zeros") if fresh else None
 
 
 def trace(strategy: Strategy, t: int, num_arrays: int) -> Trace:
@@ -117,15 +115,15 @@ def trace(strategy: Strategy, t: int, num_arrays: int) -> Trace:
 
     Raises: ArgumentError for a step that does what `Vector` cannot follow: no executor could make its noise.
     """
-    tape: list[Entry] = []
+    tape: list[Fields] = []
     rows: dict[int, Vector] = {}
 
     def row(r: int) -> Any:
         if r not in rows:
-            rows[r] = Vector(tape, Entry("row", len(rows)))
+            rows[r] = Vector(tape, "row", len(rows))
         return rows[r]
 
-    state: Any = tuple(Vector(tape, Entry("array", i)) for i in range(num_arrays))
+    state: Any = tuple(Vector(tape, "array", i) for i in range(num_arrays))
     try:
         noise, after = strategy.step(t, state, row)
         made = [_vector(tape, vector) for vector in (noise, *after)]
@@ -136,7 +134,7 @@ def trace(strategy: Strategy, t: int, num_arrays: int) -> Trace:
         raise _refusal(strategy, t, "it returns what is no vector")
     state = []
     for at in places[1:]:  # each in an array of its own
-        state.append(at if at not in state else Vector(tape, Entry("product", _ONE, at)).at)
+        state.append(at if at not in state else Vector(tape, "product", _ONE, at).at)
     return Trace(tuple(tape), places[0], tuple(state), tuple(rows))
 
 
