@@ -53,3 +53,10 @@ def test_links_of_the_readme_are_absolute_and_lead_to_files_that_exist():
 def test_every_reference_file_says_where_its_numbers_come_from():
     described = set(re.findall(r"^\| `(\w+\.json)` \|", (ROOT / "tests/refs/README.md").read_text(), re.MULTILINE))
     assert described == {path.name for path in (ROOT / "tests/refs").glob("*.json")}
+
+
+def test_the_code_blocks_of_every_page_are_tests():
+    patterns = re.search(r"patterns=\[(.*?)\]", (ROOT / "conftest.py").read_text()).group(1)
+    pages = [page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md") if "```python" in page.read_text()]
+    assert len(pages) > 10
+    assert not [page for page in pages if not any(page.match(p.strip(' "')) for p in patterns.split(","))]
