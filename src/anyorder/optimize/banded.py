@@ -13,9 +13,9 @@ from scipy.linalg.lapack import dtrtri
 
 from anyorder import _check
 from anyorder.errors import PlanError
-from anyorder.optimize.patterns import Groups, disjoint
+from anyorder.optimize.patterns import Groups, disjoint, shuffled, stride
 from anyorder.optimize.toeplitz import Problem, Valued, descend, fit_toeplitz
-from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.participation import MinSeparation, Participation, SingleEpoch
 from anyorder.strategy import Banded
 from anyorder.workload import Workload, prefix_sum
 
@@ -45,12 +45,13 @@ def fit_banded(workload: Workload, participation: Participation, bands: int, *, 
         raise PlanError(f"banded strategies are fitted for at most {_MAX_STEPS} steps, got {n}; use kind 'toeplitz'")
     bands = _check.integer("bands", bands, low=1, high=n)
     A = workload.matrix()
-    if isinstance(participation, EpochShuffle) and k > 1:
-        s = participation.steps_per_epoch
+    epochs = shuffled(participation.pattern)
+    if epochs is not None and k > 1:
+        s = epochs.steps_per_epoch
         parts = [_fit_columns(R, prefix_sum(s), SingleEpoch(s), bands, max_iterations) for R in epoch_factors(A, s)]
         shares = epoch_shares([loss for _, loss in parts])
         return Banded(block_diag(*(share * C for share, (C, _) in zip(shares, parts, strict=True))))
-    if not isinstance(participation, FixedOrder):
+    if stride(participation.pattern) is None:
         participation = MinSeparation(n, participation.min_separation, k)
     return Banded(_fit_columns(A, workload, participation, bands, max_iterations)[0])
 
@@ -61,7 +62,7 @@ def _fit_columns(
     """C and its squared loss: from the Toeplitz fit to a workload of the kind of A, with columns normalised."""
     n = len(A)
     bands = min(bands, participation.min_separation)
-    groups = disjoint(participation) if isinstance(participation, FixedOrder) else [np.arange(n)[:, None]]
+    groups = [np.arange(n)[:, None]] if stride(participation.pattern) is None else disjoint(participation)
     start = fit_toeplitz(Problem(like, participation), bands).coefficients
     scale = float(np.linalg.norm(A))
     loss = _Loss(A / scale, bands, groups)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from anyorder import _check
 from anyorder.errors import PlanError
 from anyorder.optimize.bounds import OBJECTIVES
-from anyorder.optimize.patterns import check_optimisable
+from anyorder.optimize.patterns import check_optimisable, stride
 from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, Valued, descend, reciprocal, worst_steps
-from anyorder.participation import FixedOrder, Participation
+from anyorder.participation import Participation
 from anyorder.strategy import BLT
 from anyorder.workload import Custom, Workload
 
@@ -135,7 +135,7 @@ class Blt:
         check_optimisable(participation)
         self.workload, self.objective, self.n = workload, objective, workload.n
         self.steps = worst_steps(participation)
-        self.any_start = len(self.steps) > 1 and not isinstance(participation, FixedOrder)
+        self.any_start = len(self.steps) > 1 and stride(participation.pattern) is None
         self.segments = _segments(workload)
 
     def loss(self, x: Numbers) -> Numbers:

@@ -7,7 +7,7 @@ constant diagonal v_pi,
 """
 
 import math
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from anyorder import _check
 from anyorder.errors import PlanError
 from anyorder.optimize.dense import dual_bound, least_error
-from anyorder.optimize.patterns import disjoint, grouped, spread
-from anyorder.participation import KnownOrder, Participation, SingleEpoch
+from anyorder.optimize.patterns import disjoint, grouped
+from anyorder.participation import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.workload import Workload
 
 __all__ = ["OBJECTIVES", "lower_bound"]
@@ -68,12 +68,22 @@ def lower_bound(
     if workload.n <= resolution:
         options: dict[str, Any] = {"tolerance": tolerance, "max_iterations": max_iterations}
         return least_error(workload.matrix(), groups, objective=objective, **options)
-    single = isinstance(participation, (SingleEpoch, KnownOrder))
-    distance = workload.n if single else spread(participation)
+    distance = _distance(participation.pattern)
     bounds = [_coarse_bound(workload, distance)]
     if workload.is_toeplitz:
         bounds += [_symbol_bound(workload.toeplitz_coefficients(), *epochs) for epochs in _epochs(workload.n, distance)]
     return max(bounds)
+
+
+def _distance(pattern: Pattern) -> int:
+    """A distance such that j, j + d, j + 2d, .. are one unit's steps, for every j; n where none is known."""
+    match pattern:
+        case Listed(stride=None):
+            return pattern.n
+        case Listed() | Separated() | PerEpoch():
+            return pattern.spread
+        case _:
+            assert_never(pattern)
 
 
 def _epochs(n: int, distance: int) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache as cached
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,12 @@ from anyorder.optimize import cache
 from anyorder.optimize.blt import fit_blts
 from anyorder.optimize.bounds import OBJECTIVES, lower_bound
 from anyorder.optimize.dense import Optimum
-from anyorder.optimize.patterns import describes_all
+from anyorder.optimize.patterns import describes_all, shuffled
 from anyorder.optimize.rescale import normalised, rescale
 from anyorder.optimize.restarted import fits_restarted, restartable
 from anyorder.optimize.structured import fit, solve_dense
 from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, fits_banded_inverse, fits_toeplitz
-from anyorder.participation import EpochShuffle, MinSeparation, Participation
+from anyorder.participation import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict
 from anyorder.strategy.kinds import Structure, in_words, kind_of
@@ -170,22 +170,22 @@ def _fits(
     optimum: Callable[[], Optimum],
 ) -> Iterator[Strategy]:
     """The candidates, without those whose size is known to be over the budget."""
-    n, b = workload.n, participation.min_separation
+    n, epochs = workload.n, shuffled(participation.pattern)
     yield Independent(n)
-    if b == 1 and participation.max_participations == n:
+    if participation.min_separation == 1 and participation.max_participations == n:
         return  # a unit may be in every step: columns of C must be orthogonal, nothing correlated helps
     if workload.is_prefix_sum or n <= DENSE_STEPS:
         yield fit("tree", workload, participation, objective)
-    if isinstance(participation, EpochShuffle) and restartable(workload, participation):
+    if epochs is not None and restartable(workload, epochs):
         yield from _restarted(workload, participation, objective, budget)
     series = list(_series(workload, participation, objective, budget))
     yield from series
     if n <= _RESCALED and objective == "mean":
         known = describes_all(participation)
-        free = not known and isinstance(participation, MinSeparation)
+        free = not known and _may_lie_anywhere(participation.pattern)
         for strategy in _best_of_each(series, workload, participation) if known or free else ():
             yield normalised(strategy) if free else rescale(strategy, workload, participation)
-    apart = participation.steps_per_epoch if isinstance(participation, EpochShuffle) else b
+    apart = participation.min_separation if epochs is None else epochs.steps_per_epoch
     bands = int(min(apart, n, _BANDS[-1], budget.cost, budget.state + 1))
     if n <= _BANDED and bands > 1 and objective == "mean":
         yield fit("banded", workload, participation, objective, bands=bands)
@@ -196,6 +196,17 @@ def _fits(
         yield from _kept("low_ranks", limits, fits, **question)
     if n <= _DENSE and budget.allows(0, n / 2):
         yield Dense(optimum().C)
+
+
+def _may_lie_anywhere(pattern: Pattern) -> bool:
+    """Whether any steps that are far enough apart may be one unit's."""
+    match pattern:
+        case Separated():
+            return True
+        case Listed() | PerEpoch():
+            return False
+        case _:
+            assert_never(pattern)
 
 
 def _shortened(workload: Workload, participation: Participation, objective: str) -> bool:

@@ -20,8 +20,9 @@ from anyorder import _check
 from anyorder._filters import fftconvolve
 from anyorder.errors import PlanError
 from anyorder.optimize.objectives import by_rows, mostly_last
+from anyorder.optimize.patterns import shuffled
 from anyorder.optimize.toeplitz import DENSE_STEPS, Valued, descend
-from anyorder.participation import EpochShuffle, Participation
+from anyorder.participation import Participation, PerEpoch
 from anyorder.strategy import RestartedBLT
 from anyorder.strategy.toeplitz import inverse_series
 from anyorder.workload import Custom, Workload
@@ -40,10 +41,10 @@ _GAIN = 1e-8
 _ENTRIES = 1 << 15  # of a table in hand
 
 
-def restartable(workload: Workload, participation: EpochShuffle) -> bool:
+def restartable(workload: Workload, pattern: PerEpoch) -> bool:
     """Whether there is more than one epoch, and `fit_restarted` knows its steps."""
     known = workload.n <= DENSE_STEPS or not isinstance(workload, Custom)
-    return known and participation.k > 1 and participation.steps_per_epoch <= _MAX_EPOCH
+    return known and pattern.k > 1 and pattern.steps_per_epoch <= _MAX_EPOCH
 
 
 def fit_restarted(
@@ -68,41 +69,42 @@ def fits_restarted(
     Cost: O(s^2) an evaluation, some hundreds of them.
     """
     buffers = _check.integer("buffers", buffers, low=1)
-    if not isinstance(participation, EpochShuffle):
+    pattern = shuffled(participation.pattern)
+    if pattern is None:
         raise PlanError(f"restarts in every epoch need EpochShuffle, got {participation!r}")
-    s = participation.steps_per_epoch
+    s = pattern.steps_per_epoch
     if s > _MAX_EPOCH:
         raise PlanError(f"restarted BLTs are fitted for epochs of at most {_MAX_EPOCH} steps, got {s}; use kind 'blt'")
     if objective == "last":
         workload = mostly_last(workload)
-    losses = _losses(workload, participation)
+    losses = _losses(workload, pattern)
     points: dict[int, Floats] = {}
     found = []
     for m in range(1, buffers + 1):
         near = None
         for e in losses:
             points[e] = near = _best(losses[e], m, points.get(e), near)
-        best = _strategy(points, losses, participation)
+        best = _strategy(points, losses, pattern)
         if objective == "max":
-            best = by_rows(partial(_refit, dict(points), participation), workload)
+            best = by_rows(partial(_refit, dict(points), pattern), workload)
         found.append(best)
     return found
 
 
-def _losses(workload: Workload, participation: EpochShuffle) -> dict[int, "_EpochLoss"]:
+def _losses(workload: Workload, pattern: PerEpoch) -> dict[int, "_EpochLoss"]:
     """Those of the epochs that are fitted."""
-    k, s = participation.k, participation.steps_per_epoch
+    k, s = pattern.k, pattern.steps_per_epoch
     count = _FITTED if s <= _SHORT else _FITTED // 2
     fitted = sorted({0, *np.linspace(0, k - 1, min(k, count)).round().astype(int).tolist()})
     return {e: _EpochLoss(epoch_gram(workload, e * s, s)) for e in fitted}
 
 
-def _refit(points: dict[int, Floats], participation: EpochShuffle, workload: Workload) -> RestartedBLT:
+def _refit(points: dict[int, Floats], pattern: PerEpoch, workload: Workload) -> RestartedBLT:
     """The fit to another weighting of the rows, from the points of the last one, which it moves."""
-    losses = _losses(workload, participation)
+    losses = _losses(workload, pattern)
     for e, loss in losses.items():
         points[e] = descend(loss, _with_slope(points[e]), restarts=1, gain=_GAIN)[0]
-    return _strategy(points, losses, participation)
+    return _strategy(points, losses, pattern)
 
 
 def _best(loss: "_EpochLoss", m: int, fewer: Floats | None, near: Floats | None) -> Floats:
@@ -131,7 +133,7 @@ def _split(x: Floats) -> Floats:
     return np.concatenate([a, a[-1:], b, b[-1:], rest])
 
 
-def _strategy(points: dict[int, Floats], losses: dict[int, "_EpochLoss"], order: EpochShuffle) -> RestartedBLT:
+def _strategy(points: dict[int, Floats], losses: dict[int, "_EpochLoss"], order: PerEpoch) -> RestartedBLT:
     """All epochs, with the norms of `epoch_shares`."""
     fitted = np.array(sorted(points))
     values = np.array([losses[e](points[e])[0] for e in fitted])

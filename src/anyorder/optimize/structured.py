@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from anyorder.optimize.patterns import disjoint, grouped
 from anyorder.optimize.restarted import fit_restarted
 from anyorder.optimize.toeplitz import Problem, fit_banded_inverse, fit_toeplitz
 from anyorder.optimize.tree import fit_tree
-from anyorder.participation import EpochShuffle, MinSeparation, Participation
+from anyorder.participation import Listed, Participation, PerEpoch, Separated
 from anyorder.strategy import (
     BLT,
     Banded,
@@ -148,7 +148,14 @@ def fit_dense(
 
 def _over_all(participation: Participation) -> bool:
     """Whether the dense optimum is over all C, and not over some that the participation makes good."""
-    return participation.max_participations == 1 or not isinstance(participation, (EpochShuffle, MinSeparation))
+    pattern = participation.pattern
+    match pattern:
+        case Listed():
+            return True
+        case Separated() | PerEpoch():
+            return pattern.max_participations == 1
+        case _:
+            assert_never(pattern)
 
 
 def solve_dense(workload: Workload, participation: Participation, objective: str, *, tolerance: float) -> dense.Optimum:
@@ -164,10 +171,16 @@ def solve_dense(workload: Workload, participation: Participation, objective: str
     found = dense.optimum(workload.matrix(), groups, **{**options, "tolerance": max(tolerance, 1e-3)})
 
     def inner(weighting: Workload) -> Dense:
-        if isinstance(participation, EpochShuffle):
-            return Dense(_epochs(weighting, participation))
-        assert isinstance(participation, MinSeparation)
-        return Dense(_separated(weighting, participation))
+        pattern = participation.pattern
+        match pattern:
+            case PerEpoch(steps_per_epoch=s):
+                return Dense(_epochs(weighting, s))
+            case Separated():
+                return Dense(_separated(weighting, participation))
+            case Listed():
+                raise AssertionError("lists of patterns are solved over all C")
+            case _:
+                assert_never(pattern)
 
     C = (inner(workload) if objective == "mean" else by_rows(inner, workload)).matrix()
     errors = _errors(workload, C)
@@ -175,15 +188,14 @@ def solve_dense(workload: Workload, participation: Participation, objective: str
     return dense.Optimum(C, found.lower, upper, found.iterations)
 
 
-def _epochs(workload: Workload, participation: EpochShuffle) -> Floats:
-    s = participation.steps_per_epoch
+def _epochs(workload: Workload, s: int) -> Floats:
     singles = grouped(list(np.arange(s)[:, None]), s)
     found = [dense.optimum(R, singles) for R in epoch_factors(workload.matrix(), s)]
     shares = epoch_shares([part.upper**2 for part in found])
     return np.asarray(block_diag(*(share * part.C for share, part in zip(shares, found, strict=True))))
 
 
-def _separated(workload: Workload, participation: MinSeparation) -> Floats:
+def _separated(workload: Workload, participation: Participation) -> Floats:
     found = fit_banded(workload, participation, workload.n)
     return found.matrix() / math.sqrt(participation.max_participations)
 

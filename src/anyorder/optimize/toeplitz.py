@@ -21,8 +21,8 @@ from anyorder import _check
 from anyorder._filters import fftconvolve, lfilter
 from anyorder.errors import PlanError
 from anyorder.optimize.bounds import OBJECTIVES
-from anyorder.optimize.patterns import check_optimisable, spread
-from anyorder.participation import EpochShuffle, FixedOrder, Participation
+from anyorder.optimize.patterns import check_optimisable, shuffled, stride
+from anyorder.participation import Participation
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import BandedInverse, Toeplitz, ToeplitzBanded
 from anyorder.strategy.toeplitz import inverse_series, square_root_series
@@ -91,7 +91,7 @@ class Problem:
         n = self.n
         padded = np.zeros(n)
         padded[: len(c)] = np.abs(c)
-        free = not isinstance(self.participation, FixedOrder)
+        free = stride(self.participation.pattern) is None
         if free and np.isinf(stiffness):
             value, gradient = self._majorant_sens(padded)
         else:
@@ -154,14 +154,7 @@ def worst_steps(participation: Participation) -> NDArray[np.int64]:
     As early and as close as allowed. In shuffled epochs: last of one, first of the next, and so in pairs. For a
     KnownOrder: evenly spread.
     """
-    n, k = participation.n, participation.max_participations
-    if k == 1:
-        return np.zeros(1, dtype=np.int64)
-    if isinstance(participation, EpochShuffle):
-        epochs, s = np.arange(k), participation.steps_per_epoch
-        return np.asarray(epochs * s + np.where((epochs % 2 == 0) & (epochs < k - 1), s - 1, 0))
-    known = participation.to_dict()["kind"] == "known_order"
-    return np.arange(0, n, spread(participation) if known else participation.min_separation)[:k]
+    return participation.pattern.worst()
 
 
 def _toeplitz_error(a: Floats, weights: Floats, d: Floats) -> Valued:
@@ -315,7 +308,7 @@ def _fit_all(problem: Problem, sizes: Sequence[int], loss: Callable[[float, Floa
         if bands not in made:
             found = kind(coefficients(bands), problem.n)
             made[bands] = found, 0.0
-            if isinstance(problem.participation, EpochShuffle):
+            if shuffled(problem.participation.pattern):
                 # the loss is of one pattern of many: by the sensitivity over all, fewer bands may serve better
                 own = found, _true_loss(problem, found)
                 made[bands] = own if bands == 1 else min(own, strategy(bands // 2), key=lambda one: one[1])
@@ -339,7 +332,7 @@ def _fit_series(
     root = square_root_start(problem.workload, bands)
     longer = np.concatenate([half, np.zeros(bands - len(half))])[1:]
     starts = [longer, (inverse_series(root, bands) if inverse else root)[1:]]
-    smooth = len(problem.steps) == 1 or isinstance(problem.participation, FixedOrder)
+    smooth = len(problem.steps) == 1 or stride(problem.participation.pattern) is not None
     x = min(starts, key=lambda start: loss(np.inf if smooth else _STAGES[0][0], start)[0])
     for stiffness, gain, restarts in () if smooth else _STAGES:
         x, _ = descend(partial(loss, stiffness), x, gain=gain, restarts=restarts, max_iterations=300)

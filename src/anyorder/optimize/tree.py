@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from anyorder import _check, error
 from anyorder.errors import PlanError
-from anyorder.participation import EpochShuffle, FixedOrder, Participation
+from anyorder.optimize.patterns import epoch
+from anyorder.participation import Participation
 from anyorder.strategy import Tree
 from anyorder.workload import Workload
 
@@ -51,12 +52,12 @@ def restart_steps(participation: Participation, every: int) -> tuple[int, ...]:
     _check.integer("restart_every", every, low=0)
     if every == 0:
         return ()
-    if not isinstance(participation, (EpochShuffle, FixedOrder)):
+    steps = epoch(participation.pattern)
+    if steps is None:
         raise PlanError(
             f"restart_every needs a participation with epochs (EpochShuffle, FixedOrder), got {participation!r}; "
             "give restarts to strategy.Tree by step"
         )
-    steps = participation.steps_per_epoch if isinstance(participation, EpochShuffle) else participation.b
     return tuple(range(every * steps, participation.n, every * steps))
 
 
@@ -71,7 +72,7 @@ def _candidates(
 
 
 def _schedules(participation: Participation) -> list[int]:
-    if not isinstance(participation, (EpochShuffle, FixedOrder)):
+    if epoch(participation.pattern) is None:
         return [0]
     k = participation.max_participations
     return [0, *(2**i for i in range(k.bit_length()) if 2**i < k)]
