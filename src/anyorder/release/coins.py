@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder.errors import ArgumentError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, TrainingError
 from anyorder.ledger import Units
 from anyorder.noise import NoiseSource
-from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
 
 __all__ = ["Coins"]
@@ -32,11 +31,7 @@ class Coins:
     def of(cls, plan: Plan, source: NoiseSource) -> "Coins | None":
         """Those of a plan whose claim rests on them, else None."""
         rule = plan.participation
-        if not rule.secret:
-            return None
-        if type(rule) is not PoissonSampling:
-            raise PlanError(f"no coins are known here for {rule.describe()}: plan for order='poisson'")
-        return cls(rule.sampling_probability, source)
+        return None if rule.coin is None else cls(rule.coin, source)
 
     def draw(self, step: int, size: int) -> NDArray[np.int64]:
         """The units of a step, ascending."""
