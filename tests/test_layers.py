@@ -12,10 +12,10 @@ import anyorder
 ROOMS = [
     "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library",
     "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting",
-    "noise", "ledger", "sampling", "plan", "receipt", "certificate", "release", "clipping", "train", "report", "run",
-    "cli", "__main__",
+    "noise", "ledger", "sampling", "plan", "planner", "receipt", "certificate", "release",
+    "clipping", "train", "report", "run", "cli", "__main__",
 ]  # fmt: skip
-PURE = [*ROOMS[: ROOMS.index("plan") + 1], "receipt", "certificate", "report"]  # an auditor's and a planner's
+PURE = [*ROOMS[: ROOMS.index("planner") + 1], "receipt", "certificate", "report"]  # an auditor's and a planner's
 PURE.remove("sampling")  # of torch's loaders; a plan asks for it where it is given one
 ROOT = Path(anyorder.__file__).parent
 

@@ -12,9 +12,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from anyorder import accounting, errors, noise, optimize, participation, strategy, workload
+from anyorder.accounting import compose
 from anyorder.certificate import Certificate, Evidence, verify
 from anyorder.error import RENAMED, last_error, max_error, renamed, rmse
-from anyorder.plan import Plan, plan
+from anyorder.plan import Plan
+from anyorder.planner import plan
 from anyorder.receipt import Receipt
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 
@@ -41,6 +43,7 @@ __all__ = [
     "bounded_sum",
     "check_model",
     "clipping",
+    "compose",
     "errors",
     "last_error",
     "max_error",
@@ -59,8 +62,8 @@ __all__ = [
     "workload",
 ]
 
-# `plan` and `sensitivity` are functions in modules of the same name. They are bound above, after the import of those
-# modules has bound the modules themselves: a lazy name could not be, for no later import would undo it.
+# `plan` and `sensitivity` are functions beside modules of that name. They are bound above, after the import of those
+# modules has bound the modules themselves; bound lazily, a name would stay the module.
 _NEED_TORCH = {
     "FTRL": "train",
     "FixedOrderSampler": "sampling",

@@ -2,41 +2,30 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import frexp, inf, nextafter
+from math import inf, nextafter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from anyorder import _check, accounting, participation, strategy, workload
+from anyorder import _check, participation, strategy, workload
 from anyorder._closed import final
 from anyorder._limits import bounded, check_plan
 from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
 from anyorder.accounting.curves import NEIGHBOURS, Curve, Gaussian, Sampled
 from anyorder.error import has_variances, row_variances
-from anyorder.errors import ArgumentError, CertificateError, PlanError
+from anyorder.errors import CertificateError, PlanError
 from anyorder.noise.discrete import check_combination, check_grid
-from anyorder.optimize import choose
-from anyorder.optimize.tree import fit_tree
-from anyorder.participation import (
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    Participation,
-    PoissonSampling,
-    SingleEpoch,
-    without_names,
-)
+from anyorder.participation import KnownOrder, Participation, without_names
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.sensitivity.rounding import rounding
-from anyorder.strategy import Combination, Independent, Strategy
+from anyorder.strategy import Independent, Strategy
 from anyorder.workload import Workload, prefix_sum
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan"]
 
 FORMAT = "anyorder-plan/2"
 _NEIGHBOUR_TEXTS = {
@@ -103,7 +92,7 @@ class Plan:
             raise PlanError(f"participation, strategy and workload must have the same number of steps, got {lengths}")
         _check_neighbours(self.neighbours, self.participation, self.strategy)
         if self.grid is not None:
-            _check_exact(self.neighbours, self.strategy)
+            check_exact(self.neighbours, self.strategy)
             check_grid(self.grid, self.clip_norm, self.noise_std)
 
     @property
@@ -308,160 +297,6 @@ class Plan:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
 
 
-def plan(
-    *,
-    delta: float,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    sigma: float | None = None,
-    dataset_size: int | None = None,
-    batch_size: int | None = None,
-    epochs: int | None = None,
-    loader: Iterable[Any] | None = None,
-    order: str = "shuffled",
-    participation: Participation | None = None,
-    drop_last: bool = False,
-    mechanism: str | Strategy = "auto",
-    momentum: float = 0.0,
-    learning_rates: ArrayLike | None = None,
-    clip_norm: float = 1.0,
-    unit: str | int | Callable[[Any], Any] = "example",
-    neighbours: str = "zero-out",
-    secure: bool = False,
-) -> Plan:
-    """Join an order, a mechanism and a budget into a `Plan`.
-
-    The number of steps and the order come from one of: `loader` and `epochs`; `dataset_size`, `batch_size` and
-    `epochs` with `order` in words; or `participation` and `batch_size`.
-
-    Args:
-        delta: target delta.
-        epsilon: target epsilon; the noise is the least that keeps (epsilon, delta). Or
-        noise_multiplier: noise_std / clip_norm, as DP-SGD means it, and epsilon follows. Or
-        sigma: noise_std / (clip_norm * sens), that is 1 / mu (2 / mu for replace-one). Exactly one of the three.
-        dataset_size: number of examples, public.
-        batch_size: examples in a step; the constant that sums are divided by.
-        epochs: passes over the data.
-        loader: a torch DataLoader; its order is read off its sampler. With a unit other than "example" the data set is
-            read once, and the plan is for the `KnownOrder` of its units.
-        order: "shuffled" (anew in each epoch; it covers "sequential" and "fixed" too), "sequential" or "fixed"
-            (the same order in each epoch: less noise), or "poisson" (secret sampling by this package's own sampler,
-            with independent noise: DP-SGD).
-        participation: the order as a rule; the ledger holds the run to it, whatever the loader.
-        drop_last: whether an incomplete last batch is dropped.
-        mechanism: "auto" (least error for this workload and order), "tree" (best binary tree), "independent"
-            (DP-SGD's noise), or a `Strategy`.
-        momentum, learning_rates: the optimizer's, for the workload whose error is minimised; see `Workload`.
-        clip_norm: L2 bound on one unit's gradient in one step.
-        unit: what is protected, in a word: see `Plan`. With a loader, the place of each example's unit in a batch, as
-            in `make_private`: a field of a dict, a position in a tuple, a callable. A field's name is the plan's word;
-            the others are called "user".
-        neighbours: see `Plan`.
-        secure: exact integer arithmetic in place of floating-point noise, against attacks on its low bits: a `grid`
-            of 2^-20 clip norms, rounded down to a power of two. "auto" then chooses among the mechanisms that allow
-            it. For another grid, `dataclasses.replace(plan, grid=...)`.
-    """
-    budgets = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sigma": sigma}
-    if sum(value is not None for value in budgets.values()) != 1:
-        raise ArgumentError(f"exactly one of epsilon, noise_multiplier and sigma must be given, got {budgets}")
-    if (loader is not None or participation is not None) and (order != "shuffled" or drop_last):
-        given = "loader" if loader is not None else "participation"
-        raise ArgumentError(
-            f"order and drop_last must not be given together with {given}, which says them, got order={order!r}, "
-            f"drop_last={drop_last!r}; order is a word for a plan by dataset_size, batch_size and epochs, and secret "
-            "sampling (order='poisson') is planned so"
-        )
-    if loader is not None:
-        if participation is not None:
-            raise ArgumentError("participation must not be given together with loader, whose order is read")
-        rule, batch_size, dataset_size = _read_loader(loader, epochs, batch_size, dataset_size, unit)
-        if neighbours == "add-or-remove" and type(rule) is KnownOrder:
-            raise _moves_others("an order that was read off a loader")
-    elif participation is not None:
-        rule = participation
-    else:
-        rule = _participation(order, dataset_size, batch_size, epochs, drop_last)
-    if not isinstance(unit, str):
-        if loader is None:
-            raise ArgumentError(f"unit must be a word such as 'user' where no loader is given, got {unit!r}")
-        unit = "user"
-    if batch_size is None:
-        raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
-    work = Workload(rule.n, momentum=momentum, learning_rates=learning_rates)
-    chosen = _strategy(mechanism, work, rule, secure)
-    if rule.secret and neighbours == "zero-out":
-        neighbours = "add-or-remove"  # what the sampler's accounting is about
-    if secure:
-        _check_exact(neighbours, chosen)  # before a calibration that may take long
-    if noise_multiplier is not None:
-        sens = 1.0 if rule.secret else sensitivity(chosen, rule).value * (1 + rounding(chosen, rule))
-        sigma = _check.positive("noise_multiplier", noise_multiplier) / sens
-    elif epsilon is not None:
-        sigma = _calibrate(rule, neighbours, delta, epsilon)
-    assert sigma is not None
-    return Plan(
-        participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, sigma=sigma, delta=delta,
-        batch_size=batch_size, unit=unit, neighbours=neighbours, dataset_size=dataset_size,
-        grid=_default_grid(clip_norm) if secure else None,
-    )  # fmt: skip
-
-
-def _read_loader(
-    loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None, unit: Any
-) -> tuple[Participation, int, int | None]:
-    if epochs is None:
-        raise ArgumentError("epochs must be given together with loader")
-    if batch_size is not None or dataset_size is not None:
-        raise ArgumentError("batch_size and dataset_size must not be given together with loader, which has them")
-    from anyorder.sampling import find_participation  # the only one here that needs torch
-
-    found = find_participation(loader, epochs, unit=None if unit == "example" else unit)
-    return found.participation, found.batch_size, found.dataset_size
-
-
-def _participation(
-    order: str, dataset_size: int | None, batch_size: int | None, epochs: int | None, drop_last: bool
-) -> Participation:
-    _check.choice("order", order, {"shuffled", "sequential", "fixed", "poisson"})
-    if dataset_size is None or batch_size is None or epochs is None:
-        missing = {"dataset_size": dataset_size, "batch_size": batch_size, "epochs": epochs}
-        raise ArgumentError(f"dataset_size, batch_size and epochs must be given where order is a word, got {missing}")
-    size = _check.integer("dataset_size", dataset_size, low=1)
-    batch = _check.integer("batch_size", batch_size, low=1, high=size)
-    epochs = _check.integer("epochs", epochs, low=1)
-    steps = size // batch if drop_last else -(-size // batch)
-    if order == "poisson":
-        return PoissonSampling(epochs * steps, batch / size)
-    if epochs == 1:
-        return SingleEpoch(steps)
-    return EpochShuffle(epochs, steps) if order == "shuffled" else FixedOrder(epochs * steps, epochs, steps)
-
-
-def _strategy(mechanism: str | Strategy, work: Workload, order: Participation, secure: bool) -> Strategy:
-    if isinstance(mechanism, Strategy):
-        return mechanism
-    _check.choice("mechanism", mechanism, {"auto", "tree", "independent"})
-    if order.secret:
-        if mechanism == "tree":
-            raise PlanError("mechanism 'tree' has no amplified accounting: use order 'shuffled', or 'independent'")
-        return Independent(order.n)
-    if mechanism == "independent":
-        return Independent(order.n)
-    if mechanism == "tree":
-        return fit_tree(work, order)
-    found = (candidate.strategy for candidate in choose(work, order))
-    return next(chosen for chosen in found if not secure or isinstance(chosen, Combination))
-
-
-def _calibrate(order: Participation, neighbours: str, delta: float, epsilon: float) -> float:
-    """The least sigma that keeps (epsilon, delta)."""
-    _check.choice("neighbours", neighbours, NEIGHBOURS)
-    epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
-    if order.coin is not None:
-        return accounting.calibrate_poisson(epsilon, delta, order.coin, order.n)
-    return nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
-
-
 def _check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:
     if order.secret:
         if type(chosen) is not Independent:
@@ -469,17 +304,18 @@ def _check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -
         if neighbours != "add-or-remove":
             raise PlanError(f"PoissonSampling is accounted for add-or-remove neighbours only, got {neighbours!r}")
     elif neighbours == "add-or-remove" and order.absence_moves_others:
-        raise _moves_others(type(order).__name__)
+        raise moves_others(type(order).__name__)
 
 
-def _moves_others(order: str) -> PlanError:
+def moves_others(order: str) -> PlanError:
+    """The error for add-or-remove neighbours in an order in which a unit's absence moves others."""
     return PlanError(
         f"neighbours 'add-or-remove' do not fit {order}: without one unit, a loader would put others into other "
         "batches; use 'zero-out' (its gradients replaced by zero) or 'replace-one'"
     )
 
 
-def _check_exact(neighbours: str, chosen: Strategy) -> None:
+def check_exact(neighbours: str, chosen: Strategy) -> None:
     """On a grid, a unit must change nothing but its own integers, and noise must be computable to any precision."""
     check_combination(chosen)
     if neighbours == "add-or-remove":
@@ -488,11 +324,6 @@ def _check_exact(neighbours: str, chosen: Strategy) -> None:
             "Poisson sampling implies): a batch with one unit less has another shape, in which the floating-point "
             "gradients of the other units may differ in their last bits, and so their integers too"
         )
-
-
-def _default_grid(clip_norm: float) -> float:
-    """The power of two at or below 2^-20 clip norms."""
-    return float(2.0 ** (frexp(_check.positive("clip_norm", clip_norm))[1] - 21))
 
 
 # -- plans in files --------------------------------------------------------------------------------------------------

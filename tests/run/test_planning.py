@@ -38,7 +38,7 @@ def test_poisson_sampling_by_order_or_by_mechanism():
     assert by_order.amplified
     assert by_order.epsilon == poisson_claim(1.0, 100, 2000, 60, 1e-5)
     assert by_order.epsilon == pytest.approx(2.857, abs=0.002)  # 2.867 by Opacus 1.6's PRV accountant
-    with pytest.raises(ArgumentError, match="mechanism 'poisson' only"):
+    with pytest.raises(PlanError, match="mechanism 'poisson' only"):
         make_plan(Mechanism(name="tree"), epochs=3, order="poisson", noise_multiplier=1.0, **SIZES)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from anyorder import accounting
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.optimize import choose
-from anyorder.optimize.fits import fit_named, kind_in
-from anyorder.participation import Participation, PoissonSampling
-from anyorder.plan import Plan, plan
+from anyorder.optimize.fits import kind_in
+from anyorder.participation import PoissonSampling
+from anyorder.plan import Plan
+from anyorder.planner import plan, with_budget
 from anyorder.strategy import Independent, Strategy
-from anyorder.workload import Workload
 
 __all__ = [
     "Mechanism",
@@ -45,16 +45,11 @@ class Mechanism:
     restart_every: int | None = None
     completion: str = "auto"
 
-    def strategy(self, work: Workload, order: Participation) -> Strategy:
-        """The strategy of that name, fitted; for "tree", with the options."""
-        if self.name == "tree":
-            options: dict[str, Any] = {
-                "estimator": self.estimator,
-                "restart_every": self.restart_every,
-                "completion": self.completion,
-            }
-            return fit_named("tree", work, order, **options)
-        return fit_named(self.name, work, order)
+    def arguments(self) -> dict[str, Any]:
+        """What it is among the arguments of `anyorder.plan`: an option is one where it is not the default."""
+        options = {name: value for name, value in vars(self).items() if value != getattr(Mechanism, name)}
+        options.pop("name", None)
+        return {"mechanism": self.name, **options}
 
 
 def make_plan(
@@ -63,43 +58,20 @@ def make_plan(
     delta: float,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
-    order: str = "shuffled",
-    **sizes: Any,
+    **others: Any,
 ) -> Plan:
     """A plan like `anyorder.plan`'s, with the mechanism in words.
 
     Args:
         epsilon, noise_multiplier: exactly one of the two.
-        order: "shuffled", "sequential", "fixed" or "poisson"; mechanism "poisson" implies "poisson".
-        sizes: `dataset_size`, `batch_size`, `epochs`, `momentum`, `clip_norm`, .. of `anyorder.plan`.
+        others: `order`, `dataset_size`, `batch_size`, `epochs`, `momentum`, `clip_norm`, .. of `anyorder.plan`.
     """
     if (epsilon is None) == (noise_multiplier is None):
         raise ArgumentError(
             f"exactly one of epsilon and noise_multiplier must be given, got epsilon={epsilon!r}, "
             f"noise_multiplier={noise_multiplier!r}"
         )
-    if mechanism.name != "tree" and mechanism != Mechanism(name=mechanism.name):
-        raise ArgumentError(
-            f"estimator, restart_every and completion are for mechanism 'tree' only, got {mechanism.name!r}"
-        )
-    if "poisson" in (order, mechanism.name):
-        if mechanism.name not in ("poisson", "independent", "auto"):
-            raise ArgumentError(f"order 'poisson' is for mechanism 'poisson' only, got {mechanism.name!r}")
-        order, mechanism = "poisson", replace(mechanism, name="poisson")
-    word = mechanism.name if mechanism.name == "auto" else "independent"
-    base = plan(delta=delta, sigma=1.0, mechanism=word, order=order, **sizes)
-    if mechanism.name not in ("auto", "independent", "poisson"):
-        base = replace(base, strategy=mechanism.strategy(base.workload, base.participation))
-    return with_budget(base, epsilon, noise_multiplier)
-
-
-def with_budget(base: Plan, epsilon: float | None, noise_multiplier: float | None) -> Plan:
-    """The plan at another budget; arguments as in `make_plan`."""
-    budget = plan(
-        delta=base.delta, epsilon=epsilon, noise_multiplier=noise_multiplier, participation=base.participation,
-        batch_size=base.batch_size, mechanism=base.strategy, neighbours=base.neighbours,
-    )  # fmt: skip
-    return replace(base, sigma=budget.sigma)
+    return plan(**mechanism.arguments(), delta=delta, epsilon=epsilon, noise_multiplier=noise_multiplier, **others)
 
 
 def poisson_claim(noise_multiplier: float, batch_size: int, dataset_size: int, n: int, delta: float) -> float:
@@ -115,7 +87,7 @@ def noise_lines(chosen: Plan) -> dict[str, Plan]:
     name = type(chosen.strategy).__name__
     if isinstance(chosen.strategy, Independent):
         return {"independent noise": chosen}
-    independent = with_budget(replace(chosen, strategy=Independent(chosen.n)), chosen.epsilon, None)
+    independent = with_budget(replace(chosen, strategy=Independent(chosen.n)), epsilon=chosen.epsilon)
     return {f"this plan ({name})": chosen, "independent noise, same epsilon and order": independent}
 
 
@@ -160,7 +132,7 @@ def compare(chosen: Plan) -> list[Row]:
         raise ArgumentError("a comparison needs an order other than 'poisson', which allows independent noise only")
     rows: dict[Strategy, Row] = {}
     for candidate in choose(chosen.workload, chosen.participation):
-        plan = with_budget(replace(chosen, strategy=candidate.strategy), chosen.epsilon, None)
+        plan = with_budget(replace(chosen, strategy=candidate.strategy), epsilon=chosen.epsilon)
         rows.setdefault(candidate.strategy, Row(candidate.name, plan, candidate.ratio))  # sizes may share an optimum
     found = list(rows.values())
     with contextlib.suppress(MissingDependencyError):
@@ -182,4 +154,4 @@ def _sampled(chosen: Plan) -> Plan:
     order = PoissonSampling(chosen.n, chosen.batch_size / chosen.dataset_size)
     strategy = Independent(chosen.n)
     base = replace(chosen, participation=order, strategy=strategy, neighbours="add-or-remove", sigma=1.0)
-    return with_budget(base, chosen.epsilon, None)
+    return with_budget(base, epsilon=chosen.epsilon)

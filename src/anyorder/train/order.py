@@ -49,7 +49,7 @@ def check_order(plan: Plan, loader: Any, accumulate: int) -> str:
     actual = find_participation(loader, epochs, accumulate=accumulate).participation
     if not covers(plan.participation, actual):
         joined = (
-            f"; {accumulate} batches make a step here: plan by dataset_size and batch_size" if accumulate > 1 else ""
+            f"; {accumulate} batches make a step here: plan with accumulate={accumulate} too" if accumulate > 1 else ""
         )
         raise LoaderError(
             f"the plan is for {plan.participation.describe()}, but this loader gives {actual.describe()} "

@@ -1,0 +1,352 @@
+"""The planner: finds the order, the mechanism and the noise, and joins them into a `Plan`."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import frexp, inf, nextafter
+from typing import Any, NamedTuple
+
+from numpy.typing import ArrayLike
+
+from anyorder import _check, accounting
+from anyorder.accounting.curves import NEIGHBOURS
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.optimize import choose
+from anyorder.optimize.candidates import MAX_COST, rows_touched
+from anyorder.optimize.fits import fit_named
+from anyorder.participation import (
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    Participation,
+    PoissonSampling,
+    SingleEpoch,
+)
+from anyorder.plan import Plan, check_exact, moves_others
+from anyorder.sensitivity import sensitivity
+from anyorder.sensitivity.rounding import rounding
+from anyorder.strategy import Combination, Independent, Strategy
+from anyorder.workload import Workload, from_optimizer
+from anyorder.workload import check_kind as check_workload
+
+__all__ = ["plan", "with_budget"]
+
+
+def plan(
+    *,
+    delta: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    sigma: float | None = None,
+    dataset_size: int | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    loader: Iterable[Any] | None = None,
+    accumulate: int = 1,
+    order: str = "shuffled",
+    participation: Participation | None = None,
+    drop_last: bool = False,
+    mechanism: str | Strategy = "auto",
+    estimator: str | None = None,
+    restart_every: int | None = None,
+    completion: str | None = None,
+    objective: str = "mean",
+    memory: int | str | None = None,
+    model_size: int | None = None,
+    max_cost: float | None = None,
+    momentum: float = 0.0,
+    learning_rates: ArrayLike | None = None,
+    workload: Workload | None = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    clip_norm: float = 1.0,
+    unit: str | int | Callable[[Any], Any] = "example",
+    neighbours: str = "zero-out",
+    secure: bool = False,
+) -> Plan:
+    """Join an order, a mechanism and a budget into a `Plan`.
+
+    The number of steps and the order come from one of: `loader` and `epochs`; `dataset_size`, `batch_size` and
+    `epochs` with `order` in words; or `participation` and `batch_size`.
+
+    Args:
+        delta: target delta.
+        epsilon: target epsilon; the noise is the least that keeps (epsilon, delta). Or
+        noise_multiplier: noise_std / clip_norm, as DP-SGD means it, and epsilon follows. Or
+        sigma: noise_std / (clip_norm * sens), that is 1 / mu (2 / mu for replace-one). Exactly one of the three.
+        dataset_size: number of examples, public.
+        batch_size: examples in a step; the constant that sums are divided by.
+        epochs: passes over the data.
+        loader: a torch DataLoader; its order is read off its sampler. With a unit other than "example" the data set is
+            read once, and the plan is for the `KnownOrder` of its units.
+        accumulate: batches of the loader that make a step, as in `make_private`.
+        order: "shuffled" (anew in each epoch; it covers "sequential" and "fixed" too), "sequential" or "fixed"
+            (the same order in each epoch: less noise), or "poisson" (secret sampling by this package's own sampler,
+            with independent noise: DP-SGD).
+        participation: the order as a rule; the ledger holds the run to it, whatever the loader.
+        drop_last: whether an incomplete last batch is dropped.
+        mechanism: "auto" (least error for this workload and order), "tree" (DP-FTRL), "independent" (DP-SGD's noise),
+            a kind ("blt": the best of it) or a kind at its size ("dense", "banded, 64 bands", "blt, 2 buffers"; see
+            `fit_named`), "poisson" (independent noise and order "poisson"), or a `Strategy`.
+        estimator, restart_every, completion: of the tree, see `fit_tree`; with mechanism "tree" alone.
+        objective: what is made small: the "mean", "max" or "last" error over the iterates.
+        memory: what the mechanism may keep between steps: vectors of the model's size, or bytes in words ("2 GB") with
+            model_size. It bounds the choice of "auto" and of a kind; any other mechanism that keeps more is refused.
+        model_size: number of parameters that are trained; noise takes 4 bytes for each in a vector.
+        max_cost: rows of noise made and vectors read in a step, on average; it bounds as memory does. By
+            itself 32, in choices alone.
+        momentum, learning_rates: the optimizer's, for the workload whose error is minimised; see `Workload`. Or
+        workload: A itself, for as many steps as the order has. Or
+        optimizer: a `torch.optim.SGD` (any torch optimizer of that class), whose settings are read, with
+        scheduler: its learning-rate scheduler that steps with it, if any; see `workload.from_optimizer`.
+        clip_norm: L2 bound on one unit's gradient in one step.
+        unit: what is protected, in a word: see `Plan`. With a loader, the place of each example's unit in a batch, as
+            in `make_private`: a field of a dict, a position in a tuple, a callable. A field's name is the plan's word;
+            the others are called "user".
+        neighbours: see `Plan`.
+        secure: exact integer arithmetic in place of floating-point noise, against attacks on its low bits: a `grid`
+            of 2^-20 clip norms, rounded down to a power of two. "auto" then chooses among the mechanisms that allow
+            it. For another grid, `dataclasses.replace(plan, grid=...)`.
+    Raises: ArgumentError for arguments that break their rule or do not go together; PlanError for parts that do not
+        fit, and where no mechanism keeps to the memory.
+    Cost: that of the fit, seconds for 1000 steps; fits are kept on disk.
+    """
+    budget = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sigma": sigma}
+    _one_of(budget)
+    _check.choice("neighbours", neighbours, NEIGHBOURS)
+    if mechanism == "poisson" and loader is None and participation is None and order == "shuffled":
+        order = "poisson"
+    if loader is not None:
+        _refuse_words("loader", order, drop_last)
+        if participation is not None:
+            raise ArgumentError("participation must not be given together with loader, whose order is read")
+        rule, batch_size, dataset_size = _read_loader(loader, epochs, batch_size, dataset_size, unit, accumulate)
+        if neighbours == "add-or-remove" and type(rule) is KnownOrder:
+            raise moves_others("an order that was read off a loader")
+    else:
+        if _check.integer("accumulate", accumulate, low=1) != 1:
+            raise ArgumentError("accumulate must come with a loader, whose batches it joins; batch_size is of a step")
+        if participation is not None:
+            _refuse_words("participation", order, drop_last)
+        rule = (
+            participation
+            if participation is not None
+            else _participation(order, dataset_size, batch_size, epochs, drop_last)
+        )
+    if not isinstance(unit, str):
+        if loader is None:
+            raise ArgumentError(f"unit must be a word such as 'user' where no loader is given, got {unit!r}")
+        unit = "user"
+    if batch_size is None:
+        raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
+    work = _workload(rule.n, workload, optimizer, scheduler, momentum, learning_rates)
+    tree = {"estimator": estimator, "restart_every": restart_every, "completion": completion}
+    limits = _Limits(
+        _vectors(memory, model_size, secure), None if max_cost is None else _check.real("max_cost", max_cost, low=1.0)
+    )
+    chosen = _strategy(
+        mechanism, work, rule, secure, objective, limits, {k: v for k, v in tree.items() if v is not None}
+    )
+    if rule.secret and neighbours == "zero-out":
+        neighbours = "add-or-remove"  # what the sampler's accounting is about
+    if secure:
+        check_exact(neighbours, chosen)  # before a calibration that may take long
+    return Plan(
+        participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, delta=delta,
+        sigma=_sigma(chosen, rule, neighbours, delta, **budget),
+        batch_size=batch_size, unit=unit, neighbours=neighbours, dataset_size=dataset_size,
+        grid=_default_grid(clip_norm) if secure else None,
+    )  # fmt: skip
+
+
+def with_budget(
+    base: Plan, *, epsilon: float | None = None, noise_multiplier: float | None = None, sigma: float | None = None
+) -> Plan:
+    """The plan with as much noise as another budget asks for; exactly one, see `plan`."""
+    budget = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sigma": sigma}
+    _one_of(budget)
+    return replace(base, sigma=_sigma(base.strategy, base.participation, base.neighbours, base.delta, **budget))
+
+
+def _one_of(budget: dict[str, float | None]) -> None:
+    if sum(value is not None for value in budget.values()) != 1:
+        raise ArgumentError(f"exactly one of epsilon, noise_multiplier and sigma must be given, got {budget}")
+
+
+# -- the order -------------------------------------------------------------------------------------------------------
+
+
+def _refuse_words(given: str, order: str, drop_last: bool) -> None:
+    if order != "shuffled" or drop_last:
+        raise ArgumentError(
+            f"order and drop_last must not be given together with {given}, which says them, got order={order!r}, "
+            f"drop_last={drop_last!r}; order is a word for a plan by dataset_size, batch_size and epochs, and secret "
+            "sampling (order='poisson') is planned so"
+        )
+
+
+def _read_loader(
+    loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None, unit: Any, joined: int
+) -> tuple[Participation, int, int | None]:
+    if epochs is None:
+        raise ArgumentError("epochs must be given together with loader")
+    if batch_size is not None or dataset_size is not None:
+        raise ArgumentError("batch_size and dataset_size must not be given together with loader, which has them")
+    from anyorder.sampling import find_participation  # the only one here that needs torch
+
+    found = find_participation(loader, epochs, unit=None if unit == "example" else unit, accumulate=joined)
+    return found.participation, found.batch_size * joined, found.dataset_size
+
+
+def _participation(
+    order: str, dataset_size: int | None, batch_size: int | None, epochs: int | None, drop_last: bool
+) -> Participation:
+    _check.choice("order", order, {"shuffled", "sequential", "fixed", "poisson"})
+    if dataset_size is None or batch_size is None or epochs is None:
+        missing = {"dataset_size": dataset_size, "batch_size": batch_size, "epochs": epochs}
+        raise ArgumentError(f"dataset_size, batch_size and epochs must be given where order is a word, got {missing}")
+    size = _check.integer("dataset_size", dataset_size, low=1)
+    batch = _check.integer("batch_size", batch_size, low=1, high=size)
+    epochs = _check.integer("epochs", epochs, low=1)
+    steps = size // batch if drop_last else -(-size // batch)
+    if order == "poisson":
+        return PoissonSampling(epochs * steps, batch / size)
+    if epochs == 1:
+        return SingleEpoch(steps)
+    return EpochShuffle(epochs, steps) if order == "shuffled" else FixedOrder(epochs * steps, epochs, steps)
+
+
+# -- the workload ----------------------------------------------------------------------------------------------------
+
+
+def _workload(
+    n: int, given: Workload | None, optimizer: Any, scheduler: Any, momentum: float, learning_rates: ArrayLike | None
+) -> Workload:
+    words = momentum != 0 or learning_rates is not None
+    if sum((given is not None, optimizer is not None, words)) > 1:
+        raise ArgumentError(
+            "workload, optimizer, and momentum with learning_rates say the same thing: give one of them, got "
+            + " and ".join(name for name, is_given in (
+                ("workload", given is not None), ("optimizer", optimizer is not None),
+                ("momentum or learning_rates", words),
+            ) if is_given)
+        )  # fmt: skip
+    if scheduler is not None and optimizer is None:
+        raise ArgumentError("scheduler must come with its optimizer; rates in numbers are learning_rates")
+    if optimizer is not None:
+        return from_optimizer(optimizer, scheduler, n)
+    if given is None:
+        return Workload(n, momentum=momentum, learning_rates=learning_rates)
+    check_workload(given)
+    if given.n != n:
+        raise PlanError(f"workload must have as many steps as the order, {n}, got {given.n}")
+    return given
+
+
+# -- the mechanism ---------------------------------------------------------------------------------------------------
+
+
+class _Limits(NamedTuple):
+    """What a mechanism may keep and take; None for what was not asked."""
+
+    state: int | None
+    cost: float | None
+
+    @property
+    def chosen_cost(self) -> float:
+        return MAX_COST if self.cost is None else self.cost
+
+
+def _strategy(
+    mechanism: str | Strategy, work: Workload, order: Participation, secure: bool, objective: str,
+    limits: _Limits, tree: dict[str, Any],
+) -> Strategy:  # fmt: skip
+    if tree and mechanism != "tree":
+        raise ArgumentError(f"{', '.join(tree)} must come with mechanism 'tree' only, got {mechanism!r}")
+    if isinstance(mechanism, Strategy):
+        if objective != "mean":
+            raise ArgumentError(f"objective must not be given together with a Strategy, which is fitted: {mechanism!r}")
+        return _within(mechanism, limits)
+    if type(mechanism) is not str:
+        raise ArgumentError(f"mechanism must be a text or a Strategy, got {mechanism!r}")
+    _check.choice("objective", objective, {"mean", "max", "last"})
+    if order.secret:
+        if mechanism not in ("auto", "independent", "poisson"):
+            raise PlanError(
+                f"secret sampling (order 'poisson') is for mechanism 'poisson' only: mechanism {mechanism!r} has no "
+                "amplified accounting; use order 'shuffled', or 'independent'"
+            )
+        return Independent(order.n)
+    if mechanism == "poisson":
+        raise PlanError(f"mechanism 'poisson' needs secret sampling (order='poisson'), got {order.describe()}")
+    if mechanism == "auto":
+        known = choose(work, order, limits.state, objective, max_cost=limits.chosen_cost)
+        return next(one.strategy for one in known if not secure or isinstance(one.strategy, Combination))
+    found = fit_named(
+        mechanism, work, order, objective=objective, max_state=limits.state, max_cost=limits.chosen_cost, **tree
+    )
+    return _within(found, limits)
+
+
+def _within(found: Strategy, limits: _Limits) -> Strategy:
+    """The strategy, if it keeps to what was asked of it."""
+    if limits.state is not None and found.state_rows > limits.state:
+        raise PlanError(
+            f"memory allows the mechanism {limits.state} vectors of the model's size, but {found.describe()} "
+            f"keeps {found.state_rows}; give more, or mechanism 'auto'"
+        )
+    if limits.cost is not None and rows_touched(found) > limits.cost:
+        raise PlanError(
+            f"max_cost allows {limits.cost:g} rows a step, but {found.describe()} takes {rows_touched(found):.3g}; "
+            "give more, or mechanism 'auto'"
+        )
+    return found
+
+
+_BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kMGT]i?)?B")
+_UNITS = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+          "ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
+
+
+def _vectors(memory: int | str | None, model_size: int | None, secure: bool) -> int | None:
+    """Vectors of the model's size that the memory holds."""
+    if memory is None:
+        if model_size is not None:
+            raise ArgumentError("model_size must come with memory in bytes, such as '2 GB', which it turns to vectors")
+        return None
+    if secure:
+        raise ArgumentError("memory must not be given with secure: exact integers keep no vectors; see print(plan)")
+    if not isinstance(memory, str):
+        if model_size is not None:
+            raise ArgumentError(f"model_size must come with memory in bytes, such as '2 GB', got memory={memory!r}")
+        return _check.integer("memory", memory, low=0)
+    found = _BYTES.fullmatch(memory)
+    if found is None:
+        raise ArgumentError(f"memory must be a number of vectors, or bytes such as '512 MB' or '2 GiB', got {memory!r}")
+    if model_size is None:
+        raise ArgumentError(f"model_size must be given with memory in bytes, got memory={memory!r}")
+    return int(float(found[1]) * _UNITS[found[2]] / (4 * _check.integer("model_size", model_size, low=1)))
+
+
+# -- the noise -------------------------------------------------------------------------------------------------------
+
+
+def _sigma(
+    chosen: Strategy, rule: Participation, neighbours: str, delta: float, *,
+    epsilon: float | None, noise_multiplier: float | None, sigma: float | None,
+) -> float:  # fmt: skip
+    """The least sigma that keeps (epsilon, delta), or that of the multiplier; exactly one is given."""
+    if sigma is not None:
+        return sigma
+    if noise_multiplier is not None:
+        sens = 1.0 if rule.secret else sensitivity(chosen, rule).value * (1 + rounding(chosen, rule))
+        return _check.positive("noise_multiplier", noise_multiplier) / sens
+    epsilon, delta = _check.positive("epsilon", epsilon or 0.0), _check.probability("delta", delta)
+    if rule.coin is not None:
+        return accounting.calibrate_poisson(epsilon, delta, rule.coin, rule.n)
+    return nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
+
+
+def _default_grid(clip_norm: float) -> float:
+    """The power of two at or below 2^-20 clip norms."""
+    return float(2.0 ** (frexp(_check.positive("clip_norm", clip_norm))[1] - 21))

@@ -1,0 +1,234 @@
+"""What `ao.plan` takes: mechanisms in words, workloads and optimizers, memory, joined batches; what it refuses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyorder as ao
+from anyorder.errors import ArgumentError, LoaderError, PlanError
+from anyorder.noise import NoiseSource
+from anyorder.optimize import choose, fit
+from anyorder.optimize.candidates import rows_touched
+from anyorder.optimize.tree import fit_tree
+from anyorder.participation import EpochShuffle, FixedOrder, PoissonSampling
+from anyorder.planner import with_budget
+from anyorder.sampling import PoissonBatchSampler
+from anyorder.strategy import BLT, Dense, Independent, Tree
+from anyorder.workload import Custom, Workload, cosine, custom, last_iterate, prefix_sum
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(monkeypatch):
+    monkeypatch.setenv("ANYORDER_CACHE", "off")
+
+
+def small(**changes):
+    settings = {"dataset_size": 100, "batch_size": 10, "epochs": 3, "sigma": 2.0, "delta": 1e-5, "order": "fixed"}
+    return ao.plan(**{**settings, **changes})
+
+
+ORDER = FixedOrder(30, 3, 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "sizes"),
+    [
+        ("dense", "dense", {}),
+        ("banded, 4 bands", "banded", {"bands": 4}),
+        ("blt, 1 buffers", "blt", {"buffers": 1}),
+        ("banded inverse, 3 bands", "banded_inverse", {"bands": 3}),
+    ],
+)
+def test_a_plan_takes_the_words_of_the_shell(words, kind, sizes):
+    chosen = small(mechanism=words, momentum=0.9)
+    assert chosen.strategy == fit(kind, Workload(30, momentum=0.9), ORDER, **sizes)
+    by_hand = small(mechanism=chosen.strategy, momentum=0.9)
+    assert by_hand == chosen
+
+
+def test_a_kind_is_the_best_of_it_and_the_tree_takes_its_options():
+    best = next(one for one in choose(prefix_sum(30), ORDER) if one.name.startswith("blt"))
+    assert small(mechanism="blt").strategy == best.strategy
+    tree = small(mechanism="tree", estimator="online", restart_every=1, completion="on").strategy
+    assert tree == Tree(30, "online", restarts=(10, 20), completion=True)
+    assert small(mechanism="tree", restart_every=0).strategy == fit_tree(prefix_sum(30), ORDER, restart_every=0)
+
+
+def test_poisson_by_name_by_order_and_by_rule():
+    by_name = ao.plan(dataset_size=100, batch_size=10, epochs=3, sigma=2.0, delta=1e-5, mechanism="poisson")
+    assert by_name == small(order="poisson") == small(order="poisson", mechanism="poisson")
+    rule = PoissonSampling(30, 0.1)
+    by_rule = ao.plan(participation=rule, batch_size=10, sigma=2.0, delta=1e-5, mechanism="poisson")
+    assert by_rule.curve == by_name.curve
+    with pytest.raises(PlanError, match="'poisson' needs secret sampling"):
+        small(mechanism="poisson")
+    for mechanism in ("blt, 2 buffers", "tree", "dense"):
+        with pytest.raises(PlanError, match="no amplified accounting"):
+            small(order="poisson", mechanism=mechanism)
+
+
+@pytest.mark.parametrize("objective", ["max", "last"])
+def test_the_objective_is_what_is_made_small(objective):
+    mean, other = small(mechanism="dense"), small(mechanism="dense", objective=objective)
+    assert other.strategy == fit("dense", prefix_sum(30), ORDER, objective)
+
+    def error(plan):
+        profile = plan.noise_profile()
+        return {"max": profile.max(), "last": profile[-1]}[objective]
+
+    assert error(other) < error(mean) * 0.999
+    assert mean.noise_error() < other.noise_error()
+    auto = small(objective=objective)
+    assert auto.strategy == choose(prefix_sum(30), ORDER, None, objective)[0].strategy
+
+
+def test_a_workload_of_ones_own():
+    A = custom(np.tri(30) * np.linspace(1, 2, 30))
+    assert small(workload=A, mechanism="dense").workload == A
+    assert type(small(workload=A, mechanism="dense").strategy) is Dense
+    work = Workload(30, momentum=0.9, learning_rates=cosine(30), weight_decay=0.01)
+    chosen = small(workload=last_iterate(work), mechanism="blt, 1 buffer")
+    assert chosen.workload == last_iterate(work)
+    assert chosen.strategy == fit("blt", last_iterate(work), ORDER, buffers=1)
+
+
+def sgd(**options):
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], **{"lr": 0.1, **options})
+
+
+def test_the_workload_is_read_off_the_optimizer():
+    by_words = small(mechanism="blt, 1 buffer", momentum=0.9)
+    assert small(mechanism="blt, 1 buffer", optimizer=sgd(momentum=0.9)) == by_words
+    nesterov = small(mechanism="independent", optimizer=sgd(momentum=0.9, nesterov=True, weight_decay=0.1))
+    assert nesterov.workload == Workload(30, momentum=0.9, nesterov=True, weight_decay=0.1, learning_rates=[0.1] * 30)
+    optimizer = sgd()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+    with_schedule = small(mechanism="independent", optimizer=optimizer, scheduler=scheduler)
+    np.testing.assert_allclose(with_schedule.workload.learning_rates, cosine(30), atol=1e-12)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    dampened = small(mechanism="independent", optimizer=sgd(momentum=0.9, dampening=0.5))
+    assert type(dampened.workload) is Custom
+    with pytest.raises(ArgumentError, match=r"torch.optim.SGD.*got Adam"):
+        small(optimizer=torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))]))
+
+
+def test_memory_in_vectors_and_rows_in_a_step_bound_the_choice():
+    sizes = {"dataset_size": 600, "batch_size": 30, "epochs": 3, "sigma": 2.0, "delta": 1e-5}
+    free = choose(prefix_sum(60), EpochShuffle(3, 20))
+    found = [ao.plan(**sizes, memory=memory, max_cost=5).strategy for memory in (0, 1, 2, 3)]
+    for memory, strategy in enumerate(found):
+        assert strategy == next(one for one in free if one.state_rows <= memory and one.cost <= 5).strategy
+    assert [one.state_rows for one in found] == [0, 1, 2, 3]
+    assert ao.plan(**sizes).strategy == free[0].strategy
+    assert ao.plan(**sizes, memory=0, max_cost=1).strategy == Independent(60)
+    kind = next(one for one in free if one.name.startswith("banded inverse") and one.cost <= 5)
+    assert ao.plan(**sizes, mechanism="banded inverse", max_cost=5).strategy == kind.strategy
+
+
+@pytest.mark.parametrize(
+    ("text", "vectors"),
+    [("8 MB", 2), ("7.9 MB", 1), ("12000kB", 3), ("4 MiB", 1), ("3999999 B", 0), ("0.1 GiB", 26)],
+)
+def test_memory_in_bytes_is_float32_vectors_of_the_model(text, vectors):
+    def buffers(m):
+        return BLT(np.linspace(0.1, 0.9, m), np.full(m, 0.1 / m), 30) if m else Independent(30)
+
+    assert small(mechanism=buffers(vectors), memory=text, model_size=1_000_000).strategy.state_rows == vectors
+    with pytest.raises(PlanError, match=f"memory allows the mechanism {vectors} vectors.*keeps {vectors + 1};"):
+        small(mechanism=buffers(vectors + 1), memory=text, model_size=1_000_000)
+
+
+def test_mechanisms_beyond_the_budget_are_refused():
+    with pytest.raises(PlanError, match=r"memory allows the mechanism 0 vectors.*keeps 1"):
+        small(mechanism="blt, 1 buffer", memory=0)
+    with pytest.raises(PlanError, match=r"max_cost allows 4 rows a step.*takes 15"):
+        small(mechanism="dense", max_cost=4)
+    long = ao.plan(dataset_size=100, batch_size=1, epochs=1, sigma=1.0, delta=1e-5, mechanism="dense").strategy
+    assert rows_touched(long) > 32  # which bound choices alone
+    assert type(long) is Dense
+
+
+def loader(n=100, batch=10, **options):
+    return DataLoader(TensorDataset(torch.zeros(n, 1)), batch_size=batch, **options)
+
+
+@pytest.mark.parametrize(("n", "steps"), [(100, 5), (91, 5), (95, 5), (80, 4)])
+def test_batches_of_a_loader_that_are_joined_are_a_step(n, steps):
+    chosen = ao.plan(
+        loader=loader(n, shuffle=True), epochs=3, accumulate=2, sigma=2.0, delta=1e-5, mechanism="independent"
+    )
+    assert chosen.participation == EpochShuffle(3, steps)
+    assert (chosen.batch_size, chosen.dataset_size) == (20, n)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ao.PrivacyEngine(chosen).make_private(model, optimizer, loader(n, shuffle=True), accumulate=2)
+
+
+def test_joined_batches_need_a_loader_without_coins():
+    with pytest.raises(ArgumentError, match="accumulate must come with a loader"):
+        small(accumulate=2)
+    with pytest.raises(ArgumentError, match="accumulate must be an integer of at least 1"):
+        small(accumulate=0)
+    coins = DataLoader(
+        TensorDataset(torch.zeros(100, 1)), batch_sampler=PoissonBatchSampler(100, 0.1, 10, NoiseSource.random())
+    )
+    with pytest.raises(LoaderError, match="accumulate must be 1"):
+        ao.plan(loader=coins, epochs=3, accumulate=2, sigma=2.0, delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"workload": prefix_sum(30), "momentum": 0.9}, "give one of them, got workload and momentum"),
+        ({"workload": prefix_sum(30), "optimizer": sgd()}, "give one of them, got workload and optimizer"),
+        ({"optimizer": sgd(), "learning_rates": [1.0] * 30}, "give one of them, got optimizer and momentum"),
+        ({"scheduler": object()}, "scheduler must come with its optimizer"),
+        ({"objective": "median"}, "objective must be"),
+        ({"objective": "max", "mechanism": Independent(30)}, "objective must not be given together with a Strategy"),
+        ({"estimator": "online", "mechanism": "blt"}, "estimator must come with mechanism 'tree' only"),
+        ({"restart_every": 1}, "restart_every must come with mechanism 'tree' only"),
+        ({"completion": "on", "mechanism": Tree(30)}, "completion must come with mechanism 'tree' only"),
+        ({"mechanism": 3}, "mechanism must be a text or a Strategy"),
+        ({"mechanism": "blt, two buffers"}, "mechanism must be one of"),
+        ({"memory": -1}, "memory must be an integer"),
+        ({"memory": 2.5}, "memory must be an integer"),
+        ({"memory": "2 gigs", "model_size": 3}, "memory must be a number of vectors, or bytes"),
+        ({"memory": "2 GB"}, "model_size must be given"),
+        ({"memory": "2 GB", "model_size": 0}, "model_size must be an integer"),
+        ({"memory": 2, "model_size": 3}, "model_size must come with memory in bytes"),
+        ({"model_size": 3}, "model_size must come with memory"),
+        ({"memory": 2, "secure": True}, "memory must not be given with secure"),
+        ({"max_cost": 0.5}, "max_cost must be"),
+        ({"max_cost": math.inf}, "max_cost must be"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes, text):
+    with pytest.raises(ArgumentError, match=text):
+        small(**changes)
+
+
+def test_a_workload_of_other_length_is_refused():
+    with pytest.raises(PlanError, match="workload must have as many steps as the order, 30, got 31"):
+        small(workload=prefix_sum(31))
+    with pytest.raises(PlanError, match="workload must be a Workload or a Custom"):
+        small(workload=np.tri(30))
+
+
+@pytest.mark.parametrize("budget", [{"epsilon": 3.0}, {"noise_multiplier": 1.5}, {"sigma": 0.7}])
+@pytest.mark.parametrize("options", [{}, {"neighbours": "replace-one"}, {"order": "poisson", "mechanism": "poisson"}])
+def test_another_budget_is_another_plan_of_the_same_parts(budget, options):
+    if options.get("order") == "poisson":
+        pytest.importorskip("dp_accounting")
+    options = {"mechanism": "tree", **options}
+    assert with_budget(small(**options), **budget) == small(**options, **{"sigma": None, **budget})
+    with pytest.raises(ArgumentError, match="exactly one of"):
+        with_budget(small(**options), epsilon=1.0, sigma=1.0)
+
+
+def test_secure_words_are_exact_or_refused():
+    assert small(mechanism="banded inverse, 3 bands", secure=True).grid is not None
+    with pytest.raises(PlanError):
+        small(mechanism="blt, 1 buffer", secure=True)
