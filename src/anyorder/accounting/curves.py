@@ -133,6 +133,7 @@ class Composed:
 
 
 Curve = Gaussian | Sampled | Composed
+"""All there are; each has `epsilon(delta)`, `delta(epsilon)`, `neighbours`, `unit`, and `mu` or None."""
 """How private something is: epsilon at every delta, and delta at every epsilon."""
 
 
