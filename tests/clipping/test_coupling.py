@@ -99,6 +99,13 @@ def of_two_batches(loss):
     return watch
 
 
+@pytest.mark.parametrize("example", [0, B // 2, B - 1])
+def test_any_example_may_be_the_one_that_moves_the_others(example):
+    """One way only: what is changed must be that example, since its own gradient depends on no other."""
+    with pytest.raises(ModelError, match="couples examples"):
+        gradient(lambda out: (out * out[example].detach()).sum(), LossWatch())
+
+
 def test_one_loss_of_two_batches_is_watched_as_a_whole():
     """Warnings are errors here: it is neither refused nor left unseen."""
     watch = of_two_batches(lambda a, b: F.cross_entropy(a, Y) + F.cross_entropy(b, Y[:4]))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, ghost, make_clipping, passes
+from anyorder.clipping import FunctionalClipping, GhostClipping, ghost, make_clipping, passes, plain
 from anyorder.clipping.units import round_down
 from anyorder.errors import ClippingWarning, ModelError
 from clipping.brute import assert_close, clipped_sum, norm, per_example, run
@@ -214,16 +214,34 @@ def test_models_of_the_other_engine_run_by_it(monkeypatch):
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("engine", [GhostClipping, FunctionalClipping])
+@pytest.mark.parametrize("fault", [KeyError, TypeError, AttributeError, ZeroDivisionError])
+def test_a_fault_is_no_reason_for_two_passes(fault, engine):
+    """What torch raises for a model that it cannot map is; in both engines, and in models run on the whole batch."""
+
+    def broken(*args, **kwargs):
+        raise fault("a fault")
+
+    for module in (network(), nn.Sequential(nn.Linear(4, 3))):
+        before = [name for name, _ in module.named_parameters()]
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(fault, match="a fault"):
+            patch.setitem(passes.RULES, F.linear, broken)
+            patch.setattr(plain.LinearMap, "apply", broken)
+            patch.setattr(F, "linear", broken)
+            run(engine(module), torch.randn(2, 4).to(next(module.parameters())), torch.tensor([0, 1]), F.cross_entropy)
+        assert [name for name, _ in module.named_parameters()] == before
+
+
 def test_a_rule_that_fails_is_told_with_its_cause(monkeypatch):
     """It made training up to twice as slow, and nobody learned of it."""
 
     def broken(*args, **kwargs):
-        raise KeyError("a fault in a rule")
+        raise ValueError("a fault in a rule")
 
     monkeypatch.setitem(passes.RULES, F.linear, broken)
     module, (x, y) = network(), batch()
     expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(6), 0.1)
-    with pytest.warns(ClippingWarning, match=r"KeyError: 'a fault in a rule'"):
+    with pytest.warns(ClippingWarning, match="ValueError: a fault in a rule"):
         sums = run(GhostClipping(module), x, y, F.cross_entropy, clip_norm=0.1)[1]
     assert_close(sums, expected, 1e-10)
 

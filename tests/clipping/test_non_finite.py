@@ -222,3 +222,16 @@ def test_other_words_are_refused():
         make_clipping(nn.Linear(2, 2), non_finite="ignore")
     with pytest.raises(ArgumentError, match="non_finite"):
         make_clipping(nn.Linear(2, 2), grid=2.0**-20, non_finite="ignore")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300])
+@pytest.mark.parametrize("engine", [GhostClipping, FunctionalClipping, lambda m, **o: GhostClipping(m, 2, **o)])
+def test_units_that_are_not_finite_are_not_counted(engine, value):
+    """Neither as above the clip norm, nor by making the count anything but a number."""
+    module, weights = nn.Linear(4, 3).double(), torch.ones(B, dtype=torch.float64)
+    x = inputs((4,)).double()
+    absent, present = weights.clone(), weights.clone()
+    absent[BAD], present[BAD] = 0.0, value
+    sums = [total(engine(module, rule=Adaptive(share=0.5)), x, w, ALONE, clip_norm=1e-3) for w in (absent, present)]
+    assert sums[0][".above"].item() == pytest.approx((B - 1) * 0.5e-3)
+    assert torch.equal(sums[0][".above"], sums[1][".above"])

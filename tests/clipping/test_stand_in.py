@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import anyorder as ao
 from anyorder.clipping import FunctionalClipping, GhostClipping
 from anyorder.clipping.stand_in import stand_in
+from anyorder.errors import ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 
 
@@ -50,6 +51,31 @@ def test_everything_is_back_also_after_an_error():
         assert module.last.bias is module.first.bias
         raise KeyError
     assert all(now is own for (_, now), (_, own) in zip(held(module), before, strict=True))
+
+
+@pytest.mark.parametrize("change", ["parameter", "buffer", "two", "deleted", "of a part in two places"])
+def test_what_is_put_in_the_place_of_a_stand_in_is_refused_and_all_is_back(change):
+    module = Again()
+    before = held(module)
+    tensors = {name: torch.zeros_like(t) for name, t in module.state_dict().items()}
+    names = {"parameter": "weight", "buffer": "shift", "two": "bias, weight", "deleted": "bias"}
+    with (
+        pytest.raises(ModelError, match=f"forward gives {names.get(change, 'weight')} another"),
+        stand_in(module, tensors),
+    ):
+        match change:
+            case "parameter":
+                module.tied._parameters["weight"] = nn.Parameter(torch.ones(4, 4))
+            case "buffer":
+                module.shift = torch.ones(4)
+            case "two":
+                module.first._parameters.update(weight=None, bias=torch.ones(4))
+            case "deleted":
+                del module.tied.bias
+            case _:
+                module.rest[2][0]._parameters["weight"] = module.first.weight
+    assert sorted(name for name, _ in held(module)) == sorted(name for name, _ in before)
+    assert {id(t) for _, t in held(module)} == {id(t) for _, t in before}
 
 
 @pytest.mark.parametrize("engine", [FunctionalClipping, GhostClipping])

@@ -5,7 +5,7 @@ from torch import nn
 
 from anyorder._undocumented import FUNCTORCH, check_names
 from anyorder.clipping import native
-from anyorder.clipping.base import PerUnitClipping, Receive
+from anyorder.clipping.base import PerUnitClipping
 from anyorder.clipping.bounded import bounded_sum
 from anyorder.clipping.clip_rules import Automatic, ClipRule, Flat, PerGroup, Rule
 from anyorder.clipping.convert import convert
@@ -13,7 +13,7 @@ from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.ghost import GhostClipping
 from anyorder.clipping.layer_rules import register_layer_rule
 from anyorder.clipping.loss import ExampleLoss
-from anyorder.clipping.validate import Finding, check_model, refuse_unfit
+from anyorder.clipping.validate import Finding, check_model
 from anyorder.release.schedules import Adaptive
 
 check_names(torch._C._functorch, FUNCTORCH, torch)
@@ -29,12 +29,9 @@ __all__ = [
     "GhostClipping",
     "PerGroup",
     "PerUnitClipping",
-    "Receive",
     "bounded_sum",
     "check_model",
     "convert",
-    "make_clipping",
-    "refuse_unfit",
     "register_layer_rule",
 ]
 

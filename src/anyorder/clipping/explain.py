@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from anyorder.errors import ModelError
 
-__all__ = ["own_error", "unmapped"]
+__all__ = ["FAILURES", "own_error", "unmapped"]
+
+FAILURES = (RuntimeError, IndexError, ValueError)
+"""What torch raises for a model that it cannot run on one example, or map: a function without a batching rule, a value
+that is asked for, a shape. Whatever else is raised is a fault, of the model or of this package: nothing to work around.
+"""
 
 _FOREIGN = (Path(torch.__file__).parent, Path(__file__).parent)
 

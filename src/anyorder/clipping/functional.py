@@ -13,6 +13,7 @@ from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
+from anyorder.clipping.explain import FAILURES
 from anyorder.clipping.kept import Made, Witness, one_pass
 from anyorder.clipping.units import NON_FINITE, ClippedSum, accumulator_dtype, check_finite
 from anyorder.errors import AnyorderError, ArgumentError, ModelError, TrainingError
@@ -233,7 +234,7 @@ class _Job:
                 return result
             except (AnyorderError, torch.OutOfMemoryError):
                 raise
-            except Exception as error:
+            except FAILURES as error:
                 if not self.call.mapped:
                     self.call.mapped = True
                     self.settings.rewind()

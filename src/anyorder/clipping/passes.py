@@ -15,10 +15,11 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.batch import Settings, UnitMap, full_precision
 from anyorder.clipping.clip_rules import Cut
+from anyorder.clipping.explain import FAILURES
 from anyorder.clipping.kept import one_pass
 from anyorder.clipping.layer_rules import layers_with_rules
 from anyorder.clipping.norms import Settled, Weights, settle
-from anyorder.clipping.plain import Plain
+from anyorder.clipping.plain import NotPlain, Plain
 from anyorder.clipping.recurrent_rule import recurrent_layers
 from anyorder.clipping.rules import RULES
 from anyorder.clipping.tracing import Part, Tracer, for_each_example
@@ -147,7 +148,7 @@ class Pass:
                 return (call(tracer, x),), (), anchor
         except (AnyorderError, torch.OutOfMemoryError):
             raise
-        except Exception as error:
+        except (NotPlain, *FAILURES) as error:
             raise Unmapped(f"the model does not run on the whole batch: {error}") from error
 
     @contextmanager
@@ -157,7 +158,7 @@ class Pass:
             yield
         except (AnyorderError, torch.OutOfMemoryError):
             raise
-        except Exception as error:
+        except FAILURES as error:
             with torch.random.fork_rng([self._device.index] if self._device.type == "cuda" else []):
                 reason = call.explain(error, self.parameters, tensors)
             raise Unmapped(reason) from error

@@ -31,7 +31,7 @@ from anyorder.clipping.rules import Convolution, LayerNorm, LinearMap, Table
 from anyorder.clipping.tracing import Part, Tracer
 from anyorder.clipping.uses import Geometry
 
-__all__ = ["Plain"]
+__all__ = ["NotPlain", "Plain"]
 
 Layer = Callable[[Tracer, Tensor], Tensor]
 

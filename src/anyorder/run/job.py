@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from anyorder import _check
-from anyorder.clipping import refuse_unfit
+from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import CheckpointError
 from anyorder.plan import Plan
 from anyorder.report import plot_accuracy, plot_noise

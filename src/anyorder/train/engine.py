@@ -13,11 +13,12 @@ from torch.utils import _pytree as pytree
 
 from anyorder import _check
 from anyorder.certificate import Certificate, Evidence
-from anyorder.clipping import make_clipping, refuse_unfit
+from anyorder.clipping import make_clipping
 from anyorder.clipping.base import Receive
 from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.coupling import LossWatch
 from anyorder.clipping.units import accumulator_dtype
+from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import (
     ArgumentError,
     CheckpointError,
