@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import anyorder
+
 ROOT = Path(__file__).parents[1]
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -60,3 +62,18 @@ def test_the_code_blocks_of_every_page_are_tests():
     pages = [page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md") if "```python" in page.read_text()]
     assert len(pages) > 10
     assert not [page for page in pages if not any(page.match(p.strip(' "')) for p in patterns.split(","))]
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_links_between_files_of_the_project_lead_somewhere(page):
+    """mkdocs checks those inside docs, the test above those of the README, which is read elsewhere too."""
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text()) if "://" not in link]
+    assert links
+    assert not [link for link in links if not (ROOT / link.partition("#")[0]).exists()]
+
+
+def test_one_version_and_one_licence_everywhere():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"version: {METADATA['version']}\n" in citation
+    assert f"license: {METADATA['license']}\n" in citation
+    assert anyorder.__version__ == METADATA["version"]
