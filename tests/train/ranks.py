@@ -116,10 +116,10 @@ def train(engine, model, optimizer, loader, until=STEPS, *, loss=1.0, save_every
     gradients = []
     while engine.step < until:
         for x, y in loader:
-            if engine._waiting.batches == 0:
+            if engine.training._waiting.batches == 0:
                 optimizer.zero_grad()
             (loss * nn.functional.cross_entropy(model(x), y)).backward()
-            if engine._waiting.batches < engine._accumulate:
+            if engine.training._waiting.batches < engine.training._options.accumulate:
                 continue
             optimizer.step()
             gradients.append(vector(p.grad for p in model.parameters() if p.requires_grad))
@@ -162,7 +162,7 @@ def whole_runs(folder):
         for fsdp in (False, True):
             run = start(kind=kind, fsdp=fsdp)
             results[f"noise {kind} {fsdp}"] = outcome(run, train(*run, loss=0.0))
-            results[f"ranges {fsdp}"] = run[0]._shards.ranges
+            results[f"ranges {fsdp}"] = run[0].training._shards.ranges
     return results
 
 
@@ -231,7 +231,7 @@ def unit_in_micro_batches_of_two_ranks(folder):
 
 
 def units_of_first(engine):
-    return engine._waiting.units[0]
+    return engine.training._waiting.units[0]
 
 
 def nan_on_one_rank(folder):
@@ -289,7 +289,7 @@ def ranks_out_of_step(folder):
     match = r"rank 0 is at optimizer.step\(\) of step 0, rank 1 is at engine.save"
     call = optimizer.step if dist.get_rank() == 0 else engine.save
     if dist.get_rank() == 1:
-        engine._discard()
+        engine.training._discard()
     refused_with_nothing_changed(run, TrainingError, match, call)
 
 
@@ -333,7 +333,7 @@ def refused_set_ups(folder):
         set_up(dealt, plan=own)
     engines = [set_up(dealt)[0]._private_forward.__self__ for _ in range(2)]
     keys = [None, None]
-    dist.all_gather_object(keys, [engine._key for engine in engines])
+    dist.all_gather_object(keys, [engine.release._key for engine in engines])
     assert keys[0] == keys[1]  # one key for all ranks,
     assert keys[0][0] != keys[0][1]  # and another one for each run
 

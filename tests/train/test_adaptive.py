@@ -139,12 +139,12 @@ def _endless(loader):
 def stepped(engine, model, optimizer, loss):
     """One step of a loss, and the vectors that the noise was added to, and its divisor."""
     seen = []
-    add_to = engine._stream.add_to
-    engine._stream.add_to = lambda own, divisor: seen.append((torch.cat(own), divisor)) or add_to(own, divisor)
+    add_to = engine.release._noise.add_to
+    engine.release._noise.add_to = lambda own, divisor: seen.append((torch.cat(own), divisor)) or add_to(own, divisor)
     optimizer.zero_grad()
     loss().backward()
     optimizer.step()
-    del engine._stream.add_to
+    del engine.release._noise.add_to
     return seen[0]
 
 
@@ -167,7 +167,7 @@ def test_a_unit_moves_the_noised_sum_by_at_most_the_planned_norm(clip_norm, chun
                 model, optimizer, loader, rule=Adaptive(share=0.3), unit=lambda batch: [0], chunk_size=chunk_size
             )
             next(iter(loader))
-            engine._clip.current = current
+            engine.release.clip.current = current
             own, divisor = stepped(engine, model, optimizer, lambda model=model, x=x: model(x).sum())
             assert own.double().norm().item() <= clip_norm
             if abs(length - 1) > 1e-5:
@@ -192,12 +192,12 @@ def test_noise_of_gradient_and_count_has_the_planned_size():
     counts, noise = [], None
     while engine.step < steps:
         for (x,) in loader:
-            before = engine._clip._sum
+            before = engine.release.clip._sum
             optimizer.zero_grad()
             (model(x) * 0).sum().backward()
             optimizer.step()
             # in units of c, of which the gradient's share is 0.8 and the count's 0.6
-            counts.append((engine._clip._sum - before) * 5 * 0.8)
+            counts.append((engine.release.clip._sum - before) * 5 * 0.8)
             noise = next(model.parameters()).grad * 5 * 0.8
     assert engine.step == steps
     assert np.std(counts) == pytest.approx(plan.noise_std, rel=5 / math.sqrt(2 * steps))
@@ -343,7 +343,7 @@ def test_coordinates_of_another_rule_are_refused():
 def test_failed_step_changes_nothing():
     engine, model, optimizer, loader = private()
     train(engine, model, optimizer, loader, until=2)
-    before = engine._clip.state_dict()
+    before = engine.release.clip.state_dict()
     batches = iter(loader)
     x, y = next(batches)
     outputs = model(x)
@@ -351,10 +351,10 @@ def test_failed_step_changes_nothing():
         nn.functional.cross_entropy(outputs, y).backward(create_graph=True)
     backward(model, next(batches))
     optimizer.zero_grad()
-    assert engine._clip.state_dict() == before
+    assert engine.release.clip.state_dict() == before
     backward(model, next(batches))
     optimizer.step()
-    assert engine._clip.state_dict() != before
+    assert engine.release.clip.state_dict() != before
 
 
 def test_a_step_broken_off_before_its_count_is_the_last(monkeypatch):
@@ -367,7 +367,7 @@ def test_a_step_broken_off_before_its_count_is_the_last(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(engine._clip, "record", interrupted)
+        patch.setattr(engine.release.clip, "record", interrupted)
         optimizer.step()
     optimizer.zero_grad()
     backward(model, next(batches))

@@ -115,7 +115,9 @@ def run(engine, model, optimizer, batches, most=6):
     for _, (x, y, users) in zip(range(most), batches, strict=False):
         expected = clipped_sum(copy.deepcopy(model.module), (x, y), 0.1, groups=users.tolist())
         nn.functional.cross_entropy(model(x), y).backward()
-        sums = torch.cat([engine._waiting.sums[name].reshape(-1) for name, _ in model.module.named_parameters()])
+        sums = torch.cat(
+            [engine.training._waiting.sums[name].reshape(-1) for name, _ in model.module.named_parameters()]
+        )
         torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-6)
         optimizer.step()
         assert list(engine.ledger.history())[-1].tolist() == sorted(set(users.tolist()))
@@ -289,7 +291,7 @@ def test_an_interrupt_while_sums_arrive_leaves_no_half_of_a_batch(line):
     finally:
         sys.settrace(None)
         torch.autograd.set_multithreading_enabled(True)
-    there = engine._waiting.batches
+    there = engine.training._waiting.batches
     with nullcontext() if there else pytest.raises(TrainingError, match="without a backward"):
         optimizer.step()
     assert engine.step == there

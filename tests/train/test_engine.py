@@ -131,7 +131,7 @@ def test_units_by_key_are_summed_before_clipping():
         unit="user",
     )  # fmt: skip
     engine, model, optimizer, loader = private(plan, loader=loader, unit=2)
-    noise = NoiseStream(plan.strategy, engine._source, plan.noise_std, weights(model).numel())
+    noise = NoiseStream(plan.strategy, engine.release._source, plan.noise_std, weights(model).numel())
     for batch in loader:
         expected = clipped_sum(copy.deepcopy(model.module), batch, plan.clip_norm, groups=batch[2].tolist())
         backward(model, batch)
@@ -158,7 +158,7 @@ def test_micro_batches_give_the_step_of_the_whole_batch():
 def test_short_last_batch_is_divided_by_the_planned_size():
     plan = planned(dataset_size=22)
     engine, model, optimizer, loader = private(plan, loader=DataLoader(data(22), batch_size=B))
-    noise = NoiseStream(plan.strategy, engine._source, plan.noise_std, weights(model).numel())
+    noise = NoiseStream(plan.strategy, engine.release._source, plan.noise_std, weights(model).numel())
     for batch in loader:
         expected = clipped_sum(copy.deepcopy(model.module), batch, 1.0)
         backward(model, batch)
@@ -287,7 +287,7 @@ def test_a_clip_rule_reaches_the_sum(rule):
     before = copy.deepcopy(model.module)
     batch = next(iter(loader))
     backward(model, batch)
-    sums = torch.cat([engine._waiting.sums[name].reshape(-1) for name, _ in before.named_parameters()])
+    sums = torch.cat([engine.training._waiting.sums[name].reshape(-1) for name, _ in before.named_parameters()])
     expected = torch.zeros_like(sums)
     for x, y in zip(*batch, strict=True):
         loss = nn.functional.cross_entropy(before(x[None]), y[None])
@@ -349,7 +349,7 @@ def test_same_key_under_another_plan_gives_other_noise():
 
 def test_evidence_holds_no_key_of_the_noise():
     engine, *_ = private()
-    source = engine._source
+    source = engine.release._source
     keys = {KEY, source.key, source.derive(b"order").key, source.derive(b"sampling").key}
     assert engine.evidence().record_key not in keys
 

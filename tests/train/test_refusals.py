@@ -82,10 +82,10 @@ def test_two_outputs_of_one_batch():
         x, y = next(iter(loader))
         first, second = (nn.functional.cross_entropy(model(x), y) for _ in range(2))
         first.backward()
-        before = {name: value.clone() for name, value in engine._waiting.sums.items()}
+        before = {name: value.clone() for name, value in engine.training._waiting.sums.items()}
         with pytest.raises(TrainingError, match="already used"):
             second.backward()
-        assert all(torch.equal(value, before[name]) for name, value in engine._waiting.sums.items())
+        assert all(torch.equal(value, before[name]) for name, value in engine.training._waiting.sums.items())
 
 
 def test_backward_of_a_batch_whose_step_has_passed():
@@ -109,7 +109,7 @@ def test_backward_of_a_batch_whose_step_has_passed():
     optimizer.step()
     with pytest.raises(TrainingError, match=r"of step 0 after optimizer\.step\(\): its step has passed"):
         nn.functional.cross_entropy(outputs, y).backward()
-    assert not engine._waiting.batches
+    assert not engine.training._waiting.batches
 
 
 def test_unit_in_two_micro_batches():

@@ -269,13 +269,13 @@ def test_a_refused_gradient_leaves_the_run_as_it_was():
     plan = planned(mechanism="independent")
     clean = train(*private(plan), steps=1)
     engine, model, optimizer, loader = private(plan, non_finite="refuse")
-    before = engine._stream.state_dict()
+    before = engine.release._noise.state_dict()
     (x, y) = next(iter(loader))
     with pytest.raises(RuntimeError, match="NaN or infinite"):
         step(model, optimizer, (torch.where(torch.arange(B)[:, None] == 1, math.inf, x), y))
     assert engine.step == 0
     assert all(p.grad is None for p in model.parameters())
-    assert all(np.array_equal(before[k], v) for k, v in engine._stream.state_dict().items())
+    assert all(np.array_equal(before[k], v) for k, v in engine.release._noise.state_dict().items())
     optimizer.zero_grad()
     step(model, optimizer, (x, y))
     assert torch.equal(torch.cat([p.grad.reshape(-1) for p in model.parameters()]).double(), clean[0])

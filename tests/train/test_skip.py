@@ -63,10 +63,10 @@ def test_the_other_micro_batches_of_the_step_count():
     engine, model, optimizer, loader = whole
     batches = iter(loader)
     backward(model, next(batches))
-    before = {name: value.clone() for name, value in engine._waiting.sums.items()}
+    before = {name: value.clone() for name, value in engine.training._waiting.sums.items()}
     next(batches)
     engine.skip()
-    assert all(torch.equal(value, before[name]) for name, value in engine._waiting.sums.items())
+    assert all(torch.equal(value, before[name]) for name, value in engine.training._waiting.sums.items())
     optimizer.step()
     next(batches)
     engine.skip()

@@ -90,7 +90,7 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse a run that does not begin where the privacy state is."""
         del pl_module
-        if not hasattr(self.engine, "loader"):
+        if not self.engine.is_private:
             raise TrainingError("call make_private(module, loader) before fit, and give fit what it returns")
         if trainer.world_size != 1:
             raise ArgumentError(f"fit must run in one process, got {trainer.world_size}: use PrivacyEngine for several")

@@ -1,0 +1,100 @@
+"""The parameters that are trained: those that the optimizer holds. All others stay as they are."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from anyorder.errors import ArgumentError, TrainingError
+from anyorder.train.fsdp import local
+
+__all__ = ["Held"]
+
+
+class Held:
+    """The trainable parameters of a model that an optimizer holds; the model's others are left out, and frozen.
+
+    What is left out is in no clipped gradient, gets no noise, and takes no part in the size of the release. It is
+    frozen (`requires_grad=False`) so that no gradient of private data can come to it by any way.
+
+    Args:
+        model: the user's.
+        optimizer: over parameters of the model.
+
+    Attributes:
+        named: the parameters that are trained, in the model's order.
+    Raises: ArgumentError for what is no optimizer, or holds parameters that are not the model's; nothing is frozen.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ArgumentError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ArgumentError("LBFGS takes several gradients of a batch in a step, and the plan covers one: use SGD")
+        self._optimizer = optimizer
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._check_known({id(p) for p in trainable.values()})
+        held = {id(p) for p in self._parameters()}
+        self.named = {name: p for name, p in trainable.items() if id(p) in held}
+        self._known = {id(p) for p in self.named.values()}
+        self._left_out = {name: p for name, p in trainable.items() if id(p) not in held}
+        self._others = [p for p in model.parameters() if id(p) not in self._known]  # frozen before, or left out
+        self._written: dict[nn.Parameter, tuple[Any, int]] = {}
+        for p in self._left_out.values():
+            p.requires_grad_(False)
+
+    def thaw(self) -> None:
+        """Undo the freezing, where the model is not bound after all."""
+        for p in self._left_out.values():
+            p.requires_grad_(True)
+
+    def _parameters(self) -> list[Any]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _check_known(self, known: set[int]) -> None:
+        held = self._parameters()
+        strange = sum(id(p) not in known and p.requires_grad for p in held)
+        if strange or not any(id(p) in known for p in held):
+            raise ArgumentError(
+                f"optimizer must hold parameters of the model that require gradients, and no others; {strange} of its "
+                f"{len(held)} parameters are not among the model's {len(known)} trainable ones. Make it of this very "
+                "model's parameters: after anyorder.clipping.convert, torch.compile or an adapter"
+            )
+
+    def check(self) -> None:
+        """Raise TrainingError if a parameter was frozen since, or one that is left out is trained after all."""
+        if not all(p.requires_grad for p in self.named.values()):
+            raise TrainingError("a parameter was frozen after make_private; freeze before it, so that noise fits")
+        if any(p.requires_grad for p in self._others):
+            raise TrainingError(
+                "a parameter that was left out, because the optimizer did not hold it or it was frozen, requires a "
+                "gradient now: no noise is planned for it. Give it to the optimizer before make_private, or freeze it"
+            )
+
+    def check_step(self) -> None:
+        """Refuse a step of another optimizer state, and gradients that did not come through the private model.
+
+        They would be lost, or not be private.
+        """
+        self.check()
+        self._check_known(self._known)
+        for name, p in self.named.items():
+            own, version = self._written.get(p, (None, 0))
+            if p.grad is None or (p.grad is own and own._version == version) or not local(p.grad).any():
+                continue
+            raise TrainingError(
+                f"parameter {name} has a gradient that did not come through the private model, from a penalty on "
+                "weights or another loss perhaps; use the optimizer's weight_decay, and zero_grad() before each step"
+            )
+        for name, p in self._left_out.items():
+            if p.grad is not None and local(p.grad).any():
+                raise TrainingError(
+                    f"parameter {name}, which the optimizer does not hold, has a gradient: no noise covers it, and "
+                    "another optimizer that steps on it would train on private data in the open. Give all parameters "
+                    "that are trained on this data to the one private optimizer, and set this gradient to None"
+                )
+
+    def write(self, p: nn.Parameter, gradient: Any) -> None:
+        """Put a private gradient in place."""
+        p.grad = gradient
+        self._written[p] = (p.grad, gradient._version)

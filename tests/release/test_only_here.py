@@ -1,0 +1,53 @@
+"""Nothing but the room of releases turns a sum into a release."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import anyorder
+
+ROOT = Path(anyorder.__file__).parent
+MAKERS = {"NoiseStream", "GridStream"}
+OUTSIDE = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] not in ("release", "noise")]
+
+
+def uses(source):
+    """What a file has to do with noise for sums: the classes that make it, by whatever import, and `add_to`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names if alias.name in MAKERS}
+            found |= {"*" for alias in node.names if alias.name == "*" and "noise" in (node.module or "")}
+        elif isinstance(node, ast.Attribute) and node.attr in MAKERS | {"add_to", "add_to_rows", "SharedNoise"}:
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and node.id in MAKERS:
+            found.add(node.id)
+        elif isinstance(node, ast.Constant) and node.value in MAKERS | {"add_to"}:
+            found.add(f"{node.value!r}")
+    return found
+
+
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_other_room_adds_noise_to_sums(path):
+    assert not uses(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from anyorder.noise import NoiseStream",
+        "from anyorder.noise.stream import NoiseStream as Stream",
+        "import anyorder.noise as n\nn.GridStream(1)",
+        "from anyorder.noise import *",
+        "getattr(module, 'NoiseStream')",
+        "stream.add_to([total])",
+    ],
+)
+def test_the_walk_sees_each_way(source):
+    assert uses(source)
+
+
+def test_the_room_itself_has_one_such_place():
+    users = [path.name for path in (ROOT / "release").glob("*.py") if uses(path.read_text()) & (MAKERS)]
+    assert users == ["noise.py"]
