@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import MethodType
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from anyorder import participation, strategy
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import KnownOrder, MinSeparation, Participation, PoissonSampling, Separated, SingleEpoch
+from anyorder.participation import (
+    KnownOrder,
+    MinSeparation,
+    Participation,
+    Pattern,
+    PoissonSampling,
+    Separated,
+    SingleEpoch,
+)
 from anyorder.participation.rules import RULES
 from anyorder.release.schedules import Fixed
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
@@ -24,6 +33,7 @@ N = 8
 FINAL = [
     *(kind.cls for kind in KINDS),
     *RULES,
+    *get_args(Pattern),
     Custom,
     Flat,
     PerGroup,

@@ -1,0 +1,119 @@
+"""Laws of participations: what the ledger lets in is what the pattern family holds, set by set of steps."""
+
+import json
+from collections.abc import Iterator
+from itertools import chain, combinations
+
+import numpy as np
+import pytest
+
+from anyorder import participation
+from anyorder.errors import ParticipationError
+from anyorder.ledger import Ledger, allows
+from anyorder.participation import KnownOrder, Participation
+from anyorder.participation.rules import RULES
+from laws.cases import PARTICIPATIONS, SAMPLED
+
+CASES = {**PARTICIPATIONS, **SAMPLED}
+SIZES = [1, 2, 5, 8]
+
+every_case = pytest.mark.parametrize("name", CASES)
+every_size = pytest.mark.parametrize("n", SIZES)
+
+
+def sets_of_steps(n: int) -> Iterator[tuple[int, ...]]:
+    return chain.from_iterable(combinations(range(n), size) for size in range(n + 1))
+
+
+def is_let_in(rule: Participation, unit: object, steps: tuple[int, ...]) -> bool:
+    ledger = Ledger(rule)
+    try:
+        for t in range(rule.n):
+            ledger.record(t, [unit] if t in steps else [])
+    except ParticipationError:
+        return False
+    return True
+
+
+def test_every_rule_is_offered_under_a_name_of_its_own() -> None:
+    assert len({rule.kind for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert getattr(participation, rule.__name__) is rule
+        assert rule.__name__ in participation.__all__
+
+
+@every_case
+@every_size
+def test_the_ledger_lets_in_what_the_pattern_allows(name: str, n: int) -> None:
+    rule = CASES[name](n)
+    units = rule.units.tolist() if isinstance(rule, KnownOrder) else [5]
+    within = {steps for p in rule.patterns() for size in range(len(p) + 1) for steps in combinations(p, size)}
+    for steps in sets_of_steps(rule.n):
+        allowed = rule.pattern.allows(steps)
+        assert allowed == any(is_let_in(rule, unit, steps) for unit in units), steps
+        assert allowed == (steps in within) == allows(rule, steps), steps
+
+
+@every_case
+@every_size
+def test_steps_outside_the_plan_are_not_allowed(name: str, n: int) -> None:
+    rule = CASES[name](n)
+    assert not rule.pattern.allows([rule.n])
+    assert not rule.pattern.allows([-1])
+
+
+@every_case
+@every_size
+def test_numbers_are_those_of_the_patterns(name: str, n: int) -> None:
+    rule = CASES[name](n)
+    pattern, patterns = rule.pattern, list(rule.patterns())
+    assert pattern.n == rule.n
+    assert rule.max_participations == max(map(len, patterns))
+    gaps = [int(gap) for steps in patterns for gap in np.diff(steps)]
+    assert rule.min_separation <= min(gaps, default=rule.n) or rule.max_participations == 1
+    assert pattern.count(10**6) == len(patterns)
+    assert pattern.count(len(patterns) - 1) == len(patterns)
+    if not isinstance(rule, KnownOrder):  # whose worst one is guessed
+        assert pattern.allows(pattern.worst().tolist())
+
+
+@every_case
+@every_size
+def test_disjoint_patterns_cover_each_step_once(name: str, n: int) -> None:
+    pattern = CASES[name](n).pattern
+    blocks = [tuple(block) for group in pattern.disjoint() for block in group.tolist()]
+    assert sorted(chain.from_iterable(blocks)) == list(range(pattern.n))
+    named = {t for steps in pattern.enumerate() for t in steps}  # a known order may leave steps empty
+    assert all(pattern.allows(block) for block in blocks if set(block) <= named)
+    longest = {steps for steps in pattern.enumerate() if not any(set(steps) < set(p) for p in pattern.enumerate())}
+    if pattern.are_disjoint:
+        assert sum(map(len, longest)) == len(named)
+
+
+@every_case
+def test_what_covers_allows_all(name: str) -> None:
+    """Within the planned steps; a known order is judged by the ledger alone."""
+    for n in (3, 6):
+        planned = CASES[name](n)
+        for actual in (make(m) for make in CASES.values() for m in (2, 3, 6)):
+            if not isinstance(planned, KnownOrder) and participation.covers(planned, actual):
+                for steps in actual.patterns():
+                    assert planned.pattern.allows(t for t in steps if t < planned.n), actual
+
+
+@every_case
+@every_size
+def test_files_keep_it(name: str, n: int) -> None:
+    rule = CASES[name](n)
+    again = participation.from_dict(json.loads(json.dumps(rule.to_dict())))
+    assert again == rule
+    assert again.pattern == rule.pattern
+    assert hash(again) == hash(rule)
+    assert hash(again.pattern) == hash(rule.pattern)
+    assert rule.describe()
+
+
+@every_case
+def test_coins_are_secret_or_there_are_none(name: str) -> None:
+    rule = CASES[name](8)
+    assert rule.secret == (rule.coin is not None) == (name in SAMPLED)
