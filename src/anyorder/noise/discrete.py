@@ -28,7 +28,7 @@ import math
 from collections.abc import Mapping
 from decimal import ROUND_FLOOR, Context, Decimal, localcontext
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,8 @@ from scipy.special import ndtri
 from anyorder import _check
 from anyorder.errors import CheckpointError, PlanError, StepsExhaustedError
 from anyorder.noise.source import NoiseSource
-from anyorder.strategy import Combination, Dense, Strategy, Terms
+from anyorder.strategy import Combination, Strategy, Terms
+from anyorder.strategy.kinds import Structure, kind_of
 
 __all__ = ["GridStream", "check_combination", "check_grid"]
 
@@ -239,19 +240,28 @@ def _digits() -> Any:
 
 def check_combination(strategy: Strategy) -> None:
     """Raise PlanError, with the reason, for a strategy whose noise cannot be rounded as a real number."""
-    if not isinstance(strategy, Combination):
-        raise PlanError(
-            "exact integers (grid, secure) need a strategy whose noise is at each step a combination of rows of Z, to "
-            "be computed to any precision: Independent, Tree, BandedInverse, SquareRoot or Dense; the noise of "
-            f"{type(strategy).__name__} is a recurrence in floating point, whose rounding errors stay in its state"
-        )
-    if isinstance(strategy, Dense):
-        residual = float(np.linalg.norm(strategy.noising_matrix() @ strategy.matrix() - np.eye(strategy.n)))
-        if not residual <= MAX_RESIDUAL:
+    structure = kind_of(strategy).structure
+    match structure:
+        case Structure.IDENTITY | Structure.TOEPLITZ | Structure.TREE:
+            pass
+        case Structure.DENSE:
+            residual = float(np.linalg.norm(strategy.noising_matrix() @ strategy.matrix() - np.eye(strategy.n)))
+            if not residual <= MAX_RESIDUAL:
+                raise PlanError(
+                    f"exact integers need K C = I to 2^-31 in numbers as they are rounded, got {residual:.1e}: this C "
+                    "is too ill-conditioned"
+                )
+        case (
+            Structure.TOEPLITZ_BANDED | Structure.BUFFERED | Structure.BANDED | Structure.LOW_RANK
+            | Structure.RESTARTED | Structure.RESCALED
+        ):  # fmt: skip
             raise PlanError(
-                f"exact integers need K C = I to 2^-31 in numbers as they are rounded, got {residual:.1e}: this C is "
-                "too ill-conditioned"
+                "exact integers (grid, secure) need a strategy whose noise is at each step a combination of rows of Z, "
+                "to be computed to any precision: Independent, Tree, BandedInverse, SquareRoot or Dense; the noise of "
+                f"{type(strategy).__name__} is a recurrence in floating point, whose rounding errors stay in its state"
             )
+        case _:
+            assert_never(structure)
 
 
 def check_grid(grid: float, clip_norm: float, noise_std: float) -> None:
