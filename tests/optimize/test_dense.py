@@ -168,10 +168,11 @@ def test_poisson_sampling_is_refused() -> None:
 
 
 def test_a_gap_above_the_tolerance_is_said() -> None:
+    """At kinks of the maximum; by the roundings of a processor 300 iterations end near 1e-3 or a few times below."""
     A, participation = W.momentum(48, 0.95), FixedOrder(48, 6, 8)
-    with pytest.warns(UserWarning, match=r"gap of .* not to the tolerance 1\.0e-03"):
-        found = fit_dense(A, participation, "max")
-    assert found.gap > 1e-3
+    with pytest.warns(UserWarning, match=r"gap of .* not to the tolerance 1\.0e-06"):
+        found = fit_dense(A, participation, "max", tolerance=1e-6)
+    assert found.gap > 1e-6
     C, K = found.C, np.linalg.inv(found.C)
     errors = np.square(A.matrix() @ K).sum(axis=1)
     assert found.upper == pytest.approx(np.sqrt(errors.max()) * sensitivity(Dense(C), participation).value)

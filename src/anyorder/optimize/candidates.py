@@ -95,7 +95,7 @@ def choose(
     start anew; time rescaling where it is known which steps one unit takes, columns of norm 1 where they are only far
     apart; for small n also bands with columns of their own, the dense optimum, and what is left of it in few bands and
     a low rank, whose rank grows as long as that gains 0.2 %. What is too long for a kind is left out: beyond 4096
-    steps trees where A is not the prefix sum, bands where it is not Toeplitz.
+    steps bands where A is not Toeplitz.
 
     Args:
         workload: A.
@@ -174,7 +174,7 @@ def _fits(
     yield Independent(n)
     if participation.min_separation == 1 and participation.max_participations == n:
         return  # a unit may be in every step: columns of C must be orthogonal, nothing correlated helps
-    if workload.is_prefix_sum or n <= DENSE_STEPS:
+    if n <= DENSE_STEPS or not isinstance(workload, Custom):
         yield fit("tree", workload, participation, objective)
     if epochs is not None and restartable(workload, epochs):
         yield from _restarted(workload, participation, objective, budget)

@@ -11,9 +11,6 @@ from anyorder.workload import Workload
 
 __all__ = ["fit_tree", "restart_steps"]
 
-# Dense error costs O(n * nodes); beyond this many steps a momentum workload is ranked by its prefix sums.
-_DENSE_LIMIT = 4096
-
 
 def fit_tree(
     workload: Workload,
@@ -38,10 +35,9 @@ def fit_tree(
     """
     _check.choice("objective", objective, _OBJECTIVES)
     _check.choice("completion", completion, {"auto", "on", "off"})
-    ranked = workload if workload.n <= _DENSE_LIMIT else Workload(workload.n)
     loss = _OBJECTIVES[objective]
     candidates = _candidates(participation, estimator, restart_every, completion)
-    return min(candidates, key=lambda tree: loss(tree, ranked, participation))
+    return min(candidates, key=lambda tree: loss(tree, workload, participation))
 
 
 _OBJECTIVES = {"mean": error.rmse, "max": error.max_error, "last": error.last_error}
