@@ -1,6 +1,7 @@
 """Toeplitz C: C[i, j] = c_{i-j}. The square root of the workload, banded ones, and what all Toeplitz forms share."""
 
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,14 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import toeplitz
 
 from anyorder import _check
-from anyorder._closed import final
+from anyorder._closed import final, frozen
 from anyorder._filters import fftconvolve, lfilter
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Combination, Recurrence, Row, State, Strategy, Terms, Vector
 from anyorder.workload import Workload
 
 __all__ = [
+    "Series",
     "SquareRoot",
     "Toeplitz",
     "ToeplitzBanded",
@@ -148,6 +150,26 @@ class Toeplitz(Strategy):
         return np.cumsum(np.square(self.toeplitz_coefficients()))[::-1]
 
 
+class Series(Toeplitz, Combination):
+    """Toeplitz strategies whose steps make all earlier rows of Z again: two series, and nothing else to say.
+
+    O(n^2 d) for a run. Enough for a new family, until it has a state that makes its steps short.
+    """
+
+    def noising_coefficients(self, m: int | None = None) -> Floats:
+        """(m,) coefficients of 1 / c."""
+        m = self.n if m is None else m
+        return inverse_series(self.toeplitz_coefficients(m), m)
+
+    @cached_property
+    def _noising(self) -> Floats:
+        return frozen(self.noising_coefficients())
+
+    def terms(self, t: int) -> Terms:
+        """Rows t, t - 1, .., 0."""
+        return Terms(np.arange(t, -1, -1), self._noising[: t + 1])
+
+
 @final
 class ToeplitzBanded(Toeplitz):
     """C[i, j] = c_{i-j} for i - j < p, else 0.
@@ -219,7 +241,7 @@ class ToeplitzBanded(Toeplitz):
 
 
 @final
-class SquareRoot(Toeplitz, Combination):
+class SquareRoot(Series):
     """The square root of the prefix sum: C = B = A^(1/2) [Fichtenberger et al. 2022; Henzinger et al. 2023].
 
         c_k = c_{k-1} (1 - 1/(2k)),   (C^-1)_k = g_k = g_{k-1} (1 - 3/(2k)),   c_0 = g_0 = 1
@@ -238,10 +260,6 @@ class SquareRoot(Toeplitz, Combination):
     def noising_coefficients(self, m: int | None = None) -> Floats:
         """(m,) coefficients of sqrt(1 - x)."""
         return binomial_series(1.5, self.n if m is None else m)
-
-    def terms(self, t: int) -> Terms:
-        """Rows t, t - 1, .., 0."""
-        return Terms(np.arange(t, -1, -1), self.noising_coefficients(t + 1))
 
     def to_dict(self) -> dict[str, Any]:
         """{"kind": "square_root", "n": n}."""
