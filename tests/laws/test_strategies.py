@@ -1,12 +1,14 @@
 """Laws of every strategy: K C = I, streamed noise is K Z, prefix variances, saved and loaded alike."""
 
 import json
+from typing import assert_never
 
 import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.strategy import Combination, Dense, Rescaled, SquareRoot, Strategy, Tree, from_dict
+from anyorder.strategy import Banded, Combination, Rescaled, Strategy, Toeplitz, from_dict
+from anyorder.strategy.kinds import Structure, kind_of
 from laws.cases import STRATEGIES
 
 SIZES = [1, 2, 3, 7, 16, 29]
@@ -89,7 +91,8 @@ def test_the_recurrence_streams_the_noising_matrix(name: str, n: int) -> None:
     try:
         d = len(strategy.recurrence(0).h)
     except PlanError:
-        assert type(strategy) in (Dense, SquareRoot, Tree, Rescaled)
+        combined = (Structure.DENSE, Structure.TOEPLITZ, Structure.TREE, Structure.RESCALED)
+        assert kind_of(strategy).structure in combined
         return
     K, state = strategy.noising_matrix(), np.zeros((d, n))  # the state, as a combination of rows of Z
     for t, z in enumerate(np.eye(n)):
@@ -99,6 +102,48 @@ def test_the_recurrence_streams_the_noising_matrix(name: str, n: int) -> None:
         state = F @ state + np.outer(G, z)
     for one, many in zip(strategy.recurrence(n - 1), strategy.recurrences(np.arange(n)), strict=True):
         np.testing.assert_array_equal(many[-1], one)
+
+
+@every_strategy
+@every_size
+def test_the_structure_is_what_the_row_says(name: str, n: int) -> None:
+    """What sensitivities, roundings and renewals take for granted."""
+    strategy = STRATEGIES[name](n)
+    C, structure = strategy.matrix(), kind_of(strategy).structure
+    same = {"rtol": 1e-12, "atol": 1e-13 * np.abs(C).max()}
+    if structure is not Structure.TREE:
+        assert C.shape == (n, n)
+        assert not np.triu(C, 1).any()
+        assert (np.diag(C) > 0).all()
+    match structure:
+        case Structure.IDENTITY:
+            np.testing.assert_array_equal(C, np.eye(n))
+        case Structure.TOEPLITZ | Structure.TOEPLITZ_BANDED | Structure.BUFFERED:
+            assert isinstance(strategy, Toeplitz)
+            K, below = strategy.noising_matrix(), np.tril(np.subtract.outer(np.arange(n), np.arange(n)))
+            np.testing.assert_allclose(C, np.tril(strategy.toeplitz_coefficients()[below]), **same)
+            np.testing.assert_allclose(K, np.tril(strategy.noising_coefficients()[below]), **same)
+            if structure is Structure.TOEPLITZ:
+                assert isinstance(strategy, Combination)
+                for t in range(n):
+                    rows, coefficients = strategy.terms(t).rows, strategy.terms(t).coefficients
+                    np.testing.assert_array_equal(rows, np.arange(t, t - len(rows), -1))
+                    expected = strategy.noising_coefficients()[: t + 1]
+                    np.testing.assert_array_equal(coefficients.astype("f4"), expected[: len(rows)].astype("f4"))
+                    assert not expected[len(rows) :].any()
+        case Structure.BANDED:
+            assert isinstance(strategy, Banded)
+            for lag, band in enumerate(strategy.bands):
+                np.testing.assert_array_equal(np.diagonal(C, -lag), band[: n - lag])
+        case Structure.RESCALED:
+            assert isinstance(strategy, Rescaled)
+            np.testing.assert_allclose(C * strategy.scales, strategy.strategy.matrix(), **same)
+        case Structure.RESTARTED:
+            assert strategy.restart_period is not None
+        case Structure.DENSE | Structure.LOW_RANK | Structure.TREE:
+            pass  # whose sensitivities and roundings are made from the matrices themselves, or from the class
+        case _:
+            assert_never(structure)
 
 
 @every_strategy

@@ -4,8 +4,11 @@ import pytest
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose, fit, fit_named
+from anyorder.optimize.fits import _BY_WORDS
+from anyorder.optimize.structured import FITS
 from anyorder.participation import FixedOrder, SingleEpoch
-from anyorder.strategy import BLT, Banded, Dense, Independent, Tree
+from anyorder.strategy import BLT, Banded, Dense, Independent, Rescaled, SquareRoot, Tree
+from anyorder.strategy.kinds import KINDS
 from anyorder.workload import prefix_sum
 
 A, ORDER = prefix_sum(24), FixedOrder(24, k=2, b=12)
@@ -39,6 +42,15 @@ def test_independent_and_trees() -> None:
 @pytest.mark.parametrize(("words", "kind"), [("banded, 4 bands", Banded), ("blt, 1 buffer", BLT), ("dense", Dense)])
 def test_kinds(words: str, kind: type) -> None:
     assert type(fit_named(words, A, ORDER)) is kind
+
+
+def test_every_kind_of_strategy_is_fitted_or_known_not_to_be() -> None:
+    fitted = [one.cls for one in FITS]
+    assert len(set(fitted)) == len(fitted)
+    without = {Independent, SquareRoot, Rescaled}  # nothing to fit; scales come with `rescale`
+    assert {kind.cls for kind in KINDS} - set(fitted) == without
+    for one in FITS:
+        assert _BY_WORDS[one.kind.words] is one
 
 
 def test_what_is_refused() -> None:
