@@ -16,13 +16,17 @@ from anyorder._closed import final
 from anyorder._limits import bounded, check_plan
 from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
 from anyorder.accounting.curves import NEIGHBOURS, Curve, Gaussian, Sampled
-from anyorder.error import has_variances, row_variances
+from anyorder.error import row_variances
+from anyorder.error.variance import has_variances
 from anyorder.errors import CertificateError, PlanError
 from anyorder.noise.discrete import check_combination, check_grid
-from anyorder.participation import KnownOrder, Participation, without_names
+from anyorder.participation import KnownOrder, Participation
+from anyorder.participation.known import without_names
+from anyorder.participation.rules import check_kind as check_participation
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Independent, Strategy
+from anyorder.strategy.kinds import check_kind as check_strategy
 from anyorder.workload import Workload, prefix_sum
 
 __all__ = ["Plan"]
@@ -77,8 +81,8 @@ class Plan:
     grid: float | None = None
 
     def __post_init__(self) -> None:
-        participation.check_kind(self.participation)
-        strategy.check_kind(self.strategy)
+        check_participation(self.participation)
+        check_strategy(self.strategy)
         workload.check_kind(self.workload)
         for name, check in (("clip_norm", _check.positive), ("sigma", _check.positive), ("delta", _check.probability)):
             object.__setattr__(self, name, check(name, getattr(self, name)))  # a float, whatever number it was

@@ -16,8 +16,9 @@ from torch.utils.data import (
 
 from anyorder.errors import LoaderError
 from anyorder.participation import FixedOrder, PoissonSampling
-from anyorder.sampling import find_participation, poisson_loader
+from anyorder.sampling import find_participation
 from anyorder.sampling.origins import Origins
+from anyorder.sampling.poisson import poisson_loader
 from sampling.loaders import SOURCE, private
 
 BASE, OTHER = TensorDataset(torch.arange(10)), TensorDataset(torch.arange(100, 105))

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from anyorder.error.measures import last_error, max_error, rmse
-from anyorder.error.variance import has_variances, row_variances
+from anyorder.error.variance import row_variances
 
-__all__ = ["has_variances", "last_error", "max_error", "rmse", "row_variances"]
+__all__ = ["last_error", "max_error", "rmse", "row_variances"]
 
 RENAMED: dict[str, Callable[..., float]] = {"max_loss": max_error, "last_loss": last_error}
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check, error
-from anyorder.error import has_variances, row_variances
+from anyorder.error import row_variances
+from anyorder.error.variance import has_variances
 from anyorder.errors import PlanError
 from anyorder.optimize import cache
 from anyorder.optimize.blt import fit_blts

@@ -7,7 +7,6 @@ steps that each of them reduces to, and that all claims are proven for.
 """
 
 from anyorder.participation.base import Participation
-from anyorder.participation.known import without_names
 from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.participation.rules import (
     EpochShuffle,
@@ -16,7 +15,6 @@ from anyorder.participation.rules import (
     MinSeparation,
     PoissonSampling,
     SingleEpoch,
-    check_kind,
     covers,
     from_dict,
 )
@@ -33,8 +31,6 @@ __all__ = [
     "PoissonSampling",
     "Separated",
     "SingleEpoch",
-    "check_kind",
     "covers",
     "from_dict",
-    "without_names",
 ]

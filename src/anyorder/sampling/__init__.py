@@ -1,7 +1,6 @@
 """Sampling: samplers that are pure functions of a seed, and loaders whose order is read off and followed."""
 
 from anyorder.sampling.loader import Found, PrivateLoader, Unit, find_participation
-from anyorder.sampling.poisson import poisson_loader
 from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
 from anyorder.sampling.unit_order import UnitOrderSampler
 
@@ -14,5 +13,4 @@ __all__ = [
     "Unit",
     "UnitOrderSampler",
     "find_participation",
-    "poisson_loader",
 ]

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import participation as participations
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import KnownOrder, Listed, Participation, Pattern
+from anyorder.participation.rules import check_kind as check_participation
 from anyorder.sensitivity import banded, blt, dense, independent, rescaled, restarted, toeplitz, tree
 from anyorder.sensitivity.bound import Bound
 from anyorder.sensitivity.program import refined
@@ -82,7 +82,7 @@ def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.floa
 
 def _check_fit(strategy: Strategy, participation: Participation) -> None:
     check_kind(strategy)
-    participations.check_kind(participation)
+    check_participation(participation)
     if participation.secret:
         raise PlanError(
             f"{type(participation).__name__} has no useful sensitivity, since a unit may be in every step; its privacy "

@@ -6,7 +6,7 @@ from anyorder.strategy.base import Combination, Recurrence, Row, State, Strategy
 from anyorder.strategy.blt import BLT
 from anyorder.strategy.dense import Dense
 from anyorder.strategy.independent import Independent
-from anyorder.strategy.kinds import check_kind, from_dict
+from anyorder.strategy.kinds import from_dict
 from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.restarted import RestartedBLT
@@ -32,6 +32,5 @@ __all__ = [
     "Toeplitz",
     "ToeplitzBanded",
     "Tree",
-    "check_kind",
     "from_dict",
 ]

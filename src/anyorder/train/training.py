@@ -21,8 +21,9 @@ from anyorder.errors import CheckpointError, PlanError, TrainingError
 from anyorder.ledger import Units
 from anyorder.plan import Plan
 from anyorder.release import Release
-from anyorder.sampling import PrivateLoader, Unit, poisson_loader
+from anyorder.sampling import PrivateLoader, Unit
 from anyorder.sampling.handed import HandedBatch
+from anyorder.sampling.poisson import poisson_loader
 from anyorder.train.distributed import Group, distinct_units, forward_together
 from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
 from anyorder.train.generators import random_state, set_random_state
