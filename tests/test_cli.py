@@ -159,7 +159,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("anyorder.cli._Progress.stepped", interrupt)
+    monkeypatch.setattr("anyorder.run.progress.ProgressBar.stepped", interrupt)
     outcome = invoke(*TRAIN, "--output", tmp_path / "run")
     assert outcome.exit_code == 1
     assert outcome.stderr == f"anyorder: stopped; go on with: anyorder train --resume {tmp_path / 'run'}\n"

@@ -85,3 +85,26 @@ else:
     raise AssertionError("torch was not blocked")
 """
     run(code)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "['plan', '--dataset-size', '100', '--batch-size', '10', '--epsilon', '8', '--compare', '--save', PLAN]",
+        "['plan', '--dataset-size', '100', '--batch-size', '10', '--epsilon', '8', '--mechanism', 'blt, 1 buffer']",
+        "['epsilon', '--dataset-size', '100', '--batch-size', '10', '--noise-multiplier', '1']",
+        "['verify', PLAN]",
+        "['--version']",
+    ],
+)
+def test_the_shell_plans_and_verifies_without_torch(command, tmp_path):
+    code = f"""
+{NO_TORCH}
+import anyorder as ao, anyorder.cli
+anyorder.cli.find_spec = lambda name: None  # as where it is not installed
+PLAN = {str(tmp_path / "plan.json")!r}
+ao.plan(dataset_size=100, batch_size=10, epochs=2, epsilon=8, delta=1e-5, mechanism="tree").save(PLAN)
+code = anyorder.cli.run({command})
+assert code == 0, code
+"""
+    run(code)

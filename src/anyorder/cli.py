@@ -5,24 +5,20 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anyorder import __version__
-from anyorder import run as job
-from anyorder._sealed import printable, quoted
+from anyorder._sealed import printable
 from anyorder.certificate import verify as verify_file
-from anyorder.clipping.native import describe as clipping_kernel
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
 from anyorder.noise.native import describe as noise_kernel
-from anyorder.plan import Plan
-from anyorder.receipt import Receipt
-from anyorder.report import card, comparison_table, facts_panel, plot_noise
-from anyorder.run.planning import Mechanism, Row, best_of_each_kind, compare, make_plan, noise_lines, poisson_claim
+from anyorder.report import card, facts_panel, plot_noise, receipt_facts, verdict
+from anyorder.run import planning
 
 __all__ = ["app", "run"]
 
@@ -77,7 +73,11 @@ def _print_json(data: dict[str, Any]) -> None:
 
 def _version(value: bool) -> None:
     if value:
-        print(f"{__version__}\nnoise: {noise_kernel()}\nclipping: {clipping_kernel()}")
+        print(f"{__version__}\nnoise: {noise_kernel()}")
+        if find_spec("torch") is not None:
+            from anyorder.clipping.native import describe as clipping_kernel
+
+            print(f"clipping: {clipping_kernel()}")
         raise typer.Exit
 
 
@@ -130,35 +130,6 @@ Clip = Annotated[float, typer.Option(help="L2 bound on one example's gradient.")
 
 
 # -- train -----------------------------------------------------------------------------------------------------------
-
-
-class _Progress(job.Observer):
-    """A progress bar and the privacy card."""
-
-    def __init__(self, console: Console) -> None:
-        self.path: Path | None = None
-        self._console = console
-        self._bar = Progress(
-            TextColumn("{task.fields[epoch]} epochs,"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
-            TimeRemainingColumn(), TextColumn("{task.fields[accuracy]}"), console=console,
-        )  # fmt: skip
-
-    def started(self, plan: Plan, path: Path, step: int) -> None:
-        self.path = path
-        self._console.print(card(plan))
-        self._console.print(f"{'Going on' if step else 'Writing'} in {path}", highlight=False, markup=False)
-        self._bar.start()
-        self._task = self._bar.add_task("", total=plan.n, completed=step, epoch=0, accuracy="")
-
-    def stepped(self, step: int) -> None:
-        self._bar.update(self._task, completed=step)
-
-    def epoch_ended(self, epoch: int, accuracy: float) -> None:
-        self._bar.update(self._task, epoch=epoch, accuracy=f"test accuracy {100 * accuracy:.1f} %")
-
-    def stop(self) -> None:
-        if self.path is not None:  # a bar that never started would print an empty line
-            self._bar.stop()
 
 
 @app.command()
@@ -223,8 +194,11 @@ def train(
         "seed": seed, "device": device, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
     given = {name: value for name, value in every.items() if value is not None}
+    from anyorder import run as job  # with torch, which no other command needs
+    from anyorder.run.progress import ProgressBar
+
     console = Console(stderr=as_json)
-    observer = _Progress(console)
+    observer = ProgressBar(console)
     try:
         if resume is None:
             result = job.train(job.Settings.of(**given), output, observer=observer, tensorboard=tensorboard)
@@ -272,7 +246,7 @@ def plan(
     completion: Completion = "auto",
     momentum: Momentum = 0.0,
     clip_norm: Clip = 1.0,
-    comparison: Annotated[bool, typer.Option("--compare", help="A table of all mechanisms at this budget.")] = False,
+    compared: Annotated[bool, typer.Option("--compare", help="A table of all mechanisms at this budget.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the plan as JSON, for anyorder.Plan.load.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG: the noise in each iterate.")] = None,
     as_json: Json = False,
@@ -285,42 +259,25 @@ def plan(
     their noise, --order fixed for a loader that shuffles once, --save
     plan.json for anyorder.Plan.load and anyorder verify.
     """
-    words = Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
-    chosen = make_plan(
+    words = planning.Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
+    chosen = planning.make_plan(
         words, delta=delta, epsilon=epsilon, noise_multiplier=noise_multiplier, order=order, momentum=momentum,
         dataset_size=dataset_size, batch_size=batch_size, epochs=epochs, clip_norm=clip_norm,
     )  # fmt: skip
-    rows = compare(chosen) if comparison else []
+    rows = planning.compare(chosen) if compared else []
     if save is not None:
         chosen.save(save)
     if plot is not None:
-        lines = best_of_each_kind(rows) if comparison else noise_lines(chosen)
+        lines = planning.best_of_each_kind(rows) if compared else planning.noise_lines(chosen)
         plot_noise(lines, plot, f"noise over {chosen.n} steps, epsilon {chosen.epsilon:.3g}, delta {chosen.delta:g}")
     if as_json:
         described = {"plan": chosen.to_dict(), "claims": chosen.claims()}
-        _print_json({**described, **({"compare": [row.to_dict() for row in rows]} if comparison else {})})
+        _print_json({**described, **({"compare": [row.to_dict() for row in rows]} if compared else {})})
         return
     console = Console()
     console.print(card(chosen))
-    if comparison:
-        console.print(_comparison(rows))
-
-
-def _comparison(rows: list[Row]) -> Any:
-    columns = dict.fromkeys(("mechanism", "error", "over bound", "last step", "vectors", "epsilon"), "right")
-    texts = [
-        (
-            row.name + ("  (secret sampling only)" if row.plan.participation.secret else ""), f"{row.error:.5g}",
-            "" if row.ratio is None else f"{row.ratio:.3f}", f"{row.last:.5g}",
-            str(row.plan.strategy.state_rows), f"{row.plan.epsilon:.4g}",
-        )
-        for row in rows
-    ]  # fmt: skip
-    title = (
-        "error: noise in the iterates, root mean square over steps, in clip norms\n"
-        "over bound: over a certified lower bound of all mechanisms without sampling"
-    )
-    return comparison_table(title, {**columns, "mechanism": "left"}, texts)
+    if compared:
+        console.print(planning.comparison(rows))
 
 
 @app.command()
@@ -352,15 +309,15 @@ def epsilon(
     """
     if order == "poisson" and mechanism == "independent":
         mechanism = "poisson"
-    words = Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
-    truth = make_plan(
+    words = planning.Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
+    truth = planning.make_plan(
         words, delta=delta, noise_multiplier=noise_multiplier, order=order,
         dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
     )  # fmt: skip
     claim = None
     if mechanism == "independent":
         with contextlib.suppress(MissingDependencyError):  # the truth needs no such accountant
-            claim = poisson_claim(noise_multiplier, batch_size, dataset_size, truth.n, delta)
+            claim = planning.poisson_claim(noise_multiplier, batch_size, dataset_size, truth.n, delta)
     if as_json:
         sampled = {"poisson_epsilon": claim, "poisson_epsilon_holds": truth.participation.secret}
         _print_json({"epsilon": truth.epsilon, "delta": delta, "mu": truth.mu, "steps": truth.n, **sampled})
@@ -417,19 +374,8 @@ def verify(
             _print_json({"ok": False, "file": str(file), "problem": str(problem)})
             raise typer.Exit(1) from problem
         _fail(f"NOT verified: {problem}", 1)
-    plan, certificate = found.plan, found.certificate
-    checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
-    unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
-    if found.evidence is not None:
-        checked += [
-            f"that every unit kept to the order in all {found.evidence.ledger.step} steps",
-            "that the evidence is the one that the certificate was made of",
-        ]
-    elif certificate is not None:
-        unseen += ["who took part in which step: pass --evidence, if you are the owner or the auditor"]
-    own = found.receipt
-    if own is not None:
-        checked += ["that the certificate is bound to the receipt's steps, which keep to the order, and their mu"]
+    checked, unseen = verdict(found)
+    plan, certificate, own = found.plan, found.certificate, found.receipt
     if as_json:
         steps = None if certificate is None else certificate.steps
         outcome = {"ok": True, "file": str(file), "claims": plan.claims(), "checked": checked, "not_checked": unseen}
@@ -443,18 +389,7 @@ def verify(
     for text in unseen:
         console.print(f"--  not checked: {text}", highlight=False, markup=False)
     if own is not None:
-        console.print(facts_panel("receipt", _receipt(own, plan)))
+        console.print(facts_panel("receipt", receipt_facts(own, plan)))
     kind = "plan" if certificate is None else "certificate"
     promise = f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}"
     console.print(f"verified: this {kind} claims {promise}", style="green")
-
-
-def _receipt(own: Receipt, plan: Plan) -> list[tuple[str, str]]:
-    most = 40
-    shown = ", ".join(map(str, own.steps[:most])) + (", .." if len(own.steps) > most else "")
-    mu = f"{own.mu:.5g}"
-    if plan.mu is None:
-        mu += " against those who know these steps; the plan's claim is against all others"
-    else:
-        mu += f" (the plan's: {plan.mu:.5g})"
-    return [("unit", quoted(own.unit)), ("steps", f"{len(own.steps)}: {shown}"), ("its own mu", mu)]

@@ -12,6 +12,7 @@ from anyorder.optimize.fits import kind_in
 from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
 from anyorder.planner import plan, with_budget
+from anyorder.report import comparison_table
 from anyorder.strategy import Independent, Strategy
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Row",
     "best_of_each_kind",
     "compare",
+    "comparison",
     "make_plan",
     "noise_lines",
     "poisson_claim",
@@ -138,6 +140,24 @@ def compare(chosen: Plan) -> list[Row]:
     with contextlib.suppress(MissingDependencyError):
         found.append(Row("poisson", _sampled(chosen), None))
     return sorted(found, key=lambda row: row.error)
+
+
+def comparison(rows: list[Row]) -> Any:
+    """The rows as a rich table."""
+    columns = dict.fromkeys(("mechanism", "error", "over bound", "last step", "vectors", "epsilon"), "right")
+    texts = [
+        (
+            row.name + ("  (secret sampling only)" if row.plan.participation.secret else ""), f"{row.error:.5g}",
+            "" if row.ratio is None else f"{row.ratio:.3f}", f"{row.last:.5g}",
+            str(row.plan.strategy.state_rows), f"{row.plan.epsilon:.4g}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    title = (
+        "error: noise in the iterates, root mean square over steps, in clip norms\n"
+        "over bound: over a certified lower bound of all mechanisms without sampling"
+    )
+    return comparison_table(title, {**columns, "mechanism": "left"}, texts)
 
 
 def best_of_each_kind(rows: list[Row]) -> dict[str, Plan]:

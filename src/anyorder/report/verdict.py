@@ -1,0 +1,37 @@
+"""What a verification checked and could not see, in sentences."""
+
+from anyorder._sealed import quoted
+from anyorder.certificate import Verification
+from anyorder.plan import Plan
+from anyorder.receipt import Receipt
+
+__all__ = ["receipt_facts", "verdict"]
+
+_SHOWN = 40  # steps
+
+
+def verdict(found: Verification) -> tuple[list[str], list[str]]:
+    """(what was checked, and holds; what no file, or none that was given, can show)."""
+    checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
+    unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
+    if found.evidence is not None:
+        checked += [
+            f"that every unit kept to the order in all {found.evidence.ledger.step} steps",
+            "that the evidence is the one that the certificate was made of",
+        ]
+    elif found.certificate is not None:
+        unseen += ["who took part in which step: pass --evidence, if you are the owner or the auditor"]
+    if found.receipt is not None:
+        checked += ["that the certificate is bound to the receipt's steps, which keep to the order, and their mu"]
+    return checked, unseen
+
+
+def receipt_facts(own: Receipt, plan: Plan) -> list[tuple[str, str]]:
+    """(name, text) rows of a unit's own receipt, for `facts_panel`."""
+    shown = ", ".join(map(str, own.steps[:_SHOWN])) + (", .." if len(own.steps) > _SHOWN else "")
+    mu = f"{own.mu:.5g}"
+    if plan.mu is None:
+        mu += " against those who know these steps; the plan's claim is against all others"
+    else:
+        mu += f" (the plan's: {plan.mu:.5g})"
+    return [("unit", quoted(own.unit)), ("steps", f"{len(own.steps)}: {shown}"), ("its own mu", mu)]

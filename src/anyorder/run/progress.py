@@ -1,0 +1,41 @@
+"""What a terminal shows of a run."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from anyorder.plan import Plan
+from anyorder.report import card
+from anyorder.run.job import Observer
+
+__all__ = ["ProgressBar"]
+
+
+class ProgressBar(Observer):
+    """A progress bar and the privacy card."""
+
+    def __init__(self, console: Console) -> None:
+        self.path: Path | None = None
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.fields[epoch]} epochs,"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
+            TimeRemainingColumn(), TextColumn("{task.fields[accuracy]}"), console=console,
+        )  # fmt: skip
+
+    def started(self, plan: Plan, path: Path, step: int) -> None:
+        self.path = path
+        self._console.print(card(plan))
+        self._console.print(f"{'Going on' if step else 'Writing'} in {path}", highlight=False, markup=False)
+        self._bar.start()
+        self._task = self._bar.add_task("", total=plan.n, completed=step, epoch=0, accuracy="")
+
+    def stepped(self, step: int) -> None:
+        self._bar.update(self._task, completed=step)
+
+    def epoch_ended(self, epoch: int, accuracy: float) -> None:
+        self._bar.update(self._task, epoch=epoch, accuracy=f"test accuracy {100 * accuracy:.1f} %")
+
+    def stop(self) -> None:
+        if self.path is not None:  # a bar that never started would print an empty line
+            self._bar.stop()
