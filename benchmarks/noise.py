@@ -5,10 +5,11 @@
     python -m benchmarks.noise --only statistics     10^9 normals: moments, tails, correlations, in standard deviations
 
 Parts: `torch` (eager torch, and the tree as published with DP-FTRL), `peers` (jax_privacy, opake, in environments of
-their own, made on first use), `step` (`optimizer.step()` of an engine), `bandwidth` (beside adding one vector to
-another), `memory` (what a process of 10^9 coordinates holds), `statistics`. Where ours is measured beside a peer, both
-have the same matrix and number of threads. With one thread (OMP_NUM_THREADS=1) times are those of the processor, which
-other work disturbs less; else they are those of the clock. Targets are least ratios.
+their own, made on first use), `small` (a step over ten coordinates: all that is not arithmetic), `step`
+(`optimizer.step()` of an engine), `bandwidth` (beside adding one vector to another), `memory` (what a process of 10^9
+coordinates holds), `statistics`. Where ours is measured beside a peer, both have the same matrix and number of threads.
+With one thread (OMP_NUM_THREADS=1) times are those of the processor, which other work disturbs less; else they are
+those of the clock. Targets are least ratios.
 """
 
 import json
@@ -109,6 +110,16 @@ def bandwidth(quick: bool) -> Iterator[Row]:
     for name, strategy in (("independent", Independent(N)), ("tree", Tree(1024)), ("banded inverse, 4", inverse_of(4))):
         exact = GridStream(strategy, NoiseSource.random(), 1.0, 2.0**-20, size)
         yield Row(f"{name}, {size:.0e}, exact integers", _time(exact.next, size, 8), None, None, "ns/element")
+
+
+def small(quick: bool) -> Iterator[Row]:
+    """A step over two tensors of ten coordinates in all."""
+    tensors, repeats = [torch.zeros(3), torch.zeros(7)], 5 if quick else 15
+    strategies = (Independent(N), BLT(DECAYS, SCALES, N), banded(16), inverse_of(16), Tree(N, "online"))
+    names = ("independent", "BLT, 4 buffers", "banded, 16", "banded inverse, 16", "tree, online")
+    for name, strategy in zip(names, strategies, strict=True):
+        took = _time(_ours(strategy, tensors, warm=WARM), 1, 50, repeats) / 1000
+        yield Row(f"{name}, a step over 10", took, None, None, "us")
 
 
 def inverse_of(bands: int) -> BandedInverse:
@@ -231,6 +242,7 @@ def _step_times(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader
 PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "torch": beside_torch,
     "peers": beside_peers,
+    "small": small,
     "step": whole_step,
     "bandwidth": bandwidth,
     "memory": memory,
