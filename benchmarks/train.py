@@ -3,6 +3,7 @@
     python -m benchmarks.train                    the two below
     python -m benchmarks.train --only opacus      epsilon of an ordinary loader: ours beside Opacus 1.6
     python -m benchmarks.train --only digits      test accuracy at epsilon 8, five seeds
+    python -m benchmarks.train --only calls       Python calls, files and rooms that one step goes through
     python -m benchmarks.train --only mnist       Figure 1(a) of Kairouz et al. 2021: hours; writes docs/mnist.md
 
 The grid goes on where it was stopped: every run is a line of benchmarks/results/mnist.jsonl.
@@ -27,8 +28,9 @@ from anyorder.run import Settings, train
 from benchmarks import mnist
 from benchmarks._peers import OPACUS, interpreter
 from benchmarks._report import Row, show
+from benchmarks.calls import calls
 
-PARTS = ("opacus", "digits", "mnist")
+PARTS = ("opacus", "digits", "mnist", "calls")
 
 
 def main() -> None:
@@ -46,6 +48,7 @@ def main() -> None:
         rows = {
             "opacus": opacus,
             "digits": lambda: digits(pool, seeds=2 if chosen.quick else 5),
+            "calls": calls,
             "mnist": lambda: mnist.grid(pool, chosen),
         }
         show((row for part in parts for row in rows[part]()), chosen.json)

@@ -23,7 +23,7 @@ from anyorder.release.files import RunFiles
 from anyorder.release.noise import SharedNoise
 from anyorder.release.ranks import Coordinates, OneProcess
 from anyorder.release.schedules import Fixed, Schedule
-from anyorder.release.totals import Rows, like, piece_of
+from anyorder.release.totals import Rows, copy_of, like, piece_of
 
 __all__ = ["Release"]
 
@@ -115,25 +115,16 @@ class Release:
             self._coins.load_state_dict(state["coins"])
 
     @classmethod
-    def of_ranks(
-        cls,
-        plan: Plan,
-        coordinates: Coordinates,
-        schedule: Schedule,
-        *,
-        key: bytes | None,
-        checkpoint: str | Path | None,
-        place: str,
-    ) -> Self:
+    def of_ranks(cls, plan: Plan, coordinates: Coordinates, schedule: Schedule, **files: Any) -> Self:
         """For front ends in this package: several ranks, a clip norm that may move, totals in pieces (`take`).
 
         Args:
             coordinates: the vector and this rank's part of it; its group is who carries the plan out together.
             schedule: of clip norms.
-            place: what the ranks are doing, for messages.
+            files: key, checkpoint; and place, what the ranks are doing, for messages.
         """
         release = cls.__new__(cls)
-        release._begin(plan, coordinates, schedule, key=key, checkpoint=checkpoint, place=place)
+        release._begin(plan, coordinates, schedule, **files)
         return release
 
     def _begin(
@@ -149,7 +140,7 @@ class Release:
         if not isinstance(plan, Plan):
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
         given = None if key is None else NoiseSource(key).key
-        self.plan, self.size = plan, coordinates.size
+        self.plan, self.size, self._n = plan, coordinates.size, plan.n
         self.clip, self._group = ClipNorm(plan, schedule), coordinates.group
         self._path = None if checkpoint is None else Path(checkpoint)
         self._files = RunFiles(self._path, self._group)
@@ -258,8 +249,8 @@ class Release:
             raise TrainingError("this release was closed: another process may have resumed its run")
         self._files.check_process()
         step = self.ledger.step
-        if step >= self.plan.n:
-            raise StepsExhaustedError(f"all {self.plan.n} planned steps are used; a longer run needs its own plan")
+        if step >= self._n:
+            raise StepsExhaustedError(f"all {self._n} planned steps are used; a longer run needs its own plan")
         self._noise.check(step)
         self.clip.check_step(step)
         if units is None:
@@ -313,7 +304,7 @@ class Release:
         problems = []
         for observer in tuple(self._observers):
             try:
-                observer(step, _copy(released))
+                observer(step, copy_of(released))
             except Exception as problem:
                 problem.add_note(f"(an observer's; step {step} was taken, and `unreturned` has its result)")
                 problems.append(problem)
@@ -407,11 +398,3 @@ class Release:
 
     def __exit__(self, *problem: object) -> None:
         self.close()
-
-
-def _copy(released: Any) -> Any:
-    if isinstance(released, Tensor):
-        return released.clone()
-    copy = released.copy()
-    copy.flags.writeable = False
-    return copy

@@ -46,11 +46,12 @@ class SharedNoise:
 
         The noise would be ahead of the gradients: a row of C^-1 Z that is left out is one that no guarantee knows of.
         """
-        if any(stream.t != step for stream in self._streams):
-            raise TrainingError(
-                f"the noise of step {step} was drawn, but the step was broken off half way: nothing more may be "
-                "released; resume from the last checkpoint in a new engine"
-            )
+        for stream in self._streams:
+            if stream.t != step:
+                raise TrainingError(
+                    f"the noise of step {step} was drawn, but the step was broken off half way: nothing more may be "
+                    "released; resume from the last checkpoint in a new engine"
+                )
 
     def add_to(self, own: list[Tensor], divisor: float) -> list[Tensor]:
         """(own + noise of the next step) / divisor on the rank's own coordinates.

@@ -53,8 +53,9 @@ class Held:
 
     def _check_known(self, known: set[int]) -> None:
         held = self._parameters()
-        strange = sum(id(p) not in known and p.requires_grad for p in held)
-        if strange or not any(id(p) in known for p in held):
+        own = [p for p in held if id(p) in known]
+        strange = 0 if len(own) == len(held) else len([p for p in held if id(p) not in known and p.requires_grad])
+        if strange or not own:
             raise ArgumentError(
                 f"optimizer must hold parameters of the model that require gradients, and no others; {strange} of its "
                 f"{len(held)} parameters are not among the model's {len(known)} trainable ones. Make it of this very "
@@ -63,9 +64,9 @@ class Held:
 
     def check(self) -> None:
         """Raise TrainingError if a parameter was frozen since, or one that is left out is trained after all."""
-        if not all(p.requires_grad for p in self.named.values()):
+        if [p.requires_grad for p in self.named.values()].count(False):
             raise TrainingError("a parameter was frozen after make_private; freeze before it, so that noise fits")
-        if any(p.requires_grad for p in self._others):
+        if [p.requires_grad for p in self._others].count(True):
             raise TrainingError(
                 "a parameter that was left out, because the optimizer did not hold it or it was frozen, requires a "
                 "gradient now: no noise is planned for it. Give it to the optimizer before make_private, or freeze it"

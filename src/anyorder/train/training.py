@@ -299,14 +299,13 @@ class Training:
         self.release.tell(step, lambda: torch.cat([piece.reshape(-1) for piece in private]))
 
     def _check_step(self) -> None:
-        self.release.check(None)
+        self.release.check(self._waiting.units if self._waiting.batches else None)
         if not self._waiting.batches:
             raise TrainingError(
                 "optimizer.step() without a backward pass through the private model since the last step; to leave a "
                 "batch out, call engine.skip() first"
             )
         self._held.check_step()
-        self.release.check(self._waiting.units)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
