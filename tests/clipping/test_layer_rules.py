@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping import FunctionalClipping, GhostClipping, PerGroup, layer_rules, register_layer_rule
+from anyorder.clipping import FunctionalClipping, GhostClipping, PerGroup, ghost, layer_rules, register_layer_rule
 from anyorder.errors import ArgumentError, ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 
@@ -295,6 +295,37 @@ def test_hooks_of_the_layer_run_and_a_subclass_is_another_type():
     assert_close(run(GhostClipping(module), x, x, F.mse_loss, clip_norm=0.1)[1], expected, 1e-9)
     assert len(CALLS) == 2
     assert len(handles) == 2
+
+
+def test_a_layer_inside_a_layer_with_a_rule_is_part_of_it():
+    """Its gradient comes by the outer rule alone, not twice; elsewhere in the model it comes by autograd."""
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.lstm = Scale(4), nn.LSTM(4, 2, batch_first=True).requires_grad_(False)
+
+        def forward(self, x):
+            return self.scale(x) * 3 + self.lstm(x[:, None])[0].sum((1, 2))[:, None].detach()
+
+    class Model(nn.Sequential):
+        def forward(self, x):
+            return self[0].scale(super().forward(x))
+
+    def rule(layer, activations, backprops):
+        return {p: 3 * g for p, g in scale_rule(layer.scale, activations, backprops).items()}
+
+    register_layer_rule(Outer, rule)
+    module, x = Model(Outer()).double(), batch((4,))
+    expected = clipped_sum(per_example(module, x, x, F.mse_loss), torch.arange(B), 0.1)
+    assert_close(run(GhostClipping(module), x, x, F.mse_loss, clip_norm=0.1)[1], expected, 1e-9)
+
+
+def test_gradients_by_a_rule_count_towards_the_memory_of_a_chunk(monkeypatch):
+    monkeypatch.setattr(ghost, "DIRECT_BYTES", 100)  # those of three examples, two parameters of four float32
+    clipping, x = GhostClipping(Scale(4)), torch.randn(B, 4)
+    run(clipping, x, x, F.mse_loss)
+    assert clipping.state_dict()["chunk_size"] == 3
 
 
 def test_frozen_parameters_and_settings():

@@ -97,12 +97,14 @@ def layers_with_rules(module: nn.Module, tracer: Tracer, made: Made) -> Iterator
         yield
         return
     names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    inside: set[nn.Module] = set()  # parts of layers with a rule, whose gradients that rule gives
     with ExitStack() as stack:
         for name, layer in module.named_modules():
             rule = _RULES.get(type(layer))
             own = {local: Part(names[id(p)]) for local, p in layer.named_parameters() if id(p) in names}
-            if rule is None or not own:
+            if rule is None or not own or layer in inside:
                 continue
+            inside.update(layer.modules())
             before = vars(layer).get("forward")
             undo = (
                 functools.partial(delattr, layer, "forward")
