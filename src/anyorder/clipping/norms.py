@@ -34,17 +34,15 @@ from math import isfinite, prod
 import torch
 from torch import Tensor
 
+from anyorder.clipping.arithmetic import BLOCK, cleared, squares_of, sum_of
 from anyorder.clipping.batch import UnitMap
 from anyorder.clipping.uses import (
-    BLOCK,
     ConvolutionUse,
     DirectUse,
     EmbeddingUse,
     FactoredUse,
     LinearUse,
     Use,
-    cleared,
-    squares_of,
 )
 
 __all__ = ["Settled", "Weights", "settle"]
@@ -83,13 +81,13 @@ class Weights:
     def sum_of_uses(self, uses: Sequence[Use]) -> Tensor:
         """The weighted sum (*shape) of the examples' gradients by all uses."""
         uses = uses if self.left_out is None else [use.without(self.left_out[1]) for use in uses]
-        result = _sum([use.weighted_sum(self.by_example) for use in uses])
+        result = sum_of([use.weighted_sum(self.by_example) for use in uses])
         if result.dtype == torch.float64 or isfinite(float(result.sum())):
             return result
         # All terms are finite, and so is what each unit adds; but a weight times one factor of a term may be too
         # large for float32, and so may terms that cancel.
         wide = [replace(use, dtype=torch.float64) for use in uses]  # type: ignore[type-var]
-        return _sum([use.weighted_sum(self.by_example.double()) for use in wide]).to(result.dtype)
+        return sum_of([use.weighted_sum(self.by_example.double()) for use in wide]).to(result.dtype)
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def settle(uses: Sequence[Use], units: UnitMap) -> Settled:
     """Norms and sum of the gradient that all uses of one parameter have together."""
     direct = [use for use in uses if isinstance(use, DirectUse)]
     if len(direct) == len(uses):
-        return Settled.keep(_sum([units.sum(use.values.to(use.dtype)) for use in direct]))
+        return Settled.keep(sum_of([units.sum(use.values.to(use.dtype)) for use in direct]))
     factored = [use for use in uses if isinstance(use, FactoredUse)]
     tables = [use for use in uses if isinstance(use, EmbeddingUse)]
     if len(factored) == len(uses):
@@ -365,12 +363,12 @@ def _settle_any(uses: Sequence[Use], units: UnitMap) -> Settled:
     kept = torch.empty(units.count, size, dtype=dtype, device=device) if keep else None
     squares = torch.zeros(units.count, dtype=torch.float64, device=device)
     for rows, members in units.blocks(max(1, BLOCK // (size * units.largest))):
-        gradients = _sum([_unit_gradients(use, members) for use in uses]).flatten(1)
+        gradients = sum_of([_unit_gradients(use, members) for use in uses]).flatten(1)
         if kept is not None:
             kept[rows] = gradients
             squares[rows] = squares_of(gradients)
         else:
-            squares[rows] = (squares_of(gradients).sqrt() + _sum([_slack(use, members) for use in uses])).square()
+            squares[rows] = (squares_of(gradients).sqrt() + sum_of([_slack(use, members) for use in uses])).square()
     if kept is None:
         return Settled(squares, lambda weights: weights.sum_of_uses(uses))
     return Settled.keep(kept.view(-1, *shape), squares)
@@ -390,11 +388,3 @@ def _slack(use: Use, members: slice | Tensor) -> Tensor:
         lengths = _by_member(use.lengths(members.clamp(min=0).flatten()), members).flatten(1)
     terms = use.terms if isinstance(use, FactoredUse) else 0
     return (lengths.shape[1] + terms + 8) * torch.finfo(use.dtype).eps * lengths.sum(1)
-
-
-def _sum(tensors: list[Tensor]) -> Tensor:
-    """The sum of one tensor or more."""
-    result = tensors[0]
-    for other in tensors[1:]:
-        result = result + other
-    return result

@@ -10,8 +10,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from anyorder.clipping.arithmetic import BLOCK
 from anyorder.clipping.tracing import Tracer
-from anyorder.clipping.uses import BLOCK, ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse
+from anyorder.clipping.uses import ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse
 
 __all__ = ["RULES", "Convolution", "LayerNorm", "LinearMap", "Table", "backward_as_forward"]
 

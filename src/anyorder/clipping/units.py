@@ -5,8 +5,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from anyorder.clipping.arithmetic import cleared
 from anyorder.clipping.clip_rules import Cut
-from anyorder.clipping.uses import cleared
 from anyorder.errors import NonFiniteError
 
 __all__ = ["NON_FINITE", "ClippedSum", "accumulator_dtype", "check_finite", "round_down", "sums_of"]
