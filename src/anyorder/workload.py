@@ -127,12 +127,17 @@ class Workload(SetOnce):
             velocity = self.momentum * velocity
         return result
 
-    def recurrence(self) -> tuple[Floats, Floats]:
-        """M (n, 2, 2) and N (n, 2) with w <- M_t w + N_t g_t of w = (velocity m, p), for A without its weights."""
-        beta, decay, rates = self.momentum, self.weight_decay, self.learning_rates
+    def recurrence(self, rates: ArrayLike | None = None) -> tuple[Floats, Floats]:
+        """M (n, 2, 2) and N (n, 2) with w <- M_t w + N_t g_t of w = (velocity m, p), for A without its weights.
+
+        Args:
+            rates: (k,) learning rates in the place of the workload's own.
+        """
+        beta, decay = self.momentum, self.weight_decay
+        rates = self.learning_rates if rates is None else np.asarray(rates, dtype=np.float64)
         coupled, decoupled = (decay, 0.0) if self.coupled else (0.0, decay)
         update = np.array([beta, -coupled, 1.0])  # of m_{t-1}, p_{t-1}, g_t: the new m_t
-        M, N = np.empty((self.n, 2, 2)), np.empty((self.n, 2))
+        M, N = np.empty((len(rates), 2, 2)), np.empty((len(rates), 2))
         M[:, 0], N[:, 0] = update[:2], update[2]
         if self.nesterov:
             update = beta * update + [0.0, -coupled, 1.0]

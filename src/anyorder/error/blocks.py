@@ -11,7 +11,7 @@ are of squares and of covariances, so that nothing cancels.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -20,7 +20,7 @@ from scipy.linalg.lapack import dtrtri
 
 from anyorder.strategy import Recurrence
 
-__all__ = ["Bands", "by_bands", "by_recurrence", "combined", "substituted"]
+__all__ = ["Bands", "by_bands", "by_recurrence", "combined", "joined", "substituted"]
 
 Floats = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class _Maps(NamedTuple):
 def by_recurrence(recurrences: Callable[[NDArray[np.int64]], Recurrence], M: Floats, N: Floats) -> Floats:
     """(n,) Var p_t for w <- M_t w + N_t eta_t, p = w[-1], and noise eta by a recurrence of d numbers.
 
-    With X = (x, w) it is F = [[F_t, 0], [N_t h_t, M_t]] and G = (G_t, N_t g_t). The blocks have sqrt(n) steps.
+    With X = (x, w) that is the recurrence of `joined`. The blocks have sqrt(n) steps.
 
     Args:
         recurrences: `Strategy.recurrences`.
@@ -53,19 +53,27 @@ def by_recurrence(recurrences: Callable[[NDArray[np.int64]], Recurrence], M: Flo
     steps = np.arange(-(-n // length) * length).reshape(-1, length).clip(max=n - 1)
     count = len(steps)
     d = recurrences(steps[:1, 0]).h.shape[1]
-    F, G = np.zeros((count, d + 2, d + 2)), np.zeros((count, d + 2))
-    move, left = np.broadcast_to(np.eye(d + 2), F.shape), np.zeros_like(F)
+    move, left = np.broadcast_to(np.eye(d + 2), (count, d + 2, d + 2)), np.zeros((count, d + 2, d + 2))
     rows, own = np.empty((count, length, d + 2)), np.empty((count, length))
     for i in range(length):
         here = steps[:, i]
-        F[:, :d, :d], G[:, :d], h, g = recurrences(here)
-        F[:, d:, :d] = N[here][:, :, None] * h[:, None]
-        F[:, d:, d:] = M[here]
-        G[:, d:] = N[here] * g[:, None]
+        F, G = joined(recurrences(here), M[here], N[here])
         move = F @ move
         left = F @ left @ F.transpose(0, 2, 1) + G[:, :, None] * G[:, None]
         rows[:, i], own[:, i] = move[:, -1], left[:, -1, -1]
     return _chained([_Maps(rows, own, move, left)])[:n]
+
+
+def joined(noise: Recurrence, M: NDArray[Any], N: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """F (k, d + 2, d + 2) and G (k, d + 2) of the state (x, w): [[F, 0], [N h, M]] and (G, N g)."""
+    k, d = noise.h.shape
+    F = np.zeros((k, d + 2, d + 2), dtype=noise.F.dtype)
+    G = np.empty((k, d + 2), dtype=noise.F.dtype)
+    F[:, :d, :d], G[:, :d] = noise.F, noise.G
+    F[:, d:, :d] = N[:, :, None] * noise.h[:, None]
+    F[:, d:, d:] = M
+    G[:, d:] = N * noise.g[:, None]
+    return F, G
 
 
 class Bands(NamedTuple):

@@ -15,15 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder.error.blocks import joined
 from anyorder.errors import PlanError
 from anyorder.optimize.bounds import OBJECTIVES
 from anyorder.optimize.patterns import check_optimisable, stride
 from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, Valued, descend, reciprocal, worst_steps
 from anyorder.participation import Participation
 from anyorder.strategy import BLT
+from anyorder.strategy.blt import system
 from anyorder.workload import Custom, Workload
 
-__all__ = ["Blt", "fit_blt", "fit_blts", "recurrence"]
+__all__ = ["Blt", "fit_blt", "fit_blts"]
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[Any]
@@ -170,7 +172,7 @@ class Blt:
         covariance = np.zeros((len(decays), size, size), dtype=decays.dtype)
         total: list[Numbers] = []
         for length, rate, weight in self.segments:
-            F, G = recurrence(decays, scales, rate, self.workload)
+            F, G = joined(system(decays, scales), *self.workload.recurrence([rate]))
             q = np.zeros((len(decays), size), dtype=decays.dtype)
             q[:, -1] = 1.0
             if self.objective == "mean":
@@ -200,27 +202,6 @@ def _segments(workload: Workload) -> list[tuple[int, float, float]]:
     pieces = [(i, j) for i, j in pairwise(bounds) if j > i]
     rates, weights = workload.learning_rates, np.square(workload.weights)
     return [(int(j - i), float(rates[i:j].mean()), float(weights[i:j].mean())) for i, j in pieces]
-
-
-def recurrence(decays: Numbers, scales: Numbers, rate: float, workload: Workload) -> tuple[Numbers, Numbers]:
-    """F (batch, m + 2, m + 2) and G (batch, m + 2) of the state (buffers, velocity, iterate) at one rate."""
-    beta, decay = workload.momentum, workload.weight_decay
-    batch, m = decays.shape
-    F = np.zeros((batch, m + 2, m + 2), dtype=decays.dtype)
-    G = np.ones((batch, m + 2), dtype=decays.dtype)
-    F[:, :m, :m] = -scales[:, None, :]
-    F[:, np.arange(m), np.arange(m)] += decays
-    F[:, m, :m] = -scales
-    F[:, m, m] = beta
-    if workload.coupled:
-        F[:, m, m + 1] = -decay
-    fresh = F[:, m].copy()  # h: what enters the velocity
-    fresh[:, m] = 0.0
-    update = fresh + beta * F[:, m] if workload.nesterov else F[:, m]
-    F[:, m + 1] = rate * update
-    F[:, m + 1, m + 1] += 1.0 if workload.coupled else 1.0 - rate * decay
-    G[:, m + 1] = rate * (1 + beta if workload.nesterov else 1.0)
-    return F, G
 
 
 def _energies(q: Numbers, F: Numbers, length: int) -> tuple[Numbers, Numbers]:

@@ -11,7 +11,7 @@ from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Recurrence, Row, State, Vector
 from anyorder.strategy.toeplitz import Floats, Toeplitz, repeated
 
-__all__ = ["BLT"]
+__all__ = ["BLT", "system"]
 
 
 @final
@@ -61,7 +61,7 @@ class BLT(Toeplitz):
 
     def _feedback(self) -> Floats:
         """M: how the buffers move when the noise that they make is fed back."""
-        return np.diag(self.decays) - self.scales
+        return system(self.decays, self.scales).F
 
     def _prefix_system(self) -> tuple[Floats, Floats]:
         """q, F with q . F^(t-1) 1 = g_0 + .. + g_t for t >= 1: the buffers and the running sum."""
@@ -107,7 +107,8 @@ class BLT(Toeplitz):
 
     def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
         """State: the buffers."""
-        return repeated(self._feedback(), np.ones(self.num_buffers), -self.scales, 1.0, len(steps))
+        F, G, h, g = system(self.decays, self.scales)
+        return repeated(F, G, h, float(g), len(steps))
 
     def init(self, size: int) -> State:
         """Empty buffers."""
@@ -136,6 +137,14 @@ class BLT(Toeplitz):
 
     def __repr__(self) -> str:
         return f"BLT(num_buffers={self.num_buffers}, n={self.n})"
+
+
+def system(decays: NDArray[Any], scales: NDArray[Any]) -> Recurrence:
+    """The recurrence of a BLT, or of many: (.., m) decays and scales, which may be complex."""
+    m = decays.shape[-1]
+    F = np.repeat(-scales[..., None, :], m, axis=-2)
+    F[..., np.arange(m), np.arange(m)] += decays
+    return Recurrence(F, np.ones_like(decays), -scales, np.ones_like(decays[..., 0]))
 
 
 def _impulse(q: Floats, F: Floats, v: Floats, length: int) -> Floats:
