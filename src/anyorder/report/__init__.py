@@ -2,6 +2,6 @@
 
 from anyorder.report.card import card, comparison_table, facts_panel
 from anyorder.report.plots import plot_accuracy, plot_noise
-from anyorder.report.verdict import receipt_facts, verdict
+from anyorder.report.verification import receipt_facts, verdict
 
 __all__ = ["card", "comparison_table", "facts_panel", "plot_accuracy", "plot_noise", "receipt_facts", "verdict"]
