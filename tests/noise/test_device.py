@@ -12,6 +12,7 @@ import anyorder.noise
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream, device, execute_torch, torch_backend
 from anyorder.noise.device import DeviceNoise
+from anyorder.noise.host import HostNoise
 from anyorder.noise.program import Program
 from anyorder.noise.targets import Targets
 from anyorder.strategy import (
@@ -301,6 +302,18 @@ def test_a_stream_goes_to_the_device_and_back(strategy, elsewhere):
         if t == 4:
             stream = _stream(strategy)
             stream.load_state_dict(saved)
+
+
+@every_strategy
+def test_a_stream_comes_back_to_the_cpu_with_its_tensors(strategy, elsewhere, monkeypatch):
+    ordinary, stream = _stream(strategy), _stream(strategy)
+    for t in range(N):
+        if t == 4:
+            monkeypatch.undo()  # from here on the CPU is the CPU
+        out = torch.zeros(SIZE, device=elsewhere if t < 4 else "cpu")
+        stream.add_to([out])
+        assert np.array_equal(_flat([out]), ordinary.next())
+        assert type(stream._place) is (DeviceNoise if t < 4 else HostNoise)
 
 
 def test_a_stream_goes_back_to_a_saved_state(elsewhere):
