@@ -1,7 +1,7 @@
 """Whether the order of a loader is the plan's."""
 
 import warnings
-from typing import Any
+from typing import Any, assert_never
 
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler, IterableDataset
@@ -106,6 +106,8 @@ def warn_of_scattered_units(plan: Plan, loader: Any) -> None:
             return
         case Listed() | Separated() | PerEpoch():
             pass
+        case _:
+            assert_never(rule.pattern)
     if not is_plain(loader):
         return
     try:
