@@ -85,7 +85,7 @@ def test_every_public_name_is_on_the_page_of_its_room(site):
         f"{module}.{name}" for module, name in PUBLIC if not {f"{module}.{name}", f"{module}.{name}.{name}"} & anchors
     ]
     assert not missing, (
-        "give each a docstring, or take it out of __all__; where a file of the room has the same name, the page names it "
+        "give each a docstring, or take it out of __all__; where a file of the room has its name, the page names it "
         f"by its whole path, as docs/api/report.md does: {missing}"
     )
 
