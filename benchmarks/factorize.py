@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from anyorder import error
 from anyorder import workload as W
 from anyorder.optimize import choose, fit, fit_dense, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.strategy import BLT, SquareRoot, Strategy
+from anyorder.strategy import BLT, Banded, BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree
 from benchmarks import references
 from benchmarks._peers import interpreter
 from benchmarks._report import Row, options, seconds, show
@@ -161,6 +163,35 @@ def _choice_times(quick: bool) -> Iterator[Row]:
                 yield Row(name, took, limit, limit / took, "s")
 
 
+def errors(quick: bool) -> Iterator[Row]:
+    """Processor time of `ao.rmse`, sensitivity included, over many steps; the peer is the target."""
+    n = 6000 if quick else 100_000
+    series = SquareRoot(n).toeplitz_coefficients(64)
+    bands = series[:, None] * (1 + 0.1 * np.cos(np.arange(n)))  # of one's own in every column
+    bands[np.add.outer(np.arange(64), np.arange(n)) >= n] = 0.0
+    strategies: dict[str, Strategy] = {
+        "BLT, 4 buffers": BLT([0.999, 0.9, 0.5, 0.1], [0.01, 0.05, 0.1, 0.1], n),
+        "banded Toeplitz, 64 bands": ToeplitzBanded(series, n),
+        "banded, 64 bands": Banded(bands),
+        "banded inverse, 64 bands": BandedInverse.from_square_root(W.prefix_sum(n), 64),
+        "tree": Tree(n, "full"),
+    }
+    workloads = {
+        "prefix": W.prefix_sum(n),
+        "momentum": W.momentum(n, 0.9),
+        "cosine": W.Workload(n, momentum=0.9, weight_decay=1e-4, learning_rates=W.cosine(n)),
+    }
+    orders = (FixedOrder(n, 10, n // 10), EpochShuffle(10, n // 10), MinSeparation(n, n // 10, 10))
+    for name, strategy in strategies.items():
+        for what, A in workloads.items():
+            worst = 0.0
+            for order in orders:
+                start = time.process_time()
+                error.rmse(strategy, A, order)
+                worst = max(worst, time.process_time() - start)
+            yield Row(f"rmse, n={n}, {what}, {name}: the slowest order", worst, 1.0, 1.0 / worst, "s")
+
+
 def race(quick: bool) -> Iterator[Row]:
     """Time to the same error for momentum 0.95 with a cooldown, one participation, ours to a certified optimum."""
     n, limit_s = (128, 60) if quick else (512, 600)
@@ -187,6 +218,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "targets": targets,
     "choices": choices,
     "chosen": chosen,
+    "errors": errors,
     "race": race,
     "references": references.rows,
 }
