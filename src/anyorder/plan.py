@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check, participation, strategy, workload
 from anyorder._closed import final
-from anyorder._limits import bounded, check_plan
+from anyorder._limits import bounded
 from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
 from anyorder.accounting.curves import NEIGHBOURS, Curve, Gaussian, Sampled
 from anyorder.error import row_variances
@@ -24,6 +24,7 @@ from anyorder.participation import KnownOrder, Participation
 from anyorder.participation.known import without_names
 from anyorder.participation.rules import check_kind as check_participation
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
+from anyorder.sensitivity.cost import check_plan
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Independent, Strategy
 from anyorder.strategy.kinds import check_kind as check_strategy

@@ -1,0 +1,160 @@
+"""What a described plan would cost to check, before any part of it is made: for files of strangers.
+
+Up to some thousand steps every pair of a mechanism and an order is quick, but for dense matrices, which `check_work`
+counts; beyond, those are that have a closed form.
+"""
+
+from typing import Any, assert_never
+
+from anyorder._limits import MAX_NUMBERS, MAX_OPERATIONS, MAX_STEPS, REMEDY, check_work, is_bounded
+from anyorder.errors import ArgumentError, CertificateError
+from anyorder.participation.base import Rule
+from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
+from anyorder.participation.rules import RULES
+from anyorder.strategy.kinds import KINDS, Structure
+
+__all__ = ["check_plan"]
+
+_SMALL_STEPS = 3 << 10
+_MAX_LISTED = 1 << 12
+_MAX_BUFFERS = 64
+_LEAST_SAMPLED_SIGMA = 0.4  # below, privacy loss distributions take minutes, and epsilon is in the tens
+
+
+def check_plan(data: Any) -> None:
+    """Refuse a described plan whose claims a stranger's file may not have recomputed, before any part of it is made.
+
+    What is malformed passes here; whoever makes its parts refuses it.
+    """
+    if not is_bounded():
+        return
+    part, chosen, work = (_part(data, name) for name in ("participation", "strategy", "workload"))
+    n = _number(work.get("n"), MAX_STEPS)
+    for described in (part, chosen, work):
+        for name in ("n", "k", "b", "p", "steps_per_epoch"):
+            if _number(described.get(name), 0) > MAX_STEPS:
+                raise CertificateError(f"the plan has {name} above {MAX_STEPS}, the most that is read{REMEDY}")
+        _check_lists(described)
+    structure, rule = _structure(chosen), _rule(part)
+    if work.get("kind") == "custom":
+        check_work("a dense matrix", numbers=n**2)
+    if structure in (Structure.DENSE, Structure.LOW_RANK):
+        check_work("a dense matrix", numbers=_number(chosen.get("n"), 0) ** 2)
+    pattern = None if rule is None else rule.pattern
+    if structure in (Structure.BANDED, Structure.TOEPLITZ_BANDED) and _is_separated(pattern):
+        bands = max(_number(chosen.get("p"), 1), _longest(chosen))
+        check_work("a banded mechanism with this separation", operations=n * bands * _rounds(pattern, n))
+    sigma = data.get("sigma") if isinstance(data, dict) else None
+    sampled = rule is not None and rule.secret
+    if sampled and isinstance(sigma, (int, float)) and sigma < _LEAST_SAMPLED_SIGMA:
+        raise CertificateError(f"secret sampling with so little noise takes more time than a file is given{REMEDY}")
+    if n > _SMALL_STEPS and structure is not None and not _has_closed_form(structure, pattern, chosen, n):
+        raise CertificateError(
+            f"the claims of this mechanism, for this order and {n} steps, take more time than a file is given{REMEDY}"
+        )
+
+
+def _structure(described: dict[str, Any]) -> Structure | None:
+    """Of a described strategy; None for what is none of ours."""
+    return next((kind.structure for kind in KINDS if kind.name == described.get("kind")), None)
+
+
+def _rule(described: dict[str, Any]) -> Rule | None:
+    """A described participation that a few numbers describe; None for one that lists its units, or is none of ours."""
+    for rule in RULES:
+        if rule.kind == described.get("kind") and issubclass(rule, Rule):
+            try:
+                return rule.read({name: value for name, value in described.items() if name != "kind"})
+            except (ArgumentError, TypeError):
+                return None
+    return None
+
+
+def _check_lists(described: dict[str, Any]) -> None:
+    """Refuse lists that are longer than any plan needs: buffers of a BLT, restarts of a tree, entries of all else."""
+    structure = _structure(described)
+    most = _MAX_LISTED
+    if structure is Structure.BUFFERED:
+        most = _MAX_BUFFERS
+    elif structure is Structure.TREE:
+        most = 4 * _MAX_BUFFERS
+    for value in described.values():
+        if isinstance(value, dict):
+            _check_lists(value)
+        elif isinstance(value, list):
+            inner = max((len(row) for row in value if isinstance(row, list)), default=0)
+            if len(value) > most or inner > _MAX_BUFFERS:
+                raise CertificateError(f"a part of the plan lists more numbers than are read{REMEDY}")
+
+
+def _has_closed_form(structure: Structure, pattern: Pattern | None, chosen: dict[str, Any], n: int) -> bool:
+    """Whether the sensitivity takes about n operations and numbers.
+
+    Args:
+        pattern: None where units are listed one by one.
+    """
+    if structure is Structure.IDENTITY or structure is Structure.RESTARTED or _is_single(pattern):
+        return True
+    if _longest(chosen) * _rounds(pattern, n) > MAX_NUMBERS:
+        return False
+    match structure:
+        case Structure.TREE:
+            return _tree_is_quick(pattern, chosen, n)
+        case Structure.TOEPLITZ | Structure.BUFFERED | Structure.TOEPLITZ_BANDED:
+            return _toeplitz_is_quick(structure, pattern, n)
+        case Structure.BANDED | Structure.DENSE | Structure.LOW_RANK | Structure.RESCALED:
+            return False
+        case _:
+            assert_never(structure)
+
+
+def _tree_is_quick(pattern: Pattern | None, chosen: dict[str, Any], n: int) -> bool:
+    match pattern:
+        case Separated(b=b):
+            return not chosen.get("restarts") and min(b, 2 * n // b) * (n // b) ** 2 <= MAX_OPERATIONS
+        case Listed() | PerEpoch():
+            return True
+        case None:
+            return False
+        case _:
+            assert_never(pattern)
+
+
+def _toeplitz_is_quick(structure: Structure, pattern: Pattern | None, n: int) -> bool:
+    match pattern:
+        case Separated():
+            return structure is not Structure.TOEPLITZ_BANDED
+        case Listed():
+            return True
+        case PerEpoch(k=k):
+            return k <= 64 and k * n <= MAX_NUMBERS
+        case None:
+            return False
+        case _:
+            assert_never(pattern)
+
+
+def _is_separated(pattern: Pattern | None) -> bool:
+    return isinstance(pattern, Separated) and not pattern.is_single
+
+
+def _is_single(pattern: Pattern | None) -> bool:
+    return isinstance(pattern, Separated) and pattern.is_single
+
+
+def _rounds(pattern: Pattern | None, n: int) -> int:
+    """How often a unit takes part at most."""
+    return n if pattern is None else pattern.max_participations
+
+
+def _longest(described: dict[str, Any]) -> int:
+    return max((len(value) for value in described.values() if isinstance(value, list)), default=1)
+
+
+def _part(data: Any, name: str) -> dict[str, Any]:
+    found = data.get(name) if isinstance(data, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any, otherwise: int) -> int:
+    return value if type(value) is int else otherwise
