@@ -1,0 +1,87 @@
+"""The workload A: the lower-triangular matrix that the optimizer applies to the gradients.
+
+The iterate after step t is theta_0 - (A G)[t] (with weight decay: what theta_t would be without gradients, minus
+that), so the error that matters is the noise in the rows of A G.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from anyorder import _check
+from anyorder.errors import PlanError
+from anyorder.workload.base import Workload, nonnegative, pack, unpack
+from anyorder.workload.from_torch import from_optimizer
+from anyorder.workload.given import Custom
+from anyorder.workload.schedules import cosine, linear_cooldown, step_decay, warmup_stable_decay
+
+__all__ = [
+    "Custom",
+    "Workload",
+    "cosine",
+    "custom",
+    "from_optimizer",
+    "last_iterate",
+    "linear_cooldown",
+    "momentum",
+    "prefix_sum",
+    "step_decay",
+    "warmup_stable_decay",
+    "weighted",
+]
+
+_KINDS = (Workload, Custom)
+
+
+def check_kind(workload: object) -> None:
+    """Raise PlanError unless it is one of the kinds of this module itself."""
+    if type(workload) not in _KINDS:
+        raise PlanError(
+            f"workload must be a Workload or a Custom, got {type(workload).__name__}: give the matrix to custom(matrix)"
+        )
+
+
+def prefix_sum(n: int) -> Workload:
+    """The workload of plain SGD: A[t, s] = 1 for s <= t."""
+    return Workload(n)
+
+
+def momentum(n: int, momentum: float, learning_rates: ArrayLike | None = None) -> Workload:
+    """The workload of SGD with heavy-ball momentum and a known schedule; see `Workload`."""
+    return Workload(n, momentum=momentum, learning_rates=learning_rates)
+
+
+def custom(matrix: ArrayLike) -> Custom:
+    """Any lower-triangular (n, n) matrix as a workload."""
+    return Custom(matrix)
+
+
+def weighted(workload: Workload, weights: ArrayLike) -> Workload:
+    """The same workload with its rows multiplied by (n,) weights: which iterates matter, and how much.
+
+    The mean-square error becomes || diag(weights) A K ||_F^2 / n, times sens^2.
+    """
+    weights = nonnegative("weights", workload.weights * np.asarray(weights, dtype=np.float64), workload.n)
+    return from_dict({**workload.to_dict(), "weights": pack(weights)})
+
+
+def last_iterate(workload: Workload) -> Workload:
+    """The same workload where only the last iterate counts: weights (0, .., 0, 1)."""
+    weights = np.zeros(workload.n)
+    weights[-1] = 1.0
+    return weighted(workload, weights)
+
+
+def from_dict(data: dict[str, Any]) -> Workload:
+    """The workload that `Workload.to_dict` described."""
+    kind = _check.choice("workload kind", data.get("kind", ""), {"custom", "momentum"})
+    weights = unpack(data.get("weights"))
+    if kind == "custom":
+        n = _check.integer("n", data["n"], low=1)
+        entries = np.zeros((n, n))
+        packed = unpack(data["entries"])
+        entries[np.tril_indices(n)] = 1.0 if packed is None else packed
+        return Custom(entries, weights=weights)
+    options = {key: value for key, value in data.items() if key not in ("kind", "learning_rates", "weights")}
+    return Workload(learning_rates=unpack(data["learning_rates"]), weights=weights, **options)

@@ -1,0 +1,78 @@
+"""The workload of a torch optimizer and its scheduler. Torch is imported when it is asked for."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from anyorder import _check
+from anyorder.errors import ArgumentError
+from anyorder.workload.base import Workload, iterates
+from anyorder.workload.given import Custom
+
+__all__ = ["from_optimizer"]
+
+
+def from_optimizer(optimizer: Any, scheduler: Any, n: int) -> Workload:
+    """The workload of n steps of a `torch.optim.SGD` with a learning-rate scheduler (or None) that steps with it.
+
+    The schedule is read by running copies of both on a dummy parameter; yours are not touched. Rates are divided by
+    the largest one where there is no weight decay. A scheduler that also cycles the momentum, or dampening, gives a
+    `Custom` workload, O(n^2).
+
+    Raises: ArgumentError for optimizers that are not linear in the gradients (Adam: use `prefix_sum`, its updates are
+        post-processing), schedulers that look at the loss, and parameter groups that differ in more than their rate.
+    """
+    import torch
+
+    n = _check.integer("n", n, low=1)
+    if type(optimizer) is not torch.optim.SGD:
+        raise ArgumentError(
+            f"optimizer must be torch.optim.SGD, which is linear in the gradients, got {type(optimizer).__name__}; "
+            "for any other, plan with prefix_sum(n): what it does with private gradients is post-processing"
+        )
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ArgumentError("scheduler must not depend on the loss, got ReduceLROnPlateau; use a schedule of the step")
+    if scheduler is not None and getattr(scheduler, "optimizer", None) is not optimizer:
+        raise ArgumentError("scheduler must belong to the optimizer, got one that was made for another")
+    history = _simulate(optimizer, scheduler, n)
+    rates, betas, decays = (np.array([[group[i] for group in step] for step in history]) for i in range(3))
+    first = optimizer.param_groups[0]
+    nesterov, dampening = bool(first["nesterov"]), float(first["dampening"])
+    shapes = rates / np.maximum(rates.max(axis=0), np.finfo(float).tiny)
+    same = np.ptp(betas, axis=1).max() == 0 and np.ptp(decays) == 0
+    same = same and np.allclose(shapes, shapes[:, :1]) and (not decays.any() or np.ptp(rates, axis=1).max() == 0)
+    if not same or any((g["nesterov"], g["dampening"]) != (nesterov, dampening) for g in optimizer.param_groups):
+        raise ArgumentError(
+            "parameter groups must have the same momentum and weight decay, and rates that differ by a constant factor "
+            "(with weight decay: equal rates); plan the groups apart, or with custom(matrix)"
+        )
+    decay, beta = float(decays[0, 0]), betas[:, 0]
+    rate = rates[:, 0] if decay else shapes[:, 0]
+    if np.ptp(beta) == 0 and dampening == 0:
+        return Workload(n, momentum=beta[0], learning_rates=rate, weight_decay=decay, nesterov=nesterov)
+    return Custom(iterates(np.eye(n), rate, beta, (decay, 0.0), nesterov, dampening))
+
+
+def _simulate(optimizer: Any, scheduler: Any, n: int) -> list[list[tuple[float, float, float]]]:
+    """(rate, momentum, weight decay) of every group at every step, from copies."""
+    import torch
+
+    groups = []
+    for group in optimizer.param_groups:
+        options = {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+        groups.append({**options, "params": [torch.nn.Parameter(torch.zeros(()))]})
+    dummy = torch.optim.SGD(groups, lr=1.0)
+    memo: dict[int, Any] = {id(optimizer): dummy}
+    advance: Callable[[], None] = (lambda: None) if scheduler is None else copy.deepcopy(scheduler, memo).step
+    history = []
+    for _ in range(n):
+        groups = dummy.param_groups
+        history.append([(float(g["lr"]), float(g["momentum"]), float(g["weight_decay"])) for g in groups])
+        dummy.step()
+        with warnings.catch_warnings():  # a scheduler looks for its mark on the optimizer's step, which the copy lacks
+            warnings.simplefilter("ignore", UserWarning)
+            advance()
+    return history
