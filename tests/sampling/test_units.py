@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from anyorder.errors import LoaderError
 from anyorder.participation import PoissonSampling
-from anyorder.sampling.loader import PrivateLoader, extract_units, find_participation
+from anyorder.sampling.found import find_participation
+from anyorder.sampling.loader import PrivateLoader, extract_units
 from anyorder.sampling.poisson import poisson_loader
 from anyorder.sampling.samplers import PoissonBatchSampler
 from sampling.loaders import (

@@ -22,7 +22,6 @@ rows of A, sum w = 1, that move alike: max_t loss_t >= || diag(w)^1/2 A V^1/2 ||
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cholesky, eigh, solve_triangular, svd
 
 from anyorder import _check
+from anyorder.optimize.blocks import TINY, constant_diagonal, function, log, log_gram, profile, proportional
 from anyorder.optimize.patterns import Groups, grouped
 
 __all__ = ["Optimum", "certified_bound", "dual_bound", "least_error", "optimum"]
@@ -45,7 +45,6 @@ _RIDGE = 1e-15  # of the mean eigenvalue: keeps X finite where A has an empty co
 _ALTERNATIONS = 3
 _COARSER, _ROUGH = 4, 60  # one pattern of so many, for so many steps: a start
 _LARGE = 256  # steps from which it saves time
-_TINY = 1e-300
 _EPS = float(np.finfo(np.float64).eps)
 _FLOOR = 0.1
 _OF_GAP = 4  # the share of the tolerance that the floor takes
@@ -265,9 +264,9 @@ class _Ascent:
             offset += math.prod(shape)
         log_weights = point[offset:]
         if self.is_max:
-            log_weights = _log(_floored(np.exp(0.5 * (log_weights - log_weights.max())), self.floor / len(self.A)))
+            log_weights = log(_floored(np.exp(0.5 * (log_weights - log_weights.max())), self.floor / len(self.A)))
         A = self.weighted(log_weights)
-        factors = [_constant_diagonal(block) for block in logs]
+        factors = [constant_diagonal(block) for block in logs]
         logs, L, inverse, nu = (list(part) for part in zip(*factors, strict=True))
         G = self._left(L, self._left(L, A.T @ A if self.is_max else self.M).T)
         G[np.diag_indices_from(G)] += _RIDGE * np.trace(G) / len(G)
@@ -283,16 +282,16 @@ class _Ascent:
         """The ascent step from a state."""
         B = [X @ L for X, L in zip(state.X, state.L, strict=True)]
         if not self.is_max:
-            return _flat([_log_gram(block) for block in B], state.log_weights)
+            return _flat([log_gram(block) for block in B], state.log_weights)
         # with U held the best L and w follow from each other: a power iteration
         A, root = self.A, np.exp(0.5 * state.log_weights)
         U = (root[:, None] * self._projected(state.L, state.Q) / state.values) @ state.Q.T
         for _ in range(_ALTERNATIONS):
-            L = [_proportional(block) for block in B]
-            root = np.maximum(np.einsum("ij,ij->i", self._right(A, L), U), _TINY)
+            L = [proportional(block) for block in B]
+            root = np.maximum(np.einsum("ij,ij->i", self._right(A, L), U), TINY)
             root = np.sqrt(_floored(root, self.floor / len(self.A)))
             B = self._blocks(A.T * root, U)
-        return _flat([_log_gram(block) for block in B], 2 * _log(root))
+        return _flat([log_gram(block) for block in B], 2 * log(root))
 
     def shares(self, state: _State) -> Floats:
         """What each coordinate of the point weighs in the mixing: the root of its part of V, of w."""
@@ -311,13 +310,13 @@ class _Ascent:
         """The squared loss, sum or maximum over rows, at `feasible`."""
         factors = []
         for X, L in zip(state.X, state.L, strict=True):
-            factors.append(L @ (_function(np.sqrt, X) / _profile(X)[:, None, :]))
+            factors.append(L @ (function(np.sqrt, X) / profile(X)[:, None, :]))
         errors = self._errors(state, factors)
         return float(errors.max() if self.is_max else errors.sum())
 
     def feasible(self, state: _State) -> Floats:
         """X' = T^T X T near X(V), with T_pi = X_pi,pi^-1/2 D_pi^1/2, so that X'_pi,pi = D_pi is diagonal, trace 1."""
-        T = [_function(lambda x: 1 / np.sqrt(x), X) * _profile(X)[:, None, :] for X in state.X]
+        T = [function(lambda x: 1 / np.sqrt(x), X) * profile(X)[:, None, :] for X in state.X]
         half = self._left([t.transpose(0, 2, 1) @ Li for t, Li in zip(T, state.inverse, strict=True)], state.Q)
         half *= np.sqrt(state.values)
         return np.asarray(half @ half.T)
@@ -389,20 +388,6 @@ def _flat(logs: Blocks, log_weights: Floats) -> Floats:
     return np.concatenate([*(block.ravel() for block in logs), log_weights])
 
 
-def _proportional(B: Floats) -> Floats:
-    """The rows of each block of L: the directions of B's, norm^2 = the block's share of sum v = 1."""
-    norms = np.linalg.norm(B, axis=2)
-    return np.asarray(B / norms[:, :, None] * norms.sum(axis=1)[:, None, None])
-
-
-def _log_gram(B: Floats) -> Floats:
-    """log(L L^T) for L = `_proportional`(B)."""
-    norms = np.linalg.norm(B, axis=2)
-    N = B / norms[:, :, None]
-    scale = 2 * np.log(norms.sum(axis=1))
-    return np.asarray(_function(_log, N @ N.transpose(0, 2, 1)) + scale[:, None, None] * np.eye(B.shape[1]))
-
-
 def _floored(root: Floats, floor: float) -> Floats:
     """The w >= floor, sum w = 1, that maximise sum_t sqrt(w_t) root_t: proportional to root^2 above the floor.
 
@@ -416,35 +401,6 @@ def _floored(root: Floats, floor: float) -> Floats:
         if not below.any():
             return np.asarray(w)
         free &= ~below
-
-
-def _log(x: Floats) -> Floats:
-    return np.asarray(np.log(np.maximum(x, _TINY)))
-
-
-def _function(f: Callable[[Floats], Floats], blocks: Floats) -> Floats:
-    """F of symmetric blocks, through their eigenvalues."""
-    if blocks.shape[1] == 1:
-        return f(np.maximum(blocks, _TINY)) if f is not np.exp else np.exp(blocks)
-    values, Q = np.linalg.eigh(blocks)
-    if f is not np.exp:
-        values = np.maximum(values, 1e-14 * values[:, -1:])
-    return np.asarray((Q * f(values)[:, None, :]) @ Q.transpose(0, 2, 1))
-
-
-def _constant_diagonal(logs: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """V = exp(logs) scaled on both sides to a constant diagonal: log V, V^1/2, V^-1/2, the diagonal."""
-    V = _function(np.exp, logs)
-    d = np.sqrt(np.einsum("gii->gi", V))
-    nu = np.square(d.mean(axis=1))
-    V = V / (d[:, :, None] * d[:, None, :]) * nu[:, None, None]
-    return _function(_log, V), _function(np.sqrt, V), _function(lambda x: 1 / np.sqrt(x), V), nu
-
-
-def _profile(X: Floats) -> Floats:
-    """Root of the diagonal of each block over its trace."""
-    diagonal = np.einsum("gii->gi", X)
-    return np.asarray(np.sqrt(diagonal / diagonal.sum(axis=1, keepdims=True)))
 
 
 def _lower_factor(X: Floats) -> Floats:
