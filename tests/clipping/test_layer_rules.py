@@ -224,7 +224,7 @@ def test_wrong_rule_is_refused_before_anything_is_released(rule, match):
     with pytest.raises(ModelError, match=match):
         private(x)
     assert engine.step == 0
-    assert not engine._waiting.sums
+    assert not engine.training._waiting.sums
 
 
 def test_refusal_does_not_depend_on_the_data():
