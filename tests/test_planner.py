@@ -126,6 +126,9 @@ def test_memory_in_vectors_and_rows_in_a_step_bound_the_choice():
     assert ao.plan(**sizes, memory=0, max_cost=1).strategy == Independent(60)
     kind = next(one for one in free if one.name.startswith("banded inverse") and one.cost <= 5)
     assert ao.plan(**sizes, mechanism="banded inverse", max_cost=5).strategy == kind.strategy
+    for memory in (1, 2):
+        kind = next(one for one in free if one.name.startswith("blt") and one.state_rows <= memory)
+        assert ao.plan(**sizes, mechanism="blt", memory=memory).strategy == kind.strategy
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Curves against closed forms, an independent integral, and each other; what compose refuses."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from scipy.stats import norm
 import anyorder as ao
 from accounting.oracle import epsilon_of
 from anyorder.accounting import Composed, Gaussian, Sampled, compose, compose_mus, gdp_delta, gdp_epsilon
+from anyorder.accounting.curves import _part
 from anyorder.errors import ArgumentError
 
 
@@ -94,6 +96,13 @@ def test_equal_coins_are_more_steps_and_order_is_nothing():
     assert compose(a, a) == Sampled(1.0, 0.1, 6)
     assert compose(a, b, choice, a) == compose(choice, compose(a, compose(b, a)))
     assert compose(a, b, choice, choice).parts[0].mu == compose_mus(0.5, 0.5)
+
+
+def test_the_noise_of_a_gaussian_beside_others_is_never_rounded_up():
+    for mu in [*np.random.default_rng(1).uniform(0.01, 30, 2000).tolist(), *range(1, 50)]:
+        noise, q, steps = _part(Gaussian(mu))
+        assert (q, steps) == (1.0, 1)
+        assert 1 - Fraction(1, 2**50) <= Fraction(noise) * Fraction(mu) < 1
 
 
 def test_extremes_stay_on_the_safe_side():

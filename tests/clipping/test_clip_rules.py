@@ -1,6 +1,7 @@
 """Rules of clipping: no unit is longer than the clip norm, and each rule does what its equation says."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -337,3 +338,18 @@ def test_rounding_carries_no_unit_over_the_norm(engine):
         lengths.append(norm({name: value.double() for name, value in sums.items()}))
     assert max(lengths) <= 0.01
     assert max(lengths) >= 0.01 * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, 0.3, 7.7])
+def test_shares_of_any_number_of_groups_are_rounded_down(clip_norm):
+    """In exact arithmetic the norms of the groups, all of them cut, are together within the clip norm."""
+    generator = torch.Generator().manual_seed(0)
+    for count in range(1, 80):
+        squares = {str(i): 10 + torch.rand(4, generator=generator, dtype=torch.float64) * 1e4 for i in range(count)}
+        given = torch.rand(count, generator=generator, dtype=torch.float64)
+        shares = (given / given.norm()).tolist()
+        for rule in (PerGroup(), PerGroup(tuple((name,) for name in squares), tuple(shares))):
+            factors = rule.factors(squares, clip_norm)
+            for i in range(4):
+                parts = [Fraction(factors[n][i].item()) ** 2 * Fraction(squares[n][i].item()) for n in squares]
+                assert sum(parts) <= Fraction(clip_norm) ** 2

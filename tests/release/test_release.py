@@ -1,5 +1,6 @@
 """A release from plain arrays: the planned mechanism, the same bits after a refusal, and no noise used twice."""
 
+import fcntl
 import gc
 import os
 import subprocess
@@ -341,8 +342,11 @@ def test_a_checkpoint_of_another_plan_size_key_or_front_end_is_refused(tmp_path)
     engine.make_private(model, *parts)
     engine.save()
     engine.close()
-    with pytest.raises(CheckpointError, match="another front end"):
+    with pytest.raises(CheckpointError, match="another front end") as caught:
         ao.Release(of_engine, SIZE, checkpoint=tmp_path / "engine.ckpt")
+    with open(tmp_path / ".engine.ckpt.journal", "rb+") as journal:  # free again, though the error is still held
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert caught.value.__traceback__ is not None
     with ao.Release(of_engine, SIZE, checkpoint=tmp_path / "plain.ckpt") as release:
         release.save()
     engine = ao.PrivacyEngine(of_engine, checkpoint=tmp_path / "plain.ckpt")
@@ -410,6 +414,27 @@ def test_a_copied_journal_leads_to_fresh_noise(tmp_path):
         again = ao.Release(plan, SIZE, checkpoint=path)
     made = taken(again, N)
     assert not any(np.array_equal(a, b) for a, b in zip(made, expected(plan)[2:], strict=True))
+
+
+def test_a_copied_journal_leads_to_fresh_coins(tmp_path):
+    """Whoever goes on with the other copy tosses the run's own: the same coins in both would be no longer secret."""
+    path, plan = tmp_path / "run.ckpt", poisson()
+    with ao.Release(plan, SIZE, key=KEY, checkpoint=path) as release:
+        release.step(release.sample(40), total(0))
+        release.save()
+    journal = tmp_path / ".run.ckpt.journal"
+    data = journal.read_bytes()
+    journal.unlink()
+    journal.write_bytes(data)
+    with pytest.warns(ao.errors.CheckpointWarning, match="fresh key"):
+        again = ao.Release(plan, SIZE, checkpoint=path)
+    other = ao.Release(plan, SIZE, key=KEY)
+    other.step(other.sample(40), total(0))
+    for t in range(1, plan.n):
+        drawn, tossed = again.sample(40), other.sample(40)
+        assert not np.array_equal(drawn, tossed)
+        again.step(drawn, total(t))
+        other.step(tossed, total(t))
 
 
 # -- observers -------------------------------------------------------------------------------------------------------
