@@ -23,6 +23,7 @@ from anyorder.errors import (
 )
 from anyorder.noise import GridStream, NoiseSource, NoiseStream
 from anyorder.participation import FixedOrder, MinSeparation
+from anyorder.release.journal import Journal
 from laws.cases import STRATEGIES
 
 KEY = bytes(range(32))
@@ -287,6 +288,19 @@ def test_a_lost_step_is_replayed_on_the_same_total_and_refused_on_another(tmp_pa
     assert np.array_equal(again.step(units(2), total(2)), lost[0])
     assert np.array_equal(again.step(units(3), torch.from_numpy(total(3))).numpy(), lost[1])
     again.step(units(4), total(7))  # nothing was released for this one
+
+
+def test_the_journal_says_nothing_of_a_total_without_the_key(tmp_path, monkeypatch):
+    """Its digests are under the run's key: whoever guesses the data cannot try the guess on the file."""
+    digests, commit = [], Journal.commit
+    monkeypatch.setattr(
+        Journal, "commit", lambda self, t, digest, hint: (digests.append(digest), commit(self, t, digest))
+    )
+    for name, key in (("a", KEY), ("b", bytes(32)), ("c", None), ("d", KEY)):
+        with ao.Release(planned(), SIZE, key=key, checkpoint=tmp_path / name) as release:
+            release.step([0], total(0))
+    assert digests[0] == digests[3]
+    assert len(set(digests)) == 3
 
 
 def test_killed_and_resumed_it_is_the_run_that_was_not_killed(tmp_path):
