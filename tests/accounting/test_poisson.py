@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from anyorder import _check
-from anyorder.accounting import calibrate_poisson, gdp_epsilon, poisson_epsilon
+from anyorder.accounting import calibrate_poisson, gdp_epsilon, poisson, poisson_epsilon
 from anyorder.errors import ArgumentError, MissingDependencyError
 from references import load
 
@@ -94,6 +94,25 @@ def test_two_steps_by_quadrature(sigma, q, delta):
 def test_float_error_of_the_transform_is_covered(mu, steps, delta):
     # dp-accounting alone is below the truth at these, by up to 2 %
     assert poisson_epsilon(math.sqrt(steps) / mu, 1.0, steps, delta) >= gdp_epsilon(mu, delta) * (1 - 1e-14)
+
+
+def test_what_transforms_may_lose_is_counted_against_the_claim(monkeypatch):
+    asked = []
+
+    class Losses:
+        def get_epsilon_for_delta(self, delta):
+            asked.append(delta)
+            return 1.0
+
+        def get_delta_for_epsilon(self, _):
+            return 1e-7
+
+    monkeypatch.setattr(poisson, "_losses", lambda _: Losses())
+    lost = (4 + 16 * 3) * 2.0**-53
+    parts = [(1.0, 0.1, 3), (2.0, 1.0, 1)]
+    assert poisson.mixed_epsilon(parts, 1e-5) == 1.0
+    assert asked[0] <= 1e-5 - lost
+    assert poisson.mixed_delta(parts, 1.0) >= 1e-7 + lost
 
 
 def test_where_the_transform_cannot_tell_the_unamplified_epsilon_stands():

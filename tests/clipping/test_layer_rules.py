@@ -242,6 +242,44 @@ def test_refusal_does_not_depend_on_the_data():
     assert len(words) == 1
 
 
+def off(factor, *names):
+    """`scale_rule`, but that the gradients of some parameters are times a factor."""
+
+    def rule(layer, activations, backprops):
+        found = scale_rule(layer, activations, backprops)
+        return found | {getattr(layer, name): factor * found[getattr(layer, name)] for name in names}
+
+    return rule
+
+
+def test_another_rule_mode_or_parameter_of_a_layer_is_compared_too():
+    class Doubled(Scale):
+        def forward(self, x):
+            return super().forward(x) if self.training else 2 * super().forward(x)
+
+    register_layer_rule(Doubled, scale_rule)
+    x = torch.randn(B, 4)
+    rule, mode, parameter = Scale(4), Doubled(4), Scale(4)
+    parameter.weight.requires_grad_(False)
+    run(GhostClipping(rule), x, x, F.mse_loss)
+    run(GhostClipping(mode), x, x, F.mse_loss)
+    mode.eval()
+    register_layer_rule(Scale, off(2.0, "weight"))
+    run(GhostClipping(parameter), x, x, F.mse_loss)  # of its bias alone
+    parameter.weight.requires_grad_(True)
+    for module in (rule, mode, parameter):
+        with pytest.raises(ModelError, match="does not give the gradient"):
+            run(GhostClipping(module), x, x, F.mse_loss)
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float64, 1 + 1e-4), (torch.float32, 1 + 1e-2)])
+def test_a_rule_that_is_a_little_off_is_refused_at_each_precision(dtype, factor):
+    register_layer_rule(Scale, off(factor, "bias"))
+    x = torch.randn(B, 4, dtype=dtype)
+    with pytest.raises(ModelError, match="does not give the gradient of its parameter bias"):
+        run(GhostClipping(Scale(4).to(dtype)), x, x, F.mse_loss)
+
+
 def test_rule_cannot_join_examples():
     """A rule that is right for the made-up examples, and adds other examples' gradients where there are more."""
 
