@@ -20,6 +20,7 @@ from anyorder.participation import (
     PoissonSampling,
     SingleEpoch,
 )
+from anyorder.participation.known import with_names, without_names
 from anyorder.participation.packing import packed, unpacked
 
 EXAMPLES = [
@@ -140,3 +141,12 @@ def test_a_small_file_does_not_unpack_to_a_large_one():
     for values in (many, np.zeros(_limits.MAX_INFLATED + 1, np.int8)):
         with _limits.bounded(True), pytest.raises(CertificateError, match="large=True"):
             unpacked(packed(values))
+
+
+@pytest.mark.parametrize("names", [["a", "a", "b"], ["a", "b"], ["a", "b", "c", "d"], None])
+def test_names_are_one_for_each_unit(names):
+    """One name for two units would join their steps."""
+    shown, own = without_names(KnownOrder([["x", "y"], ["z"], ["x"]]))
+    assert with_names(shown, own) == KnownOrder([["x", "y"], ["z"], ["x"]])
+    with pytest.raises(ArgumentError, match="names must be 3 distinct ids"):
+        with_names(shown, names)

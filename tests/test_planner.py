@@ -170,6 +170,14 @@ def test_batches_of_a_loader_that_are_joined_are_a_step(n, steps):
     ao.PrivacyEngine(chosen).make_private(model, optimizer, loader(n, shuffle=True), accumulate=2)
 
 
+def test_a_place_of_the_unit_in_a_batch_is_a_plan_for_users():
+    people = TensorDataset(torch.zeros(20, 1), torch.arange(20) // 2)
+    for place in (1, lambda batch: batch[1]):
+        chosen = ao.plan(loader=DataLoader(people, batch_size=4), epochs=1, sigma=2.0, delta=1e-5, unit=place)
+        assert (chosen.unit, chosen.curve.unit) == ("user", "user")
+        assert chosen.participation.units.tolist() == list(range(10))
+
+
 def test_joined_batches_need_a_loader_without_coins():
     with pytest.raises(ArgumentError, match="accumulate must come with a loader"):
         small(accumulate=2)

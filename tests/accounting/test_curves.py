@@ -130,6 +130,10 @@ def test_a_plan_gives_its_curve():
     three = ao.plan(**shared, sigma=2.0, order="poisson")
     assert three.curve == Sampled(2.0, 0.1, 20)
     assert (three.mu, three.curve.epsilon(1e-5)) == (None, three.epsilon)
+    four = ao.plan(**shared, sigma=2.0, order="poisson", unit="user").curve
+    assert four == Sampled(2.0, 0.1, 20, unit="user") != three.curve
+    assert compose(four, four) == Sampled(2.0, 0.1, 40, unit="user")
+    assert {part.unit for part in compose(four, Sampled(1.0, 0.1, 1, unit="user")).parts} == {"user"}
 
 
 def test_plans_on_the_same_units_compose():

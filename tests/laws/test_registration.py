@@ -6,6 +6,7 @@ Nothing here is a list that a new member could be forgotten in.
 
 import importlib
 import inspect
+import itertools
 import sys
 from pathlib import Path
 from typing import get_args
@@ -18,7 +19,7 @@ from anyorder.clipping import ClipRule
 from anyorder.participation import Participation, Pattern
 from anyorder.participation.rules import RULES
 from anyorder.release.schedules import Fixed, Schedule
-from anyorder.strategy import Strategy
+from anyorder.strategy import Strategy, Tree
 from anyorder.strategy.kinds import KINDS, Structure
 from anyorder.strategy.toeplitz import Toeplitz
 from laws.cases import CLIP_RULES, PARTICIPATIONS, SAMPLED, STRATEGIES
@@ -74,6 +75,15 @@ def test_every_toeplitz_kind_has_hard_cases_in_the_laws():
         columns = [strategy.toeplitz_coefficients() for strategy in made]
         assert any((c < 0).any() and c[1] > c[0] for c in columns), kind.words
         assert any(c[0] != 1 or (np.diff(abs(c)) > 0).any() for c in columns), kind.words
+
+
+def test_every_way_of_a_tree_is_in_the_laws():
+    """Estimator, whether blocks are completed, whether rows are made again: each takes steps of its own."""
+    trees = [tree for tree in (make(N) for make in STRATEGIES.values()) if type(tree) is Tree]
+    found = {(tree.estimator, any(tree.completion), tree.regenerate) for tree in trees}
+    ways = set(itertools.product(("vanilla", "online", "full"), (False, True), (False, True)))
+    assert ways - found == {("vanilla", False, True), ("vanilla", True, True)}  # which keeps nothing in any case
+    assert Tree(N, "vanilla").state_rows == 0
 
 
 def test_every_participation_is_in_the_laws():

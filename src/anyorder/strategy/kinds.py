@@ -132,6 +132,7 @@ _TREES: dict[str, Example] = {
     "tree online completed": lambda n: Tree(n, "online", _restarts(n), completion=True),
     "tree online completed regenerated": lambda n: Tree(n, "online", _restarts(n), completion=True, regenerate=True),
     "tree full completed": lambda n: Tree(n, "full", _restarts(n), completion=True),
+    "tree full completed regenerated": lambda n: Tree(n, "full", _restarts(n), completion=True, regenerate=True),
 }
 
 KINDS: tuple[Kind, ...] = (
