@@ -190,3 +190,14 @@ def test_other_numbers_of_steps_are_refused() -> None:
         error.row_variances(Tree(8), prefix_sum(9))
     with pytest.raises(PlanError, match="got 9 and 8"):
         error.rmse(Tree(8), prefix_sum(8), SingleEpoch(9))
+
+
+def test_a_series_that_is_scaled_is_none_any_more() -> None:
+    """Beyond the steps for which columns are made, only what is Toeplitz throughout has a way."""
+    n = variance.COLUMN_STEPS + 1
+    for workload, plain in ((prefix_sum(n), True), (momentum(n, 0.9, np.linspace(1, 0, n)), False)):
+        assert variance.has_variances(SquareRoot(n), workload) == plain
+        scaled = Rescaled(SquareRoot(n), np.linspace(1, 2, n))
+        assert not variance.has_variances(scaled, workload)
+        with pytest.raises(PlanError, match="must be made from the matrix"):
+            error.row_variances(scaled, workload)

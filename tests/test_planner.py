@@ -16,7 +16,7 @@ from anyorder.optimize.tree import fit_tree
 from anyorder.participation import EpochShuffle, FixedOrder, PoissonSampling
 from anyorder.planner import with_budget
 from anyorder.sampling import PoissonBatchSampler
-from anyorder.strategy import BLT, Dense, Independent, Tree
+from anyorder.strategy import BLT, Combination, Dense, Independent, Tree
 from anyorder.workload import Custom, Workload, cosine, custom, last_iterate, prefix_sum
 
 
@@ -237,6 +237,18 @@ def test_another_budget_is_another_plan_of_the_same_parts(budget, options):
     assert with_budget(small(**options), **budget) == small(**options, **{"sigma": None, **budget})
     with pytest.raises(ArgumentError, match="exactly one of"):
         with_budget(small(**options), epsilon=1.0, sigma=1.0)
+
+
+@pytest.mark.parametrize(("clip_norm", "exponent"), [(1.0, -20), (3.0, -19), (0.75, -21)])
+def test_the_grid_is_the_power_of_two_below_a_millionth_of_the_clip_norm(clip_norm, exponent):
+    assert small(mechanism="independent", secure=True, clip_norm=clip_norm).grid == 2.0**exponent
+
+
+def test_secure_choices_are_the_best_of_those_that_are_exact():
+    known = choose(prefix_sum(30), ORDER, max_cost=5)
+    exact = [one.strategy for one in known if isinstance(one.strategy, Combination)]
+    assert exact[0] != known[0].strategy
+    assert small(secure=True, max_cost=5).strategy == exact[0]
 
 
 def test_secure_words_are_exact_or_refused():

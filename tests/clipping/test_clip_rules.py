@@ -353,3 +353,18 @@ def test_shares_of_any_number_of_groups_are_rounded_down(clip_norm):
             for i in range(4):
                 parts = [Fraction(factors[n][i].item()) ** 2 * Fraction(squares[n][i].item()) for n in squares]
                 assert sum(parts) <= Fraction(clip_norm) ** 2
+
+
+@pytest.mark.parametrize("longer", [0.5, 1.0, 1 + 1e-9, 1.01, 1.4, 2.0])
+def test_what_a_rule_from_elsewhere_leaves_a_little_too_long_is_cut(longer):
+    squares = {"a": torch.tensor([9.0, 1e4], dtype=torch.float64), "b": torch.tensor([16.0, 1.0], dtype=torch.float64)}
+    rule = Given(lambda s, c: {name: longer * factor for name, factor in Automatic(1e-9).factors(s, c).items()})
+    factors, _ = Cut.of(rule).apply(squares, 0.3)
+    lengths = sum(factors[name].square() * square for name, square in squares.items()).sqrt()
+    assert lengths.tolist() == pytest.approx([0.3 * min(longer, 1.0)] * 2, rel=1e-8)
+    assert max(lengths.tolist()) <= 0.3 * (1 + 1e-15)
+
+
+def test_a_unit_at_the_clip_norm_is_not_above_it():
+    _, count = Cut.of(Adaptive()).apply({"a": torch.tensor([0.25, 0.2500001], dtype=torch.float64)}, 0.5)
+    assert (count[Adaptive.COUNT] > 0).tolist() == [False, True]

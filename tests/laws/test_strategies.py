@@ -85,9 +85,12 @@ def test_prefix_variance_is_that_of_the_dense_matrix(name: str, n: int) -> None:
 
 @every_strategy
 @every_size
-def test_the_recurrence_streams_the_noising_matrix(name: str, n: int) -> None:
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_recurrence_streams_the_noising_matrix(name: str, n: int, scaled: bool) -> None:
     """Where there is none, the strategy is a combination; one of the two says how its noise is made."""
     strategy = STRATEGIES[name](n)
+    if scaled:
+        strategy = Rescaled(strategy, np.linspace(2, 0.5, n))
     try:
         d = len(strategy.recurrence(0).h)
     except PlanError:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError, CheckpointError, StepsExhaustedError, TrainingError
-from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.noise import NoiseSource, NoiseStream, execute_numpy
 from anyorder.noise.targets import Targets
-from anyorder.strategy import Independent
+from anyorder.strategy import BLT, Independent
 from anyorder.strategy.base import Combination, Strategy, Terms
 from noise.whitening import KEY, assert_white
 
@@ -114,6 +114,26 @@ def test_a_step_that_fails_changes_nothing(monkeypatch):
         with pytest.raises(ZeroDivisionError):
             stream.next()
     assert stream.t == 1
+    assert stream.next().tobytes() == other.next().tobytes()
+
+
+def test_a_step_that_fails_in_its_last_piece_changes_nothing(monkeypatch):
+    """By NumPy coordinates are made in pieces, of which the first have been made by then."""
+    plain, normal = NoiseSource(KEY, kernel="reference"), NoiseSource.normal
+    size = execute_numpy._PIECE + 10
+    stream, other = (NoiseStream(BLT([0.9, 0.5], [0.1, 0.2], 4), plain, 1.0, size) for _ in range(2))
+    assert stream.next().tobytes() == other.next().tobytes()
+
+    def fails_late(self, row, start, stop):
+        return 1 / 0 if start >= execute_numpy._PIECE else normal(self, row, start, stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NoiseSource, "normal", fails_late)
+        with pytest.raises(ZeroDivisionError):
+            stream.next()
+    assert all(
+        np.array_equal(a, b) for a, b in zip(stream.state_dict()["state"], other.state_dict()["state"], strict=True)
+    )
     assert stream.next().tobytes() == other.next().tobytes()
 
 

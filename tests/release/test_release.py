@@ -382,8 +382,9 @@ def test_two_processes_and_two_objects_on_one_file(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
     assert "another process runs with this checkpoint file" in done.stdout
     newer = ao.Release(plan, SIZE, checkpoint=path)
-    with pytest.raises(CheckpointError, match="is closed"):
-        release.step(units(1), total(1))
+    for call in (lambda: release.step(units(1), total(1)), release.save):
+        with pytest.raises(CheckpointError, match="is closed"):
+            call()
     newer.step(units(1), total(1))
 
 
@@ -534,6 +535,15 @@ def test_rows_are_those_of_the_whole_table(name, dtype):
         chosen.step_rows([], [0], values[:1])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_are_divided_as_the_whole_table_is(dtype):
+    """By a number whose inverse is no float32."""
+    plan = planned("independent", batch_size=3)
+    values = 1e3 * total(0, (4, 3), dtype)
+    whole = ao.Release(plan, SIZE, key=KEY).step([0], values)
+    assert np.array_equal(ao.Release(plan, SIZE, key=KEY).step_rows([0], np.arange(4), values), whole)
+
+
 def test_rows_that_do_not_fit_are_refused_and_change_nothing(tmp_path):
     release = ao.Release(planned("independent"), SIZE, checkpoint=tmp_path / "run.ckpt")
     before, values = state(release), total(0, (2, 3))
@@ -590,6 +600,10 @@ def test_an_amplified_claim_holds_for_no_batch_that_somebody_chose(tmp_path):
     with pytest.raises(TrainingError, match="secret coins"):
         release.step([1, 2], total(0))
     drawn = release.sample(40)
+    changed = release.sample(40)
+    changed[0] = 40
+    with pytest.raises(TrainingError, match="those that sample"):
+        release.step(changed, total(0))
     assert np.array_equal(drawn, release.sample(40))
     before = state(release)
     for other in (drawn[1:], [*drawn, 99], [], [str(i) for i in drawn]):

@@ -9,7 +9,7 @@ import anyorder as ao
 from anyorder.errors import PlanError
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.sensitivity import sensitivity
-from anyorder.sensitivity.rounding import rounding
+from anyorder.sensitivity.rounding import _change, rounding
 from anyorder.strategy import (
     BLT,
     Banded,
@@ -162,3 +162,17 @@ def test_an_ill_conditioned_inverse_is_not_below_the_true_value(g: list[float]) 
         assert Decimal(bound.value) <= true * Decimal(1 + 1e-13)
     order = KnownOrder([[t % 200] for t in range(n)])
     assert true <= Decimal(sensitivity(strategy, order).value)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_scales_that_are_powers_of_two_take_nothing_off(name: str) -> None:
+    """They round nothing themselves, so that what the strategy inside may lose is what is lost."""
+    strategy, order = STRATEGIES[name](9), SingleEpoch(9)
+    assert rounding(Rescaled(strategy, 2.0 ** (np.arange(9) % 3)), order) >= rounding(strategy, order)
+
+
+def test_inverses_by_back_substitution_are_counted_as_a_whole() -> None:
+    for strategy in (STRATEGIES["dense"](9), STRATEGIES["low rank"](9)):
+        for one in (strategy, Rescaled(strategy, np.full(9, 2.0))):
+            C, K = strategy.matrix(), strategy.noising_matrix()
+            assert _change(one).whole >= 9 * 2.0**-52 * np.linalg.norm(C, 2) * np.linalg.norm(K, 2)
