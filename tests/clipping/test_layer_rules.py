@@ -468,7 +468,13 @@ def test_training_is_that_without_a_rule(options):
         torch.testing.assert_close(value, final[1][name], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv2d, nn.LSTM, nn.Embedding, nn.MultiheadAttention])
+OURS = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention,
+    nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OURS)
 def test_types_with_a_rule_of_this_package_are_refused(kind):
     with pytest.raises(ArgumentError, match="no rule of anyorder"):
         register_layer_rule(kind, scale_rule)
