@@ -113,3 +113,12 @@ def test_square_roots_need_a_toeplitz_workload() -> None:
         ToeplitzBanded.from_square_root(A, 2)
     with pytest.raises(ArgumentError, match="num_bands"):
         ToeplitzBanded.from_square_root(workload.prefix_sum(4), 5)
+
+
+def test_the_recurrence_of_a_first_coefficient_that_is_not_one():
+    strategy = ToeplitzBanded([2.0, 0.5, -0.3], 7)
+    K, state = strategy.noising_matrix(), np.zeros((2, 7))
+    for t, z in enumerate(np.eye(7)):
+        F, G, h, g = strategy.recurrence(t)
+        np.testing.assert_allclose(h @ state + g * z, K[t], rtol=0, atol=1e-14)
+        state = F @ state + np.outer(G, z)
