@@ -79,17 +79,24 @@ _NEED_TORCH = {
 """Name -> the room it is from, or "" for a room itself."""
 
 
-def __getattr__(name: str) -> Any:
-    if name in RENAMED:
-        return renamed(name)
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module 'anyorder' has no attribute {name!r}")
-    room = _NEED_TORCH[name]
-    found = importlib.import_module(f"anyorder.{room or name}")
-    value = getattr(found, name) if room else found
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # which sees the imports above, and tells of names that are none
+
+    def __getattr__(name: str) -> Any:
+        if name in RENAMED:
+            return renamed(name)
+        if name not in _NEED_TORCH:
+            raise AttributeError(f"module 'anyorder' has no attribute {name!r}")
+        room = _NEED_TORCH[name]
+        try:
+            found = importlib.import_module(f"anyorder.{room or name}")
+        except ModuleNotFoundError as problem:
+            if problem.name != "torch":
+                raise
+            raise AttributeError(f"anyorder.{name} needs torch, which is not installed: pip install torch") from problem
+        value = getattr(found, name) if room else found
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -120,7 +120,7 @@ MECHANISM = (
 ESTIMATOR = "Tree: [bold]full[/bold], [bold]online[/bold] or [bold]vanilla[/bold] estimates of prefix sums."
 RESTART = "Tree: a fresh tree every so many epochs; 0 for never. Default: what gives least error."
 COMPLETION = "Tree: complete each tree before a restart: [bold]auto[/bold], [bold]on[/bold] or [bold]off[/bold]."
-Order = Annotated[str, typer.Option(help=ORDER)]
+Order = Annotated[str | None, typer.Option(help=ORDER + " Default: shuffled; with mechanism poisson, poisson.")]
 MechanismName = Annotated[str, typer.Option(help=MECHANISM)]
 Estimator = Annotated[str, typer.Option(help=ESTIMATOR)]
 RestartEvery = Annotated[int | None, typer.Option(help=RESTART)]
@@ -239,7 +239,7 @@ def plan(
     epsilon: Epsilon = None,
     delta: Delta = 1e-5,
     noise_multiplier: Noise = None,
-    order: Order = "shuffled",
+    order: Order = None,
     mechanism: MechanismName = "auto",
     estimator: Estimator = "full",
     restart_every: RestartEvery = None,
@@ -290,7 +290,7 @@ def epsilon(
     batch_size: Batch,
     epochs: Epochs = 1,
     delta: Delta = 1e-5,
-    order: Order = "shuffled",
+    order: Order = None,
     mechanism: MechanismName = "independent",
     estimator: Estimator = "full",
     restart_every: RestartEvery = None,

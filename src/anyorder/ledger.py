@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder._closed import frozen
 from anyorder._limits import inflate, spend_participations
 from anyorder.errors import (
     ArgumentError,
@@ -92,7 +93,7 @@ class Ledger:
             self._is_string = isinstance(ids, list)
         self._allowed = None
         self._seen.add(t, ids)
-        self._hash = sha256(self._hash + t.to_bytes(8, "little") + _canonical_bytes(ids)).digest()
+        self._hash = sha256(self._hash + t.to_bytes(8, "little") + canonical_bytes(ids)).digest()
         self._chunks.append(_pack(ids))
 
     def _checked(self, t: int, units: Iterable[Any]) -> Units:
@@ -121,8 +122,7 @@ class Ledger:
                     "the loader keep the planned order, or plan for the order that it has"
                 )
         if not isinstance(ids, list):
-            ids.flags.writeable = False
-            self._allowed = ids
+            ids = self._allowed = frozen(ids)
         return ids
 
     def _refusals(self, t: int, ids: Units) -> Refusals:
@@ -233,6 +233,14 @@ def as_units(units: Iterable[Any]) -> Units:
         raise ArgumentError(f"integer units must fit into int64: {problem}; pass such ids as strings") from problem
 
 
+def numbered(ids: Units) -> Integers:
+    """(m,) a number for each id, equal where the ids are: not by NumPy's texts, which leave out NULs at the end."""
+    if isinstance(ids, list):
+        numbers = {unit: i for i, unit in enumerate(sorted(set(ids)))}
+        return np.array([numbers[unit] for unit in ids], np.int64)
+    return np.unique(ids, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
 def _distinct(units: Iterable[Any]) -> Units:
     ids = as_units(units)
     if isinstance(ids, list):
@@ -241,7 +249,7 @@ def _distinct(units: Iterable[Any]) -> Units:
     return ids[np.diff(ids, prepend=ids[:1] - 1) != 0] if len(ids) else ids
 
 
-def _canonical_bytes(ids: Units) -> bytes:
+def canonical_bytes(ids: Units) -> bytes:
     """What is hashed: a letter for the kind, then the ids, so that no two histories give the same bytes."""
     if isinstance(ids, list):
         raw = [unit.encode("utf-8", "surrogatepass") for unit in ids]
@@ -252,7 +260,7 @@ def _canonical_bytes(ids: Units) -> bytes:
 def _pack(ids: Units) -> bytes:
     """One step: a letter, then the compressed ids; integers as the first and the distances, in the least width."""
     if isinstance(ids, list):
-        return b"s" + zlib.compress(_canonical_bytes(ids)[1:], 1)
+        return b"s" + zlib.compress(canonical_bytes(ids)[1:], 1)
     if not len(ids):
         return b"0"
     # Distances of sorted int64 values fit uint64, where the subtraction wraps around to the right result.

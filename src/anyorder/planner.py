@@ -43,7 +43,7 @@ def plan(
     epochs: int | None = None,
     loader: Iterable[Any] | None = None,
     accumulate: int = 1,
-    order: str = "shuffled",
+    order: str | None = None,
     participation: Participation | None = None,
     drop_last: bool = False,
     mechanism: str | Strategy = "auto",
@@ -80,7 +80,7 @@ def plan(
         loader: a torch DataLoader; its order is read off its sampler. With a unit other than "example" the data set is
             read once, and the plan is for the `KnownOrder` of its units.
         accumulate: batches of the loader that make a step, as in `make_private`.
-        order: "shuffled" (anew in each epoch; it covers "sequential" and "fixed" too), "sequential" or "fixed"
+        order: None for "shuffled" (anew in each epoch; it covers "sequential" and "fixed" too), "sequential" or "fixed"
             (the same order in each epoch: less noise), or "poisson" (secret sampling by this package's own sampler,
             with independent noise: DP-SGD).
         participation: the order as a rule; the ledger holds the run to it, whatever the loader.
@@ -114,8 +114,13 @@ def plan(
     budget = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sigma": sigma}
     _one_of(budget)
     _check.choice("neighbours", neighbours, NEIGHBOURS)
-    if mechanism == "poisson" and loader is None and participation is None and order == "shuffled":
-        order = "poisson"
+    _check.probability("delta", delta)
+    for name, value in budget.items():
+        if value is not None:
+            _check.positive(name, value)  # before a fit that may take long
+    if order is None:
+        by_words = loader is None and participation is None
+        order = "poisson" if mechanism == "poisson" and by_words else "shuffled"
     if loader is not None:
         _refuse_words("loader", order, drop_last)
         if participation is not None:
@@ -128,6 +133,10 @@ def plan(
             raise ArgumentError("accumulate must come with a loader, whose batches it joins; batch_size is of a step")
         if participation is not None:
             _refuse_words("participation", order, drop_last)
+            if epochs is not None:
+                raise ArgumentError(
+                    f"epochs must not be given together with participation, which says all steps, got epochs={epochs!r}"
+                )
         rule = (
             participation
             if participation is not None

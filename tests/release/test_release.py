@@ -22,7 +22,7 @@ from anyorder.errors import (
     TrainingError,
 )
 from anyorder.noise import GridStream, NoiseSource, NoiseStream
-from anyorder.participation import FixedOrder, MinSeparation
+from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.release.journal import Journal
 from laws.cases import STRATEGIES
 
@@ -303,6 +303,42 @@ def test_the_journal_says_nothing_of_a_total_without_the_key(tmp_path, monkeypat
     assert len(set(digests)) == 3
 
 
+def test_a_lost_step_is_not_replayed_for_other_units(tmp_path):
+    """Under another name the same sum would let a unit come once more than the ledger knows of."""
+    path = tmp_path / "run.ckpt"
+    plan = ao.plan(participation=SingleEpoch(4), batch_size=1, epsilon=1, delta=1e-5, mechanism="independent")
+    release = ao.Release(plan, SIZE, checkpoint=path)
+    release.save()
+    released = release.step(["alice"], total(0))
+    release.close()
+    again = ao.Release(plan, SIZE, checkpoint=path)
+    for others in (["bob"], ["alice", "bob"], [], [0], ["alic"]):
+        before = state(again)
+        with pytest.raises(CheckpointError, match="never the same noise"):
+            again.step(others, total(0))
+        assert state(again) == before
+    assert np.array_equal(again.step(["alice"], total(0)), released)
+    with pytest.raises(ParticipationError):
+        again.step(["alice"], total(1))
+
+
+def test_names_that_arrays_would_shorten_are_units_of_their_own():
+    """ "a" and "a" with a NUL behind it: NumPy's texts would make them one, whose joint part would be clipped once."""
+    vectors = np.array([[1.0, 0.0], [-5.0, 0.0]])
+    both, one = ao.bounded_sum(vectors, ["a", "a\0"], 1.0), ao.bounded_sum(vectors[:1], ["a"], 1.0)
+    assert np.linalg.norm(both - one) <= 1
+    with pytest.raises(ArgumentError, match="NUL"):
+        KnownOrder([["a"], ["a\0"]])
+
+
+def test_units_that_were_checked_cannot_be_changed():
+    release = ao.Release(planned("independent"), SIZE)
+    ids = release.check([1, 2])
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        ids.flags.writeable = True
+    assert np.array_equal(release.ledger.check(0, ids), [1, 2])
+
+
 def test_killed_and_resumed_it_is_the_run_that_was_not_killed(tmp_path):
     code = """
     import os, signal, sys
@@ -581,10 +617,24 @@ def test_a_lost_step_of_rows_is_replayed_on_these_rows_alone(tmp_path):
         lambda: again.step_rows([0], [1, 2], values),
         lambda: again.step_rows([0], [3, 1], values),
         lambda: again.step([0], whole),
+        lambda: again.step_rows([1], [1, 3], values),
     ):
         with pytest.raises(CheckpointError, match="never the same noise"):
             call()
     assert np.array_equal(again.step_rows([0], [1, 3], values), lost)
+
+
+def test_rows_of_the_same_bytes_and_another_width_are_other_data(tmp_path):
+    plan, values = planned("independent"), total(0, (2, 2), np.float64)
+    release = ao.Release(plan, 8, checkpoint=tmp_path / "run.ckpt")
+    release.save()
+    lost = release.step_rows([0], [0, 1], values)
+    release.close()
+    again = ao.Release(plan, 8, checkpoint=tmp_path / "run.ckpt")
+    for other in (values.view(np.float32), values.view(np.float32)[:, ::2].copy()):
+        with pytest.raises(CheckpointError, match="never the same noise"):
+            again.step_rows([0], [0, 1], other)
+    assert np.array_equal(again.step_rows([0], [0, 1], values), lost)
 
 
 # -- secret sampling -------------------------------------------------------------------------------------------------
@@ -624,6 +674,24 @@ def test_an_amplified_claim_holds_for_no_batch_that_somebody_chose(tmp_path):
     assert np.array_equal(again.sample(40), following)
     with pytest.raises(PlanError, match="give step"):
         ao.Release(planned(), SIZE).sample(40)
+
+
+def test_a_lost_step_of_coins_is_not_replayed_for_another_population(tmp_path):
+    """Saved before the first coins, no checkpoint knows of how many: the journal does."""
+    plan, path = poisson(), tmp_path / "run.ckpt"
+    release = ao.Release(plan, SIZE, key=KEY, checkpoint=path)
+    release.save()
+    largest = int(release.sample(40).max())
+    assert largest < 39
+    released = release.step(release.sample(40), total(0))
+    release.close()
+    again = ao.Release(plan, SIZE, checkpoint=path)
+    same = again.sample(largest + 1)  # the same units, drawn from fewer
+    with pytest.raises(CheckpointError, match="never the same noise"):
+        again.step(same, total(0))
+    again.close()
+    again = ao.Release(plan, SIZE, checkpoint=path)
+    assert np.array_equal(again.step(again.sample(40), total(0)), released)
 
 
 def test_the_coins_are_those_of_the_engine():

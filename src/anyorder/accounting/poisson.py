@@ -16,6 +16,7 @@ __all__ = ["Part", "calibrate_poisson", "check_sampled", "mixed_delta", "mixed_e
 
 Part = tuple[float, float, int]  # noise multiplier, sampling probability, steps
 
+_UP = 1 + 2e-10  # what a loss distribution's own rounding may take from epsilon: six times what was seen
 _TOLERANCE = 1e-6  # of the target epsilon
 _MAX_STEPS = 1_000_000  # dp-accounting takes minutes for more, and its float error nears the usual deltas
 
@@ -105,7 +106,7 @@ def mixed_epsilon(parts: Sequence[Part], delta: float) -> float:
     losses = _losses(parts)
     if losses is None:
         return above
-    return min(above, float(losses.get_epsilon_for_delta(delta - rounding)))
+    return min(above, float(losses.get_epsilon_for_delta(delta - rounding)) * _UP)
 
 
 def mixed_delta(parts: Sequence[Part], epsilon: float) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from anyorder import _check
 from anyorder.clipping.units import ClippedSum
 from anyorder.errors import ArgumentError
-from anyorder.ledger import as_units
+from anyorder.ledger import as_units, numbered
 
 __all__ = ["bounded_sum"]
 
@@ -45,7 +45,7 @@ def bounded_sum(vectors: Any, units: Iterable[Any], clip_norm: float, *, grid: f
             f"vectors must be floats of shape (m, ..), one row for each of the {len(ids)} units named, got "
             f"{vectors.dtype} of shape {tuple(vectors.shape)}"
         )
-    _, groups = np.unique(np.asarray(ids), return_inverse=True)
+    groups = numbered(ids)
     order = np.argsort(groups, kind="stable")
     one = torch.empty(rows.shape[1:], dtype=rows.dtype, device=rows.device)
     total = ClippedSum({"": one}, clip_norm=clip_norm, scale=1.0, grid=grid)

@@ -59,7 +59,10 @@ class Fit(NamedTuple):
     @property
     def kind(self) -> Kind:
         """The row of the class."""
-        return next(kind for kind in KINDS if kind.cls is self.cls)
+        found = [kind for kind in KINDS if kind.cls is self.cls]
+        if not found:
+            raise PlanError(f"{self.cls.__name__} has a fit, and no row among the kinds of strategies")
+        return found[0]
 
     @property
     def sizes(self) -> tuple[Size, ...]:

@@ -181,6 +181,11 @@ def _ids(step: Any) -> NDArray[Any]:
     kinds = set(map(type, ids))
     if not kinds <= {int} and kinds != {str}:
         raise ArgumentError(f"units in order must be all integers or all strings, got {sorted(map(str, kinds))}")
+    if kinds == {str} and any(str(text).endswith("\0") for text in ids):
+        raise ArgumentError(
+            "units in order that are strings must not end in a NUL character, which arrays of text leave out; strip "
+            "it, if it is padding"
+        )
     try:
         return np.array(ids) if kinds == {str} else np.array(ids, dtype=np.int64)
     except OverflowError as problem:

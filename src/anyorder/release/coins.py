@@ -45,6 +45,11 @@ class Coins:
         self._size, self._drawn = size, (step, drawn)
         return drawn.copy()
 
+    @property
+    def population(self) -> bytes:
+        """Its size, for the journal: another one would toss the same coins for others."""
+        return b"population %d," % (self._size or 0)
+
     def check(self, step: int, ids: Units) -> None:
         """Raise TrainingError unless the units are those that were drawn for the step."""
         if self._drawn is None or self._drawn[0] != step:

@@ -14,7 +14,7 @@ from torch import Tensor
 from anyorder import _check
 from anyorder.certificate import Certificate, Evidence
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, StepsExhaustedError, TrainingError
-from anyorder.ledger import Ledger, Units
+from anyorder.ledger import Ledger, Units, canonical_bytes
 from anyorder.noise import NoiseSource
 from anyorder.plan import Plan
 from anyorder.release.clip_norm import ClipNorm
@@ -60,9 +60,10 @@ class Release:
     bit of it, and no noise covers it: it is a fault of the program that made the total, to be mended and not shown.
 
     With `checkpoint`, every step is written to a journal beside that file before it is released. A process that
-    resumes from an older checkpoint must give the steps that were lost the same totals, bit for bit; another total for
-    a step whose noise was used is refused. Under secret sampling (a plan for `PoissonSampling`) the batches are those
-    that `sample` draws, and no others: an amplified claim does not hold for batches that somebody chose.
+    resumes from an older checkpoint must give the steps that were lost the same units and the same totals, bit for
+    bit; another total, or other units, for a step whose noise was used are refused. Under secret sampling (a plan for
+    `PoissonSampling`) the batches are those that `sample` draws, and no others: an amplified claim does not hold for
+    batches that somebody chose.
 
     Args:
         plan: what to run.
@@ -232,7 +233,11 @@ class Release:
         return self._coins.draw(self.ledger.step, num_units)
 
     def _step(self, units: Iterable[Any], own: list[Tensor] | Rows, give: Callable[[list[Tensor]], Any]) -> Any:
+        if units is None:
+            raise ArgumentError("units must name whose parts are in the total, got None; a step of nobody has []")
         ids = self.check(units)
+        if not len(ids) and any(bool(piece.any()) for piece in (own.parts()[1:] if isinstance(own, Rows) else own)):
+            raise ArgumentError("a total of nobody must be zero: name all units whose parts are in it")
         t = self.ledger.step
         private = give(self.take(ids, own))
         self.tell(t, lambda: private)
@@ -269,12 +274,14 @@ class Release:
         Returns: the private pieces: `own` itself, or new ones on a grid.
         """
         step = self.ledger.step
+        population = b"" if self._coins is None else self._coins.population
+        who = population + canonical_bytes(self.ledger.check(step, units))
         if isinstance(own, Rows):
-            self._files.commit(place, step, own.parts())
+            self._files.commit(place, step, who, own.parts())
             private = [self._noise.add_to_rows(own.rows, own.values, self.clip.divisor)]
         else:
             own = self.clip.planned(own)
-            self._files.commit(place, step, own)
+            self._files.commit(place, step, who, own)
             private = self._noise.add_to(own, self.clip.divisor)
         self.ledger.record(step, units)
         return private

@@ -174,16 +174,20 @@ class RunFiles:
         warnings.warn(message, CheckpointWarning, stacklevel=2)
         return [*renewals, (step, nonce)]
 
-    def commit(self, place: str, step: int, own: list[Tensor]) -> None:
-        """Write down what the step uses its noise on, before anything noised is released.
+    def commit(self, place: str, step: int, who: bytes, own: list[Tensor]) -> None:
+        """Write down what the step uses its noise on, and who is in it, before anything noised is released.
 
         Args:
+            who: its units, and all else that the sum does not show: under other names the same sum is another step,
+                since a unit could come once more than the ledger knows of.
             own: this rank's part of the un-noised sum, in pieces: how it is cut does not matter.
-        Raises: CheckpointError, on all ranks, if the step used its noise on another sum before.
+        Raises: CheckpointError, on all ranks, if the step used its noise on another sum, or for others, before.
         """
         if self._path is None:
             return
-        digests = self._group.together(place, lambda: self._digest(*(x.cpu().numpy() for x in own)))
+        kinds = ",".join(sorted({str(x.dtype) for x in own})).encode()
+        head = b"".join(len(part).to_bytes(8, "little") + part for part in (who, kinds))
+        digests = self._group.together(place, lambda: self._digest(head, *(x.cpu().numpy() for x in own)))
         digest = digests[0] if len(digests) == 1 else self._digest(*digests)
 
         def write() -> None:

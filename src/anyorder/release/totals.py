@@ -95,8 +95,8 @@ class Rows:
         return cls(asked.astype(np.int64), tensor)
 
     def parts(self) -> list[Tensor]:
-        """What a journal is told: other rows, or no rows, are other data."""
-        head = np.concatenate([[-1, len(self.rows)], self.rows])
+        """What a journal is told: other rows, another width, or no rows, are other data."""
+        head = np.concatenate([[-1, *self.values.shape], self.rows])
         return [torch.from_numpy(head), self.values]
 
 

@@ -41,8 +41,9 @@ def check_plan(data: Any) -> None:
     if structure in (Structure.DENSE, Structure.LOW_RANK):
         check_work("a dense matrix", numbers=_number(chosen.get("n"), 0) ** 2)
     pattern = None if rule is None else rule.pattern
-    if structure in (Structure.BANDED, Structure.TOEPLITZ_BANDED) and _is_separated(pattern):
-        bands = max(_number(chosen.get("p"), 1), _longest(chosen))
+    inner = _unscaled(chosen)
+    if _structure(inner) in (Structure.BANDED, Structure.TOEPLITZ_BANDED) and _is_separated(pattern):
+        bands = max(_number(inner.get("p"), 1), _longest(inner))
         check_work("a banded mechanism with this separation", operations=n * bands * _rounds(pattern, n))
     sigma = data.get("sigma") if isinstance(data, dict) else None
     sampled = rule is not None and rule.secret
@@ -57,6 +58,13 @@ def check_plan(data: Any) -> None:
 def _structure(described: dict[str, Any]) -> Structure | None:
     """Of a described strategy; None for what is none of ours."""
     return next((kind.structure for kind in KINDS if kind.name == described.get("kind")), None)
+
+
+def _unscaled(described: dict[str, Any]) -> dict[str, Any]:
+    """What a described strategy is without its scales, which cost nothing beside it."""
+    while _structure(described) is Structure.RESCALED:
+        described = _part(described, "strategy")
+    return described
 
 
 def _rule(described: dict[str, Any]) -> Rule | None:

@@ -142,6 +142,9 @@ class Strategy(SetOnce, ABC):
         """(n,) squared norms of the columns of C, the diagonal of X = C^T C."""
         return np.asarray(np.square(self.matrix()).sum(axis=0))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(n={self.n})"
+
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.to_dict() == other.to_dict()
 

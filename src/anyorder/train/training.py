@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -18,7 +17,7 @@ from anyorder.clipping.coupling import LossWatch
 from anyorder.clipping.units import accumulator_dtype
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import CheckpointError, PlanError, TrainingError
-from anyorder.ledger import Units
+from anyorder.ledger import Units, numbered
 from anyorder.plan import Plan
 from anyorder.release import Release
 from anyorder.sampling import PrivateLoader, Unit
@@ -186,14 +185,14 @@ class Training:
         allowed = self.release.ledger.check(step, self._waiting.with_units(units))
         if not self._waiting.batches:
             units = allowed  # which the ledger knows again when the step is made
-        _, groups = np.unique(np.asarray(batch.units), return_inverse=True)
+        groups = numbered(batch.units)
         self._whole.gather()
 
         def forward(receive: Receive) -> Any:
             return self._clipping.forward(
                 args,
                 kwargs,
-                groups=torch.from_numpy(groups.reshape(-1).astype(np.int64)),
+                groups=torch.from_numpy(groups),
                 clip_norm=self.release.clip_norm,
                 scale=float(len(batch.units)) if self._options.loss_reduction == "mean" else 1.0,
                 receive=receive,
