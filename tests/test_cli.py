@@ -16,6 +16,7 @@ import anyorder
 from anyorder import accounting, cli
 from anyorder.__main__ import main
 from anyorder.cli import app, run
+from anyorder.participation import EpochShuffle
 from anyorder.plan import Plan
 from anyorder.run.settings import Settings
 

@@ -312,7 +312,7 @@ def test_a_lost_step_is_not_replayed_for_other_units(tmp_path):
     released = release.step(["alice"], total(0))
     release.close()
     again = ao.Release(plan, SIZE, checkpoint=path)
-    for others in (["bob"], ["alice", "bob"], [], [0], ["alic"]):
+    for others in (["bob"], ["alice", "bob"], [0], ["alic"]):
         before = state(again)
         with pytest.raises(CheckpointError, match="never the same noise"):
             again.step(others, total(0))
@@ -320,6 +320,19 @@ def test_a_lost_step_is_not_replayed_for_other_units(tmp_path):
     assert np.array_equal(again.step(["alice"], total(0)), released)
     with pytest.raises(ParticipationError):
         again.step(["alice"], total(1))
+
+
+def test_a_step_without_names_has_nothing_in_it():
+    release = ao.Release(planned("independent"), SIZE)
+    before = state(release)
+    for units_, given in ((None, total(0)), (None, np.zeros(SIZE)), ([], total(0))):
+        with pytest.raises(ArgumentError, match="name"):
+            release.step(units_, given)
+    with pytest.raises(ArgumentError, match="name"):
+        release.step_rows([], [1], total(0, (1, 3)))
+    assert state(release) == before
+    release.step([], np.zeros(SIZE))
+    assert release.steps_taken == 1
 
 
 def test_names_that_arrays_would_shorten_are_units_of_their_own():

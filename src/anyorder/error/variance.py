@@ -78,6 +78,8 @@ def row_variances(strategy: Strategy, workload: Workload) -> Floats:
             f"the error of {strategy!r} for {workload!r} must be made from the matrix C^-1, for at most {most} steps, "
             f"got {n}; a strategy with a small state (BLT, Banded, BandedInverse, Tree) has no such limit"
         )
+    if workload.is_prefix_sum and kind_of(strategy).structure in (Structure.IDENTITY, Structure.TREE):
+        return strategy.prefix_variance()  # in closed form
     inner, scales = _unscaled(strategy)
     if isinstance(inner, Toeplitz) and scales is None and workload.is_toeplitz:
         return np.asarray(np.cumsum(np.square(workload.apply(inner.noising_coefficients()))))
