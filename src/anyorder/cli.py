@@ -327,7 +327,7 @@ def epsilon(
         q = batch_size / dataset_size
         print(
             f"An accountant for Poisson sampling (q = {q:.4g}, {truth.n} steps) would print {claim:.4g} for this run. "
-            f"That does not hold: it needs secret random sampling, and this order is {order}."
+            f"That does not hold: it needs secret random sampling, and this order is {order or 'shuffled'}."
         )
 
 

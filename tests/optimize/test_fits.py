@@ -56,6 +56,9 @@ def test_every_kind_of_strategy_is_fitted_or_known_not_to_be() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"mechanism must be one of auto, poisson, .*got 'blt, 2 bufers'"):
         fit_named("blt, 2 bufers", A, ORDER)
+    long = prefix_sum(6000)  # for which no low rank is tried
+    with pytest.raises(ArgumentError, match="with its size, such as 'banded low rank, 16 bands, 16 rank', it is"):
+        fit_named("banded low rank", long, SingleEpoch(6000))
     with pytest.raises(ArgumentError, match="needs the sizes"):
         fit_named("banded low rank, 4 bands", A, ORDER)
     with pytest.raises(ArgumentError, match="estimator must come with mechanism 'tree' only, got 'dense'"):

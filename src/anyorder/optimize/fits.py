@@ -10,7 +10,7 @@ from anyorder.optimize.structured import FITS, Fit, fit
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import Participation
 from anyorder.strategy import Independent, Strategy
-from anyorder.strategy.kinds import ALL_SIZES, in_words
+from anyorder.strategy.kinds import ALL_SIZES, in_words, sized
 from anyorder.workload import Workload
 
 __all__ = ["fit_named", "kind_in"]
@@ -64,6 +64,12 @@ def fit_named(
     for candidate in known:
         if words in ("auto", candidate.name, kind_in(candidate.name)):
             return candidate.strategy
+    if words in _BY_WORDS:
+        example = ", ".join([words, *(sized(16, size.word) for size in _BY_WORDS[words].sizes)])
+        raise ArgumentError(
+            f"mechanism {words!r} is not among the candidates for this order and workload; with its size, such as "
+            f"{example!r}, it is fitted all the same"
+        )
     kinds = sorted({kind_in(candidate.name) for candidate in known} | _BY_WORDS.keys())
     raise ArgumentError(
         f"mechanism must be one of auto, poisson, {', '.join(kinds)}, a name from a comparison, or a kind "
