@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +20,8 @@ from anyorder.train.module import PrivateModule
 from anyorder.train.training import Options, Training
 
 __all__ = ["PrivacyEngine"]
+
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
 class PrivacyEngine:
@@ -60,7 +62,7 @@ class PrivacyEngine:
     def make_private(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         loader: Any,
         *,
         unit: Unit = None,
@@ -69,7 +71,7 @@ class PrivacyEngine:
         chunk_size: int | None = None,
         rule: Rule | None = None,
         non_finite: str = "zero",
-    ) -> tuple[PrivateModule, torch.optim.Optimizer, PrivateLoader]:
+    ) -> tuple[PrivateModule, Optimizer, PrivateLoader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
 
         Args:
