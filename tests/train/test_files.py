@@ -36,8 +36,8 @@ class Run:
         mechanism = STRATEGIES.get(name, name)
         plan = ao.plan(dataset_size=N, batch_size=B, epochs=2, epsilon=8, delta=1e-5, mechanism=mechanism)
         torch.manual_seed(0)
-        network = nn.Linear(30, 2)
-        data = TensorDataset(torch.randn(N, 30), torch.arange(N) % 2)
+        network = nn.Linear(300, 2)
+        data = TensorDataset(torch.randn(N, 300), torch.arange(N) % 2)
         self.engine = ao.PrivacyEngine(plan, checkpoint=folder / "run.ckpt" if folder else None, **options)
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         self.model, self.optimizer, self.loader = self.engine.make_private(network, optimizer, DataLoader(data, B))
@@ -71,8 +71,12 @@ def six_steps(tmp_path, name):
 
 
 def unlike(a, b):
-    """Whether two vectors of noise have nothing in common."""
-    return not (a == b).any() and abs(np.corrcoef(a, b)[0, 1]) < 0.6  # 62 coordinates: five standard deviations
+    """Whether two vectors of noise have nothing in common but rows of earlier steps, which two copies rightly share.
+
+    Those make a correlation of 0.32 at most (the tree at step 7): of 602 coordinates, 0.6 is eight deviations above it.
+    One pair of floats in 10^7 is equal by chance.
+    """
+    return (a == b).sum() < 3 and abs(np.corrcoef(a, b)[0, 1]) < 0.6
 
 
 @every_strategy
