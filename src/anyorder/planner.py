@@ -111,13 +111,9 @@ def plan(
         fit, and where no mechanism keeps to the memory.
     Cost: that of the fit, seconds for 1000 steps; fits are kept on disk.
     """
-    budget = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sigma": sigma}
-    _one_of(budget)
+    budget = _budget(epsilon, noise_multiplier, sigma)  # before a fit that may take long
     _check.choice("neighbours", neighbours, NEIGHBOURS)
-    _check.probability("delta", delta)
-    for name, value in budget.items():
-        if value is not None:
-            _check.positive(name, value)  # before a fit that may take long
+    delta = _check.probability("delta", delta)
     if order is None:
         by_words = loader is None and participation is None
         order = "poisson" if mechanism == "poisson" and by_words else "shuffled"
@@ -172,14 +168,16 @@ def with_budget(
     base: Plan, *, epsilon: float | None = None, noise_multiplier: float | None = None, sigma: float | None = None
 ) -> Plan:
     """The plan with as much noise as another budget asks for; exactly one, see `plan`."""
-    budget = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sigma": sigma}
-    _one_of(budget)
+    budget = _budget(epsilon, noise_multiplier, sigma)
     return replace(base, sigma=_sigma(base.strategy, base.participation, base.neighbours, base.delta, **budget))
 
 
-def _one_of(budget: dict[str, float | None]) -> None:
+def _budget(epsilon: float | None, noise_multiplier: float | None, sigma: float | None) -> dict[str, float | None]:
+    """By name: one number above 0, the others None."""
+    budget = {"epsilon": epsilon, "noise_multiplier": noise_multiplier, "sigma": sigma}
     if sum(value is not None for value in budget.values()) != 1:
         raise ArgumentError(f"exactly one of epsilon, noise_multiplier and sigma must be given, got {budget}")
+    return {name: None if value is None else _check.positive(name, value) for name, value in budget.items()}
 
 
 # -- the order -------------------------------------------------------------------------------------------------------
@@ -349,8 +347,8 @@ def _sigma(
         return sigma
     if noise_multiplier is not None:
         sens = 1.0 if rule.secret else sensitivity(chosen, rule).value * (1 + rounding(chosen, rule))
-        return _check.positive("noise_multiplier", noise_multiplier) / sens
-    epsilon, delta = _check.positive("epsilon", epsilon or 0.0), _check.probability("delta", delta)
+        return noise_multiplier / sens
+    assert epsilon is not None
     if rule.coin is not None:
         return accounting.calibrate_poisson(epsilon, delta, rule.coin, rule.n)
     return nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)

@@ -14,7 +14,7 @@ from torch import Tensor
 from anyorder import _check
 from anyorder.certificate import Certificate, Evidence
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, StepsExhaustedError, TrainingError
-from anyorder.ledger import Ledger, Units, canonical_bytes
+from anyorder.ledger import Ledger, Units
 from anyorder.noise import NoiseSource
 from anyorder.plan import Plan
 from anyorder.release.clip_norm import ClipNorm
@@ -236,7 +236,8 @@ class Release:
         if units is None:
             raise ArgumentError("units must name whose parts are in the total, got None; a step of nobody has []")
         ids = self.check(units)
-        if not len(ids) and any(bool(piece.any()) for piece in (own.parts()[1:] if isinstance(own, Rows) else own)):
+        pieces = [own.values] if isinstance(own, Rows) else own
+        if not len(ids) and any(bool(piece.any()) for piece in pieces):
             raise ArgumentError("a total of nobody must be zero: name all units whose parts are in it")
         t = self.ledger.step
         private = give(self.take(ids, own))
@@ -275,15 +276,15 @@ class Release:
         """
         step = self.ledger.step
         population = b"" if self._coins is None else self._coins.population
-        who = population + canonical_bytes(self.ledger.check(step, units))
+        ids = self.ledger.check(step, units)
         if isinstance(own, Rows):
-            self._files.commit(place, step, who, own.parts())
+            self._files.commit(place, step, ids, own.parts(), population)
             private = [self._noise.add_to_rows(own.rows, own.values, self.clip.divisor)]
         else:
             own = self.clip.planned(own)
-            self._files.commit(place, step, who, own)
+            self._files.commit(place, step, ids, own, population)
             private = self._noise.add_to(own, self.clip.divisor)
-        self.ledger.record(step, units)
+        self.ledger.record(step, ids)
         return private
 
     def on_release(self, callback: Observer) -> Callable[[], None]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from anyorder.errors import CheckpointError, CheckpointWarning, TrainingError
+from anyorder.ledger import Units, canonical_bytes
 from anyorder.noise import NoiseSource
 from anyorder.noise.renewal import first_new_row
 from anyorder.plan import Plan
@@ -174,17 +175,19 @@ class RunFiles:
         warnings.warn(message, CheckpointWarning, stacklevel=2)
         return [*renewals, (step, nonce)]
 
-    def commit(self, place: str, step: int, who: bytes, own: list[Tensor]) -> None:
+    def commit(self, place: str, step: int, units: Units, own: list[Tensor], population: bytes = b"") -> None:
         """Write down what the step uses its noise on, and who is in it, before anything noised is released.
 
         Args:
-            who: its units, and all else that the sum does not show: under other names the same sum is another step,
-                since a unit could come once more than the ledger knows of.
+            units: of the step, as the ledger has them: under other names the same sum is another step, since a unit
+                could come once more than the ledger knows of.
             own: this rank's part of the un-noised sum, in pieces: how it is cut does not matter.
+            population: whom coins were tossed for, if any were.
         Raises: CheckpointError, on all ranks, if the step used its noise on another sum, or for others, before.
         """
         if self._path is None:
             return
+        who = population + canonical_bytes(units)
         kinds = ",".join(sorted({str(x.dtype) for x in own})).encode()
         head = b"".join(len(part).to_bytes(8, "little") + part for part in (who, kinds))
         digests = self._group.together(place, lambda: self._digest(head, *(x.cpu().numpy() for x in own)))
