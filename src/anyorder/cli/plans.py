@@ -1,0 +1,130 @@
+"""`anyorder plan` and `anyorder epsilon`."""
+
+import contextlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from anyorder.cli.options import (
+    Batch,
+    Clip,
+    Completion,
+    Delta,
+    Epochs,
+    Epsilon,
+    Estimator,
+    Json,
+    MechanismName,
+    Momentum,
+    Noise,
+    Order,
+    RestartEvery,
+    Size,
+)  # fmt: skip
+from anyorder.cli.output import one_line_errors, print_json
+from anyorder.errors import MissingDependencyError
+from anyorder.report import card, plot_noise
+from anyorder.run import planning
+
+__all__ = ["epsilon", "plan"]
+
+
+@one_line_errors
+def plan(
+    dataset_size: Size,
+    batch_size: Batch,
+    epochs: Epochs = 1,
+    epsilon: Epsilon = None,
+    delta: Delta = 1e-5,
+    noise_multiplier: Noise = None,
+    order: Order = None,
+    mechanism: MechanismName = "auto",
+    estimator: Estimator = "full",
+    restart_every: RestartEvery = None,
+    completion: Completion = "auto",
+    momentum: Momentum = 0.0,
+    clip_norm: Clip = 1.0,
+    compared: Annotated[bool, typer.Option("--compare", help="A table of all mechanisms at this budget.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the plan as JSON, for anyorder.Plan.load.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG: the noise in each iterate.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the mechanism and the noise for a data set, an order and a budget.
+
+    $ anyorder plan --dataset-size 60000 --batch-size 500 --epsilon 8 --epochs 5
+
+    .. --compare for a table of mechanisms, --plot noise.png for a picture of
+    their noise, --order fixed for a loader that shuffles once, --save
+    plan.json for anyorder.Plan.load and anyorder verify.
+    """
+    words = planning.Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
+    chosen = planning.make_plan(
+        words, delta=delta, epsilon=epsilon, noise_multiplier=noise_multiplier, order=order, momentum=momentum,
+        dataset_size=dataset_size, batch_size=batch_size, epochs=epochs, clip_norm=clip_norm,
+    )  # fmt: skip
+    rows = planning.compare(chosen) if compared else []
+    if save is not None:
+        chosen.save(save)
+    if plot is not None:
+        lines = planning.best_of_each_kind(rows) if compared else planning.noise_lines(chosen)
+        plot_noise(lines, plot, f"noise over {chosen.n} steps, epsilon {chosen.epsilon:.3g}, delta {chosen.delta:g}")
+    if as_json:
+        described = {"plan": chosen.to_dict(), "claims": chosen.claims()}
+        print_json({**described, **({"compare": [row.to_dict() for row in rows]} if compared else {})})
+        return
+    console = Console()
+    console.print(card(chosen))
+    if compared:
+        console.print(planning.comparison(rows))
+
+
+@one_line_errors
+def epsilon(
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise std over clip norm in one step, as DP-SGD users (and Opacus) mean it.")
+    ],
+    dataset_size: Size,
+    batch_size: Batch,
+    epochs: Epochs = 1,
+    delta: Delta = 1e-5,
+    order: Order = None,
+    mechanism: MechanismName = "independent",
+    estimator: Estimator = "full",
+    restart_every: RestartEvery = None,
+    completion: Completion = "auto",
+    as_json: Json = False,
+) -> None:
+    """The epsilon that a run really has, in the order in which it saw the data.
+
+    $ anyorder epsilon --dataset-size 2000 --batch-size 100 --noise-multiplier 1
+
+    .. --epochs 3 for three passes, --order poisson for secret sampling,
+    --mechanism tree for DP-FTRL.
+
+    For an ordinary DataLoader it also says what an accountant for Poisson
+    sampling would print for the same run, which is not true of it.
+    """
+    if order == "poisson" and mechanism == "independent":
+        mechanism = "poisson"
+    words = planning.Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
+    truth = planning.make_plan(
+        words, delta=delta, noise_multiplier=noise_multiplier, order=order,
+        dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
+    )  # fmt: skip
+    claim = None
+    if mechanism == "independent":
+        with contextlib.suppress(MissingDependencyError):  # the truth needs no such accountant
+            claim = planning.poisson_claim(noise_multiplier, batch_size, dataset_size, truth.n, delta)
+    if as_json:
+        sampled = {"poisson_epsilon": claim, "poisson_epsilon_holds": truth.participation.secret}
+        print_json({"epsilon": truth.epsilon, "delta": delta, "mu": truth.mu, "steps": truth.n, **sampled})
+        return
+    print(f"epsilon = {truth.epsilon:.4g} at delta = {delta:g} ({truth.participation.describe()})")
+    if claim is not None:
+        q = batch_size / dataset_size
+        print(
+            f"An accountant for Poisson sampling (q = {q:.4g}, {truth.n} steps) would print {claim:.4g} for this run. "
+            f"That does not hold: it needs secret random sampling, and this order is {order or 'shuffled'}."
+        )

@@ -1,0 +1,75 @@
+"""`anyorder verify`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from anyorder.certificate import verify as verify_file
+from anyorder.cli.options import Json
+from anyorder.cli.output import fail, one_line_errors, print_json
+from anyorder.errors import AnyorderError
+from anyorder.report import card, facts_panel, receipt_facts, verdict
+
+__all__ = ["verify"]
+
+
+@one_line_errors
+def verify(
+    file: Annotated[Path, typer.Argument(help="A certificate (run.privacy.json) or a plan (plan.json): public files.")],
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            help="The certificate's evidence (run.evidence.json), which its owner keeps as secret as the data."
+        ),
+    ] = None,
+    receipt: Annotated[
+        Path | None, typer.Option(help="One unit's receipt, which it has from the run's owner: its steps, its own mu.")
+    ] = None,
+    large: Annotated[
+        bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Recompute every claim of a certificate or plan from the file alone.
+
+    $ anyorder verify runs/digits-20250101-120000/run.privacy.json
+
+    $ anyorder verify run.privacy.json --evidence run.evidence.json
+
+    $ anyorder verify run.privacy.json --receipt mine.receipt.json
+
+    With the evidence it also checks that the two belong together, and that
+    every unit kept to the order; with a receipt, that the certificate is bound
+    to this unit's steps, and its own mu. What no file can show: that the noise was
+    added, and that order, units and clipping were what the file says.
+
+    Exit code 0 if all holds, 1 if anything does not or the file cannot be read.
+    """
+    try:
+        found = verify_file(file, evidence=evidence, receipt=receipt, large=large)
+    except AnyorderError as problem:
+        if as_json:
+            print_json({"ok": False, "file": str(file), "problem": str(problem)})
+            raise typer.Exit(1) from problem
+        fail(f"NOT verified: {problem}", 1)
+    checked, unseen = verdict(found)
+    plan, certificate, own = found.plan, found.certificate, found.receipt
+    if as_json:
+        steps = None if certificate is None else certificate.steps
+        outcome = {"ok": True, "file": str(file), "claims": plan.claims(), "checked": checked, "not_checked": unseen}
+        mine = None if own is None else {"unit": own.unit, "steps": own.steps, "mu": own.mu}
+        print_json({**outcome, "steps": steps, **({} if mine is None else {"receipt": mine})})
+        return
+    console = Console()
+    console.print(card(plan))
+    for text in checked:
+        console.print(f"ok  {text}", highlight=False, markup=False)
+    for text in unseen:
+        console.print(f"--  not checked: {text}", highlight=False, markup=False)
+    if own is not None:
+        console.print(facts_panel("receipt", receipt_facts(own, plan)))
+    kind = "plan" if certificate is None else "certificate"
+    promise = f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}"
+    console.print(f"verified: this {kind} claims {promise}", style="green")
