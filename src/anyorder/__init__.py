@@ -3,7 +3,7 @@
 The rooms, in reading order: workload (A), participation (who takes part when), strategy (C), sensitivity, error,
 optimize (choose C), accounting (epsilon), noise (addressable), sampling (loaders and their order), plan (the claim),
 ledger (enforces the claim), receipt (a unit's own part in it), certificate (shows it), release (carries it out),
-clipping, train (the engine).
+audit (attacks it), clipping, train (the engine).
 
 What an auditor or a planner needs is here at once; what needs torch is loaded when it is first asked for.
 """
@@ -11,7 +11,7 @@ What an auditor or a planner needs is here at once; what needs torch is loaded w
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from anyorder import accounting, errors, noise, optimize, participation, strategy, workload
+from anyorder import accounting, audit, errors, noise, optimize, participation, strategy, workload
 from anyorder.accounting import compose
 from anyorder.certificate import Certificate, Evidence, verify
 from anyorder.error import RENAMED, last_error, max_error, renamed, rmse
@@ -40,6 +40,7 @@ __all__ = [
     "Receipt",
     "Release",
     "accounting",
+    "audit",
     "bounded_sum",
     "check_model",
     "clipping",
