@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from anyorder import __version__
+from anyorder.cli.audit import group as audit
 from anyorder.cli.output import fail
 from anyorder.cli.plans import epsilon, plan
 from anyorder.cli.training import train
@@ -29,6 +30,7 @@ app.command()(train)
 app.command()(plan)
 app.command()(epsilon)
 app.command()(verify)
+app.add_typer(audit)
 
 
 def run(arguments: list[str] | None = None) -> int:

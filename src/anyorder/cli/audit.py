@@ -1,0 +1,19 @@
+"""`anyorder audit ..`: attacks on runs and models of one's own."""
+
+import typer
+
+__all__ = ["group"]
+
+group = typer.Typer(
+    name="audit", no_args_is_help=False, rich_markup_mode="rich",
+    help="Attack a training of your own, and see whether its claim holds.\n\n"
+    "Exit codes: 0 the claim was not refuted, 1 it was (or the run failed), 2 bad usage.",
+)  # fmt: skip
+# One file for each command; this is the one list of them, in the order of the help.
+
+
+@group.callback(invoke_without_command=True)
+def _main(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
