@@ -1,0 +1,97 @@
+"""Secret sampling by a release: its own coins, and no batches that somebody chose."""
+
+import numpy as np
+import pytest
+import torch
+
+import anyorder as ao
+from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
+from release.runs import KEY, SIZE, planned, state, total
+
+
+def poisson():
+    return ao.plan(dataset_size=40, batch_size=10, epochs=2, epsilon=4, delta=1e-5, order="poisson")
+
+
+def test_an_amplified_claim_holds_for_no_batch_that_somebody_chose(tmp_path):
+    plan, path = poisson(), tmp_path / "run.ckpt"
+    release = ao.Release(plan, SIZE, key=KEY, checkpoint=path)
+    with pytest.raises(TrainingError, match="secret coins"):
+        release.step([1, 2], total(0))
+    drawn = release.sample(40)
+    changed = release.sample(40)
+    changed[-1] = 40
+    with pytest.raises(TrainingError, match="those that sample"):
+        release.step(changed, total(0))
+    assert np.array_equal(drawn, release.sample(40))
+    before = state(release)
+    for other in (drawn[1:], [*drawn, 99], [], [str(i) for i in drawn]):
+        with pytest.raises(TrainingError, match="those that sample"):
+            release.step(other, total(0))
+        assert state(release) == before
+    release.step(drawn[::-1], total(0))
+    with pytest.raises(TrainingError, match="secret coins"):
+        release.step(drawn, total(1))  # of the step before
+    with pytest.raises(ArgumentError, match="num_units must be 40"):
+        release.sample(39)
+    release.save()
+    following = release.sample(40)
+    release.close()
+    again = ao.Release(plan, SIZE, checkpoint=path)
+    with pytest.raises(ArgumentError, match="num_units must be 40"):
+        again.sample(41)
+    assert np.array_equal(again.sample(40), following)
+    with pytest.raises(PlanError, match="give step"):
+        ao.Release(planned(), SIZE).sample(40)
+
+
+def test_a_lost_step_of_coins_is_not_replayed_for_another_population(tmp_path):
+    """Saved before the first coins, no checkpoint knows of how many: the journal does."""
+    plan, path = poisson(), tmp_path / "run.ckpt"
+    release = ao.Release(plan, SIZE, key=KEY, checkpoint=path)
+    release.save()
+    largest = int(release.sample(40).max())
+    assert largest < 39
+    released = release.step(release.sample(40), total(0))
+    release.close()
+    again = ao.Release(plan, SIZE, checkpoint=path)
+    same = again.sample(largest + 1)  # the same units, drawn from fewer
+    with pytest.raises(CheckpointError, match="never the same noise"):
+        again.step(same, total(0))
+    again.close()
+    again = ao.Release(plan, SIZE, checkpoint=path)
+    assert np.array_equal(again.step(again.sample(40), total(0)), released)
+
+
+def test_the_coins_are_those_of_the_engine():
+    plan = poisson()
+    release, engine = ao.Release(plan, 3, key=KEY), ao.PrivacyEngine(plan, key=KEY)
+    model = torch.nn.Linear(3, 1, bias=False)
+    dataset = torch.utils.data.TensorDataset(torch.arange(40.0)[:, None].repeat(1, 3))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=10)
+    _, _, loader = engine.make_private(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+    for (batch,), t in zip(loader, range(4), strict=False):
+        drawn = release.sample(40)
+        assert batch[:, 0].tolist() == drawn.tolist()
+        release.step(drawn, total(t, (3,)))
+
+
+def test_a_copied_journal_leads_to_fresh_coins(tmp_path):
+    """Whoever goes on with the other copy tosses the run's own: the same coins in both would be no longer secret."""
+    path, plan = tmp_path / "run.ckpt", poisson()
+    with ao.Release(plan, SIZE, key=KEY, checkpoint=path) as release:
+        release.step(release.sample(40), total(0))
+        release.save()
+    journal = tmp_path / ".run.ckpt.journal"
+    data = journal.read_bytes()
+    journal.unlink()
+    journal.write_bytes(data)
+    with pytest.warns(ao.errors.CheckpointWarning, match="fresh key"):
+        again = ao.Release(plan, SIZE, checkpoint=path)
+    other = ao.Release(plan, SIZE, key=KEY)
+    other.step(other.sample(40), total(0))
+    for t in range(1, plan.n):
+        drawn, tossed = again.sample(40), other.sample(40)
+        assert not np.array_equal(drawn, tossed)
+        again.step(drawn, total(t))
+        other.step(tossed, total(t))
