@@ -1,3 +1,5 @@
 """The claim attacked: canaries with secret coins, scores that know the mechanism, bounds named by what they assume."""
 
-__all__: list[str] = []
+from anyorder.audit.secrets import Memorised, Planted, Secrets, Uniformity, chi_squared, exposure, group_curve
+
+__all__ = ["Memorised", "Planted", "Secrets", "Uniformity", "chi_squared", "exposure", "group_curve"]
