@@ -245,3 +245,15 @@ def test_make_private_twice():
     engine, model, optimizer, loader = private()
     with pytest.raises(TrainingError, match="already"):
         engine.make_private(network(), optimizer, loader)
+
+
+def test_an_optimizer_is_of_one_run():
+    """Of two runs on one optimizer, the first would refuse the steps of the second, with words about the first."""
+    engine, model, optimizer, _ = private()
+    engine.close()
+    with pytest.raises(ArgumentError, match="optimizer belongs to another private run"):
+        ao.PrivacyEngine(planned()).make_private(model.module, optimizer, DataLoader(data(), batch_size=B))
+    new = torch.optim.SGD(model.module.parameters(), lr=0.1)
+    second = ao.PrivacyEngine(planned(), key=KEY)
+    train(second, *second.make_private(model.module, new, DataLoader(data(), batch_size=B)), epochs=1)
+    assert second.step == STEPS

@@ -1,6 +1,7 @@
 """The parameters that are trained: those that the optimizer holds. All others stay as they are."""
 
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -9,6 +10,9 @@ from anyorder.errors import ArgumentError, TrainingError
 from anyorder.train.fsdp import local
 
 __all__ = ["Held"]
+
+_BOUND: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""The optimizers whose steps are those of a release."""
 
 
 class Held:
@@ -23,7 +27,8 @@ class Held:
 
     Attributes:
         named: the parameters that are trained, in the model's order.
-    Raises: ArgumentError for what is no optimizer, or holds parameters that are not the model's; nothing is frozen.
+    Raises: ArgumentError for what is no optimizer, holds parameters that are not the model's, or is of another run;
+        nothing is frozen.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -31,6 +36,11 @@ class Held:
             raise ArgumentError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ArgumentError("LBFGS takes several gradients of a batch in a step, and the plan covers one: use SGD")
+        if optimizer in _BOUND:
+            raise ArgumentError(
+                "optimizer belongs to another private run, whose noise comes with each of its steps; make a new "
+                "one over the model's parameters (its load_state_dict takes over what the old one has)"
+            )
         self._optimizer = optimizer
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._check_known({id(p) for p in trainable.values()})
@@ -42,6 +52,10 @@ class Held:
         self._written: dict[nn.Parameter, tuple[Any, int]] = {}
         for p in self._left_out.values():
             p.requires_grad_(False)
+
+    def bind(self) -> None:
+        """The optimizer's steps are those of one release from here on, and of no other."""
+        _BOUND.add(self._optimizer)
 
     def thaw(self) -> None:
         """Undo the freezing, where the model is not bound after all."""

@@ -159,6 +159,7 @@ class Training:
         return PrivateLoader(loader, unit=unit, seed=self.release.derived(b"order").key)
 
     def _hook_optimizer(self) -> None:
+        self._held.bind()
         ask_for_scale(self._optimizer)
         self._optimizer.register_step_pre_hook(self._before_step)
         zero_grad = self._optimizer.zero_grad
