@@ -1,0 +1,369 @@
+"""What a loader's samplers say of how its units come, read without drawing from anything.
+
+Samplers are known by their exact class: a subclass may do anything. `anyorder.sampling.find_participation` refuses an
+order that no plan can be made for; here such an order is described, and bounded where it can be.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder.audit.naming import names_of, numbers, size_of, weights_of
+from anyorder.audit.streams import Stream, is_of, read_stream
+from anyorder.audit.visits import AtMost, Coins, Draws, Shuffles, Unknown, Visits, fullest
+from anyorder.errors import ArgumentError, LoaderError
+from anyorder.participation import (
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    Participation,
+    PoissonSampling,
+    SingleEpoch,
+)
+
+__all__ = ["Arrivals", "Run", "read_arrivals"]
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a loader is used.
+
+    Attributes:
+        epochs: passes; None where `steps` are given.
+        steps: optimizer steps in all; None for whole epochs.
+        accumulate: batches of the loader that make a step.
+        unit: whose privacy; see `anyorder.sampling.Unit`.
+    """
+
+    epochs: int | None
+    steps: int | None = None
+    accumulate: int = 1
+    unit: Any = None
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Who comes when.
+
+    Attributes:
+        order: in words.
+        visits: how often a unit comes.
+        because: why, in words.
+        steps: optimizer steps of the run; None where an epoch has no length.
+        epochs: passes, the last perhaps in part.
+        batches: of an epoch, on this rank: the loader's length.
+        batch_size: examples in a full batch, on all ranks; the expected size under Poisson sampling; None if unknown.
+        dataset_size: examples that take part; None if unknown.
+        participation: as a plan would name it, if one can be made.
+    """
+
+    order: str
+    visits: Visits
+    because: str
+    steps: int | None = None
+    epochs: int | None = None
+    batches: int | None = None
+    batch_size: int | None = None
+    dataset_size: int | None = None
+    participation: Participation | None = None
+
+
+def read_arrivals(loader: Any, run: Run) -> Arrivals:
+    """The order of a loader, and how often a unit comes in it; nothing is drawn, and no sampler is iterated.
+
+    With `run.unit` the data set is read once, for who owns which example, and the states of torch's, NumPy's and
+    Python's generators and of the loader's own are put back.
+    """
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if isinstance(loader, (list, tuple)):
+        return _of_list(loader, run)
+    loader = _inner(loader)
+    if not isinstance(loader, DataLoader):
+        return _unknown(
+            f"that of a {type(loader).__name__}", "it is no DataLoader, and only its author knows who is in a batch"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        size = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+        batches = -(-size // loader.batch_size) if size is not None and loader.batch_size else None
+        found = _unknown(
+            "a stream (IterableDataset)", "a stream may give any example at any time, and any number of times"
+        )
+        return replace(found, batches=batches, batch_size=loader.batch_size, dataset_size=size, **_span(run, batches))
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return _unnamed(loader, run, f"that of {type(loader).__name__}", "its own __iter__ may do anything")
+    if loader.num_workers and not loader.in_order:
+        return _unnamed(
+            loader, run, "as workers finish (in_order=False)", "the order depends on how long examples take to load"
+        )
+    return _of_loader(loader, run)
+
+
+def _of_loader(loader: Any, run: Run) -> Arrivals:
+    from torch.utils.data import BatchSampler
+
+    from anyorder.sampling import PoissonBatchSampler, UnitOrderSampler
+
+    batcher = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    kind = type(batcher)
+    if is_of(batcher, "opacus.utils.batch_memory_manager", "BatchSplittingSampler"):
+        batcher = batcher.sampler
+        kind = type(batcher)
+    if kind is PoissonBatchSampler:
+        q = batcher.sampling_probability
+        return _of_coins(loader, run, q, batcher.steps, batcher.size, 1, batcher.indices, 0.0)
+    if is_of(batcher, "opacus.utils.uniform_sampler", "UniformWithReplacementSampler"):
+        return _of_opacus(loader, run, batcher, batcher.num_samples, 1)
+    if is_of(batcher, "opacus.utils.uniform_sampler", "DistributedUniformWithReplacementSampler"):
+        return _of_opacus(loader, run, batcher, batcher.total_size, batcher.num_replicas)
+    if kind is UnitOrderSampler:
+        return _of_fixed(loader, run, list(batcher.batches(0, 0)), "by units, the same order in each epoch", False)
+    if kind in (list, tuple):
+        listed = [np.asarray(batch) for batch in batcher]
+        return _of_fixed(loader, run, listed, "a list of batches, the same in each epoch", True)
+    if kind is BatchSampler:
+        stream, size, drop_last = read_stream(batcher.sampler), batcher.batch_size, batcher.drop_last
+    elif loader.batch_size is None:
+        stream, size, drop_last = read_stream(batcher), 1, False
+        if stream is not None:
+            stream = replace(stream, order=f"batches that the data set holds, {stream.order}")
+    else:
+        stream = None
+    if stream is None:
+        named = batcher.sampler if kind is BatchSampler else batcher
+        return _unnamed(
+            loader, run, f"that of {type(named).__name__}", "nothing is known of this class but what a run shows of it"
+        )
+    batches = stream.size // size if drop_last else -(-stream.size // size)
+    if batches == 0:
+        raise LoaderError(
+            f"an epoch must have a batch, got {stream.size} examples for batch_size={size} and drop_last={drop_last}"
+        )
+    return _ofread_stream(loader, run, stream, size, batches)
+
+
+# -- from the order of indices to that of units ----------------------------------------------------------------------
+
+
+def _ofread_stream(loader: Any, run: Run, stream: Stream, size: int, batches: int) -> Arrivals:
+    per_step = size * run.accumulate * stream.ranks  # places of the order that one step takes
+    used = min(stream.size, batches * size) * stream.ranks
+    span = _span(run, batches)
+    total = size_of(loader.dataset)
+    facts = {"batches": batches, "batch_size": size * stream.ranks, "dataset_size": total, **span}
+    if stream.fixed is not None:
+        indices = stream.fixed()[:used]
+        step_of = np.arange(used) // (size * stream.ranks) // run.accumulate
+        return _of_places(loader, run, indices, step_of, stream.order, facts, stream.is_public)
+    names = names_of(loader, run.unit, stream.members)
+    if isinstance(names, str):
+        return _unknown(stream.order, names, facts)
+    steps, epochs = span["steps"], span["epochs"]
+    copies = 1 if names is None else int(np.bincount(names).max())
+    if stream.chances is not None:
+        chances = stream.chances()
+        chance = float(chances.max() if names is None else np.bincount(names, chances).max())
+        visits: Visits = Draws(per_step * _extra_ranks(stream.ranks), min(1.0, chance * (1 + 1e-12)), steps)
+        because = (
+            f"one of {per_step} draws of a step hits a unit with probability {chance:.4g} at most, so that it comes "
+            "a random number of times in a step; the draws are taken as public"
+        )
+        return Arrivals(stream.order, visits, _with(because, stream.caveat), **facts)
+    if stream.places is not None and copies == 1:
+        weight = float(weights_of(stream.places()[:used], np.arange(used) // per_step).max())
+    else:
+        weight = float(fullest(copies * stream.copies, min(per_step, copies * stream.together(per_step))))
+    world = _extra_ranks(stream.ranks)
+    whole = 0 if not stream.is_uniform or copies > 1 or world > 1 else steps // (-(-batches // run.accumulate))
+    drawn = Shuffles(whole, -(-batches // run.accumulate), used / (stream.size * stream.ranks) * _share(stream, total))
+    visits = AtMost(epochs * weight * world**2, shuffles=drawn if whole else None)
+    because = _why(epochs, weight * world**2, copies, world)
+    participation = _shuffled(epochs, steps, batches, run) if weight * world == 1 else None
+    return Arrivals(stream.order, visits, _with(because, stream.caveat), participation=participation, **facts)
+
+
+def _of_fixed(loader: Any, run: Run, batches: list[Any], order: str, is_public: bool) -> Arrivals:
+    if not batches:
+        raise LoaderError("an epoch must have a batch, got none")
+    sizes = [len(batch) for batch in batches]
+    indices = np.concatenate([np.asarray(batch, np.int64) for batch in batches])
+    step_of = np.repeat(np.arange(len(batches)) // run.accumulate, sizes)
+    facts = {
+        "batches": len(batches), "batch_size": max(sizes), "dataset_size": size_of(loader.dataset),
+        **_span(run, len(batches)),
+    }  # fmt: skip
+    return _of_places(loader, run, indices, step_of, order, facts, is_public)
+
+
+def _of_places(
+    loader: Any, run: Run, indices: Indices, step_of: Indices, order: str, facts: dict[str, Any], is_public: bool
+) -> Arrivals:
+    """The same indices in the same steps of each epoch."""
+    names = names_of(loader, run.unit, indices)
+    if isinstance(names, str):
+        return _unknown(order, names, facts)
+    return _of_known(run, names, step_of, order, facts, is_public)
+
+
+def _of_known(
+    run: Run, names: Indices | None, step_of: Indices, order: str, facts: dict[str, Any], is_public: bool
+) -> Arrivals:
+    """Names, None where all differ, in steps that are the same in each epoch."""
+    steps, epochs, batches = facts["steps"], facts["epochs"], facts["batches"]
+    per_epoch = -(-batches // run.accumulate)
+    world = _extra_ranks(1)
+    if names is None:
+        weight, copies, is_reached = 1.0, 1, True
+    else:
+        weight, copies = float(weights_of(names, step_of).max()), int(np.bincount(names).max())
+        early = step_of < steps - (epochs - 1) * per_epoch  # the steps that the last epoch has too
+        is_reached = bool(weights_of(names[early], step_of[early]).max() == weight)
+    visits = AtMost(epochs * weight * world**2, is_reached=is_reached and is_public)
+    if weight * world == 1:
+        participation: Participation | None = (
+            SingleEpoch(steps) if epochs == 1 else FixedOrder(steps, epochs, per_epoch)
+        )
+    elif world == 1 and run.unit is not None and names is not None:
+        rows = [names[step_of == j] for j in range(per_epoch)]
+        participation = KnownOrder([rows[t % per_epoch] for t in range(steps)])
+    else:
+        participation = None
+    because = _why(epochs, weight * world**2, copies, world)
+    return Arrivals(order, visits, because, participation=participation, **facts)
+
+
+def _of_coins(
+    loader: Any, run: Run, q: float, batches: int, size: int, ranks: int, members: Indices | None, empty: float
+) -> Arrivals:
+    span = _span(run, batches)
+    order = f"Poisson sampling with probability {q:.6g}"
+    facts = {"batches": batches, "batch_size": max(1, round(q * size)), "dataset_size": size, **span}
+    names = names_of(loader, run.unit, members)
+    if isinstance(names, str):
+        return _unknown(order, names, facts)
+    coins = (1 if names is None else int(np.bincount(names).max())) * _extra_ranks(ranks) * run.accumulate
+    secret = "it holds while the seed of the coins is secret"
+    if coins == 1:
+        because = f"each example is in each step by a coin of its own, as the accountant assumes; {secret}"
+        visits: Visits = Coins(q, span["steps"], empty=min(1.0, empty * span["steps"]))
+        return Arrivals(order, visits, because, participation=PoissonSampling(span["steps"], q), **facts)
+    because = (
+        f"a unit has {coins} coins in each step, where the accountant assumes one (examples of one unit, batches that "
+        "are accumulated, or ranks that all draw from the whole data set); the coins are taken as public"
+    )
+    return Arrivals(order, Draws(coins, q, span["steps"]), because, **facts)
+
+
+def _of_opacus(loader: Any, run: Run, sampler: Any, size: int, ranks: int) -> Arrivals:
+    """Opacus's own Poisson samplers, and what it does with a batch that is empty."""
+    alone = size // ranks - 1
+    replaced = ranks > 1 or getattr(loader.collate_fn, "rand_on_empty", False)
+    empty = ranks * math.exp(alone * math.log1p(-sampler.sample_rate)) if replaced and sampler.sample_rate < 1 else 0.0
+    return _of_coins(loader, run, sampler.sample_rate, len(sampler), size, ranks, None, empty)
+
+
+def _of_list(batches: Any, run: Run) -> Arrivals:
+    """Batches in a list, that every epoch reads again."""
+    from anyorder.sampling.loader import extract_units
+
+    if not batches:
+        raise LoaderError("an epoch must have a batch, got an empty list")
+    sizes = [size for batch in batches if (size := _examples(batch)) is not None]
+    facts: dict[str, Any] = {"batches": len(batches), **_span(run, len(batches))}
+    if len(sizes) == len(batches):
+        facts |= {"batch_size": max(sizes), "dataset_size": sum(sizes)}
+    step_of = np.arange(len(batches)) // run.accumulate
+    order = "a list of batches, the same in each epoch"
+    if run.unit is None:
+        found = _of_known(run, None, step_of, order, facts, True)
+        return replace(found, because=_with(found.because, "if no example stands in two places of the list"))
+    units = [np.asarray(extract_units(batch, run.unit)) for batch in batches]
+    step_of = np.repeat(step_of, [len(ids) for ids in units])
+    return _of_known(run, numbers(np.concatenate(units)), step_of, order, facts, True)
+
+
+# -- names and counts ------------------------------------------------------------------------------------------------
+
+
+def _span(run: Run, batches: int | None) -> dict[str, Any]:
+    """Steps and epochs of a run."""
+    if batches is None:
+        return {"steps": run.steps, "epochs": run.epochs}
+    per_epoch = -(-batches // run.accumulate)
+    if run.steps is not None:
+        return {"steps": run.steps, "epochs": -(-run.steps // per_epoch)}
+    if run.epochs is None:
+        raise ArgumentError("exactly one of epochs and steps must be given, got neither")
+    return {"steps": run.epochs * per_epoch, "epochs": run.epochs}
+
+
+def _shuffled(epochs: int, steps: int, batches: int, run: Run) -> Participation:
+    per_epoch = -(-batches // run.accumulate)
+    if epochs == 1:
+        return SingleEpoch(steps)
+    return EpochShuffle(epochs, per_epoch) if steps == epochs * per_epoch else MinSeparation(steps, 1, epochs)
+
+
+def _why(epochs: int, weight: float, copies: int, world: int) -> str:
+    times = "one epoch" if epochs == 1 else f"{epochs} epochs"
+    if weight == 1:
+        return f"each example once in an epoch, {times}: mu = sqrt({epochs}) / sigma"
+    more = f" and all {world} ranks read the whole data set" if world > 1 else ""
+    parts = f"a unit stands {copies} times in an epoch" if copies > 1 else "a unit may come again within an epoch"
+    return (
+        f"{parts}{more}; its squared counts in the steps of {times} sum up to {epochs * weight:g} at most: "
+        f"mu = sqrt({epochs * weight:g}) / sigma"
+    )
+
+
+def _share(stream: Stream, total: int | None) -> float:
+    """Of the examples that may come, how many do in an epoch."""
+    may = len(stream.members) if stream.members is not None else total
+    return min(1.0, stream.size * stream.ranks / may) if may else 1.0
+
+
+def _with(because: str, caveat: str) -> str:
+    return f"{because}; {caveat}" if caveat else because
+
+
+def _unknown(order: str, because: str, facts: dict[str, Any] | None = None) -> Arrivals:
+    return Arrivals(order, Unknown(), because, **(facts or {}))
+
+
+def _unnamed(loader: Any, run: Run, order: str, because: str) -> Arrivals:
+    """A loader whose units are not known, with the sizes that it tells."""
+    batcher = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    batches = len(batcher) if hasattr(batcher, "__len__") else None
+    size = getattr(batcher, "batch_size", None)
+    facts = {"batches": batches, "batch_size": size, "dataset_size": size_of(loader.dataset), **_span(run, batches)}
+    return _unknown(order, because, facts)
+
+
+def _inner(loader: Any) -> Any:
+    """The DataLoader whose batches, in its order, a wrapper of `accelerate` hands on."""
+    if is_of(loader, "accelerate.data_loader", "DataLoaderShard") and not getattr(loader, "skip_batches", 0):
+        return loader.base_dataloader
+    return loader
+
+
+def _extra_ranks(ranks: int) -> int:
+    """How many processes would all hand out the whole data set; 1 where the order is dealt out, or there is one."""
+    import torch
+
+    if ranks > 1 or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 1
+    return int(torch.distributed.get_world_size())
+
+
+def _examples(batch: Any) -> int | None:
+    """How many examples a batch has: the length of its first tensor or array."""
+    while isinstance(batch, (list, tuple, dict)) and batch:
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    shape = getattr(batch, "shape", None)
+    return int(shape[0]) if shape is not None and len(shape) else None
