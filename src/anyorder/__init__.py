@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyorder import accounting, audit, errors, noise, optimize, participation, strategy, workload
 from anyorder.accounting import compose
+from anyorder.audit import check
 from anyorder.certificate import Certificate, Evidence, verify
 from anyorder.error import RENAMED, last_error, max_error, renamed, rmse
 from anyorder.plan import Plan
@@ -42,6 +43,7 @@ __all__ = [
     "accounting",
     "audit",
     "bounded_sum",
+    "check",
     "check_model",
     "clipping",
     "compose",

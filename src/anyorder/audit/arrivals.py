@@ -339,7 +339,10 @@ def _unknown(order: str, because: str, facts: dict[str, Any] | None = None) -> A
 def _unnamed(loader: Any, run: Run, order: str, because: str) -> Arrivals:
     """A loader whose units are not known, with the sizes that it tells."""
     batcher = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    batches = len(batcher) if hasattr(batcher, "__len__") else None
+    try:
+        batches = len(batcher)
+    except (TypeError, NotImplementedError):  # an endless sampler, perhaps beneath a BatchSampler, which has a length
+        batches = None
     size = getattr(batcher, "batch_size", None)
     facts = {"batches": batches, "batch_size": size, "dataset_size": size_of(loader.dataset), **_span(run, batches)}
     return _unknown(order, because, facts)

@@ -64,8 +64,8 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        """Whether the claim follows from the order: claimed >= true."""
-        return self.claimed >= self.true
+        """Whether the claim follows from the order: claimed >= true, up to the rounding of floats."""
+        return self.claimed >= self.true * (1 - 1e-12)
 
     @property
     def verdict(self) -> str:
@@ -192,13 +192,14 @@ def judge(
     """The claim beside what follows from the arrivals."""
     true = epsilon_of(found.visits, sigma, delta)
     at_least = min(true, epsilon_at_least(found.visits, sigma, delta))
-    needed = _needed(found.visits, claimed, sigma, delta) if claimed < true else sigma
+    holds = claimed >= true * (1 - 1e-12)
+    needed = sigma if holds else _needed(found.visits, claimed, sigma, delta)
     neighbours = "add-or-remove" if isinstance(found.visits, Coins) else "zero-out"
     because = found.because
     if isinstance(found.visits, AtMost):
         because += "; add-or-remove neighbours say nothing here: one example's absence would move all others"
     size = batch_size or found.batch_size
-    advice = () if claimed >= true else _advice(found, claimed, sigma, delta, needed, mechanism, (size or 1) * joined)
+    advice = () if holds else _advice(found, claimed, sigma, delta, needed, mechanism, (size or 1) * joined)
     return Finding(
         claimed=claimed, true=true, at_least=at_least, order=found.order, because=because, advice=advice,
         neighbours=neighbours, participation=found.participation, noise_multiplier=sigma, delta=delta,
