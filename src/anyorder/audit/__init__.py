@@ -1,15 +1,25 @@
 """The claim attacked: canaries with secret coins, scores that know the mechanism, bounds named by what they assume."""
 
 from anyorder.audit.bounds import epsilon_lower_bound, mu_estimate, p_value
+from anyorder.audit.canaries import Canaries
 from anyorder.audit.checking import Finding, check
+from anyorder.audit.patterns import random_steps, worst_steps
+from anyorder.audit.planted import PlantedCanaries, plant
+from anyorder.audit.result import Audited
+from anyorder.audit.scores import sampled_scores, scores, visible
 from anyorder.audit.secrets import Memorised, Planted, Secrets, Uniformity, chi_squared, exposure, group_curve
+from anyorder.audit.whiten import as_released
 
 __all__ = [
+    "Audited",
+    "Canaries",
     "Finding",
     "Memorised",
     "Planted",
+    "PlantedCanaries",
     "Secrets",
     "Uniformity",
+    "as_released",
     "check",
     "chi_squared",
     "epsilon_lower_bound",
@@ -17,4 +27,10 @@ __all__ = [
     "group_curve",
     "mu_estimate",
     "p_value",
+    "plant",
+    "random_steps",
+    "sampled_scores",
+    "scores",
+    "visible",
+    "worst_steps",
 ]

@@ -29,6 +29,9 @@ __all__ = ["Release"]
 
 Observer = Callable[[int, Any], object]
 
+Guest = Callable[[int, list[Tensor], float], None]
+"""(step, a total in pieces, which it adds to in place, what the noised total will be divided by)."""
+
 _OWN = {"plan", "key", "stream", "clip_norm", "ledger", "extra", "ranks", "renewals", "machine", "coins"}
 
 
@@ -89,6 +92,7 @@ class Release:
 
     resumed: dict[str, Any] | None  # for a front end, whose half of the state is in it
     _coins: Coins | None = None
+    _guest: Guest | None = None
 
     def __init__(
         self, plan: Plan, size: int, *, key: bytes | None = None, checkpoint: str | Path | None = None
@@ -278,14 +282,38 @@ class Release:
         population = b"" if self._coins is None else self._coins.population
         ids = self.ledger.check(step, units)
         if isinstance(own, Rows):
+            if self._guest is not None:
+                raise TrainingError("canaries are added to whole totals: an audited run takes step(), not step_rows()")
             self._files.commit(place, step, ids, own.parts(), population)
             private = [self._noise.add_to_rows(own.rows, own.values, self.clip.divisor)]
         else:
             own = self.clip.planned(own)
+            if self._guest is not None:
+                self._guest(step, own, self.clip.divisor)
             self._files.commit(place, step, ids, own, population)
             private = self._noise.add_to(own, self.clip.divisor)
         self.ledger.record(step, ids)
         return private
+
+    def admit(self, guest: Guest) -> None:
+        """Let a guest add to every total before it is noised: for `anyorder.audit.plant`, which says what it may add.
+
+        Raises: TrainingError after the first step, for a second guest, among several ranks, or with a checkpoint: what
+            the guest adds would have to be the same, bit for bit, after a resume.
+        """
+        self.check(None)
+        problem = None
+        if self.ledger.step:
+            problem = "after its first step: what was released before knows nothing of them"
+        elif self._guest is not None:
+            problem = "a second time"
+        elif self._group.size > 1:
+            problem = "among several ranks, each of which has a part of the total: audit in one process"
+        elif self._path is not None:
+            problem = "with a checkpoint: a resumed run would have to add the same ones; audit without checkpoint="
+        if problem is not None:
+            raise TrainingError(f"canaries cannot be planted in a run {problem}")
+        self._guest = guest
 
     def on_release(self, callback: Observer) -> Callable[[], None]:
         """Call `callback(step, private)` after every step from now on: for audits and logs.

@@ -1,0 +1,204 @@
+"""Canaries in a run: added inside the release core, scored from what comes out."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder.accounting.curves import NEIGHBOURS
+from anyorder.audit.canaries import Canaries
+from anyorder.audit.patterns import worst_steps
+from anyorder.audit.result import Audited
+from anyorder.audit.scores import Patterns, SampledScorer, Scorer, visible
+from anyorder.audit.whiten import as_released
+from anyorder.errors import ArgumentError, ParticipationError, TrainingError
+from anyorder.noise import NoiseSource
+from anyorder.plan import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from anyorder.release import Release
+
+__all__ = ["PlantedCanaries", "plant"]
+
+Floats = NDArray[np.float64]
+
+
+def plant(
+    release: Any,
+    canaries: Canaries,
+    steps: Any = None,
+    *,
+    key: bytes | None = None,
+    totals: bool = False,
+) -> "PlantedCanaries":
+    """Add canaries to the sums of a run by secret coins, and score them from what the run releases.
+
+    At each of its steps an included canary adds clip_norm g_c to the un-noised total, inside the release core, as a
+    unit of its own that was clipped. Everything behind that point is the run's own: journal, noise, division,
+    optimizer. The neighbours of the plan say what a coin decides: with or without the canary; under "replace-one",
+    g_c or -g_c.
+
+    The claim of the run's own units stays what it was. The vectors are public, coins and vectors do not depend on the
+    units; so for every outcome of the coins the release is the planned mechanism on totals in which each unit has the
+    part that it had, beside a constant: for neighbours the same one. What the canaries cost is accuracy.
+
+    Under secret sampling (`PoissonSampling`) an included canary is in each step by a coin of its own, with the plan's
+    probability, and its score is `sampled_scores`; steps are not given then.
+
+    Args:
+        release: an `anyorder.Release` or an engine after `make_private`; before its first step, in one process, and
+            without a checkpoint: canaries would have to come back after a resume with the coins that they had.
+        canaries: of `release.size` coordinates; for an engine all trainable parameters, one behind the other.
+        steps: of each canary, or of all, as `scores` takes them; each must be allowed by the plan's participation. None
+            for `worst_steps`.
+        key: 32 bytes for the coins of reproducible tests; None for coins from the operating system.
+        totals: keep un-noised totals and what was released, n times size numbers: for small runs.
+    Returns: a `PlantedCanaries`, to be asked for its `result()` when the run is over.
+    Raises: ArgumentError, ParticipationError, TrainingError; the release is then as it was.
+    """
+    core: Release = getattr(release, "release", release)
+    return PlantedCanaries(core, canaries, steps, key, totals)
+
+
+class PlantedCanaries:
+    """Canaries that are in a run; made by `plant`.
+
+    Attributes:
+        canaries: the directions.
+        steps: (count,) tuples of steps; None under secret sampling.
+        included: (count,) bool, the coins: as secret as the data.
+    """
+
+    def __init__(self, release: "Release", canaries: Canaries, steps: Any, key: bytes | None, totals: bool) -> None:
+        from anyorder.release import Release
+
+        if not isinstance(release, Release):
+            raise ArgumentError(f"release must be an anyorder Release or an engine, got {type(release).__name__}")
+        if not isinstance(canaries, Canaries):
+            raise ArgumentError(f"canaries must be anyorder.audit.Canaries, got {type(canaries).__name__}")
+        if canaries.size != release.size:
+            raise ArgumentError(f"canaries must have the release's size={release.size}, got {canaries.size}")
+        plan = release.plan
+        self.plan, self.canaries = plan, canaries
+        source = NoiseSource.random() if key is None else NoiseSource(key)
+        self.included = canaries.coins(source.key)
+        self._coins = source.derive(b"steps of canaries")  # under secret sampling
+        self._scorer: Scorer | SampledScorer
+        self._mus: Floats | None
+        if plan.participation.coin is not None:
+            if steps is not None:
+                raise ArgumentError("steps must be None under secret sampling: coins choose the steps of a canary")
+            self._patterns, self.steps, self._mus = None, None, None
+            self._scorer = SampledScorer(canaries, plan.participation.coin, plan.clip_norm, plan.noise_std)
+        else:
+            given = worst_steps(plan.strategy, plan.participation) if steps is None else steps
+            self._patterns = _allowed(Patterns(given, canaries.count, plan.n), plan)
+            self.steps = [self._patterns.steps[i] for i in self._patterns.of]
+            self._scorer = Scorer(as_released(plan.strategy), self.steps, canaries)
+            seen = visible(plan.strategy, self._patterns.steps, self._patterns.distinct)[self._patterns.of]
+            self._mus = NEIGHBOURS[plan.neighbours] * plan.clip_norm / plan.noise_std * seen
+        self._keep = totals
+        self._totals: list[Floats] = []
+        self._released: list[Floats] = []
+        self._divisor, self._scored = 1.0, 0
+        release.admit(self._add)
+        self._release = release
+        release.on_release(self._observe)
+
+    def weights(self, t: int) -> Floats:
+        """(count,) how often each canary is added at step t: 0 or 1; -1 for one left out of "replace-one". Secret."""
+        there = self._there(t)
+        if self.plan.neighbours == "replace-one":
+            return np.where(self.included, there, -there)
+        return np.where(self.included, there, 0.0)
+
+    def _there(self, t: int) -> Floats:
+        """(count,) 1 for the canaries whose steps have t."""
+        if self._patterns is not None:
+            return self._patterns.at(t)[self._patterns.of]
+        q = self.plan.participation.coin
+        assert q is not None
+        words = self._coins.words(t, 0, 2 * self.canaries.count).view(np.uint64)
+        return np.asarray((words >> np.uint64(11)) * 2.0**-53 < q, np.float64)
+
+    def _add(self, step: int, pieces: "list[Tensor]", divisor: float) -> None:
+        """Add the canaries of a step to a total in pieces."""
+        import torch
+
+        grid = self.plan.grid
+        weights = self.weights(step)
+        if weights.any():
+            scale = self.plan.clip_norm / (1.0 if grid is None else grid)
+            vector = self.canaries.combined(weights, scale, whole=grid is not None)
+            start = 0
+            for piece in pieces:
+                part = torch.from_numpy(vector[start : start + piece.numel()])
+                piece.view(-1).add_(part.to(device=piece.device, dtype=piece.dtype))
+                start += piece.numel()
+        self._divisor = divisor
+        if self._keep:
+            total = np.concatenate([piece.detach().cpu().double().numpy().reshape(-1) for piece in pieces])
+            self._totals[step:] = [total if grid is None else total * grid]
+
+    def _observe(self, step: int, private: Any) -> None:
+        """Score what was released, times what it was divided by."""
+        flat = private.detach().cpu().double().numpy() if hasattr(private, "detach") else private
+        row = np.asarray(flat, np.float64).reshape(-1) * self._divisor
+        if step != self._scored:
+            return  # one before could not be scored, and `result` says so
+        self._scorer.add(row)
+        if self._keep:
+            self._released.append(row)
+        self._scored += 1
+
+    @property
+    def totals(self) -> Floats:
+        """(steps, size) un-noised totals, canaries included, in units of the gradient: as secret as the data."""
+        return self._kept(self._totals)
+
+    @property
+    def released(self) -> Floats:
+        """(steps, size) what was released times its divisor: `totals` plus noise of std `plan.noise_std`."""
+        return self._kept(self._released)
+
+    def _kept(self, rows: list[Floats]) -> Floats:
+        if not self._keep:
+            raise ArgumentError("totals were not kept: call plant(.., totals=True)")
+        return np.stack(rows) if rows else np.zeros((0, self.canaries.size))
+
+    def result(self) -> Audited:
+        """What the scores say, of the steps that were released so far. Raises: TrainingError before there are any."""
+        if not self._release.steps_taken:
+            raise TrainingError("nothing was released yet: ask for the result after the run")
+        if self._scored < self._release.steps_taken:
+            raise TrainingError(
+                f"what step {self._scored} released could not be scored, and scores without it have another law: begin "
+                "the audit anew"
+            )
+        plan = self.plan
+        return Audited(
+            scores=self._scorer.scores(),
+            included=self.included,
+            noise_std=None if self._mus is None else plan.noise_std,
+            mus=self._mus,
+            curve=plan.curve,
+            delta=plan.delta,
+            epsilon=plan.epsilon,
+        )
+
+    def __repr__(self) -> str:
+        return f"PlantedCanaries({self.canaries!r}, steps_taken={self._release.steps_taken})"
+
+
+def _allowed(patterns: Patterns, plan: Plan) -> Patterns:
+    """The patterns, if the plan's rule lets a unit take each of them."""
+    family = plan.participation.pattern
+    wrong = sum(not family.allows(steps) for steps in patterns.steps)
+    if wrong:
+        raise ParticipationError(
+            f"{wrong} of {len(patterns.steps)} sets of steps of canaries are not allowed: the plan covers "
+            f"{plan.participation.describe()}, and its claim is about no others; take worst_steps or random_steps"
+        )
+    return patterns

@@ -1,0 +1,111 @@
+"""What an audit found, beside what was claimed."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import _check
+from anyorder._closed import final, frozen
+from anyorder.accounting.curves import Curve
+from anyorder.audit.bounds import epsilon_lower_bound, mu_estimate, p_value
+from anyorder.errors import ArgumentError
+
+__all__ = ["REFUTED", "Audited"]
+
+REFUTED = 1e-6
+"""A claim is refuted where what was seen has at most this probability if the claim is true."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """Scores of canaries, who of them was included, and the claim that they are held against.
+
+    The verdict is `refuted()`: whether the result would have probability below 10^-6 were the claim true. The lower
+    bounds are printed beside it and are no verdict: a bound of confidence 95 % lies above a true and tight claim in up
+    to one run of twenty.
+
+    As secret as the data, as long as the canaries' coins are: `to_dict` leaves them out.
+
+    Attributes:
+        scores: (count,) of one run.
+        included: (count,) bool, the coins.
+        noise_std: claimed standard deviation of a score; None where scores are no Gaussians (secret sampling).
+        mus: (count,) the claimed mu of each canary's own steps; None where there is none.
+        curve: the claim.
+        delta: of the claim.
+        epsilon: the claimed epsilon at delta.
+    """
+
+    scores: NDArray[np.float64] = field(repr=False)
+    included: NDArray[np.bool_] = field(repr=False)
+    noise_std: float | None
+    mus: NDArray[np.float64] | None = field(repr=False)
+    curve: Curve
+    delta: float
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        scores = _check.array("scores", self.scores, ndim=1)
+        included = np.asarray(self.included)
+        if included.dtype != np.bool_ or included.shape != scores.shape:
+            raise ArgumentError(
+                f"included must be one bool for each of {len(scores)} scores, got {included.dtype} of shape "
+                f"{included.shape}"
+            )
+        _check.probability("delta", self.delta)
+        _check.real("epsilon", self.epsilon, low=0.0)
+        object.__setattr__(self, "scores", scores)
+        object.__setattr__(self, "included", frozen(included))
+        if self.noise_std is not None:
+            _check.positive("noise_std", self.noise_std)
+        if self.mus is not None:
+            mus = _check.array("mus", self.mus, ndim=1)
+            if mus.shape != scores.shape:
+                raise ArgumentError(f"mus must be one number for each of {len(scores)} scores, got {len(mus)}")
+            object.__setattr__(self, "mus", mus)
+
+    def lower_bound(self, method: str = "f_dp", confidence: float = 0.95) -> float:
+        """A lower bound on the true epsilon at `delta`; see `anyorder.audit.epsilon_lower_bound`."""
+        return float(epsilon_lower_bound(self.scores, self.included, self.delta, confidence, method))
+
+    def mu_estimate(self, confidence: float = 0.95) -> tuple[float, float]:
+        """An interval for mu by the Gaussian law of scores: an estimate; see `anyorder.audit.mu_estimate`."""
+        low, high = mu_estimate(self.scores, self.included, confidence)
+        return float(low), float(high)
+
+    def p_value(self, method: str = "f_dp") -> float:
+        """At most the probability of a result at least as strong, if the claim is true."""
+        return float(p_value(self.scores, self.included, self.curve, method=method))
+
+    def refuted(self, significance: float = REFUTED) -> bool:
+        """Whether the claim is refuted: `p_value() < significance`."""
+        return self.p_value() < _check.probability("significance", significance)
+
+    def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
+        """JSON values: the claim and what the audit says of it.
+
+        Args:
+            secrets: with scores, coins and the mu of each canary's steps.
+        """
+        known = self.mus is not None
+        low, high = self.mu_estimate() if known else (None, None)
+        result: dict[str, Any] = {
+            "canaries": len(self.scores),
+            "delta": self.delta,
+            "epsilon": self.epsilon,
+            "mu": self.curve.mu,
+            "lower_bound": self.lower_bound(),
+            "mu_low": low,
+            "mu_high": high,
+            "p_value": self.p_value(),
+            "refuted": self.refuted(),
+        }
+        if secrets:
+            result["scores"], result["included"] = self.scores.tolist(), self.included.tolist()
+            result["noise_std"] = self.noise_std
+            result["mus"] = None if self.mus is None else self.mus.tolist()
+        return result
+
