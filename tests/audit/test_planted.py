@@ -1,5 +1,6 @@
 """Canaries in a run: the planned sum and the canary, for every order; refused, with nothing changed, elsewhere."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import anyorder as ao
-from anyorder.audit import Canaries, plant, random_steps, scores, worst_steps
+from anyorder.accounting import Gaussian
+from anyorder.audit import Audited, Canaries, plant, random_steps, scores, worst_steps
 from anyorder.errors import ArgumentError, ParticipationError, PlanError, TrainingError
 from anyorder.ledger import Ledger
 from anyorder.noise import NoiseSource
@@ -48,6 +50,7 @@ def run(plan, canaries=CANARIES, steps=None, *, dtype=np.float64, totals=True, *
     planted = plant(release, canaries, steps, key=COINS, totals=totals, **how)
     rows = []
     for units, t in zip(everybody(plan), range(plan.n), strict=True):
+        units = [*release.sample(5)] if plan.participation.secret else units
         sums = total(t, dtype) if units else np.zeros(SIZE, dtype)
         rows.append(release.step(units, sums))
     return planted, rows
@@ -456,3 +459,57 @@ def test_patterns_refuse_secret_sampling_and_what_does_not_fit():
         random_steps(FixedOrder(4, 2, 2), 3, KEY)
     with pytest.raises(ArgumentError, match="count must be"):
         random_steps(FixedOrder(4, 2, 2), 0, NoiseSource(KEY))
+
+
+# -- the result ------------------------------------------------------------------------------------------------------
+
+
+def audited(mu, claimed=None, independent=True, count=1000):
+    claimed = mu if claimed is None else claimed
+    rng = np.random.default_rng(0)
+    included = rng.random(count) < 0.5
+    curve = Gaussian(claimed)
+    return Audited(
+        scores=rng.normal(size=count) + mu * included, included=included, noise_std=1.0, mus=np.full(count, claimed),
+        curve=curve, delta=1e-5, epsilon=curve.epsilon(1e-5), independent=independent,
+    )  # fmt: skip
+
+
+def test_a_claim_is_refuted_where_it_is_false():
+    mu = 1.666  # epsilon 8
+    honest, half = audited(mu), audited(2 * mu, mu)
+    assert not honest.refuted()
+    assert half.refuted()
+    assert half.p_value() < 1e-50 < 1e-3 < half.p_value("f_dp")
+    assert half.lower_bound() > half.epsilon > honest.lower_bound() > 0
+    low, high = honest.mu_estimate()
+    assert low < mu < high
+    careful = audited(2 * mu, mu, independent=False)
+    assert (careful.method, half.method) == ("f_dp", "gaussian")
+    assert careful.p_value() == half.p_value("f_dp")
+
+
+def test_what_is_written_of_an_audit_tells_no_coin():
+    result = audited(1.0, count=50)
+    told = result.to_dict()
+    assert json.loads(json.dumps(told)) == told
+    assert not {"scores", "included", "mus"} & set(told)
+    assert told["refuted"] is False
+    assert "array" not in repr(result)
+    secret = result.to_dict(secrets=True)
+    assert secret["included"] == result.included.tolist()
+    assert secret["scores"] == result.scores.tolist()
+    planted, _ = run(ao.plan(participation=PoissonSampling(N, 0.25), batch_size=4, epsilon=8, delta=1e-5))
+    assert planted.result().method == "clopper_pearson"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scores": np.zeros((2, 3))}, {"scores": [np.nan] * 50}, {"included": [1] * 50}, {"included": [True]},
+        {"delta": 0}, {"epsilon": -1}, {"noise_std": 0}, {"mus": [1.0]},
+    ],
+)  # fmt: skip
+def test_results_that_do_not_fit_together_are_refused(change):
+    with pytest.raises(ArgumentError):
+        replace(audited(1.0, count=50), **change)

@@ -186,6 +186,7 @@ class PlantedCanaries:
             curve=plan.curve,
             delta=plan.delta,
             epsilon=plan.epsilon,
+            independent=self.canaries.orthogonal,
         )
 
     def __repr__(self) -> str:
