@@ -1,6 +1,26 @@
 """One run, (epsilon, delta): how many secret coins can be guessed right [Steinke, Nasr, Jagielski 2023].
 
 Each of m canaries is in or out by a fair coin of its own. A guesser who sees the release alone guesses r of the coins.
+Let N of the guesses be right, B ~ Binomial(r, q) with q = 1 / (1 + e^-epsilon), and b_k = P[B = k]. Then
+
+    P[N >= v] <= beta + m delta beta (1 - beta) / (v b_v),   beta = P[B >= v]
+
+For delta = 0 this is their theorem: randomised response guesses best. Their term in delta is another one,
+2 m delta max_i P[v - i <= B < v] / i. It is larger wherever p is small, often seven times; and where v is below
+r q it is too small: some mechanism of two canaries, (1, 0.05)-DP, has P[N >= 1] = 0.9447, and their formula 0.9421. The
+one above is the largest probability that any mechanism has, as long as that mechanism's P[N = 0] is not negative.
+
+Proof. Of canary i, the coins of all others known, "guessed in, and j other guesses are right" with j in a set S is an
+event of the release, and so is "guessed out, ..". Where the coin is as guessed, these are right guesses, else wrong
+ones. (epsilon, delta)-DP compares the two; averaged over the guess and all canaries, with p_j = P[N = j],
+
+    sum_{j in S} (j + 1) p_{j+1} - e^epsilon (r - j) p_j  <=  m delta       for every S
+
+For b_j in place of p_j each term is 0. So d_j = p_{j+1} / b_{j+1} - p_j / b_j obeys
+sum_j (j + 1) b_{j+1} max(d_j, 0) <= m delta. By summation in parts P[N >= v] - beta = sum_j d_j W_j, where
+W_j = P[B > j, B >= v] - beta P[B > j] >= 0; so it is at most m delta max_j W_j / ((j + 1) b_{j+1}). As b is
+log-concave, P[B <= j] / ((j + 1) b_{j+1}) rises in j and P[B > j] / ((j + 1) b_{j+1}) falls: the largest is that of
+j = v - 1, which is beta (1 - beta) / (v b_v).
 """
 
 import math
@@ -52,11 +72,7 @@ def right_guesses(
 def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     """The probability, at most, that v or more of r guesses are right where (epsilon, delta)-DP holds.
 
-        q = 1 / (1 + e^-epsilon),  B ~ Binomial(r, q):
-        p = P[B >= v] + 2 m delta max_{1 <= i <= v} P[v - i <= B < v] / i     [Steinke et al. 2023, Theorem 5.2]
-
-    For delta = 0: given the release and the coins before it, each guess is right with probability q at most. Equality
-    where each canary is released by randomised response.
+        p = beta + m delta beta (1 - beta) / (v b_v)                                      see the head of this module
 
     Returns: p in (0, 1], never below the formula: rounding is added.
     Cost: O(r) time and memory.
@@ -77,8 +93,8 @@ def _chance_of(m: int, r: int, v: int, delta: float) -> Callable[[float], float]
         rounding = 2.0**-50 * (64 + size - r * (log_right + log_wrong))
         total = math.exp(min(0.0, float(logsumexp(log_pmf[v:])) + rounding))
         if delta > 0 and v > 0:
-            below = np.cumsum(np.exp(log_pmf[:v][::-1]))
-            total += 2 * m * delta * math.exp(rounding) * float(np.max(below / np.arange(1, v + 1)))
+            hazard = math.exp(min(700.0, float(logsumexp(log_pmf[v:]) - log_pmf[v]) + rounding))
+            total += m * delta * hazard / v * (1 - total * math.exp(-2 * rounding)) * (1 + 2.0**-40)
         return min(1.0, math.nextafter(total, math.inf))
 
     return p
