@@ -203,12 +203,15 @@ def _lags(A: Floats, Y: Floats, there_at: Floats, free: Floats) -> Floats:
     return np.array(found)
 
 
+_LEAST = float(np.nextafter(0.0, 1.0))
+
+
 # -- laws --------------------------------------------------------------------------------------------------------------
 
 
 def _several(p_values: Floats, times: int) -> float:
-    """The smallest p-value of so many, paid for."""
-    return float(min(1.0, times * p_values.min(initial=1.0)))
+    """The smallest p-value of so many, paid for; what is below all floats is rounded up."""
+    return float(min(1.0, times * max(p_values.min(initial=1.0), _LEAST)))
 
 
 def _normal(scores: Floats) -> float:
@@ -260,4 +263,4 @@ def _shape(W: Floats) -> float:
     expected = ndtr(np.sort(W, axis=None))
     ranks = np.arange(W.size)
     distance = max(float((expected - ranks / W.size).max()), float(((ranks + 1) / W.size - expected).max()))
-    return float(min(1.0, 2 * np.exp(-2 * W.size * distance**2)))
+    return _several(2 * np.exp(np.array([-2 * W.size * distance**2])), 1)

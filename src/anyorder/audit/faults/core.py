@@ -1,0 +1,285 @@
+"""The faults: each was made by somebody, once; each is planted in what all front ends go through."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from anyorder.audit.faults import sums
+from anyorder.audit.faults.front_end import Fault, Reached, SumFault, patched
+from anyorder.audit.faults.trial import BATCH_SIZE
+from anyorder.participation import MinSeparation
+
+__all__ = ["FAULTS"]
+
+_STEP, _LAG = 7, 3  # the step that a fault takes something from, and how much later it comes back
+_SHRINKS = 0.7  # the clip norm of a step over that of the step before
+
+
+# -- the noise ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def half_the_noise(reached: Reached) -> Iterator[None]:
+    """The release gives its noise half the standard deviation that was planned."""
+    from anyorder.release.noise import SharedNoise
+
+    real = SharedNoise.__init__
+
+    def init(self: Any, strategy: Any, source: Any, std: float, *rest: Any) -> None:
+        reached()
+        real(self, strategy, source, std / 2, *rest)
+
+    with patched(SharedNoise, "__init__", init):
+        yield
+
+
+@contextmanager
+def noise_used_again(reached: Reached) -> Iterator[None]:
+    """One step is given the noise of the step before."""
+
+    def change(step: int, noise: Any, before: Any) -> Any:
+        if step != _STEP:
+            return noise
+        reached()
+        return before
+
+    with _other_noise(change):
+        yield
+
+
+@contextmanager
+def row_used_again(reached: Reached) -> Iterator[None]:
+    """One row of Z is that of the step before, as if two steps had one address; what is made of the rows is right."""
+    from anyorder.noise import held, traced
+
+    real = traced.trace
+
+    def trace(*arguments: Any) -> Any:
+        found = real(*arguments)
+        if _STEP in found.rows:
+            reached()
+        return found._replace(rows=tuple(_STEP - 1 if row == _STEP else row for row in found.rows))
+
+    with patched(held, "trace", trace):
+        yield
+
+
+@contextmanager
+def stale_kernel(reached: Reached) -> Iterator[None]:
+    """The compiled step is one of a strategy with other coefficients: the key of the cache forgot them."""
+    from anyorder.noise import compiled, held
+
+    real = compiled.compile_step
+
+    def compile_step(traced: Any, *rest: Any) -> Any:
+        tape = tuple(
+            (kind, (np.frombuffer(number, np.float32)[0] / np.float32(2)).tobytes(), *operands)
+            if kind == "product"
+            else (kind, number, *operands)
+            for kind, number, *operands in traced.tape
+        )
+        if tape != traced.tape:
+            reached()
+        return real(traced._replace(tape=tape), *rest)
+
+    with patched(held, "compile_step", compile_step):
+        yield
+
+
+@contextmanager
+def shared_noise(reached: Reached) -> Iterator[None]:
+    """The second half of the coordinates is given the noise of the first, as two shards that begin at one place."""
+
+    def change(step: int, noise: Any, before: Any) -> Any:
+        reached()
+        half = len(noise) // 2
+        return np.concatenate([noise[:half], noise[:half], noise[2 * half :]])
+
+    with _other_noise(change):
+        yield
+
+
+@contextmanager
+def missing_noise(reached: Reached) -> Iterator[None]:
+    """The last coordinates are given no noise, as a loop that ends too early leaves them."""
+
+    def change(step: int, noise: Any, before: Any) -> Any:
+        reached()
+        return np.concatenate([noise[:-3], np.zeros_like(noise[-3:])])
+
+    with _other_noise(change):
+        yield
+
+
+@contextmanager
+def _other_noise(change: Any) -> Iterator[None]:
+    """Within it, what is added to a sum in a step is change(step, noise, noise of the step before): flat arrays."""
+    import torch
+
+    from anyorder.release.noise import SharedNoise
+
+    real = SharedNoise.add_to
+    before: dict[int, Any] = {}
+
+    def add_to(self: Any, own: list[Any], divisor: float) -> list[Any]:
+        step = self._streams[0].t
+        unit = 1.0 if self._grid is None else self._grid
+        sums = [x.double() * unit for x in own]
+        made = real(self, own, divisor)
+        noise = torch.cat([(x.double() * divisor - total).reshape(-1) for x, total in zip(made, sums, strict=True)])
+        changed = torch.from_numpy(change(step, noise.cpu().numpy(), before.get(id(self))))
+        before[id(self)] = noise.cpu().numpy()
+        parts = torch.split(changed, [x.numel() for x in made])
+        for x, total, part in zip(made, sums, parts, strict=True):
+            x.copy_((total + part.view(x.shape).to(x.device)) / divisor)
+        return made
+
+    with patched(SharedNoise, "add_to", add_to):
+        yield
+
+
+# -- the claim, and who may come ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def one_participation(reached: Reached) -> Iterator[None]:
+    """The plan accounts for one participation of a unit, where there are three."""
+    from anyorder.plan import Plan
+    from anyorder.sensitivity import Bound
+
+    def sensitivity(strategy: Any, _: Any) -> Bound:
+        reached()
+        return Bound(float(np.sqrt(strategy.column_norms_squared().max())), True)
+
+    with patched(sys.modules[Plan.__module__], "sensitivity", sensitivity):
+        yield
+
+
+@contextmanager
+def separation_off_by_one(reached: Reached) -> Iterator[None]:
+    """The ledger lets a unit come back one step earlier than the noise was planned for."""
+    from anyorder.ledger import Ledger
+
+    real = Ledger._refusals
+
+    def refusals(self: Any, t: int, ids: Any) -> Any:
+        rule = self.participation
+        if not isinstance(rule, MinSeparation):
+            return real(self, t, ids)
+        last, count = self._seen.look_up(ids)
+        if ((count > 0) & (t - last == rule.b - 1)).any():
+            reached()
+        return replace(rule, b=rule.b - 1).refusals(t, last, count)
+
+    with patched(Ledger, "_refusals", refusals):
+        yield
+
+
+@contextmanager
+def larger_coins(reached: Reached) -> Iterator[None]:
+    """Units are drawn with a larger probability than the claim is for."""
+    from anyorder.sampling.samplers import PoissonBatchSampler
+
+    real = PoissonBatchSampler.__init__
+
+    def init(self: Any, size: int, sampling_probability: float, *rest: Any, **options: Any) -> None:
+        reached()
+        real(self, size, min(1.0, 10 * sampling_probability), *rest, **options)
+
+    with patched(PoissonBatchSampler, "__init__", init):
+        yield
+
+
+# -- the sums, between the front end and the noise ---------------------------------------------------------------------
+
+
+@contextmanager
+def next_clip_norm(reached: Reached) -> Iterator[None]:
+    """The clip norm shrinks, and the noise is scaled with the norm of the next step, not with that of the sum."""
+    from anyorder.release.clip_norm import ClipNorm
+
+    planned, divisor = ClipNorm.planned, ClipNorm.divisor
+
+    def scaled(self: Any, own: list[Any]) -> list[Any]:
+        reached()
+        return [x / _SHRINKS for x in planned(self, own)]
+
+    of_next = property(lambda self: divisor.__get__(self) / _SHRINKS)
+    with patched(ClipNorm, "planned", scaled), patched(ClipNorm, "divisor", of_next):
+        yield
+
+
+@contextmanager
+def sum_kept_for_later(reached: Reached) -> Iterator[None]:
+    """The sum of one step is added again some steps later, where nobody names its units."""
+    kept: dict[int, Any] = {}
+
+    def change(release: Any, own: list[Any]) -> list[Any]:
+        step = release.ledger.step
+        if step == _STEP:
+            kept[id(release)] = [x.clone() for x in own]
+        if step != _STEP + _LAG or id(release) not in kept:
+            return own
+        reached()
+        return [x + y for x, y in zip(own, kept[id(release)], strict=True)]
+
+    with _other_sums(change):
+        yield
+
+
+@contextmanager
+def momentum_before_noise(reached: Reached) -> Iterator[None]:
+    """The sums go through a momentum of 0.9 before the noise is added, which was planned for sums alone."""
+    velocity: dict[int, Any] = {}
+
+    def change(release: Any, own: list[Any]) -> list[Any]:
+        before = velocity.get(id(release))
+        if before is not None:
+            reached()
+        moved = own if before is None else [(x + 0.9 * y).to(x.dtype) for x, y in zip(own, before, strict=True)]
+        velocity[id(release)] = [x.clone() for x in moved]
+        return moved
+
+    with _other_sums(change):
+        yield
+
+
+@contextmanager
+def _other_sums(change: Any) -> Iterator[None]:
+    """Within it, a release takes change(release, pieces) in the place of the pieces of a sum."""
+    from anyorder.release import Release
+
+    real = Release.take
+
+    def take(self: Any, units: Any, own: Any, *rest: Any) -> Any:
+        return real(self, units, change(self, own) if isinstance(own, list) else own, *rest)
+
+    with patched(Release, "take", take):
+        yield
+
+
+FAULTS: tuple[Fault | SumFault, ...] = (
+    Fault("half the noise", half_the_noise),
+    Fault("noise of a step used again", noise_used_again),
+    Fault("row of Z used again", row_used_again),
+    Fault("stale kernel", stale_kernel),
+    Fault("noise shared by two shards", shared_noise),
+    Fault("no noise on the last coordinates", missing_noise),
+    Fault("one participation accounted", one_participation),
+    Fault("separation off by one", separation_off_by_one, early=True),
+    Fault("larger sampling probability", larger_coins, sampled=True),
+    Fault("clip norm of the next step", next_clip_norm),
+    Fault("sum kept for later", sum_kept_for_later),
+    Fault("momentum before the noise", momentum_before_noise),
+    SumFault("clip after averaging", sums.clipped_after_averaging),
+    SumFault("weights by count", sums.weighted_by_count),
+    SumFault("clip by rows", sums.clipped_by_rows),
+    SumFault("divided by who came", lambda: sums.divided_by_who_came(BATCH_SIZE)),
+    SumFault("zero update divides by zero", sums.divided_by_zero),
+    SumFault("unit kept for later", sums.kept_for_later),
+)
+"""What every front end is audited for; a change of this list is a change of what an audit says."""

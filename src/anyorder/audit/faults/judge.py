@@ -1,0 +1,274 @@
+"""A front end carries a trial out, faulty perhaps, and all that is known of the trial is held against what it gave."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, assert_never
+
+import numpy as np
+from scipy.special import ndtr
+
+from anyorder.audit.bounds import p_value
+from anyorder.audit.faults.core import FAULTS
+from anyorder.audit.faults.front_end import Fault, FrontEnd, Reached, SumFault
+from anyorder.audit.faults.sums import Summing
+from anyorder.audit.faults.trial import Released, SampledTrial, Trial
+from anyorder.audit.noise_law import Law, echo, noise_law
+from anyorder.audit.scores import sampled_scores, scores
+from anyorder.audit.whiten import as_released
+from anyorder.errors import AnyorderError, ArgumentError, TrainingError
+from anyorder.strategy import Strategy
+
+__all__ = ["SIGNIFICANCE", "Case", "Verdict", "attack", "audit_front_end", "cases", "echoes", "noise"]
+
+SIGNIFICANCE = 1e-6
+"""A run is refuted below it."""
+
+Part = Callable[[Trial, Released], Law]
+
+
+def attack(trial: Trial, released: Released) -> Law:
+    """Whether included canaries stand out by more than the claimed mu: needs the rows and the coins, no sums.
+
+    "attack" estimates the noise from the scores; "attack, planned noise" takes the plan's, and sees smaller excesses.
+    """
+    plan, included = trial.plan, trial.included
+    if not np.isfinite(released.rows).all():
+        return Law({"finite": 0.0})
+    own = trial.own[: trial.canaries.count]
+    found = scores(released.rows, as_released(plan.strategy), own, trial.canaries)
+    gap = found[included].mean() - found[~included].mean()
+    excess = (gap / plan.noise_std - _mu(trial)) / sqrt(1 / included.sum() + 1 / (~included).sum())
+    return Law({
+        "attack": p_value(found, included, plan.curve, method="gaussian"),
+        "attack, planned noise": float(ndtr(-excess)),
+    })  # fmt: skip
+
+
+def noise(trial: Trial, released: Released) -> Law:
+    """Whether what was added to the sums is the planned noise; see `noise_law`."""
+    return noise_law(released.rows, released.totals, trial.plan.strategy, trial.plan.noise_std)
+
+
+def echoes(trial: Trial, released: Released) -> Law:
+    """Whether canaries are anywhere but in their own steps; see `echo`."""
+    return echo(
+        released.rows,
+        trial.canaries,
+        trial.included,
+        trial.own[: trial.canaries.count],
+        trial.plan.strategy,
+        trial.plan.noise_std,
+        totals=released.totals,
+    )
+
+
+PARTS: tuple[Part, ...] = (attack, noise, echoes)
+"""What an audit is made of."""
+
+
+def _mu(trial: Trial) -> float:
+    mu = trial.plan.mu
+    assert mu is not None  # of a plan without secret sampling
+    return mu
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an audit found.
+
+    Attributes:
+        front_end, fault: their names; None for an honest run.
+        law: the p-values of all tests.
+        seconds: of run and tests.
+        reached: how often the fault was run; 0 for an honest run.
+        refused: the error by which the package stopped the run, else None.
+    """
+
+    front_end: str
+    fault: str | None
+    law: Law
+    seconds: float
+    reached: int = 0
+    refused: str | None = None
+
+    @property
+    def p_value(self) -> float:
+        """Of all tests together; 0 where the package refused to go on, which is as good as found."""
+        return 0.0 if self.refused is not None else self.law.p_value
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the run is not what the plan claims, at 1e-6."""
+        return self.p_value < SIGNIFICANCE
+
+    @property
+    def strongest(self) -> str:
+        """The test that says so most clearly."""
+        found = self.law.p_values
+        return "refused" if self.refused is not None else min(found, key=lambda name: found[name])
+
+    def __str__(self) -> str:
+        told = f"{self.front_end}, {self.fault or 'honest'}: p = {self.p_value:.3g} ({self.strongest})"
+        return f"{told}, {self.seconds:.2f} s"
+
+
+def audit_front_end(
+    front_end: FrontEnd,
+    fault: Fault | SumFault | None = None,
+    *,
+    seed: int = 0,
+    strategy: Callable[[int], Strategy] | None = None,
+    parts: tuple[Part, ...] = PARTS,
+    **sizes: int,
+) -> Verdict:
+    """Have a front end carry a trial out, with a fault planted or without, and test what it released.
+
+    Args:
+        front_end: who runs.
+        fault: what is planted; None for an honest run.
+        seed: of the trial.
+        strategy: n -> C; None for the front end's first.
+        parts: tests; all of them unless a test of the audit itself leaves some out.
+        sizes: of the trial: n, size, count, others.
+    Returns: Verdict.
+    Raises: TrainingError if the fault was never reached, and so nothing was tested; ArgumentError if the front end
+        has no `summing` or `sampled` that the fault needs.
+    """
+    reached = Reached()
+    start = time.perf_counter()
+    with _planted(front_end, fault, reached):
+        if isinstance(fault, Fault) and fault.sampled:
+            law, refused = _sampled(front_end, SampledTrial(seed), fault)
+        else:
+            early = isinstance(fault, Fault) and fault.early
+            trial = Trial(seed, strategy or front_end.strategies[0], early=early, **sizes)
+            rows, refused = _rows(lambda: front_end.run(trial), fault)
+            law = Law({})
+            if refused is None:
+                released = trial.released(rows)
+                law = _joined([part(trial, released) for part in parts])
+    if fault is not None and not reached.count:
+        raise TrainingError(
+            f"the fault {fault.name!r} was not reached by {front_end.name}: it goes another way, and nothing was "
+            "tested. Plant the fault where it goes, or excuse it in words"
+        )
+    name = None if fault is None else fault.name
+    return Verdict(front_end.name, name, law, time.perf_counter() - start, reached.count, refused)
+
+
+def _joined(laws: list[Law]) -> Law:
+    found = Law({})
+    for law in laws:
+        found = found | law
+    return found
+
+
+def _planted(front_end: FrontEnd, fault: Fault | SumFault | None, reached: Reached) -> AbstractContextManager[Any]:
+    match fault:
+        case None:
+            return nullcontext()
+        case Fault():
+            return fault.plant(reached)
+        case SumFault():
+            if front_end.summing is None:
+                raise ArgumentError(
+                    f"{front_end.name} must have summing= to be given the fault {fault.name!r}, or an excuse for it"
+                )
+            return front_end.summing(_counted(fault.make(), reached))
+        case _:
+            assert_never(fault)
+
+
+def _counted(total: Summing, reached: Reached) -> Summing:
+    def counted(vectors: Any, units: Any, clip_norm: float) -> Any:
+        reached()
+        return total(vectors, units, clip_norm)
+
+    return counted
+
+
+def _rows(run: Callable[[], Iterable[Any]], fault: Fault | SumFault | None) -> tuple[list[Any], str | None]:
+    """What a front end released; or, under a fault, the error by which the package stopped it."""
+    try:
+        return list(run()), None
+    except AnyorderError as problem:
+        if fault is None:
+            raise
+        return [], type(problem).__name__
+
+
+def _sampled(front_end: FrontEnd, trial: SampledTrial, fault: Fault | None) -> tuple[Law, str | None]:
+    """Under secret sampling: the best test of each canary, and the two errors of a threshold on it."""
+    run, plan = front_end.sampled, trial.plan
+    if run is None:
+        raise ArgumentError(f"{front_end.name} must have sampled= to be audited under secret sampling, or an excuse")
+    rows, refused = _rows(lambda: run(trial), fault)
+    if refused is not None:
+        return Law({}), refused
+    if len(rows) != plan.n:
+        raise TrainingError(f"the front end released {len(rows)} rows, and the plan has {plan.n} steps")
+    found = sampled_scores(
+        [np.asarray(row, dtype=np.float64).reshape(-1) * plan.batch_size for row in rows],
+        trial.canaries,
+        sampling_probability=trial.sampling_probability,
+        clip_norm=plan.clip_norm,
+        noise_std=plan.noise_std,
+    )
+    return Law({"attack on secret coins": p_value(found, trial.included, plan.curve, method="clopper_pearson")}), None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test of a front end: an honest run that must not be refuted, or a fault that must.
+
+    Attributes:
+        front_end, fault, strategy: as for `audit_front_end`.
+        excuse: why it is not run, else None.
+    """
+
+    front_end: FrontEnd
+    fault: Fault | SumFault | None = None
+    strategy: Callable[[int], Strategy] | None = None
+    excuse: str | None = None
+
+    @property
+    def name(self) -> str:
+        """In a few words."""
+        if self.fault is not None:
+            return f"{self.front_end.name}: {self.fault.name}"
+        kind = "secret sampling" if self.strategy is None else self.strategy.__name__.replace("_", " ")
+        return f"{self.front_end.name}: honest, {kind}"
+
+    def check(self, seed: int = 0) -> Verdict:
+        """Run it.
+
+        Raises: AssertionError if an honest run is refuted, or a fault is not found.
+        """
+        if self.fault is None and self.strategy is None:
+            verdict = _honest_sampled(self.front_end, seed)
+        else:
+            verdict = audit_front_end(self.front_end, self.fault, seed=seed, strategy=self.strategy)
+        if self.fault is None and verdict.refuted:
+            raise AssertionError(f"the audit refutes an honest run: {verdict}; {dict(verdict.law.p_values)}")
+        if self.fault is not None and not verdict.refuted:
+            raise AssertionError(f"the audit does not find the fault: {verdict}; {dict(verdict.law.p_values)}")
+        return verdict
+
+
+def _honest_sampled(front_end: FrontEnd, seed: int) -> Verdict:
+    start = time.perf_counter()
+    law, _ = _sampled(front_end, SampledTrial(seed), None)
+    return Verdict(front_end.name, None, law, time.perf_counter() - start)
+
+
+def cases(front_end: FrontEnd) -> Iterator[Case]:
+    """All tests of a front end: honest ones first, then one for each fault."""
+    for strategy in front_end.strategies:
+        yield Case(front_end, strategy=strategy)
+    if front_end.sampled is not None:
+        yield Case(front_end)
+    for fault in (*FAULTS, *front_end.faults):
+        yield Case(front_end, fault, excuse=front_end.excuses.get(fault.name))
