@@ -2,6 +2,8 @@
 
 import typer
 
+from anyorder.cli.secrets import canaries
+
 __all__ = ["group"]
 
 group = typer.Typer(
@@ -10,6 +12,7 @@ group = typer.Typer(
     "Exit codes: 0 the claim was not refuted, 1 it was (or the run failed), 2 bad usage.",
 )  # fmt: skip
 # One file for each command; this is the one list of them, in the order of the help.
+group.command()(canaries)
 
 
 @group.callback(invoke_without_command=True)
