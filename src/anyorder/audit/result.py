@@ -12,10 +12,26 @@ from anyorder.accounting.curves import Curve
 from anyorder.audit.bounds import epsilon_lower_bound, mu_estimate, p_value
 from anyorder.errors import ArgumentError
 
-__all__ = ["REFUTED", "Audited"]
+__all__ = ["REFUTED", "Audited", "Stated"]
 
 REFUTED = 1e-6
 """A claim is refuted where what was seen has at most this probability if the claim is true."""
+
+
+@final
+@dataclass(frozen=True)
+class Stated:
+    """A claim of one point, as most programs print it: no curve and no mu follow from it.
+
+    Attributes:
+        stated_epsilon: the epsilon that is claimed.
+        stated_delta: at this delta.
+    """
+
+    stated_epsilon: float
+    stated_delta: float
+    mu: None = field(default=None, init=False, repr=False)
+    neighbours: str = field(default="zero-out", init=False, repr=False)
 
 
 @final
@@ -36,7 +52,7 @@ class Audited:
         included: (count,) bool, the coins.
         noise_std: claimed standard deviation of a score; None where scores are no Gaussians (secret sampling).
         mus: (count,) the claimed mu of each canary's own steps; None where there is none.
-        curve: the claim.
+        curve: the claim; `Stated` where it is no more than epsilon at delta.
         delta: of the claim.
         epsilon: the claimed epsilon at delta.
         independent: whether scores are independent of each other but for what everybody else adds, as they are where
@@ -47,7 +63,7 @@ class Audited:
     included: NDArray[np.bool_] = field(repr=False)
     noise_std: float | None
     mus: NDArray[np.float64] | None = field(repr=False)
-    curve: Curve
+    curve: Curve | Stated
     delta: float
     epsilon: float
     independent: bool = False
@@ -72,9 +88,15 @@ class Audited:
                 raise ArgumentError(f"mus must be one number for each of {len(scores)} scores, got {len(mus)}")
             object.__setattr__(self, "mus", mus)
 
-    def lower_bound(self, method: str = "f_dp", confidence: float = 0.95) -> float:
-        """A lower bound on the true epsilon at `delta`; see `anyorder.audit.epsilon_lower_bound`."""
-        return float(epsilon_lower_bound(self.scores, self.included, self.delta, confidence, method))
+    def lower_bound(self, method: str | None = None, confidence: float = 0.95) -> float:
+        """A lower bound on the true epsilon at `delta`; see `anyorder.audit.epsilon_lower_bound`.
+
+        Args:
+            method: None for "f_dp"; for a claim that is only `Stated`, of who knows what mechanism, "one_run".
+            confidence: strictly between 0 and 1.
+        """
+        chosen = method or ("one_run" if isinstance(self.curve, Stated) else "f_dp")
+        return float(epsilon_lower_bound(self.scores, self.included, self.delta, confidence, chosen))
 
     def mu_estimate(self, confidence: float = 0.95) -> tuple[float, float]:
         """An interval for mu by the Gaussian law of scores: an estimate; see `anyorder.audit.mu_estimate`."""
@@ -94,7 +116,8 @@ class Audited:
         Args:
             method: None for `self.method`.
         """
-        return float(p_value(self.scores, self.included, self.curve, method=method or self.method))
+        claim = (self.epsilon, self.delta) if isinstance(self.curve, Stated) else self.curve
+        return float(p_value(self.scores, self.included, claim, method=method or self.method))
 
     def refuted(self, significance: float = REFUTED) -> bool:
         """Whether the claim is refuted: `p_value() < significance`."""

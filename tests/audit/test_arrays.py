@@ -1,0 +1,208 @@
+"""Audits of any program's arrays: scores by hand, files, what does not fit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import anyorder as ao
+from anyorder.accounting import Gaussian
+from anyorder.audit.result import Stated
+from anyorder.errors import ArgumentError
+from anyorder.strategy import BLT, Tree
+
+RNG = np.random.default_rng(0)
+ROWS = np.array([[3.0, 0.0, 1.0], [1.0, 2.0, 0.0], [0.0, -1.0, 5.0]])
+CLAIM = (1.0, 1e-5)
+
+
+def rows(released=ROWS, **options) -> ao.audit.Audited:
+    given = {"canaries": [0, 2], "included": [1, 0], "claim": CLAIM, "noise_std": 2.0} | options
+    return ao.audit.from_rows(released, **given)
+
+
+def test_scores_by_hand() -> None:
+    audited = rows(steps=[[0, 1], [2]])
+    np.testing.assert_allclose(audited.scores, [4 / 2**0.5, 5.0])
+    np.testing.assert_allclose(audited.mus, [2**0.5 / 2, 0.5])
+    assert audited.included.tolist() == [True, False]
+    assert (audited.epsilon, audited.delta, audited.curve) == (1.0, 1e-5, Stated(1.0, 1e-5))
+    np.testing.assert_allclose(rows(neighbours="replace-one", clip_norm=3.0).mus, 3 * 3**0.5)
+
+
+def test_correlated_by_hand() -> None:
+    """C = [[1, 0, 0], [.5, 1, 0], [0, .5, 1]]: of step 1, C pi = (0, 1, .5), and C of column 0 is (3, 2.5, .5)."""
+    by_hand = (2.5 + 0.25) / 1.25**0.5
+    C = np.eye(3) + 0.5 * np.eye(3, k=-1)
+    for strategy in ([1.0, 0.5], C, C.tolist()):
+        audited = rows(canaries=[0], included=[1], steps=[1], strategy=strategy)
+        assert audited.scores[0] == pytest.approx(by_hand)
+        assert audited.mus[0] == pytest.approx(1.25**0.5 / 2)
+
+
+def test_all_ways_to_name_canaries_agree() -> None:
+    canaries = ao.audit.Canaries(size=3, count=2, dimension=3, seed=4)
+    by_vectors = rows(canaries=canaries.vectors(), steps=[0, 2])
+    np.testing.assert_allclose(rows(canaries=canaries, steps=[0, 2]).scores, by_vectors.scores)
+    np.testing.assert_allclose(rows(canaries=np.eye(3)[[0, 2]]).scores, rows().scores)
+
+
+def test_all_ways_to_hand_over_rows_agree(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", ROWS.astype(np.float32))
+    expected = rows().scores
+    for released in (ROWS.tolist(), iter(ROWS), np.load(tmp_path / "rows.npy", mmap_mode="r"), ROWS.reshape(3, 3, 1)):
+        np.testing.assert_allclose(rows(released).scores, expected)
+
+
+@pytest.mark.parametrize("strategy", [BLT([0.9, 0.5], [0.1, 0.2], 8), Tree(8), Tree(8, "online")], ids=repr)
+def test_strategies_as_elsewhere(strategy) -> None:
+    """The same numbers as `ao.audit.scores`, which streams."""
+    canaries = ao.audit.Canaries(size=5, count=3, dimension=5, seed=1)
+    released, steps = RNG.standard_normal((8, 5)), [[0, 4], [1, 5], [3, 7]]
+    audited = rows(released, canaries=canaries, included=[1, 0, 1], steps=steps, strategy=strategy)
+    streamed = ao.audit.scores(released, ao.audit.as_released(strategy), steps, canaries)
+    np.testing.assert_allclose(audited.scores, streamed, atol=1e-10)
+
+
+def test_secret_steps_as_elsewhere() -> None:
+    canaries = ao.audit.Canaries(size=5, count=3, dimension=5, seed=1)
+    released = RNG.standard_normal((8, 5))
+    options = {"sampling_probability": 0.25, "clip_norm": 0.5, "noise_std": 0.75}
+    audited = rows(released, canaries=canaries, included=[1, 0, 1], **options)
+    np.testing.assert_allclose(audited.scores, ao.audit.sampled_scores(released, canaries, **options))
+    assert audited.mus is None
+    assert audited.noise_std is None
+
+
+def test_secret_steps_of_cyclic_sampling() -> None:
+    """Two bands, group 0 of two, q = 0.5: a product over the two steps of the group, of two halves each."""
+    c, y = np.array([1.0, 0.5]), RNG.standard_normal(4)
+    C = np.eye(4) + 0.5 * np.eye(4, k=-1)
+    z = C @ y
+    densities = [np.exp(-np.square(z - C @ np.array(pi)).sum() / 2) for pi in
+                 ([0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [1, 0, 1, 0])]  # fmt: skip
+    expected = np.log(np.mean(densities) / densities[0])
+    audited = rows(
+        y[:, None], canaries=[0], included=[1], noise_std=1.0, strategy=c, steps=[0, 2], sampling_probability=0.5
+    )
+    assert audited.scores[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("claimed", [True, False], ids=["true", "half the noise"])
+def test_verdict(claimed: bool) -> None:
+    """1000 canaries, mu = sqrt(3): a true claim is not refuted, a claim of half of it is."""
+    canaries, included = np.arange(1000), np.arange(1000) % 2 == 0
+    released = RNG.standard_normal((3, 1000)) + included
+    claim = Gaussian(3**0.5 if claimed else 3**0.5 / 2)
+    audited = rows(
+        released, canaries=canaries, included=included, noise_std=1.0, claim=claim, delta=1e-5, independent=True
+    )
+    assert audited.refuted() is not claimed
+    low, high = audited.mu_estimate()
+    assert low < 3**0.5 + 0.3
+    assert high > 3**0.5 - 0.3
+
+
+def test_a_pair_is_no_curve() -> None:
+    """A mechanism that gives a coin away with probability 1e-2 keeps (0, 1e-2): no verdict may read a mu into that."""
+    included = RNG.random(2000) < 0.5
+    scores = np.where(RNG.random(2000) < 0.01, 2.0 * included - 1, 0.0)
+    for independent in (False, True):
+        audited = ao.audit.from_scores(scores, included=included, claim=(0.0, 0.01), independent=independent)
+        assert audited.method == ("clopper_pearson" if independent else "f_dp")
+        assert not audited.refuted()
+        assert audited.lower_bound() == 0
+        assert audited.to_dict()["mu"] is None
+    broken = ao.audit.from_scores(2.0 * included, included=included, claim=(1.0, 0.01), independent=True)
+    assert broken.refuted()
+    assert broken.lower_bound() > 3
+
+
+def written(folder: Path, **fields) -> Path:
+    np.savez(folder / "audit.npz", **fields)
+    return folder / "audit.npz"
+
+
+FIELDS = {"released": ROWS, "canaries": [0, 2], "included": [1, 0], "noise_std": 2.0, "epsilon": 1.0, "delta": 1e-5}
+
+
+def test_files(tmp_path: Path) -> None:
+    fields = FIELDS | {
+        "steps": [[0, 1], [2, -1]],
+        "strategy": [1.0, 0.5],
+        "clip_norm": 0.5,
+        "neighbours": "replace-one",
+    }
+    found = ao.audit.from_file(written(tmp_path, **fields))
+    expected = rows(steps=[[0, 1], [2]], strategy=[1.0, 0.5], clip_norm=0.5, neighbours="replace-one")
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    np.testing.assert_array_equal(found.mus, expected.mus)
+    rest = {name: value for name, value in fields.items() if name != "released"}
+    np.save(tmp_path / "rows.npy", ROWS)
+    apart = ao.audit.from_file(written(tmp_path, **rest), released=tmp_path / "rows.npy")
+    np.testing.assert_array_equal(apart.scores, expected.scores)
+    scored = ao.audit.from_file(written(tmp_path, scores=[1.0, 2.0], included=[True, False], mu=0.5, delta=1e-5))
+    assert scored.curve == Gaussian(0.5)
+    assert scored.scores.tolist() == [1.0, 2.0]
+    sampled = written(tmp_path, **FIELDS, sampling_probability=0.5, independent=True)
+    assert ao.audit.from_file(sampled).method == "clopper_pearson"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stepz": [0]}, "stepz"),
+        ({"included": None}, "included"),
+        ({"delta": None}, "delta"),
+        ({"epsilon": None}, "epsilon or mu"),
+        ({"mu": 1.0}, "not both"),
+        ({"noise_std": [1.0, 2.0]}, "noise_std must be one value"),
+        ({"included": 1}, "included must be arrays"),
+        ({"noise_std": 0.0}, "noise_std must be above 0"),
+        ({"included": [1, 0, 1]}, "one for each of 3 coins"),
+        ({"included": [1, 2]}, "0 and 1"),
+        ({"canaries": [0, 3]}, "one beyond"),
+        ({"canaries": [0, 0]}, "distinct"),
+        ({"canaries": [[2.0, 0, 0], [0, 1, 0]]}, "norm 1"),
+        ({"canaries": [[1.0, 0], [0, 1]]}, "2 coordinates"),
+        ({"steps": [[0, 3], [1, 2]]}, "steps"),
+        ({"strategy": [1.0, 1, 1, 1]}, "at most n=3"),
+        ({"strategy": np.eye(4)}, "column for each of 3"),
+        ({"sampling_probability": 0.0}, "sampling_probability"),
+        ({"sampling_probability": 0.5, "neighbours": "replace-one"}, "neighbours"),
+        ({"neighbours": "friends"}, "neighbours"),
+        ({"released": np.array([[1.0, np.nan, 0]])}, "finite"),
+        ({"released": np.zeros((0, 3))}, "at least one row"),
+        ({"epsilon": "one"}, "epsilon"),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    fields = {name: value for name, value in (FIELDS | change).items() if value is not None}
+    with pytest.raises(ArgumentError, match=words):
+        ao.audit.from_file(written(tmp_path, **fields))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("not an archive")
+    np.save(tmp_path / "one.npy", ROWS)
+    np.savez(tmp_path / "objects.npz", scores=np.array([print, 1], dtype=object))
+    for name in ("none.npz", "text.npz", "one.npy", "objects.npz"):
+        with pytest.raises(ArgumentError, match=name.split(".")[0]):
+            ao.audit.from_file(tmp_path / name)
+    with pytest.raises(ArgumentError, match="not both"):
+        ao.audit.from_file(written(tmp_path, **FIELDS), released=tmp_path / "one.npy")
+    rest = written(tmp_path, **{name: value for name, value in FIELDS.items() if name != "released"})
+    with pytest.raises(ArgumentError, match="released must be an .npy"):
+        ao.audit.from_file(rest, released=tmp_path / "none.npy")
+
+
+@pytest.mark.parametrize(
+    ("claim", "delta", "words"),
+    [
+        ((1.0,), None, "pair"), ((1.0, 0.0), None, "delta"), ((-1.0, 0.1), None, "epsilon"), ((1.0, 0.1), 0.2, "delta"),
+        (Gaussian(1.0), None, "delta"), ("1.0", 0.1, "claim"),
+    ],
+)  # fmt: skip
+def test_claims_that_are_none(claim: object, delta: float | None, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        ao.audit.from_scores([1.0, 2.0], included=[1, 0], claim=claim, delta=delta)
