@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measurement: ours, the peer's (None where there is none), and peer / ours: above 1, ours is faster."""
+    """One measurement: ours and the peer's (None where there is none), and peer / ours: above 1, ours is faster."""
 
     name: str
-    ours: float
+    ours: float | None
     peer: float | None
     ratio: float | None
     unit: str
@@ -52,5 +52,7 @@ def show(rows: Iterable[Row], as_json: bool) -> None:
         if as_json:
             print(json.dumps(dataclasses.asdict(row)), flush=True)
         else:
-            peer, ratio = ("-" if number is None else f"{number:.3g}" for number in (row.peer, row.ratio))
-            print(f"{row.name:<72}{row.ours:>10.3g}{peer:>10}{ratio:>10}  {row.unit}", flush=True)
+            ours, peer, ratio = (
+                "-" if number is None else f"{number:.3g}" for number in (row.ours, row.peer, row.ratio)
+            )
+            print(f"{row.name:<72}{ours:>10}{peer:>10}{ratio:>10}  {row.unit}", flush=True)
