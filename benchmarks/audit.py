@@ -11,7 +11,7 @@ from importlib import import_module
 
 from benchmarks._report import options, show
 
-PARTS = ("peers",)
+PARTS = ("null", "peers")
 
 
 def main() -> None:

@@ -138,7 +138,7 @@ def p_value(
     match _method(method, guesses, threshold):
         case "one_run":
             counts = one_run.right_guesses(scores, included, guesses)
-            return min(one_run.chances(m, counts, *pair) for pair in f_dp.pairs_of(claim))
+            return one_run.chances(m, counts, f_dp.pairs_of(claim))
         case "f_dp":
             return f_dp.chances(f_dp.errors_of(claim), m, one_run.right_guesses(scores, included, guesses))
         case "gaussian":

@@ -26,6 +26,7 @@ linear program gives up to 5 % more of mu (m <= 300), and needs a solver whose e
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
@@ -40,7 +41,7 @@ __all__ = ["Claim", "Errors", "chance", "chances", "epsilon_below", "errors_of",
 Vector = NDArray[np.float64]
 Claim = Curve | tuple[float, float]
 Errors = Callable[[Vector], Vector]
-"""x -> f(1 - x), rounded down: the wrong share, at least, beside a right share x."""
+"""f(1 - x) of x, rounded down: the wrong share, at least, beside a right share x."""
 
 _GRID = 33
 _LEAST = -700.0  # log of the least p-value that is told
@@ -68,21 +69,21 @@ def errors_of(claim: Claim) -> Errors:
             assert_never(claim)
 
 
-def pairs_of(claim: Claim) -> list[tuple[float, float]]:
+@lru_cache(maxsize=4)
+def pairs_of(claim: Claim) -> tuple[tuple[float, float], ...]:
     """Pairs (epsilon, delta) that a claim implies: the one that it is, or 200 of its curve, to where delta is 1e-12."""
     match claim:
         case Gaussian() | Sampled() | Composed():
-            return [
-                (epsilon, claim.delta(epsilon)) for epsilon in np.linspace(0, claim.epsilon(1e-12), _LINES).tolist()
-            ]
+            epsilons = np.linspace(0.0, claim.epsilon(1e-12), _LINES).tolist()
+            return tuple((epsilon, claim.delta(epsilon)) for epsilon in epsilons)
         case (epsilon, delta):
-            return [(epsilon, delta)]
+            return ((epsilon, delta),)
         case _:
             assert_never(claim)
 
 
 def gaussian_errors(mu: Vector | np.float64) -> Errors:
-    """X -> Phi(Phi^-1(x) - mu), less 1e-11 of it, which is above its rounding; mu may be an array beside x."""
+    """Phi(Phi^-1(x) - mu) of x, less 1e-11 of it, which is above its rounding; mu may be an array beside x."""
     return lambda x: ndtr(ndtri(x) - mu) * (1 - 1e-11)
 
 

@@ -24,11 +24,12 @@ j = v - 1, which is beta (1 - beta) / (v b_v).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln
 
 from anyorder._check import integer
 
@@ -77,32 +78,40 @@ def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     Returns: p in (0, 1], never below the formula: rounding is added.
     Cost: O(r) time and memory.
     """
-    return _chance_of(m, r, v, delta)(epsilon)
+    return _chance_of(m, r, v)(epsilon, delta)
 
 
-def _chance_of(m: int, r: int, v: int, delta: float) -> Callable[[float], float]:
-    """`chance` as a function of epsilon; the binomial coefficients are made once."""
+@lru_cache(maxsize=4)
+def _chance_of(m: int, r: int, v: int) -> Callable[[float, float], float]:
+    """`chance` as a function of epsilon and delta; the binomial coefficients are made once."""
     k = np.arange(r + 1)
     coefficients = gammaln(r + 1) - gammaln(k + 1) - gammaln(r - k + 1)
     size = float(gammaln(r + 2))
 
-    def p(epsilon: float) -> float:
+    def p(epsilon: float, delta: float) -> float:
         log_wrong = -float(np.logaddexp(0.0, epsilon))
         log_right = -float(np.logaddexp(0.0, -epsilon))
         log_pmf = coefficients + k * log_right + (r - k) * log_wrong
         rounding = 2.0**-50 * (64 + size - r * (log_right + log_wrong))
-        total = math.exp(min(0.0, float(logsumexp(log_pmf[v:])) + rounding))
+        top = float(log_pmf[v:].max())
+        log_tail = top + math.log(float(np.exp(log_pmf[v:] - top).sum()))
+        total = math.exp(min(0.0, log_tail + rounding))
         if delta > 0 and v > 0:
-            hazard = math.exp(min(700.0, float(logsumexp(log_pmf[v:]) - log_pmf[v]) + rounding))
+            hazard = math.exp(min(700.0, log_tail - float(log_pmf[v]) + rounding))
             total += m * delta * hazard / v * (1 - total * math.exp(-2 * rounding)) * (1 + 2.0**-40)
         return min(1.0, math.nextafter(total, math.inf))
 
     return p
 
 
-def chances(m: int, counts: list[tuple[int, int]], epsilon: float, delta: float) -> float:
-    """The p-value of all numbers of guesses together: the least, times how many there are (Bonferroni)."""
-    return min(1.0, len(counts) * min(chance(m, r, v, epsilon, delta) for r, v in counts))
+def chances(m: int, counts: list[tuple[int, int]], pairs: Sequence[tuple[float, float]]) -> float:
+    """The p-value of all numbers of guesses together: the least, times how many there are (Bonferroni).
+
+    Args:
+        pairs: (epsilon, delta) that all hold; the least p over them costs nothing, for each bounds one probability.
+    """
+    least = min(_chance_of(m, r, v)(*pair) for r, v in counts for pair in pairs)
+    return min(1.0, len(counts) * least)
 
 
 def largest_epsilon(m: int, counts: list[tuple[int, int]], delta: float, significance: float) -> float:
@@ -111,18 +120,18 @@ def largest_epsilon(m: int, counts: list[tuple[int, int]], delta: float, signifi
     Returns: epsilon, not negative, finite; 0 where none is refuted. Every value returned was itself tested.
     Cost: 60 times that of `chance`, for each number of guesses.
     """
-    return max(_largest(_chance_of(m, r, v, delta), significance / len(counts)) for r, v in counts)
+    return max(_largest(_chance_of(m, r, v), delta, significance / len(counts)) for r, v in counts)
 
 
-def _largest(p: Callable[[float], float], significance: float) -> float:
-    if p(0.0) > significance:
+def _largest(p: Callable[[float, float], float], delta: float, significance: float) -> float:
+    if p(0.0, delta) > significance:
         return 0.0
     inside, outside = 0.0, 1.0
-    while p(outside) <= significance:
+    while p(outside, delta) <= significance:
         inside, outside = outside, 2 * outside
     for _ in range(_BISECTIONS):
         middle = (inside + outside) / 2
-        if p(middle) <= significance:
+        if p(middle, delta) <= significance:
             inside = middle
         else:
             outside = middle
