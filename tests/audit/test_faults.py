@@ -13,6 +13,7 @@ import pytest
 import anyorder
 import anyorder as ao
 from anyorder.audit.faults import FAULTS, Case, Fault, FrontEnd, Reached, SumFault, audit_front_end, cases, patched
+from anyorder.audit.faults.core import one_step_closer
 from anyorder.audit.faults.judge import PARTS, attack, echoes, noise
 from anyorder.audit.faults.trial import SampledTrial, Trial, banded, tree
 from anyorder.errors import ArgumentError, TrainingError
@@ -89,7 +90,7 @@ def test_honest_runs_are_refuted_at_most_at_the_nominal_rate(front_end, runs, st
 # -- each part is needed -----------------------------------------------------------------------------------------------
 
 NEEDED = {
-    attack: ["one participation accounted", "separation off by one"],
+    attack: ["one participation accounted", "separation off by one", "one participation too many"],
     noise: ["noise shared by two shards", "no noise on the last coordinates"],
     echoes: ["unit kept for later"],
 }
@@ -226,7 +227,7 @@ def test_an_own_fault_is_one_more_case():
 
 def test_what_the_package_refuses_is_found():
     """The honest ledger lets no unit come early, and the core takes no total that is not finite."""
-    verdict = audit_front_end(core, Fault("honest ledger", harmless, early=True), **SMALL)
+    verdict = audit_front_end(core, Fault("honest ledger", harmless, looser=one_step_closer), **SMALL)
     assert (verdict.refused, verdict.p_value, verdict.strongest) == ("ParticipationError", 0.0, "refused")
     nothing = SumFault("no number", lambda: lambda vectors, units, clip_norm: np.full(vectors.shape[1], np.nan))
     assert audit_front_end(core, nothing, **SMALL).refused == "ArgumentError"
@@ -263,7 +264,7 @@ def test_a_trial_keeps_to_its_plan_and_is_hard():
     trial = Trial(0)
     for own in trial.own:
         assert trial.plan.participation.pattern.allows(own)
-    early = Trial(0, early=True)
+    early = Trial(0, looser=one_step_closer)
     assert {b - a for own in early.own for a, b in pairwise(own)} == {3}
     rows = [len(vectors) / len(set(units.tolist())) for units, vectors in trial.steps]
     assert min(rows) > 1.2  # units bring several rows
@@ -313,7 +314,7 @@ def _no_other_plugins(monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-EXCUSES = {fault.name: "not here" for fault in FAULTS if isinstance(fault, SumFault) or (fault.sampled or fault.early)}
+EXCUSES = {fault.name: "not here" for fault in FAULTS if isinstance(fault, SumFault) or (fault.sampled or fault.looser)}
 DECLARED = 'pytest_plugins = ["anyorder.audit.faults"]'
 
 

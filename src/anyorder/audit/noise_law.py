@@ -203,15 +203,16 @@ def _lags(A: Floats, Y: Floats, there_at: Floats, free: Floats) -> Floats:
     return np.array(found)
 
 
-_LEAST = float(np.nextafter(0.0, 1.0))
+LEAST = 1e-300
+"""What p-values below it are rounded up to."""
 
 
 # -- laws --------------------------------------------------------------------------------------------------------------
 
 
 def _several(p_values: Floats, times: int) -> float:
-    """The smallest p-value of so many, paid for; what is below all floats is rounded up."""
-    return float(min(1.0, times * max(p_values.min(initial=1.0), _LEAST)))
+    """The smallest p-value of so many, paid for; what is below 1e-300 is rounded up."""
+    return float(min(1.0, times * max(p_values.min(initial=1.0), LEAST)))
 
 
 def _normal(scores: Floats) -> float:

@@ -1,8 +1,8 @@
 """The faults: each was made by somebody, once; each is planted in what all front ends go through."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -159,24 +159,37 @@ def one_participation(reached: Reached) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def separation_off_by_one(reached: Reached) -> Iterator[None]:
-    """The ledger lets a unit come back one step earlier than the noise was planned for."""
-    from anyorder.ledger import Ledger
+def one_step_closer(rule: MinSeparation) -> MinSeparation:
+    """Units come back one step earlier than the noise was planned for."""
+    return replace(rule, b=rule.b - 1)
 
-    real = Ledger._refusals
 
-    def refusals(self: Any, t: int, ids: Any) -> Any:
-        rule = self.participation
-        if not isinstance(rule, MinSeparation):
-            return real(self, t, ids)
-        last, count = self._seen.look_up(ids)
-        if ((count > 0) & (t - last == rule.b - 1)).any():
-            reached()
-        return replace(rule, b=rule.b - 1).refusals(t, last, count)
+def once_more(rule: MinSeparation) -> MinSeparation:
+    """Units come once more than the noise was planned for."""
+    return replace(rule, k=rule.max_participations + 1)
 
-    with patched(Ledger, "_refusals", refusals):
-        yield
+
+def lets_in(looser: Callable[[MinSeparation], MinSeparation]) -> Callable[[Reached], AbstractContextManager[None]]:
+    """The ledger guards a looser rule than the plan's."""
+
+    @contextmanager
+    def plant(reached: Reached) -> Iterator[None]:
+        from anyorder.ledger import Ledger
+
+        real = Ledger._refusals
+
+        def refusals(self: Any, t: int, ids: Any) -> Any:
+            rule = self.participation
+            if not isinstance(rule, MinSeparation):
+                return real(self, t, ids)
+            if any(wrong.any() for _, wrong in real(self, t, ids)):
+                reached()
+            return looser(rule).refusals(t, *self._seen.look_up(ids))
+
+        with patched(Ledger, "_refusals", refusals):
+            yield
+
+    return plant
 
 
 @contextmanager
@@ -270,7 +283,8 @@ FAULTS: tuple[Fault | SumFault, ...] = (
     Fault("noise shared by two shards", shared_noise),
     Fault("no noise on the last coordinates", missing_noise),
     Fault("one participation accounted", one_participation),
-    Fault("separation off by one", separation_off_by_one, early=True),
+    Fault("separation off by one", lets_in(one_step_closer), looser=one_step_closer),
+    Fault("one participation too many", lets_in(once_more), looser=once_more),
     Fault("larger sampling probability", larger_coins, sampled=True),
     Fault("clip norm of the next step", next_clip_norm),
     Fault("sum kept for later", sum_kept_for_later),

@@ -11,6 +11,7 @@ from anyorder._closed import final
 from anyorder.audit.faults.sums import Summing
 from anyorder.audit.faults.trial import SampledTrial, Trial, banded, banded_inverse, independent, tree
 from anyorder.errors import ArgumentError
+from anyorder.participation import MinSeparation
 from anyorder.strategy import Strategy
 
 __all__ = ["Fault", "FrontEnd", "Reached", "SumFault", "patched"]
@@ -62,13 +63,13 @@ class Fault:
     Attributes:
         name: a few words.
         plant: given a `Reached`, a context manager within which the fault is there; what it changed calls `Reached`.
-        early: units come one step earlier than the plan allows: for faults in the guard that must refuse them.
+        looser: for faults in the guard of the plan's rule: given the rule, the one that units really follow.
         sampled: the run is one of secret sampling.
     """
 
     name: str
     plant: Callable[[Reached], AbstractContextManager[None]]
-    early: bool = False
+    looser: Callable[[MinSeparation], MinSeparation] | None = None
     sampled: bool = False
 
 

@@ -15,7 +15,7 @@ from anyorder.audit.faults.core import FAULTS
 from anyorder.audit.faults.front_end import Fault, FrontEnd, Reached, SumFault
 from anyorder.audit.faults.sums import Summing
 from anyorder.audit.faults.trial import Released, SampledTrial, Trial
-from anyorder.audit.noise_law import Law, echo, noise_law
+from anyorder.audit.noise_law import LEAST, Law, echo, noise_law
 from anyorder.audit.scores import sampled_scores, scores
 from anyorder.audit.whiten import as_released
 from anyorder.errors import AnyorderError, ArgumentError, TrainingError
@@ -43,7 +43,7 @@ def attack(trial: Trial, released: Released) -> Law:
     excess = (gap / plan.noise_std - _mu(trial)) / sqrt(1 / included.sum() + 1 / (~included).sum())
     return Law({
         "attack": p_value(found, included, plan.curve, method="gaussian"),
-        "attack, planned noise": float(ndtr(-excess)),
+        "attack, planned noise": max(float(ndtr(-excess)), LEAST),
     })  # fmt: skip
 
 
@@ -143,8 +143,8 @@ def audit_front_end(
         if isinstance(fault, Fault) and fault.sampled:
             law, refused = _sampled(front_end, SampledTrial(seed), fault)
         else:
-            early = isinstance(fault, Fault) and fault.early
-            trial = Trial(seed, strategy or front_end.strategies[0], early=early, **sizes)
+            looser = fault.looser if isinstance(fault, Fault) else None
+            trial = Trial(seed, strategy or front_end.strategies[0], looser=looser, **sizes)
             rows, refused = _rows(lambda: front_end.run(trial), fault)
             law = Law({})
             if refused is None:

@@ -93,7 +93,8 @@ class Trial:
         size: elements of a released row.
         count: canaries, at most size / 2.
         others: further units.
-        early: steps of a unit one closer to each other than the plan allows.
+        looser: for faults in the guard of the plan's rule: given the rule, the one that units really follow; they come
+            as early and as often as it allows. None: they keep to the plan.
 
     Attributes:
         size: as given.
@@ -115,7 +116,7 @@ class Trial:
         size: int = 2000,
         count: int = 200,
         others: int = 24,
-        early: bool = False,
+        looser: Callable[[MinSeparation], MinSeparation] | None = None,
     ) -> None:
         self.size = _check.integer("size", size, low=2)
         source = NoiseSource(_check.integer("seed", seed, low=0).to_bytes(32, "little"))
@@ -127,13 +128,12 @@ class Trial:
         self._strategy, self._n, self._others = strategy(n), n, _check.integer("others", others, low=0)
         rule = MinSeparation(n, self.separation, self.most)
         units = count + self._others
-        if early:
-            starts = self._generator.integers(0, self.separation, units)  # early ones, which later rows add to
-            self.own: Sequence[Sequence[int]] = [
-                tuple(range(start, n, self.separation - 1))[: self.most] for start in starts
-            ]
+        if looser is None:
+            self.own: Sequence[Sequence[int]] = random_steps(rule, units, source.derive(b"steps"))
         else:
-            self.own = random_steps(rule, units, source.derive(b"steps"))
+            followed = looser(rule)
+            starts = self._generator.integers(0, self.separation, units)  # early ones: C has more rows below them
+            self.own = [tuple(range(start, n, followed.b))[: followed.k] for start in starts]
         self._rule = rule
         self._batches = [self._batch(t) for t in range(n)]
 
