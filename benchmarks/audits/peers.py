@@ -270,6 +270,16 @@ def jax_privacy(quick: bool) -> Iterator[Case]:
         holds, scores = correlated(order, released, known, coins, float(known.get("std", 1.0)), said)
         attack = Attack("one run", ("one_run", "clopper_pearson"), DELTAS[0], SECRET, scores, coins)
         yield Case(f"jax_privacy {said['version']}, {name}", said["claimed"], holds, [attack])
+    coins, (released, known), said = trained(
+        JAX_PRIVACY, "jax_privacy.keras_api", "audit_jax_privacy.py", "example", count, epsilon=2.87
+    )
+    found = from_rows(
+        released, canaries=np.arange(count), included=coins, claim=(1.0, DELTAS[0]), steps=known["steps"],
+        noise_std=said["std"], neighbours="replace-one",
+    )  # fmt: skip
+    holds, scores = Gaussian(float(found.mus.max())).epsilon(DELTAS[0]), found.scores / said["std"]
+    attack = Attack("one run, order known", ("f_dp", "one_run", "clopper_pearson"), DELTAS[0], KNOWN, scores, coins)
+    yield Case(f"jax_privacy {said['version']}, its example, shuffled", said["claimed"], holds, [attack])
 
 
 class Ours:

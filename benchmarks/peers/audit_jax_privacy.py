@@ -14,6 +14,10 @@ With `BandMFExecutionPlanConfig`, the loop of its documentation:
     plan         one band: DP-SGD with Poisson sampling
     cyclic       four bands, its strategy, cyclic Poisson sampling
 
+With the functions, as in `examples/jax_api_example.py`, which adds the noise of a sum to a mean:
+
+    example      batches of a shuffled set; noise calibrated for Poisson sampling; sensitivity of replace-one
+
 The output holds what every step released (in units of the clip norm), C where noise is correlated, and, where it is
 fixed, what is known of the steps of each example: `steps` (sequential, shuffled), `group` (cyclic).
 """
@@ -27,12 +31,16 @@ from importlib.metadata import version
 
 os.environ["KERAS_BACKEND"] = "jax"
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
+import jax_privacy
 import keras
 import numpy as np
-from jax_privacy import batch_selection, keras_api
-from jax_privacy.accounting.analysis import DpParams
+from jax_privacy import batch_selection, keras_api, noise_addition
+from jax_privacy.accounting.accountants import PldAccountantConfig
+from jax_privacy.accounting.analysis import DpParams, DpsgdTrainingAccountant
+from jax_privacy.accounting.calibrate import calibrate_noise_multiplier
 from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
 
 BANDS = 4
@@ -42,7 +50,7 @@ def main(source: str, target: str) -> None:
     """Train and write."""
     given = np.load(source)
     task, coins = json.loads(str(given["task"])), given["coins"]
-    train = with_plan if task["order"] in ("plan", "cyclic") else with_keras
+    train = {"plan": with_plan, "cyclic": with_plan, "example": as_example}.get(task["order"], with_keras)
     found, said = train(np.diag(coins.astype(np.float32)), task)
     np.savez(target, **found)
     print(json.dumps({"version": version("jax-privacy"), "bands": BANDS} | said))
@@ -137,6 +145,37 @@ def with_plan(x: np.ndarray, task: dict) -> tuple[dict, dict]:
             found["group"][members] = g
     said = {str(delta): float(accountant.get_epsilon(delta)) for delta in task["deltas"]}
     return found, {"claimed": said}
+
+
+def as_example(x: np.ndarray, task: dict) -> tuple[dict, dict]:
+    """The loop of the example, with a linear model."""
+    size, batch, epochs = len(x), task["batch_size"], task["epochs"]
+    n = epochs * (size // batch)
+    accountant = DpsgdTrainingAccountant(dp_accountant_config=PldAccountantConfig())
+    sigma = calibrate_noise_multiplier(
+        target_epsilon=task["epsilon"], accountant=accountant, batch_sizes=batch, num_updates=n, num_samples=size,
+        target_delta=task["deltas"][0],
+    )  # fmt: skip
+    gradient = jax_privacy.clipped_grad(lambda w, row: -jnp.mean(row @ w), l2_clip_norm=1.0, batch_argnums=1)
+    sensitivity = gradient.sensitivity(dp_accounting.NeighboringRelation.REPLACE_ONE)
+    privatizer = noise_addition.gaussian_privatizer(
+        stddev=sigma * sensitivity, prng_key=jax.random.key(secrets.randbelow(2**31))
+    )
+    weights, data, rng = jnp.zeros(size), jnp.asarray(x), np.random.default_rng()
+    state, released, steps = privatizer.init(weights), [], np.zeros((size, epochs), int)
+    for epoch in range(epochs):
+        for which in rng.permutation(size).reshape(-1, batch):
+            steps[which, epoch] = len(released)
+            mean = gradient(weights, data[which]) / batch
+            private, state = privatizer.update(mean, state)
+            weights = weights - private
+            released.append(np.asarray(-private * batch))
+    said = {}
+    for delta in task["deltas"]:
+        params = DpParams(noise_multipliers=sigma, batch_size=batch, num_samples=size, delta=delta)
+        said[str(delta)] = float(accountant.compute_epsilon(n, params))
+    found = {"released": np.stack(released), "steps": steps}
+    return found, {"claimed": said, "noise_multiplier": sigma, "std": sigma * sensitivity * batch}
 
 
 if __name__ == "__main__":
