@@ -133,7 +133,7 @@ def _p(
 
 def opacus(quick: bool) -> Iterator[Case]:
     """Sequential and shuffled loaders with poisson_sampling=False, and its default, Poisson."""
-    count, runs = (2000, 300) if quick else (16000, 1500)
+    count, runs = (2000, 300) if quick else (8000, 1500)
     for order in ("sequential", "shuffled", "poisson"):
         coins, (released, known), said = trained(OPACUS, "opacus", "audit_opacus.py", order, count)
         ours = Ours(order, count)
@@ -196,7 +196,7 @@ def two_scores(released: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.
 
 def opake(quick: bool) -> Iterator[Case]:
     """Its pairs of mechanism, sampler and accountant."""
-    count = 2000 if quick else 8000
+    count = 2000 if quick else 4000
     names = {
         "sequential": ("BLT, sequential", 2.0), "poisson": ("independent, Poisson", 1.0),
         "cyclic": ("banded, cyclic Poisson", 1.0), "bins": ("banded inverse, balls in bins", 2.0),
@@ -253,7 +253,7 @@ def correlated(
 
 def jax_privacy(quick: bool) -> Iterator[Case]:
     """Keras models made private, and the plans of its library."""
-    count = 2000 if quick else 8000
+    count = 2000 if quick else 4000
     for order in ("sequential", "shuffled", "poisson"):
         coins, (released, known), said = trained(
             JAX_PRIVACY, "jax_privacy.keras_api", "audit_jax_privacy.py", order, count, epsilon=2.87
