@@ -9,6 +9,7 @@ from anyorder.audit.planted import PlantedCanaries, plant
 from anyorder.audit.result import Audited, Stated
 from anyorder.audit.scores import sampled_scores, scores, visible
 from anyorder.audit.secrets import Memorised, Planted, Secrets, Uniformity, chi_squared, exposure, group_curve
+from anyorder.audit.watching import Seen, Watch, Watched, watch
 from anyorder.audit.whiten import as_released
 
 __all__ = [
@@ -19,8 +20,11 @@ __all__ = [
     "Planted",
     "PlantedCanaries",
     "Secrets",
+    "Seen",
     "Stated",
     "Uniformity",
+    "Watch",
+    "Watched",
     "as_released",
     "check",
     "chi_squared",
@@ -37,5 +41,6 @@ __all__ = [
     "sampled_scores",
     "scores",
     "visible",
+    "watch",
     "worst_steps",
 ]

@@ -181,6 +181,7 @@ def _ofread_stream(loader: Any, run: Run, stream: Stream, size: int, batches: in
         weight = float(fullest(copies * stream.copies, min(per_step, copies * stream.together(per_step))))
     world = _extra_ranks(stream.ranks)
     whole = 0 if not stream.is_uniform or copies > 1 or world > 1 else steps // (-(-batches // run.accumulate))
+    whole = whole if stream.is_fresh else min(whole, 1)
     drawn = Shuffles(whole, -(-batches // run.accumulate), used / (stream.size * stream.ranks) * _share(stream, total))
     visits = AtMost(epochs * weight * world**2, shuffles=drawn if whole else None)
     because = _why(epochs, weight * world**2, copies, world)

@@ -17,6 +17,7 @@ from anyorder.planner import plan
 __all__ = ["Finding", "check", "judge"]
 
 _ACCOUNTANTS = ("prv", "rdp")
+_LOUDEST = 1e4  # noise multiplier that is looked up to
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))  # Opacus's, of its RDP accountant
 
 
@@ -258,7 +259,7 @@ def _claim(
 
 
 def printed(accountant: str, sigma: float, q: float, steps: int, delta: float) -> float:
-    """The epsilon of Poisson sampling by "prv" or "rdp"; the second as Opacus's accountant of that name has it."""
+    """The epsilon of Poisson sampling by "prv" or "rdp"; the second is Opacus's of that name to three digits."""
     if accountant == "prv":
         return poisson_epsilon(sigma, q, steps, delta)
     dp_accounting = _check.optional("dp_accounting", extra="amplified", purpose="accounting for Poisson sampling")
@@ -280,6 +281,8 @@ def _needed(visits: Visits, claimed: float, sigma: float, delta: float) -> float
     low, high = sigma, 2 * sigma
     while epsilon_of(visits, high, delta) > claimed:
         low, high = high, 2 * high
+        if high > _LOUDEST:
+            return math.inf
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if epsilon_of(visits, middle, delta) > claimed else (low, middle)

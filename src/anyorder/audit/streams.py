@@ -32,6 +32,7 @@ class Stream:
         places: () -> by place of a shuffle, which name stands there: those that stand twice by padding.
         chances: () -> of each index, the probability of one draw; None where nothing is drawn with replacement.
         is_uniform: whether an index's place is drawn uniformly.
+        is_fresh: whether it surely is so in each epoch anew.
         caveat: what else must be so.
     """
 
@@ -46,6 +47,7 @@ class Stream:
     places: Callable[[], Indices] | None = None
     chances: Callable[[], NDArray[np.float64]] | None = None
     is_uniform: bool = True
+    is_fresh: bool = True
     caveat: str = ""
 
 
@@ -128,7 +130,8 @@ def _distributed(sampler: Any) -> Stream:
     )
     copies = -(-total // size)
     return Stream(
-        words, len(sampler), ranks, copies=copies, together=lambda step: copies, places=places, is_uniform=total <= size
+        words, len(sampler), ranks, copies=copies, together=lambda step: copies, places=places,
+        is_uniform=total <= size, is_fresh=False,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The command line: train, plan, epsilon, verify."""
+"""The command line: train, plan, epsilon, verify, check, audit."""
 
 from importlib.util import find_spec
 from typing import Annotated
@@ -7,6 +7,7 @@ import typer
 
 from anyorder import __version__
 from anyorder.cli.audit import group as audit
+from anyorder.cli.check import check
 from anyorder.cli.output import fail
 from anyorder.cli.plans import epsilon, plan
 from anyorder.cli.training import train
@@ -23,6 +24,7 @@ app = typer.Typer(
     "$ anyorder plan --dataset-size 60000 --batch-size 500 --epochs 5 --epsilon 8\n\n"
     "$ anyorder epsilon --dataset-size 60000 --batch-size 3000 --noise-multiplier 1\n\n"
     "$ anyorder verify run.privacy.json\n\n"
+    "$ anyorder check train.py\n\n"
     "Exit codes: 0 ok, 1 a verification or a run failed, 2 bad usage.",
 )  # fmt: skip
 # One file for each command or two; this is the one list of them, in the order of the help.
@@ -30,6 +32,9 @@ app.command()(train)
 app.command()(plan)
 app.command()(epsilon)
 app.command()(verify)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)(check)
 app.add_typer(audit)
 
 

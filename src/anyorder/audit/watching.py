@@ -1,0 +1,472 @@
+"""Who really comes when: a training that is watched, and what its samplers and its accountant say of it.
+
+Nothing is drawn, reordered or kept back: the hooks copy the indices that torch's loaders hand out anyway, and count the
+steps of optimizers. What is kept is a few numbers for each example.
+"""
+
+import copy
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import _check
+from anyorder.audit.arrivals import Arrivals, Run, read_arrivals
+from anyorder.audit.checking import Finding, judge, printed
+from anyorder.audit.streams import is_of
+from anyorder.audit.visits import AtMost, Coins, Draws, Unknown, Visits
+from anyorder.errors import AnyorderError, LoaderError
+
+__all__ = ["Seen", "Watch", "Watched", "watch"]
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of the batches of one data set.
+
+    Attributes:
+        steps: optimizer steps with a batch of it.
+        batches: that were handed out for training.
+        epochs: passes that were begun.
+        most: the largest number of steps of one unit.
+        together: the largest number of examples of one unit in a step.
+        separation: the smallest distance between two steps of a unit; None where none came twice.
+        weight: the largest sum over steps of squared numbers of examples of one unit.
+        is_repeated: whether all whole epochs had the same order.
+        is_named: whether it is known who was in every batch.
+    """
+
+    steps: int
+    batches: int
+    epochs: int
+    most: int
+    together: int
+    separation: int | None
+    weight: float
+    is_repeated: bool
+    is_named: bool
+
+    def describe(self) -> str:
+        """One sentence."""
+        if not self.is_named:
+            return f"{self.batches} batches in {self.steps} steps; who was in them could not be told"
+        apart = "" if self.separation is None else f", at least {self.separation} steps apart"
+        often = f", up to {self.together} examples in a step" if self.together > 1 else ""
+        same = "; the same order in each epoch" if self.is_repeated else ""
+        return f"{self.steps} steps in {self.epochs} epochs; a unit in {self.most} steps at most{apart}{often}{same}"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A finding, what was seen, and what the script itself asked its accountant for.
+
+    Attributes:
+        data: the class of the data set.
+        finding: claimed and true.
+        seen: who came when.
+        printed: (delta, epsilon) of each `get_epsilon` of the script.
+    """
+
+    data: str
+    finding: Finding
+    seen: Seen
+    printed: tuple[tuple[float, float], ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:>9}  {text}" for name, text in self.facts())
+
+    def facts(self) -> list[tuple[str, str]]:
+        """(name, text), for a card."""
+        order, *others = self.finding.facts()
+        told = [("printed", f"epsilon = {e:.4g} at delta {d:g}, by the script") for d, e in self.printed[-1:]]
+        return [("data", self.data), order, ("seen", self.seen.describe()), *told, *others]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "data": self.data, **self.finding.to_dict(), "seen": vars(self.seen),
+            "printed": [list(pair) for pair in self.printed],
+        }  # fmt: skip
+
+
+class _Epoch:
+    """One pass over a loader: the indices that its sampler gave, and which of them were handed out."""
+
+    def __init__(self, group: "_Group", is_whole_of: int | None) -> None:
+        self.group, self.length, self.is_trained = group, is_whole_of, False
+        self.waiting: deque[Any] = deque()
+        self.handed, self.digest = 0, blake2b(digest_size=16)
+
+    def hand_out(self, data: Any, watch: "Watch") -> None:
+        index = self.waiting.popleft() if self.waiting else None
+        self.handed += 1
+        names = self.group.names(index, data, watch.unit)
+        if names is not None:
+            self.digest.update(names.tobytes() + b".")
+        if self.length is not None and self.handed == self.length:
+            self.group.orders.append(self.digest.digest())
+        watch.deliver(self, names)
+
+
+class _Group:
+    """All loaders of one data set."""
+
+    def __init__(self, dataset: Any, names: Callable[[Indices], Indices] | None) -> None:
+        self.dataset, self._names = dataset, names
+        self.loaders: list[Any] = []
+        self.loader_ids: set[int] = set()
+        self.epochs = self.batches = self.steps = 0
+        self.orders: list[bytes] = []
+        self.is_named = True
+        self.numbers: dict[Any, int] = {}  # of units that are named by batches
+        self.pending: WeakKeyDictionary[Any, list[Indices]] = WeakKeyDictionary()
+        self.fresh: list[Indices] = []  # since the last step of any optimizer
+        self.last: list[Indices] = []  # what that step used
+        self.weights, self.counts, self.recent = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.together, self.separation = 0, math.inf
+
+    def names(self, index: Any, data: Any, unit: Any) -> Indices | None:
+        """The units of a batch by number, or None where they cannot be told."""
+        if unit is not None:
+            from anyorder.sampling.loader import extract_units
+
+            try:
+                ids = np.asarray(extract_units(data, unit)).tolist()
+            except AnyorderError:  # a batch for a test, say, that names nobody
+                return None
+            return np.array([self.numbers.setdefault(i, len(self.numbers)) for i in ids], np.int64)
+        try:
+            found = np.asarray(index).reshape(-1)
+            if self._names is None or found.dtype.kind not in "iu":
+                return np.zeros(0, np.int64) if isinstance(index, list) and not index else None
+            return self._names(found.astype(np.int64))
+        except (ValueError, TypeError, IndexError):
+            return None
+
+    def step(self, optimizer: Any) -> None:
+        """An optimizer has stepped: what came since its last step was in it."""
+        used = self.pending[optimizer] if optimizer in self.pending else list(self.fresh or self.last)
+        self.pending[optimizer] = []
+        if self.fresh:
+            self.last, self.fresh = self.fresh, []
+        if not used:
+            return
+        t, self.steps = self.steps, self.steps + 1
+        units, counts = np.unique(np.concatenate(used), return_counts=True)
+        if not len(units):
+            return
+        self._make_room(int(units[-1]) + 1)
+        again = self.counts[units] > 0
+        if again.any():
+            self.separation = min(self.separation, int((t - self.recent[units[again]]).min()))
+        self.weights[units] += counts.astype(np.float64) ** 2
+        self.counts[units] += 1
+        self.recent[units] = t
+        self.together = max(self.together, int(counts.max()))
+
+    def _make_room(self, size: int) -> None:
+        if size > len(self.weights):
+            more = max(size, 2 * len(self.weights)) - len(self.weights)
+            self.weights = np.append(self.weights, np.zeros(more))
+            self.counts = np.append(self.counts, np.zeros(more, np.int64))
+            self.recent = np.append(self.recent, np.zeros(more, np.int64))
+
+    def seen(self) -> Seen:
+        return Seen(
+            steps=self.steps, batches=self.batches, epochs=self.epochs, most=int(self.counts.max(initial=0)),
+            together=self.together, separation=None if math.isinf(self.separation) else int(self.separation),
+            weight=float(self.weights.max(initial=0.0)),
+            is_repeated=len(self.orders) > 1 and len(set(self.orders)) == 1, is_named=self.is_named,
+        )  # fmt: skip
+
+
+class Watch:
+    """What `watch` has seen so far."""
+
+    def __init__(self, unit: Any = None) -> None:
+        self.unit = unit
+        self._groups: dict[int, _Group] = {}
+        self._epochs: WeakKeyDictionary[Any, _Epoch] = WeakKeyDictionary()
+        self._starting: list[_Epoch] = []
+        self._engines: dict[int, Any] = {}
+        self._private: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        self._printed: dict[int, list[tuple[float, float]]] = {}
+
+    def findings(
+        self, *, delta: float | None = None, noise_multiplier: float | None = None, accountant: str = "prv"
+    ) -> list[Watched]:
+        """One for each data set that was trained on.
+
+        Args:
+            delta: None for the one that the script asked its accountant for, or 1e-5.
+            noise_multiplier: where no engine of Opacus says it; 1 if none does.
+            accountant: "prv" or "rdp", where there is no engine.
+        """
+        return [self._judge(g, delta, noise_multiplier, accountant) for g in self._groups.values() if g.steps]
+
+    # -- called by the hooks ----------------------------------------------------------------------------------------
+
+    def begin(self, loader: Any) -> _Epoch:
+        """A pass over a loader."""
+        group = self._group(loader)
+        if id(loader) not in group.loader_ids:
+            group.loader_ids.add(id(loader))
+            kept = copy.copy(loader)  # its samplers and data set, not its workers
+            object.__setattr__(kept, "_iterator", None)
+            group.loaders.append(kept)
+        batcher = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        try:
+            length = len(batcher) if group.is_named else None
+        except (TypeError, NotImplementedError):
+            length = None
+        epoch = _Epoch(group, length)
+        self._starting.append(epoch)
+        return epoch
+
+    def begun(self, iterator: Any, epoch: _Epoch) -> None:
+        """The iterator of that pass is made."""
+        self._starting.remove(epoch)
+        if iterator is not None:
+            self._epochs[iterator] = epoch
+
+    def drawn(self, iterator: Any, index: Any) -> None:
+        """The sampler gave the indices of a batch."""
+        epoch = self._starting[-1] if self._starting else self._epochs.get(iterator)
+        if epoch is not None:
+            epoch.waiting.append(copy.copy(index))
+
+    def handed(self, iterator: Any, data: Any) -> None:
+        """The batch reached the loop."""
+        epoch = self._epochs.get(iterator)
+        if epoch is not None:
+            epoch.hand_out(data, self)
+
+    def deliver(self, epoch: _Epoch, names: Indices | None) -> None:
+        """A batch is in the hands of the loop; without gradients it is not trained on."""
+        import torch
+
+        if not torch.is_grad_enabled():
+            return
+        group = epoch.group
+        group.epochs += not epoch.is_trained
+        epoch.is_trained = True
+        group.batches += 1
+        if names is None:
+            group.is_named, names = False, np.zeros(0, np.int64)
+        group.fresh.append(names)
+        for waiting in group.pending.values():
+            waiting.append(names)
+
+    def stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer has changed a model."""
+        if self._private and optimizer not in self._private:
+            return
+        for group in self._groups.values():
+            group.step(optimizer)
+
+    def made_private(self, engine: Any, result: Any) -> None:
+        """Opacus has made a training private."""
+        self._engines[id(engine)] = engine
+        for part in result if isinstance(result, tuple) else ():
+            if hasattr(part, "original_optimizer") and hasattr(part, "noise_multiplier"):
+                self._private[part.original_optimizer] = True
+
+    def asked(self, engine: Any, delta: float, epsilon: float) -> None:
+        """The script asked for its epsilon."""
+        self._printed.setdefault(id(engine), []).append((float(delta), float(epsilon)))
+
+    # -- the judgement ----------------------------------------------------------------------------------------------
+
+    def _group(self, loader: Any) -> _Group:
+        from torch.utils.data import IterableDataset, Subset
+
+        from anyorder.sampling.origins import Origins
+
+        base = loader.dataset
+        while type(base) is Subset:
+            base = base.dataset
+        if id(base) in self._groups and type(loader.dataset) is not Subset:
+            return self._groups[id(base)]
+        names: Callable[[Indices], Indices] | None
+        try:
+            names = None if isinstance(base, IterableDataset) else Origins(loader.dataset).names
+        except LoaderError:
+            names = None
+        group = self._groups.setdefault(id(base), _Group(base, names))
+        group._names = names
+        return group
+
+    def _judge(self, group: _Group, delta: float | None, noise: float | None, accountant: str) -> Watched:
+        seen = group.seen()
+        engines = [engine for engine in self._engines.values() if engine.accountant.history]
+        engine = next((one for one in engines if len(engines) == 1 or _same_data(one, group.dataset)), None)
+        asked = tuple(self._printed.get(id(engine), ()))
+        if delta is None:
+            delta = asked[-1][0] if asked else 1e-5
+        delta = _check.probability("delta", delta)
+        joined = max(1, round(seen.batches / seen.steps))
+        found = _combined(self._read(group, seen, joined), seen)
+        if engine is not None:
+            history = engine.accountant.history
+            sigma, q = min(float(s) for s, _, _ in history), float(history[-1][1])
+            claimed, by = float(engine.accountant.get_epsilon(delta)), "the script's own accountant"
+        else:
+            sigma, by = _check.positive("noise_multiplier", 1.0 if noise is None else noise), f"{accountant} accountant"
+            q = min(1.0, joined / found.batches) if found.batches else math.nan
+            claimed = math.nan if math.isnan(q) else printed(accountant, sigma, q, seen.steps, delta)
+        finding = judge(found, claimed, sigma, delta, q=None if math.isnan(q) else q, accountant=by)
+        return Watched(type(group.dataset).__name__, finding, seen, asked)
+
+    def _read(self, group: _Group, seen: Seen, joined: int) -> Arrivals:
+        """What the samplers say, of a run of as many steps."""
+        read = []
+        for loader in group.loaders:
+            split = is_of(loader.batch_sampler, "opacus.utils.batch_memory_manager", "BatchSplittingSampler")
+            accumulate = 1 if split else joined  # such a loader's parts are of one step
+            one = read_arrivals(loader, Run(None, seen.steps, accumulate))
+            if isinstance(one.visits, AtMost) and (one.epochs or 0) < seen.epochs:  # epochs that were broken off
+                one = read_arrivals(loader, Run(seen.epochs, None, accumulate))
+            read.append(one)
+        if len({(one.order, one.batches) for one in read}) == 1:
+            found = read[0]
+        else:
+            words = "; then ".join(dict.fromkeys(one.order for one in read))
+            found = Arrivals(words, Unknown(), "several loaders of other orders", batches=read[0].batches)
+        if self.unit is not None and not isinstance(found.visits, Unknown):
+            found = replace(found, visits=Unknown(), because="units are named by batches")
+        return replace(found, steps=seen.steps, epochs=seen.epochs)
+
+
+def _combined(said: Arrivals, seen: Seen) -> Arrivals:
+    """What the samplers say, and where they say nothing, or less than was seen, what was seen."""
+    if not seen.is_named:
+        return said
+    watched: Visits = AtMost(seen.weight)
+    because = (
+        f"in the order that was seen, squared counts of a unit in its steps sum up to {seen.weight:g} at most: mu = "
+        f"sqrt({seen.weight:g}) / sigma. It holds for this run, if the order does not depend on the data; nothing "
+        "promises it for another one"
+    )
+    match said.visits:
+        case Coins() | Draws():
+            return said
+        case AtMost(weight=weight) if weight >= seen.weight:
+            words = said.order
+            visits = said.visits
+            if seen.is_repeated and "anew" in words:
+                words = (
+                    f"one shuffle, the same in each epoch, as was seen (a sampler that is not told the epoch?): {words}"
+                )
+                if visits.shuffles is not None:
+                    visits = replace(visits, shuffles=replace(visits.shuffles, epochs=min(1, visits.shuffles.epochs)))
+            return replace(said, order=words, visits=visits)
+        case AtMost():
+            return replace(
+                said,
+                visits=watched,
+                because=f"a unit came more often than its sampler says; {because}",
+                participation=None,
+            )
+        case Unknown():
+            return replace(said, visits=watched, because=because)
+
+
+def _same_data(engine: Any, dataset: Any) -> bool:
+    from torch.utils.data import Subset
+
+    base = engine.dataset
+    while type(base) is Subset:
+        base = base.dataset
+    return base is dataset
+
+
+@contextmanager
+def watch(*, unit: Any = None) -> Iterator[Watch]:
+    """Watch every torch loader and optimizer that is used inside the block.
+
+        with ao.audit.watch() as seen:
+            train()
+        for one in seen.findings(delta=1e-5):
+            print(one)
+
+    Of each batch it is noted whose it was, when it was handed to the loop; batches under `torch.no_grad` are not
+    trained on. They are in the optimizer's next step. Loops that fetch a batch before they step with the one before are
+    seen one step off. Opacus's `make_private` and `get_epsilon` are noted where opacus is imported before the block.
+
+    Args:
+        unit: where a batch keeps the ids of its units; None for examples, by their index.
+    Cost: some microseconds a batch and 24 bytes for each example.
+    """
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    seen = Watch(unit)
+
+    def begin(original: Callable[..., Any], loader: Any) -> Any:
+        epoch = seen.begin(loader)
+        iterator = None
+        try:
+            iterator = original(loader)
+        finally:
+            seen.begun(iterator, epoch)
+        return iterator
+
+    def draw(original: Callable[..., Any], iterator: Any) -> Any:
+        index = original(iterator)
+        seen.drawn(iterator, index)
+        return index
+
+    def hand(original: Callable[..., Any], iterator: Any) -> Any:
+        data = original(iterator)
+        seen.handed(iterator, data)
+        return data
+
+    def make(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(engine, *args, **kwargs)
+        seen.made_private(engine, result)
+        return result
+
+    def ask(original: Callable[..., Any], engine: Any, delta: float, *args: Any, **kwargs: Any) -> Any:
+        epsilon = original(engine, delta, *args, **kwargs)
+        seen.asked(engine, delta, epsilon)
+        return epsilon
+
+    hooks: list[tuple[Any, str, Callable[..., Any]]] = [
+        (DataLoader, "__iter__", begin), (_BaseDataLoaderIter, "_next_index", draw),
+        (_BaseDataLoaderIter, "__next__", hand),
+    ]  # fmt: skip
+    if (opacus := sys.modules.get("opacus.privacy_engine")) is not None:
+        hooks += [(opacus.PrivacyEngine, "make_private", make), (opacus.PrivacyEngine, "get_epsilon", ask)]
+    with ExitStack() as stack:
+        for owner, name, hook in hooks:
+            stack.enter_context(_replaced(owner, name, hook))
+        handle = register_optimizer_step_post_hook(seen.stepped)
+        stack.callback(handle.remove)
+        yield seen
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, hook: Callable[..., Any]) -> Iterator[None]:
+    """A method that calls the hook with the original first."""
+    original = owner.__dict__[name]
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return hook(original, self, *args, **kwargs)
+
+    method.__name__, method.__doc__ = name, original.__doc__
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
