@@ -280,6 +280,120 @@ def test_verify_of_what_is_no_certificate(tmp_path):
     refused(invoke("verify", tmp_path), 1, "NOT verified")
 
 
+# -- audit -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_setup(tmp_path, monkeypatch):
+    (tmp_path / "own_setup.py").write_text(
+        "import torch, anyorder as ao\n"
+        "from anyorder.run import Setup\n"
+        "def make():\n"
+        "    plan = ao.plan(dataset_size=40, batch_size=10, epochs=2, epsilon=8, delta=1e-5, mechanism='tree')\n"
+        "    model = torch.nn.Linear(160, 1)\n"
+        "    loader = torch.utils.data.DataLoader(torch.randn(40, 160), batch_size=10)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    return Setup(plan, model, optimizer, loader, lambda model, x: model(x).square().mean())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return ["audit", "run", "own_setup:make", "--canaries", 160]
+
+
+@pytest.fixture
+def half_the_noise(monkeypatch):
+    from anyorder.release import core
+
+    real = core.SharedNoise
+    monkeypatch.setattr(core, "SharedNoise", lambda C, source, std, *rest: real(C, source, std / 2, *rest))
+
+
+def test_an_audit_shows_its_verdict_beside_the_claim(own_setup, tmp_path):
+    outcome = invoke(*own_setup, "--out", "audit", "--plot", "own.png")
+    assert outcome.exit_code == 0, outcome.output
+    for phrase in ("privacy card", "epsilon <= 8 at delta", "mu seen", "clopper_pearson", "not refuted"):
+        assert phrase in outcome.stdout, phrase
+    assert "loss" not in outcome.stdout
+    assert {path.name for path in (tmp_path / "audit").iterdir()} == {"audit.json", "audit.png", "run.privacy.json"}
+    assert (tmp_path / "own.png").exists()
+    shown = invoke("verify", tmp_path / "audit" / "run.privacy.json", "--audit", tmp_path / "audit" / "audit.json")
+    assert shown.exit_code == 0, shown.output
+    assert "did not refute its claim" in " ".join(shown.stdout.split())
+
+
+def test_an_audit_that_refutes_leaves_with_1(own_setup, half_the_noise, tmp_path):
+    outcome = invoke(*own_setup, "--out", "audit")
+    assert outcome.exit_code == 1
+    assert "REFUTED" in outcome.stdout
+    refused(
+        invoke("verify", tmp_path / "audit" / "run.privacy.json", "--audit", tmp_path / "audit" / "audit.json"),
+        1, "NOT verified", "160 canaries, refuted its claim",
+    )  # fmt: skip
+
+
+def test_an_audit_as_json(own_setup, half_the_noise):
+    outcome = invoke(*own_setup, "--json", "--method", "gaussian", "--method", "one_run", "--confidence", "0.9")
+    assert outcome.exit_code == 1
+    found = json.loads(outcome.stdout)  # one object, nothing else
+    assert found["audit"]["refuted"] is True
+    assert set(found["audit"]["epsilon_at_least"]) == {"gaussian", "one_run"}
+    assert found["audit"]["epsilon_at_least"]["gaussian"] > found["claims"]["epsilon"]
+    assert found["audit"]["confidence"] == 0.9
+    assert "privacy card" in outcome.stderr
+
+
+def test_an_audit_of_the_folder_of_a_run(run_folder, tmp_path):
+    folder, _ = run_folder
+    outcome = invoke("audit", "run", folder, "--canaries", 500, "--out", tmp_path / "audit", "--json")
+    assert outcome.exit_code == 0, outcome.output
+    assert json.loads(outcome.stdout)["steps"] == 3
+    # The run itself is of the same plan, so its certificate can be shown with this audit.
+    assert invoke("verify", folder / "run.privacy.json", "--audit", tmp_path / "audit" / "audit.json").exit_code == 0
+
+
+def test_an_audit_of_another_plan_says_nothing_of_a_certificate(own_setup, run_folder, tmp_path):
+    folder, _ = run_folder
+    assert invoke(*own_setup, "--out", "audit").exit_code == 0
+    path = tmp_path / "audit" / "audit.json"
+    refused(invoke("verify", folder / "run.privacy.json", "--audit", path), 1, "NOT verified", "of another plan")
+    altered = tmp_path / "altered.json"
+    altered.write_text(path.read_text().replace('"refuted": false', '"refuted": true'))
+    refused(invoke("verify", tmp_path / "audit" / "run.privacy.json", "--audit", altered), 1, "altered")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        (["nothing"], "module:function or the folder"),
+        (["own_setup:absent"], "has no function"),
+        (["."], "or the folder of a run"),
+        (["own_setup:make", "--canaries", "0"], "canaries must be"),
+        (["own_setup:make", "--coordinates", "162"], "coordinates must be at most 161"),
+        (["own_setup:make", "--method", "best"], "method must be one of"),
+        (["own_setup:make", "--confidence", "95"], "confidence must lie"),
+        (["own_setup:make", "--delta", "0"], "delta must lie"),
+        (["own_setup:make", "--out", "."], "holds files already"),
+        (["own_setup:make", "--plot", "absent/a.png"], "folder that exists"),
+    ],
+)
+def test_what_cannot_be_audited_is_one_line_and_2(arguments, phrase, own_setup):
+    outcome = invoke("audit", "run", *arguments)
+    assert outcome.exit_code == 2, outcome.output
+    assert phrase in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+    assert "REFUTED" not in outcome.output
+
+
+def test_an_interrupted_audit_is_no_audit(own_setup, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anyorder.run.progress.StepsBar.stepped", interrupt)
+    outcome = invoke(*own_setup)
+    assert outcome.exit_code == 2
+    assert outcome.stderr == "anyorder: stopped: there is no audit of half a run\n"
+
+
 # -- the program -----------------------------------------------------------------------------------------------------
 
 
@@ -291,7 +405,9 @@ def test_version_and_help():
     assert "Exit codes" in invoke("--help").stdout
     for command in ("train", "plan", "epsilon", "verify"):
         assert f"anyorder {command} " in invoke(command, "--help").stdout.replace("Usage:", "")
+    assert "Exit code 0" in invoke("audit", "run", "--help").stdout
     assert invoke().exit_code == 2
+    assert invoke("audit").exit_code == 2
 
 
 def test_every_command_names_its_default_order_and_they_agree():

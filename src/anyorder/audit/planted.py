@@ -32,6 +32,7 @@ def plant(
     *,
     key: bytes | None = None,
     totals: bool = False,
+    informed: bool = False,
 ) -> "PlantedCanaries":
     """Add canaries to the sums of a run by secret coins, and score them from what the run releases.
 
@@ -55,11 +56,13 @@ def plant(
             for `worst_steps`.
         key: 32 bytes for the coins of reproducible tests; None for coins from the operating system.
         totals: keep un-noised totals and what was released, n times size numbers: for small runs.
+        informed: the attacker knows what the units of the data add, as the claim allows, and takes it away before the
+            scores. They then have the law of the noise alone, and show all of mu; else the data's gradients hide some.
     Returns: a `PlantedCanaries`, to be asked for its `result()` when the run is over.
     Raises: ArgumentError, ParticipationError, TrainingError; the release is then as it was.
     """
     core: Release = getattr(release, "release", release)
-    return PlantedCanaries(core, canaries, steps, key, totals)
+    return PlantedCanaries(core, canaries, steps, key, totals, informed)
 
 
 class PlantedCanaries:
@@ -71,7 +74,15 @@ class PlantedCanaries:
         included: (count,) bool, the coins: as secret as the data.
     """
 
-    def __init__(self, release: "Release", canaries: Canaries, steps: Any, key: bytes | None, totals: bool) -> None:
+    def __init__(
+        self,
+        release: "Release",
+        canaries: Canaries,
+        steps: Any,
+        key: bytes | None,
+        totals: bool,
+        informed: bool = False,
+    ) -> None:
         from anyorder.release import Release
 
         if not isinstance(release, Release):
@@ -99,6 +110,7 @@ class PlantedCanaries:
             self._scorer = Scorer(as_released(plan.strategy), self.steps, canaries)
             seen = visible(plan.strategy, self._patterns.steps, self._patterns.distinct)[self._patterns.of]
             self._mus = NEIGHBOURS[plan.neighbours] * plan.clip_norm / plan.noise_std * seen
+        self._informed, self._others = informed, np.zeros(1)
         self._keep = totals
         self._totals: list[Floats] = []
         self._released: list[Floats] = []
@@ -128,6 +140,8 @@ class PlantedCanaries:
         import torch
 
         grid = self.plan.grid
+        if self._informed:
+            self._others = _joined(pieces, grid)
         weights = self.weights(step)
         if weights.any():
             scale = self.plan.clip_norm / (1.0 if grid is None else grid)
@@ -139,8 +153,7 @@ class PlantedCanaries:
                 start += piece.numel()
         self._divisor = divisor
         if self._keep:
-            total = np.concatenate([piece.detach().cpu().double().numpy().reshape(-1) for piece in pieces])
-            self._totals[step:] = [total if grid is None else total * grid]
+            self._totals[step:] = [_joined(pieces, grid)]
 
     def _observe(self, step: int, private: Any) -> None:
         """Score what was released, times what it was divided by."""
@@ -148,7 +161,7 @@ class PlantedCanaries:
         row = np.asarray(flat, np.float64).reshape(-1) * self._divisor
         if step != self._scored:
             return  # one before could not be scored, and `result` says so
-        self._scorer.add(row)
+        self._scorer.add(row - self._others if self._informed else row)
         if self._keep:
             self._released.append(row)
         self._scored += 1
@@ -191,6 +204,12 @@ class PlantedCanaries:
 
     def __repr__(self) -> str:
         return f"PlantedCanaries({self.canaries!r}, steps_taken={self._release.steps_taken})"
+
+
+def _joined(pieces: "list[Tensor]", grid: float | None) -> Floats:
+    """A total in pieces as one vector, in units of the gradient."""
+    total = np.concatenate([piece.detach().cpu().double().numpy().reshape(-1) for piece in pieces])
+    return total if grid is None else total * grid
 
 
 def _allowed(patterns: Patterns, plan: Plan) -> Patterns:

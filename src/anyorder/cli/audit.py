@@ -2,6 +2,7 @@
 
 import typer
 
+from anyorder.cli.auditing import run
 from anyorder.cli.secrets import canaries
 
 __all__ = ["group"]
@@ -9,9 +10,10 @@ __all__ = ["group"]
 group = typer.Typer(
     name="audit", no_args_is_help=False, rich_markup_mode="rich",
     help="Attack a training of your own, and see whether its claim holds.\n\n"
-    "Exit codes: 0 the claim was not refuted, 1 it was (or the run failed), 2 bad usage.",
+    "Exit codes: 0 the claim was not refuted, 1 it was, 2 there was no audit.",
 )  # fmt: skip
 # One file for each command; this is the one list of them, in the order of the help.
+group.command()(run)
 group.command()(canaries)
 
 

@@ -11,6 +11,7 @@ from anyorder.cli.options import Json
 from anyorder.cli.output import fail, one_line_errors, print_json
 from anyorder.errors import AnyorderError
 from anyorder.report import card, facts_panel, receipt_facts, verdict
+from anyorder.run import audit_files
 
 __all__ = ["verify"]
 
@@ -27,6 +28,9 @@ def verify(
     receipt: Annotated[
         Path | None, typer.Option(help="One unit's receipt, which it has from the run's owner: its steps, its own mu.")
     ] = None,
+    audit: Annotated[
+        Path | None, typer.Option(help="audit.json of a run of the same plan, as anyorder audit run writes it.")
+    ] = None,
     large: Annotated[
         bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
     ] = False,
@@ -40,21 +44,27 @@ def verify(
 
     $ anyorder verify run.privacy.json --receipt mine.receipt.json
 
+    $ anyorder verify run.privacy.json --audit audits/digits/audit.json
+
     With the evidence it also checks that the two belong together, and that
     every unit kept to the order; with a receipt, that the certificate is bound
-    to this unit's steps, and its own mu. What no file can show: that the noise was
+    to this unit's steps, and its own mu; with an audit, that it is of the same
+    plan, and did not refute its claim. What no file can show: that the noise was
     added, and that order, units and clipping were what the file says.
 
     Exit code 0 if all holds, 1 if anything does not or the file cannot be read.
     """
     try:
         found = verify_file(file, evidence=evidence, receipt=receipt, large=large)
+        attacked = None if audit is None else audit_files.read(audit, found.plan)
     except AnyorderError as problem:
         if as_json:
             print_json({"ok": False, "file": str(file), "problem": str(problem)})
             raise typer.Exit(1) from problem
         fail(f"NOT verified: {problem}", 1)
     checked, unseen = verdict(found)
+    if attacked is not None:
+        checked.append(f"as its file says: {attacked}")
     plan, certificate, own = found.plan, found.certificate, found.receipt
     if as_json:
         steps = None if certificate is None else certificate.steps

@@ -10,7 +10,7 @@ from anyorder import _check
 from anyorder.errors import ArgumentError
 from anyorder.plan import Plan
 
-__all__ = ["plot_accuracy", "plot_noise"]
+__all__ = ["new_axes", "plot_accuracy", "plot_noise", "save_figure"]
 
 _COLOURS = ("#0b5fa5", "#d1495b", "#2e8b57", "#8a5fbf", "#c77800", "#3a9ea5", "#7a5230", "#6c757d")
 _STYLES = ("-", "--", "-.", ":")
@@ -21,7 +21,7 @@ def plot_noise(plans: Mapping[str, Plan], path: str | Path, title: str) -> None:
 
     Where one of them is too long for that, the noise in the prefix sums of gradients is drawn of all, and named so.
     """
-    figure, axes = _axes(title)
+    figure, axes = new_axes(title)
     sums = not all(plan.reaches_iterates for plan in plans.values())
     for i, (name, plan) in enumerate(plans.items()):
         profile = plan.noise_profile(sums=sums)
@@ -36,12 +36,12 @@ def plot_noise(plans: Mapping[str, Plan], path: str | Path, title: str) -> None:
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     else:
         axes.legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_accuracy(accuracy: Sequence[float], path: str | Path, title: str) -> None:
     """Draw the test accuracy (fractions) after each epoch, in percent."""
-    figure, axes = _axes(title)
+    figure, axes = new_axes(title)
     epochs, percent = np.arange(1, len(accuracy) + 1), 100 * np.asarray(accuracy)
     axes.plot(epochs, percent, "o-", color=_COLOURS[0], markersize=4, linewidth=1.6)
     axes.annotate(
@@ -53,10 +53,11 @@ def plot_accuracy(accuracy: Sequence[float], path: str | Path, title: str) -> No
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlim(0.5, len(accuracy) + 0.5 + 0.03 * len(accuracy))
     axes.set_ylim(top=min(102.0, float(percent.max()) + 5))
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _axes(title: str) -> tuple[Any, Any]:
+def new_axes(title: str) -> tuple[Any, Any]:
+    """A figure, and axes in the style of all plots here. Raises MissingDependencyError."""
     module = _check.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
     figure = module.Figure(figsize=(7.2, 4.8), layout="constrained")
     axes = figure.add_subplot()
@@ -67,7 +68,8 @@ def _axes(title: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _save(figure: Any, path: str | Path) -> None:
+def save_figure(figure: Any, path: str | Path) -> None:
+    """Write a figure as PNG. Raises ArgumentError where it cannot be written."""
     try:
         figure.savefig(path, dpi=150, format="png")
     except OSError as problem:

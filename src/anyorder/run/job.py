@@ -8,20 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from anyorder import _check
-from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import CheckpointError
 from anyorder.plan import Plan
 from anyorder.report import plot_accuracy, plot_noise
-from anyorder.run import datasets, folder, models
+from anyorder.run import datasets, folder, parts
 from anyorder.run.datasets import Data
 from anyorder.run.planning import make_plan, noise_lines
 from anyorder.run.settings import Settings
-from anyorder.sampling import EpochShuffleSampler, FixedOrderSampler
-from anyorder.train import FTRL, PrivacyEngine
+from anyorder.train import PrivacyEngine
 
 __all__ = ["Observer", "Result", "resume", "train"]
 
@@ -108,7 +105,9 @@ def train(
         epochs=settings.epochs, momentum=settings.momentum, clip_norm=settings.clip_norm,
         secure=settings.secure,
     )  # fmt: skip
-    model = _model(settings, data)  # before the folder: what can be refused is refused before anything is written
+    model = parts.make_model(
+        settings, data
+    )  # before the folder: what can be refused is refused before anything is written
     with folder.fresh(output, settings.dataset) as path:
         folder.hide_secrets(path)
         folder.replace(path / folder.PLAN, plan.save)
@@ -125,17 +124,14 @@ def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: s
     """
     path = Path(path)
     found = folder.read_json(path / folder.METRICS)
-    try:
-        settings = Settings(**found["settings"])
-    except (KeyError, TypeError, ValueError) as problem:
-        raise CheckpointError(f"{path / folder.METRICS} holds no settings of a run: {problem}") from problem
+    settings = parts.settings_of(found, path)
     with folder.held(path):
         began = found.get("steps") != 0 or not folder.took_no_step(path)
         if began and not (path / folder.CHECKPOINT).exists():
             raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took steps: start a new one")
         plan = Plan.load(path / folder.PLAN, large=True)
         data = datasets.load(settings.dataset, settings.data_dir)
-        model = _model(settings, data)
+        model = parts.make_model(settings, data)
         return _Run(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
 
 
@@ -170,8 +166,8 @@ class _Run:
     def _prepare(self) -> None:
         """Build the parts, and resume if there is a checkpoint; else write the first one, before any step."""
         torch.manual_seed(self.settings.seed)
-        optimizer = _optimizer(self.settings, self.model)
-        loader = _loader(self.settings, self.data)
+        optimizer = parts.make_optimizer(self.settings, self.model)
+        loader = parts.make_loader(self.settings, self.data)
         self.model, self.optimizer, batches = self.engine.make_private(self.model, optimizer, loader)
         self._batches = chain.from_iterable(repeat(batches))  # each pass over the loader is its next epoch
         self.accuracy = list(self.engine.extra.get("accuracy", []))
@@ -185,16 +181,15 @@ class _Run:
         end = (len(self.accuracy) + 1) * self.plan.n // self.settings.epochs
         self.model.train()
         while self.engine.step < end:  # not entered if the session before ended between the last step and the test
-            self._step(*next(self._batches))
+            self._step(next(self._batches))
             observer.stepped(self.engine.step)
         self.accuracy.append(self._test())
         self._save()
         folder.write_json(self.path / folder.METRICS, self._result().to_dict())
 
-    def _step(self, x: Tensor, y: Tensor) -> None:
+    def _step(self, batch: tuple[Tensor, Tensor]) -> None:
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(x.to(self.device)), y.to(self.device))
-        loss.backward()  # type: ignore[no-untyped-call]
+        parts.loss(self.model, batch, self.device).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         every = self.settings.checkpoint_every
         if every is not None and self.engine.step % every == 0:
@@ -230,28 +225,6 @@ class _Run:
         plot_noise(noise_lines(plan), self.path / folder.NOISE_PLOT, title)
         folder.write_json(self.path / folder.METRICS, result.to_dict())
         return result
-
-
-def _model(settings: Settings, data: Data) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        model = models.build(settings.model, data.input_shape, data.num_classes).to(settings.device)
-    refuse_unfit(model)
-    return model
-
-
-def _loader(settings: Settings, data: Data) -> DataLoader[Any]:
-    samplers = {"fixed": FixedOrderSampler, "shuffled": EpochShuffleSampler}
-    kind = samplers.get(settings.order)
-    sampler = None if kind is None else kind(len(data.train), settings.seed)  # type: ignore[arg-type]
-    return DataLoader(data.train, batch_size=settings.batch_size, sampler=sampler)
-
-
-def _optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if settings.optimizer == "ftrl":
-        return FTRL(parameters, lr=settings.lr, momentum=settings.momentum)
-    return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum)
 
 
 def _tensorboard(path: str | Path | None) -> Any:

@@ -9,7 +9,7 @@ from anyorder.plan import Plan
 from anyorder.report import card
 from anyorder.run.job import Observer
 
-__all__ = ["ProgressBar"]
+__all__ = ["ProgressBar", "StepsBar"]
 
 
 class ProgressBar(Observer):
@@ -38,4 +38,32 @@ class ProgressBar(Observer):
 
     def stop(self) -> None:
         if self.path is not None:  # a bar that never started would print an empty line
+            self._bar.stop()
+
+
+class StepsBar:
+    """The privacy card of what is audited, and a bar of its steps."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("auditing,"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeRemainingColumn(),
+            console=console,
+        )  # fmt: skip
+        self._began = False
+
+    def started(self, plan: Plan) -> None:
+        """The training begins."""
+        self._console.print(card(plan))
+        self._bar.start()
+        self._began = True
+        self._task = self._bar.add_task("", total=plan.n)
+
+    def stepped(self, step: int) -> None:
+        """`step` steps are done."""
+        self._bar.update(self._task, completed=step)
+
+    def stop(self) -> None:
+        """The bar stays as it is."""
+        if self._began:  # a bar that never started would print an empty line
             self._bar.stop()

@@ -1,0 +1,55 @@
+"""What an audit leaves: audit.json, its picture, and the certificate of the run that was audited."""
+
+from pathlib import Path
+from typing import Any
+
+from anyorder._sealed import brief, load_json, save_json
+from anyorder.errors import ArgumentError, CertificateError
+from anyorder.plan import Plan
+
+__all__ = ["AUDIT", "FORMAT", "PICTURE", "fresh", "read", "save"]
+
+AUDIT = "audit.json"
+PICTURE = "audit.png"
+FORMAT = "anyorder-audit/1"
+NOTE = (
+    "The audited run had canaries in it: the model that it trained is for the audit, not for use. Its certificate is "
+    "that of the audited run, and holds for the units of the data."
+)
+
+
+def fresh(out: Path) -> Path:
+    """The folder, made if it is not there. Raises ArgumentError if it holds files or cannot be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise ArgumentError(f"output folder {out} holds files already: choose another")
+    except OSError as problem:
+        raise ArgumentError(f"output folder {out} cannot be written: {problem.strerror or problem}") from problem
+    return out
+
+
+def save(path: Path, described: dict[str, Any]) -> None:
+    """Write audit.json, with its sha256."""
+    save_json(path, {"format": FORMAT, "note": NOTE, **described})
+
+
+def read(path: str | Path, plan: Plan) -> str:
+    """What an audit.json says of a plan, in a sentence. It may be of any run of the plan; nobody signed it.
+
+    Raises: CertificateError if the file is none, was altered, is of another plan, or says that the claim was refuted.
+    """
+    data = load_json(path, FORMAT)
+    if data.get("plan_digest") != plan.public().digest:
+        raise CertificateError(
+            "the audit is of another plan, and says nothing of this claim: audit a training with this file's plan"
+        )
+    try:
+        seen = data["audit"]
+        refuted, p_value = seen["refuted"], float(seen["p_value"])
+        count = int(seen["canaries"]["in"]) + int(seen["canaries"]["out"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise CertificateError(f"the audit has no verdict: {brief(problem)}") from problem
+    if refuted is not False:
+        raise CertificateError(f"an audit of this plan, with {count} canaries, refuted its claim (p = {p_value:.2g})")
+    return f"an audit of a run of this plan, with {count} canaries, did not refute its claim (p = {p_value:.2g})"

@@ -1,0 +1,233 @@
+"""A training set-up of one's own, audited: canaries in its gradients, all its planned steps, and what they show."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anyorder import _check
+from anyorder.audit import Audited, Canaries, plant
+from anyorder.audit.noise_law import Law, noise_law
+from anyorder.certificate import Certificate
+from anyorder.errors import ArgumentError, CertificateError, CheckpointError, TrainingError
+from anyorder.plan import Plan
+from anyorder.run import datasets, folder, parts
+from anyorder.run.names import load_function
+from anyorder.sampling import Unit
+from anyorder.train import PrivacyEngine
+
+__all__ = ["Attack", "Setup", "attack", "audit_training", "setup_of"]
+
+_OWN = ("model", "optimizer", "loader", "unit")
+_MOST_NUMBERS = 1 << 22  # of un-noised totals, and of what is released, that are kept for the law of the noise
+_MOST_STEPS = 4096
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A private training that is ready to begin, as an audit takes it: what `PrivacyEngine` is given, and the loss.
+
+    Attributes:
+        plan: the claim that is attacked.
+        model, optimizer, loader: as `PrivacyEngine.make_private` takes them. The audit trains this model.
+        loss: `loss(model, batch)` -> a scalar tensor with a gradient: the mean over the examples of one batch of the
+            loader. It calls the model that it is given, which is the private one.
+        unit: whose privacy, as in `make_private`.
+        options: further keywords of `make_private`: accumulate, rule, loss_reduction, ..
+    Raises: ArgumentError.
+
+    Example:
+        >>> def setup():
+        ...     plan = ao.plan(dataset_size=8, batch_size=4, epochs=2, epsilon=8, delta=1e-5)
+        ...     model = torch.nn.Linear(5, 1)
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...     loader = torch.utils.data.DataLoader(torch.randn(8, 5), batch_size=4)
+        ...     return Setup(plan, model, optimizer, loader, loss=lambda model, x: model(x).square().mean())
+    """
+
+    plan: Plan
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: Any
+    loss: Callable[[nn.Module, Any], Tensor]
+    unit: Unit = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kinds = {"plan": Plan, "model": nn.Module, "optimizer": torch.optim.Optimizer}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                got = type(getattr(self, name)).__name__
+                raise ArgumentError(f"{name} of a Setup must be a {kind.__module__}.{kind.__name__}, got {got}")
+        if not callable(self.loss):
+            raise ArgumentError(f"loss of a Setup must be a function of (model, batch), got {type(self.loss).__name__}")
+        doubled = [name for name in _OWN if name in self.options]
+        if doubled:
+            raise ArgumentError(
+                f"options of a Setup are further keywords of make_private; {', '.join(doubled)} is given as a field "
+                "of its own"
+            )
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What is left of a training that was attacked; of its model nothing.
+
+    Attributes:
+        audited: scores and coins, beside the claim.
+        law: of the noise that was added, with the sums known; None where the run is too large for that.
+        certificate: of the run. Its claim is about the data's units, and holds for them with canaries too.
+    """
+
+    audited: Audited
+    law: Law | None
+    certificate: Certificate
+
+
+def audit_training(
+    setup: Setup,
+    *,
+    canaries: int | Canaries = 1000,
+    coordinates: int | None = None,
+    stepped: Callable[[int], object] | None = None,
+) -> Audited:
+    """Train a set-up through all planned steps with gradient canaries in it, and say what they show of its claim.
+
+    Each canary is a gradient at the clip norm, in the most telling steps that the plan allows a unit, and takes part by
+    a secret fair coin. The attacker sees every private gradient, and knows everything but the coins and the noise, the
+    data's gradients too. So it tests what the claim rests on from the clipped sum on: noise, strategy, order,
+    accounting. It does not test that the data's units are clipped: see `anyorder.audit.faults` for a front end.
+
+    Args:
+        setup: trained by the call, in this process alone. Its model is not for use afterwards.
+        canaries: how many; or which.
+        coordinates: of the gradient that they live on, chosen by the canaries' seed; None for all.
+        stepped: called with the number of steps taken after each.
+    Returns: `Audited`; `report.plot_audit(audited, "audit.png")` draws it.
+    Cost: the training, and for each step O(coordinates + canaries).
+    Raises: ArgumentError, and what the training raises.
+
+    Example:
+        audited = audit_training(setup())
+        print(audited.lower_bound("f_dp"), audited.epsilon, audited.refuted())
+    """
+    return attack(setup, canaries=canaries, coordinates=coordinates, stepped=stepped).audited
+
+
+def attack(
+    setup: Setup,
+    *,
+    canaries: int | Canaries = 1000,
+    coordinates: int | None = None,
+    stepped: Callable[[int], object] | None = None,
+    key: bytes | None = None,
+) -> Attack:
+    """As `audit_training`; with the law of the noise, and the certificate of the run.
+
+    Args:
+        key: 32 bytes for noise and coins of reproducible tests.
+    """
+    if not isinstance(setup, Setup):
+        raise ArgumentError(f"setup must be an anyorder.run.Setup, got {type(setup).__name__}")
+    engine = PrivacyEngine(setup.plan, key=key)
+    try:
+        model, optimizer, loader = engine.make_private(
+            setup.model, setup.optimizer, setup.loader, unit=setup.unit, **setup.options
+        )
+        size, n = engine.release.size, setup.plan.n
+        small = n * size <= _MOST_NUMBERS and n <= _MOST_STEPS
+        planted = plant(engine, _canaries(canaries, coordinates, size), key=key, totals=small, informed=True)
+        _train(setup, model, optimizer, loader, stepped)
+        plan, law = setup.plan, None
+        if small:
+            law = noise_law(planted.released, planted.totals, plan.strategy, plan.noise_std)
+        return Attack(planted.result(), law, engine.certificate())
+    finally:
+        engine.close()
+
+
+def _canaries(canaries: int | Canaries, coordinates: int | None, size: int) -> Canaries:
+    if isinstance(canaries, Canaries):
+        if coordinates is not None:
+            raise ArgumentError("coordinates are part of the canaries that were given: leave one of them out")
+        return canaries
+    count = _check.integer("canaries", canaries, low=1)
+    if coordinates is not None and _check.integer("coordinates", coordinates, low=1) > size:
+        raise ArgumentError(f"coordinates must be at most {size}, the trainable parameters, got {coordinates}")
+    return Canaries(size, count, size if coordinates is None else coordinates, seed=0)
+
+
+def _train(
+    setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable[Any],
+    stepped: Callable[[int], object] | None,
+) -> None:  # fmt: skip
+    """All planned steps."""
+    batches, n = _passes(loader), setup.plan.n
+    model.train()
+    for step in range(n):
+        optimizer.zero_grad()
+        for _ in range(setup.options.get("accumulate", 1)):
+            for batch in batches:
+                _scalar(setup.loss(model, batch)).backward()  # type: ignore[no-untyped-call]
+                break
+            else:
+                raise TrainingError(
+                    f"the loader of the set-up ended after {step} steps, and its plan has {n}: an audit is of the "
+                    "whole run; give a loader that can be gone through again, or a stream that is long enough"
+                )
+        optimizer.step()
+        if stepped is not None:
+            stepped(step + 1)
+
+
+def _passes(loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of one pass after the other; it ends with a pass that has none."""
+    found = True
+    while found:
+        found = False
+        for batch in loader:
+            found = True
+            yield batch
+
+
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        got = f"one of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ArgumentError(f"loss of a Setup must return a scalar tensor, got {got}")
+    return loss
+
+
+def setup_of(target: str) -> Setup:
+    """The set-up that a target names.
+
+    Args:
+        target: `module:function`, which returns a Setup (the current folder is importable); or the folder of a run of
+            `anyorder train`, finished or not: the same settings and plan, from the same first weights, in the same
+            order, with noise of its own.
+    Raises: ArgumentError.
+    """
+    path = Path(target)
+    if path.is_dir():
+        return _of_folder(path)
+    if ":" not in target:
+        raise ArgumentError(f"target must be module:function or the folder of a run of anyorder train, got {target!r}")
+    made = load_function(target, "target")()
+    if not isinstance(made, Setup):
+        raise ArgumentError(f"target {target!r} must return an anyorder.run.Setup, got {type(made).__name__}")
+    return made
+
+
+def _of_folder(path: Path) -> Setup:
+    try:
+        settings = parts.settings_of(folder.read_json(path / folder.METRICS), path)
+        plan = Plan.load(path / folder.PLAN, large=True)
+    except (CertificateError, CheckpointError) as problem:
+        raise ArgumentError(f"target must be module:function or the folder of a run: {problem}") from problem
+    data = datasets.load(settings.dataset, settings.data_dir)
+    model = parts.make_model(settings, data)
+    loss = functools.partial(parts.loss, device=torch.device(settings.device))
+    return Setup(plan, model, parts.make_optimizer(settings, model), parts.make_loader(settings, data), loss)
