@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder.accounting.curves import Composed, Sampled
 from anyorder.audit import Audited
 from anyorder.audit.noise_law import Law
 from anyorder.audit.result import REFUTED
@@ -53,7 +54,7 @@ class AuditSummary:
         confidence: of each bound and of the interval, each on its own.
         bounds: method -> lower bound on epsilon at the audit's delta.
         unfit: method -> why it gives no bound here.
-        mu_seen: interval of the mu of the scores; None where they are no Gaussians, or too few.
+        mu_seen: interval of the mu of the scores; None where no score is normal, or they are too few.
         p_values: method of the scores' test, or "noise", -> p-value.
     """
 
@@ -77,7 +78,7 @@ class AuditSummary:
             _check.choice("method", method, METHODS)
         _check.probability("confidence", confidence)
         unfit = {}
-        if audited.mus is None:
+        if isinstance(audited.curve, (Sampled, Composed)):
             unfit["gaussian"] = "under secret sampling no score is normal"
         elif not 1 < audited.included.sum() < len(audited.included) - 1:
             unfit["gaussian"] = "it needs two canaries that are in, and two that are out"

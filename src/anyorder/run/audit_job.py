@@ -103,7 +103,7 @@ def run(asked: Request, bar: StepsBar) -> Verdict:
     seconds = time.perf_counter() - began
     audited, certificate = done.audited, done.certificate
     if asked.delta is not None:
-        audited = replace(audited, delta=asked.delta, epsilon=audited.curve.epsilon(asked.delta))
+        audited = replace(audited, delta=asked.delta, epsilon=setup.plan.curve.epsilon(asked.delta))
     summary = AuditSummary.of(audited, asked.methods, asked.confidence, done.law)
     verdict = Verdict(asked.target, setup.plan, summary, certificate, seconds)
     if asked.plot is not None:
