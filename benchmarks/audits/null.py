@@ -129,9 +129,9 @@ def worst(rng: np.random.Generator, m: int, delta: float) -> Attack:
     b = np.exp(log_pmf + k * log_right + (m - k) * (log_right - epsilon))
     v = int(rng.integers(1, m + 1))
     above = float(b[v:].sum())
-    extra = min(m * delta / (v * b[v]), 1 / above) if b[v] > 0 and above > 0 else 0.0
-    p = np.where(k >= v, b * (1 + extra * (1 - above)), b * (1 - extra * above))
-    right = int(rng.choice(m + 1, p=np.maximum(p, 0) / np.maximum(p, 0).sum()))
+    moved = min(m * delta * above / (v * b[v]), 1.0) if b[v] > 1e-290 else 0.0  # p[0] is not negative
+    p = np.where(k >= v, b * (1 + moved * (1 - above) / max(above, 1e-290)), b * (1 - moved))
+    right = int(rng.choice(m + 1, p=p / p.sum()))
     wrong = np.ones(m, dtype=bool)
     wrong[rng.choice(m, right, replace=False)] = False
     return _pair(np.where(coins ^ wrong, 1.0, -1.0), coins, epsilon, delta, ("one_run",))

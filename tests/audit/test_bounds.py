@@ -190,6 +190,25 @@ def test_the_gaussian_interval_inverts_its_p_value(m, mu):
     assert low <= mu <= high
 
 
+def test_the_gaussian_p_value_at_mu_zero_is_that_of_the_t_test():
+    from scipy.stats import ttest_ind
+
+    for n1, n0 in ((2, 2), (1, 5), (20, 3), (300, 700)):
+        scores = np.random.default_rng(n1).standard_normal(n1 + n0)
+        coins = np.arange(n1 + n0) < n1
+        theirs = ttest_ind(scores[coins], scores[~coins], alternative="greater").pvalue
+        assert p_value(scores, coins, Gaussian(0.0), "gaussian") == pytest.approx(float(theirs), rel=1e-8)
+
+
+def test_the_gaussian_p_value_is_the_noncentral_t_of_unequal_groups():
+    from scipy.stats import nct, ttest_ind
+
+    scores, coins = np.array([4.0, 5.0, 6.5, 0.0, 1.0, 2.0, -1.0]), np.arange(7) < 3
+    t = float(ttest_ind(scores[coins], scores[~coins]).statistic)
+    expected = float(nct.sf(t, 5, 2.0 / math.sqrt(1 / 3 + 1 / 4)))
+    assert p_value(scores, coins, Gaussian(2.0), "gaussian") == pytest.approx(expected, rel=1e-7)
+
+
 def test_the_gaussian_law_does_not_depend_on_units():
     scores, coins = attack(50, 2.0, 5)
     for scale in (1e-200, 3.0, 1e200):

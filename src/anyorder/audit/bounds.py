@@ -109,8 +109,9 @@ def p_value(
     """The probability, at most, of scores that tell as much of the coins or more, if the claim is true.
 
     Under a true claim, and where what the method assumes holds (see `epsilon_lower_bound`), P[p <= a] <= a for every a.
-    By "f_dp" and "clopper_pearson" the whole curve is tested. By "one_run" 200 pairs (epsilon, delta(epsilon)) of it
-    are, at no cost: each bounds the same probability. By "gaussian" p is P[T >= the t found] for the claim's mu, exact.
+    By "clopper_pearson" and "f_dp" the whole curve is tested, by "one_run" 200 pairs (epsilon, delta(epsilon)) of it,
+    at no cost: each bounds the same probability, and so "f_dp" takes the least of both. By "gaussian" p is
+    P[T >= the t found] for the claim's mu, exact.
 
     How small it can be: by "one_run" and "f_dp" not as small as m coins suggest, for a mechanism that keeps the claim
     may give away all coins at once with a small probability; an f-DP p-value below 1e-6 needs a small mu. By "gaussian"
@@ -140,7 +141,9 @@ def p_value(
             counts = one_run.right_guesses(scores, included, guesses)
             return one_run.chances(m, counts, f_dp.pairs_of(claim))
         case "f_dp":
-            return f_dp.chances(f_dp.errors_of(claim), m, one_run.right_guesses(scores, included, guesses))
+            counts = one_run.right_guesses(scores, included, guesses)
+            by_pairs = one_run.chances(m, counts, f_dp.pairs_of(claim))
+            return min(f_dp.chances(f_dp.errors_of(claim), m, counts), by_pairs)
         case "gaussian":
             return gaussian_law.chance(scores, included, _mu_of(claim))
         case "clopper_pearson":
