@@ -101,10 +101,10 @@ def test_scores_have_the_law_that_is_claimed(name):
     strategy = as_released(claimed)
     steps = steps_for(n, 4)
     K = claimed.noising_matrix()
-    unit = Canaries(size=1, count=1, dimension=1, seed=0)
-    sign = unit.vector(0)[0]
+    single = Canaries(n, n, n, 0)  # canary t is +-1 in coordinate t, so that its score is the weight of row t
+    signs = single.dot(np.ones(n))
     for own, norm in zip(steps, visible(strategy, steps, 4), strict=True):
-        weights = np.array([scores(np.eye(n)[t][:, None], strategy, own, unit)[0] * sign for t in range(n)])
+        weights = signs * scores(np.eye(n), strategy, own, single)
         np.testing.assert_allclose(np.linalg.norm(weights @ K), 1, rtol=1e-8)
         np.testing.assert_allclose(weights[own].sum(), norm, rtol=1e-8)
         most = np.linalg.norm(claimed.matrix()[:, own].sum(axis=1))

@@ -140,7 +140,7 @@ def _improved(X: Floats, pattern: Pattern) -> Steps:
             subsets = (s for p in maximal for size in range(1, len(p) + 1) for s in combinations(p, size))
             return max(dict.fromkeys(subsets), key=lambda steps: _square(X, steps))
         best = max(maximal, key=lambda steps: _square(X, steps))
-        return _climbed(X, pattern, best)
+        return _climbed(X, pattern, best) if (X < 0).any() else best
     starts = sorted(dict.fromkeys(_candidates(pattern)), key=lambda steps: -_square(X, steps))[:8]
     return max((_climbed(X, pattern, steps) for steps in starts), key=lambda steps: _square(X, steps))
 
@@ -174,7 +174,7 @@ def _open(pattern: Pattern, rest: Steps, n: int) -> NDArray[np.bool_]:
     """(n,) which single steps may join these."""
     match pattern:
         case Listed():
-            return np.array([t not in rest and pattern.allows((*rest, t)) for t in range(n)])
+            return np.zeros(n, np.bool_)  # the patterns were all gone through
         case Separated(b=b):
             free = np.ones(n, np.bool_)
             for t in rest:
