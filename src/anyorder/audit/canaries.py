@@ -87,9 +87,9 @@ class Canaries(SetOnce):
         return self.dimension // self.count if self.orthogonal else self.dimension
 
     def coins(self, key: bytes | None = None) -> NDArray[np.bool_]:
-        """(count,) independent fair coins, which decide who is included. They are as secret as noise.
+        """(count,) independent fair coins, which decide who is included.
 
-        They do not follow from the seed: whoever knows the vectors must not know them.
+        They do not follow from the seed: whoever scores what was released knows the vectors, and must not know them.
 
         Args:
             key: 32 bytes for reproducible tests; in use None: the coins then come from the operating system.

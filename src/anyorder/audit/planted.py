@@ -71,7 +71,7 @@ class PlantedCanaries:
     Attributes:
         canaries: the directions.
         steps: (count,) tuples of steps; None under secret sampling.
-        included: (count,) bool, the coins: as secret as the data.
+        included: (count,) bool, the coins: who scores what was released must not know them.
     """
 
     def __init__(
@@ -135,25 +135,27 @@ class PlantedCanaries:
         words = self._coins.words(t, 0, 2 * self.canaries.count).view(np.uint64)
         return np.asarray((words >> np.uint64(11)) * 2.0**-53 < q, np.float64)
 
-    def _add(self, step: int, pieces: "list[Tensor]", divisor: float) -> None:
-        """Add the canaries of a step to a total in pieces."""
+    def _add(self, step: int, pieces: "list[Tensor]", divisor: float) -> "list[Tensor]":
+        """A total in pieces and its step's canaries; the pieces stay as they are, should the step be broken off."""
         import torch
 
         grid = self.plan.grid
         if self._informed:
             self._others = _joined(pieces, grid)
         weights = self.weights(step)
+        made = [*pieces]
         if weights.any():
             scale = self.plan.clip_norm / (1.0 if grid is None else grid)
-            vector = self.canaries.combined(weights, scale, whole=grid is not None)
-            start = 0
-            for piece in pieces:
-                part = torch.from_numpy(vector[start : start + piece.numel()])
-                piece.view(-1).add_(part.to(device=piece.device, dtype=piece.dtype))
-                start += piece.numel()
+            vector = torch.from_numpy(self.canaries.combined(weights, scale, whole=grid is not None))
+            parts = torch.split(vector, [piece.numel() for piece in pieces])
+            made = [
+                piece + part.view(piece.shape).to(device=piece.device, dtype=piece.dtype)
+                for piece, part in zip(pieces, parts, strict=True)
+            ]
         self._divisor = divisor
         if self._keep:
-            self._totals[step:] = [_joined(pieces, grid)]
+            self._totals[step:] = [_joined(made, grid)]
+        return made
 
     def _observe(self, step: int, private: Any) -> None:
         """Score what was released, times what it was divided by."""

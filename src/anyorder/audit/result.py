@@ -45,7 +45,7 @@ class Audited:
     scores ("f_dp": half the noise at epsilon 8 stays unseen by 1000 canaries), and much where they are independent,
     as those of orthogonal canaries are.
 
-    As secret as the data, as long as the canaries' coins are: `to_dict` leaves them out.
+    An attack that is to be repeated on the same release must not know the coins: `to_dict` leaves them out.
 
     Attributes:
         scores: (count,) of one run.

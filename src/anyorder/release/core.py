@@ -29,8 +29,8 @@ __all__ = ["Release"]
 
 Observer = Callable[[int, Any], object]
 
-Guest = Callable[[int, list[Tensor], float], None]
-"""(step, a total in pieces, which it adds to in place, what the noised total will be divided by)."""
+Guest = Callable[[int, list[Tensor], float], list[Tensor]]
+"""(step, a total in pieces, what the noised total will be divided by) -> new pieces, with what it adds."""
 
 _OWN = {"plan", "key", "stream", "clip_norm", "ledger", "extra", "ranks", "renewals", "machine", "coins"}
 
@@ -289,7 +289,7 @@ class Release:
         else:
             own = self.clip.planned(own)
             if self._guest is not None:
-                self._guest(step, own, self.clip.divisor)
+                own = self._guest(step, own, self.clip.divisor)
             self._files.commit(place, step, ids, own, population)
             private = self._noise.add_to(own, self.clip.divisor)
         self.ledger.record(step, ids)
