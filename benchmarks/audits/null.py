@@ -275,12 +275,30 @@ def nulls(method: str, runs: int, mechanism: Mechanism = normal, m: int = 200) -
     return found
 
 
+def exact_level(runs: int, m: int = 200) -> tuple[int, float]:
+    """(how often p is at most 0.05, what that should be) for `one_run` and the mechanism that it is sharp for.
+
+    Randomised response with epsilon 1; half of the coins are guessed, so that each guess is what was released; the
+    number of right ones is binomial, and its levels are few.
+    """
+    right, found = 1 / (1 + math.exp(-1.0)), 0
+    for run in range(runs):
+        rng = np.random.default_rng([run, 19])
+        coins = _coins(rng, m)
+        scores = np.where(coins ^ (rng.random(m) > right), 1.0, -1.0)
+        found += p_value(scores, coins, (1.0, 0.0), "one_run", guesses=m // 2) <= 0.05
+    pmf = [math.comb(m // 2, k) * right**k * (1 - right) ** (m // 2 - k) for k in range(m // 2 + 1)]
+    return found, max(tail for v in range(len(pmf)) if (tail := math.fsum(pmf[v:])) <= 0.05)
+
+
 def rows(quick: bool) -> Iterator[Row]:
     """Levels under true claims, then random mechanisms."""
     runs, mechanisms = (100, 300) if quick else (1000, 10_000)
     for mechanism, methods in ((normal, METHODS), (response, ("one_run", "f_dp", "clopper_pearson"))):
         for method in methods:
             yield _row(f"level of {method}: {mechanism.__name__}, {runs} runs", nulls(method, runs, mechanism), runs)
+    found, nominal = exact_level(runs)
+    yield _row(f"level of one_run: randomised response, half guessed, {runs} runs", found, runs, nominal)
     tallies: dict[str, Tally] = {}
     for seed in range(mechanisms):
         attacked(seed, tallies)

@@ -327,6 +327,8 @@ def test_bad_arguments_are_named():
     ):
         with pytest.raises(ArgumentError, match=word):
             epsilon_lower_bound(**{**{"scores": scores, "included": coins, "delta": 1e-5}, **given})
+    with pytest.raises(ArgumentError, match="delta must be above 0"):
+        p_value(scores, coins, (1.0, 0.0), method="gaussian")
     for claim in (1.0, "x", (1.0,), (-1.0, 0.1), (1.0, 1.0), (1.0, math.nan), (1.0, 0.1, 2)):
         with pytest.raises(ArgumentError):
             p_value(scores, coins, claim)

@@ -41,16 +41,10 @@ def test_the_others_are_not_above_their_level(method, mechanism):
     assert null.nulls(method, runs, mechanism, 60) <= runs * 0.05 + 4 * math.sqrt(runs * 0.05 * 0.95)
 
 
-def test_one_run_has_nearly_its_level_for_randomised_response():
-    """All coins guessed: the level is that of a binomial, which takes few values; about 0.03 for these."""
-    found = 0
-    for run in range(400):
-        rng = np.random.default_rng([run, 17])
-        coins = rng.random(40) < 0.5
-        scores = np.where(coins ^ (rng.random(40) < 1 / (1 + math.e)), 1.0, -1.0)
-        scores += np.where(scores > 0, -1, 1) * 1e-9 * rng.random(40)
-        found += p_value(scores, coins, (1.0, 0.0), "one_run", guesses=40) <= 0.05
-    assert 2 <= found <= 20 + 4 * 4.4
+def test_one_run_has_its_level_exactly_for_randomised_response():
+    found, nominal = null.exact_level(1000)
+    assert 0.02 < nominal <= 0.05
+    assert abs(found - 1000 * nominal) < 4 * math.sqrt(1000 * nominal * (1 - nominal))
 
 
 def test_random_mechanisms_are_never_refuted():

@@ -118,7 +118,9 @@ def p_value(
     and "clopper_pearson", where scores have nothing to do with each other, it falls exponentially in m.
 
     Args:
-        claim: a `Curve`, or (epsilon, delta). By "gaussian" a `Gaussian`, or a pair, which is read as that of its mu.
+        claim: a `Curve`, or (epsilon, delta), for a coin that puts one canary in or leaves it out. (That of a curve for
+            "replace-one" is true as well, and twice as lax.) By "gaussian" a `Gaussian`, or a pair with delta above 0,
+            which is read as that of its mu.
         scores, included, method, guesses, threshold: as in `epsilon_lower_bound`. Several numbers of guesses: the
             least p times their number.
     Returns: p in (0, 1], rounded up.
@@ -176,7 +178,8 @@ def mu_estimate(scores: ArrayLike, included: ArrayLike, confidence: float = 0.95
 
 
 def _pairs(scores: ArrayLike, included: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    found = _check.array("scores", scores, ndim=1)
+    given = np.asarray(scores) if hasattr(scores, "__array__") else scores  # a tensor copies itself in its own way
+    found = _check.array("scores", given, ndim=1)
     coins = np.asarray(included)
     if coins.shape != found.shape:
         raise ArgumentError(
@@ -230,7 +233,8 @@ def _mu_of(claim: Claim) -> float:
         case Gaussian():
             return claim.mu
         case (epsilon, delta):
-            return gdp_mu(epsilon, delta) * (1 + 1e-9) if delta > 0 else 0.0
+            _above_zero(delta, "gaussian")
+            return gdp_mu(epsilon, delta) * (1 + 1e-9)
         case _:
             raise ArgumentError(
                 "claim must be a Gaussian curve or (epsilon, delta) for method 'gaussian', got "
