@@ -384,6 +384,14 @@ def test_what_cannot_be_audited_is_one_line_and_2(arguments, phrase, own_setup):
     assert "REFUTED" not in outcome.output
 
 
+def test_an_error_of_ones_own_code_is_shown_whole_and_is_no_verdict(own_setup, tmp_path):
+    (tmp_path / "own_fault.py").write_text("def make():\n    raise RuntimeError('no data here')\n")
+    outcome = invoke("audit", "run", "own_fault:make")
+    assert outcome.exit_code == 2
+    assert "Traceback" in outcome.stderr
+    assert "RuntimeError: no data here" in outcome.stderr
+
+
 def test_an_interrupted_audit_is_no_audit(own_setup, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt

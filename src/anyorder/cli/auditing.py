@@ -1,5 +1,6 @@
 """`anyorder audit run`."""
 
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -64,6 +65,10 @@ def run(
     except KeyboardInterrupt:
         bar.stop()
         fail("stopped: there is no audit of half a run", 2)
+    except Exception as problem:  # of the code that is audited: shown whole, and 1 is taken
+        bar.stop()
+        traceback.print_exc()
+        raise typer.Exit(2) from problem
     finally:
         bar.stop()
     if as_json:
