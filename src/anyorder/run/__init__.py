@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anyorder.run.auditing import Setup, audit_training
+    from anyorder.run.input_canaries import audit_inputs, with_canaries
     from anyorder.run.job import Observer, Result, resume, train
     from anyorder.run.settings import Settings
 
-__all__ = ["Observer", "Result", "Settings", "Setup", "audit_training", "resume", "train"]
+__all__ = [
+    "Observer", "Result", "Settings", "Setup", "audit_inputs", "audit_training", "resume", "train", "with_canaries",
+]  # fmt: skip
 
-_FILES = {"Settings": "settings", "Setup": "auditing", "audit_training": "auditing"}  # the others are in job
+_FILES = {  # the others are in job
+    "Settings": "settings",
+    "Setup": "auditing",
+    "audit_inputs": "input_canaries",
+    "audit_training": "auditing",
+    "with_canaries": "input_canaries",
+}
 
 
 def __getattr__(name: str) -> Any:
