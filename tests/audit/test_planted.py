@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import anyorder as ao
-from anyorder.accounting import Gaussian
+from anyorder.accounting import Gaussian, Sampled
 from anyorder.audit import Audited, Canaries, plant, random_steps, scores, worst_steps
 from anyorder.errors import ArgumentError, ParticipationError, PlanError, TrainingError
 from anyorder.ledger import Ledger
@@ -50,7 +50,6 @@ def run(plan, canaries=CANARIES, steps=None, *, dtype=np.float64, totals=True, *
     planted = plant(release, canaries, steps, key=COINS, totals=totals, **how)
     rows = []
     for units, t in zip(everybody(plan), range(plan.n), strict=True):
-        units = [*release.sample(5)] if plan.participation.secret else units
         sums = total(t, dtype) if units else np.zeros(SIZE, dtype)
         rows.append(release.step(units, sums))
     return planted, rows
@@ -154,7 +153,7 @@ def test_on_a_grid_canaries_are_cut_to_it_and_never_longer_than_the_clip_norm():
 
 
 def test_under_poisson_sampling_canaries_toss_coins_of_their_own():
-    plan = ao.plan(participation=PoissonSampling(200, 0.25), batch_size=4, epsilon=8, delta=1e-5)
+    plan = ao.plan(participation=PoissonSampling(200, 0.25), batch_size=4, noise_multiplier=2, delta=1e-5)
     canaries = Canaries(40, 40, 40, 1)
     release = ao.Release(plan, 40, key=KEY)
     planted = plant(release, canaries, key=COINS, totals=True)
@@ -177,6 +176,20 @@ def test_under_poisson_sampling_canaries_toss_coins_of_their_own():
     assert result.scores[result.included].mean() > result.scores[~result.included].mean()
     with pytest.raises(ArgumentError, match="steps must be None"):
         plant(ao.Release(plan, 40), canaries, [0])
+
+
+@pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
+def test_an_informed_attacker_sees_noise_and_canaries_alone(neighbours):
+    """Whatever the units of the data add, the scores are those of a run of nobody."""
+    plan = claim(clip_norm=2.0, neighbours=neighbours)
+    planted, _ = run(plan, informed=True)
+    release = ao.Release(plan, SIZE, key=KEY)
+    nobody = plant(release, CANARIES, key=COINS)
+    for _ in range(N):
+        release.step([], np.zeros(SIZE))
+    np.testing.assert_allclose(planted.result().scores, nobody.result().scores, rtol=1e-9)
+    hidden, _ = run(plan)
+    assert abs(hidden.result().scores - nobody.result().scores).max() > 0.1
 
 
 def test_coins_come_from_the_system_where_no_key_is_given():
@@ -260,7 +273,7 @@ def test_poisson_sampling_in_the_engine():
         ao.plan(dataset_size=24, batch_size=4, epochs=2, sampling="poisson", epsilon=8, delta=1e-5) if False else None
     )
     rule = PoissonSampling(12, 4 / 24)
-    plan = ao.plan(participation=rule, batch_size=4, epsilon=8, delta=1e-5)
+    plan = ao.plan(participation=rule, batch_size=4, noise_multiplier=1, delta=1e-5)
     planted, *_ = trained(plan)
     assert planted.result().mus is None
 
@@ -520,8 +533,8 @@ def test_what_is_written_of_an_audit_tells_no_coin():
     secret = result.to_dict(secrets=True)
     assert secret["included"] == result.included.tolist()
     assert secret["scores"] == result.scores.tolist()
-    planted, _ = run(ao.plan(participation=PoissonSampling(N, 0.25), batch_size=4, epsilon=8, delta=1e-5))
-    assert planted.result().method == "clopper_pearson"
+    sampled = replace(result, curve=Sampled(1.0, 0.1, 10), mus=None, noise_std=None)
+    assert sampled.method == "clopper_pearson"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from anyorder.audit import Canaries, as_released, sampled_scores, scores, visibl
 from anyorder.audit.scores import Scorer
 from anyorder.audit.whiten import forward
 from anyorder.errors import ArgumentError, PlanError, TrainingError
-from anyorder.strategy import BandedInverse, Independent, Tree
+from anyorder.strategy import BandedInverse, Independent, Rescaled, SquareRoot, Tree
 from anyorder.strategy.kinds import KINDS
 from anyorder.workload import prefix_sum
 from laws.cases import STRATEGIES
@@ -93,11 +93,18 @@ def test_what_is_released_early_is_scored_by_finished_rows(name):
 # -- the law ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+ALSO = {
+    "rescaled online tree": lambda n: Rescaled(Tree(n, "online"), np.linspace(2, 1, n)),
+    "rescaled full tree": lambda n: Rescaled(Tree(n, "full", (3,), True), np.linspace(2, 1, n)),
+    "rescaled twice": lambda n: Rescaled(Rescaled(SquareRoot(n), np.linspace(2, 1, n)), np.linspace(1, 3, n)),
+}
+
+
+@pytest.mark.parametrize("name", [*STRATEGIES, *ALSO])
 def test_scores_have_the_law_that_is_claimed(name):
     """Exactly, from the weights of each row in a score: noise std 1, mean || C pi ||, for what is released."""
     n = 11
-    claimed = STRATEGIES[name](n)
+    claimed = (STRATEGIES | ALSO)[name](n)
     strategy = as_released(claimed)
     steps = steps_for(n, 4)
     K = claimed.noising_matrix()
