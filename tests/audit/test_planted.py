@@ -523,6 +523,29 @@ def test_a_claim_is_refuted_where_it_is_false():
     assert careful.p_value() == half.p_value("f_dp")
 
 
+@pytest.mark.parametrize("tail", [None, "heavy", "one", "many"])
+def test_what_the_data_add_makes_no_verdict_of_a_true_claim(tail):
+    """A tight claim: p-values at their level without data; data in the canaries' directions make them larger."""
+    rng = np.random.default_rng(4)
+    found = []
+    for _ in range(400):
+        others = {
+            None: np.zeros(60),
+            "heavy": 0.3 * rng.standard_t(2, size=60),
+            "one": np.r_[50.0, np.zeros(59)],
+            "many": 3.0 * rng.choice([-1, 0, 1], size=60),
+        }[tail]
+        included = rng.random(60) < 0.5
+        result = replace(
+            audited(1.666, count=60), scores=others + 1.666 * included + rng.normal(size=60), included=included
+        )
+        found.append(result.p_value())
+    for level in (0.02, 0.05, 0.2):
+        assert np.mean(np.array(found) <= level) <= level + 4 * np.sqrt(level / 400)
+    if tail is None:
+        assert np.mean(np.array(found) <= 0.2) > 0.1
+
+
 def test_what_is_written_of_an_audit_tells_no_coin():
     result = audited(1.0, count=50)
     told = result.to_dict()
