@@ -1,0 +1,111 @@
+"""The loaders of public training scripts, made again from their own text, each asked with `ao.check`.
+
+Rows: ours: the epsilon that holds for the order (`inf`: none follows from the loader; what was seen is then in the
+name); peer: the epsilon that an accountant for Poisson sampling prints (privacy loss distributions); ratio: printed
+over held: 1 or more where the print can be relied on. `python -m benchmarks.audits.scripts` writes the table of
+docs/check.md.
+"""
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+import anyorder as ao
+from anyorder.accounting import calibrate_poisson, gdp_epsilon
+from anyorder.audit.naming import weights_of
+from benchmarks._report import Row
+from benchmarks.audits.scripts_data import SCRIPTS, Script
+
+_QUICK_STEPS = 2000
+
+
+def sigma_of(script: Script) -> float:
+    """The noise multiplier of a script; for a target, what its accountant would give, to three digits."""
+    if script.sigma is not None:
+        return script.sigma
+    assert script.target is not None
+    assert script.epochs is not None
+    q = script.accumulate / script.batches
+    steps = script.epochs * -(-script.batches // script.accumulate)
+    return round(calibrate_poisson(script.target, script.delta, q, steps) + 5e-4, 3)
+
+
+def found(script: Script) -> ao.audit.Finding:
+    """The finding."""
+    size = {"batch_size": 4} if script.steps is not None else {}
+    return ao.check(
+        script.make(script.batches), noise_multiplier=sigma_of(script), epochs=script.epochs, steps=script.steps,
+        accumulate=script.accumulate, delta=script.delta, **size,
+    )  # fmt: skip
+
+
+def seen(script: Script) -> float:
+    """The epsilon of the order that the loader gave in one run of its samplers; NaN where these name nobody."""
+    loader = script.make(script.batches)
+    batcher = getattr(loader, "batch_sampler", None)
+    if batcher is None or script.pattern.startswith("a stream") or "neighbours" in script.pattern:
+        return math.nan
+    torch.manual_seed(0)
+    names, steps, t = [], [], 0
+    per_epoch = None if script.epochs is None else -(-script.batches // script.accumulate)
+    for _ in range(script.epochs or 1):
+        for i, batch in enumerate(batcher):
+            if script.steps is not None and i == script.steps:
+                break
+            names.append(batch)
+            steps.append(np.full(len(batch), t + i // script.accumulate))
+        t += per_epoch or 0
+    weight = weights_of(np.concatenate(names).astype(np.int64), np.concatenate(steps)).max()
+    return gdp_epsilon(math.sqrt(weight) / sigma_of(script), script.delta)
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """One for each script; quickly: runs of a few steps, which say nothing of the scripts."""
+    for script in SCRIPTS:
+        if quick:
+            most = max(1, _QUICK_STEPS // max(1, script.batches))
+            script = replace(
+                script, epochs=None if script.epochs is None else min(script.epochs, most),
+                steps=None if script.steps is None else min(script.steps, _QUICK_STEPS),
+                sigma=script.sigma or 1.0,
+            )  # fmt: skip
+        one = found(script)
+        order = "" if math.isfinite(one.true) else f", seen: {seen(script):.4g}"
+        name = f"{script.repository} {script.path}: {one.order}{order}"
+        yield Row(name, one.true, one.claimed, one.claimed / one.true, "epsilon")
+
+
+def page() -> Iterator[str]:
+    """The table in Markdown, and its summary."""
+    yield "| script | its loader | sigma | epochs | claimed | true | |"
+    yield "|---|---|---|---|---|---|---|"
+    verdicts: dict[str, int] = {}
+    ratios = []
+    for script in SCRIPTS:
+        one = found(script)
+        verdicts[one.verdict] = verdicts.get(one.verdict, 0) + 1
+        if math.isfinite(one.true) and one.claimed > 0.005 and not one.holds:
+            ratios.append((one.true / one.claimed, script))
+        true = f"{one.true:.4g}"
+        if math.isinf(one.true):
+            other = seen(script)
+            true = "none" if math.isnan(other) else f"none; in the order that was seen {other:.4g}"
+        length = f"{one.steps} steps" if script.epochs is None else str(script.epochs)
+        claimed = "–" if math.isnan(one.claimed) else f"{one.claimed:.3g}"
+        told = script.pattern + (f" ({script.ours})" if script.ours else "")
+        name = f"{script.repository}, {script.path}" if script.is_private else f"{script.repository}, {script.path} *"
+        yield f"| {name} | {told} | {sigma_of(script):g} | {length} | {claimed} | {true} | {one.verdict} |"
+    worst, script = max(ratios, key=lambda pair: pair[0])
+    yield ""
+    yield f"{len(SCRIPTS)} loaders: " + ", ".join(f"{count} {word}" for word, count in sorted(verdicts.items())) + "."
+    yield f"The largest true epsilon over a claimed one is {worst:.3g} ({script.repository}, {script.path})."
+
+
+if __name__ == "__main__":
+    for line in page():
+        print(line)
+        sys.stdout.flush()
