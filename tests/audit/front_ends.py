@@ -10,10 +10,46 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.audit.faults import FrontEnd, Moved, patched
+from anyorder.audit.faults import Fault, FrontEnd, Moved, patched
 from anyorder.audit.faults.trial import banded_inverse, independent, tree
 from anyorder.clipping import Adaptive
+from anyorder.clipping.clip_rules import Cut
 from anyorder.train.training import Training
+
+# -- faults of the package's own clipping, which all of them go through ----------------------------------------------
+
+
+@contextmanager
+def factors_of_another(reached):
+    """Each unit is cut by the factor of the next one: a list that is off by one."""
+    real = Cut.apply
+
+    def apply(self, squares, clip_norm):
+        reached()
+        factors, counts = real(self, squares, clip_norm)
+        return {name: values.roll(1) for name, values in factors.items()}, counts
+
+    with patched(Cut, "apply", apply):
+        yield
+
+
+@contextmanager
+def norm_for_its_square(reached):
+    """The norm is taken for its square."""
+    real = Cut.apply
+
+    def apply(self, squares, clip_norm):
+        reached()
+        return real(self, {name: square.sqrt() for name, square in squares.items()}, clip_norm)
+
+    with patched(Cut, "apply", apply):
+        yield
+
+
+CLIPPING = (
+    Fault("factors of another unit", factors_of_another),
+    Fault("norm taken for its square", norm_for_its_square),
+)
 
 # -- the release core, with sums by bounded_sum ------------------------------------------------------------------------
 
@@ -38,7 +74,7 @@ def core_summing(make):
     return patched(HERE, "bounded_sum", make)
 
 
-core = FrontEnd("release core", run_core, core_summing, core_sampled)
+core = FrontEnd("release core", run_core, core_summing, core_sampled, CLIPPING)
 
 # -- the same in exact integers ----------------------------------------------------------------------------------------
 
@@ -66,6 +102,7 @@ exact = FrontEnd(
     "release core, exact integers",
     run_exact,
     exact_summing,
+    faults=CLIPPING,
     strategies=(banded_inverse, tree, independent),
     excuses={
         "row of Z used again": "its rows come from no program of a step; that of a whole step stands for it",
@@ -130,7 +167,7 @@ def engine_summing(make):
         yield
 
 
-engine = FrontEnd("torch engine", run_engine, engine_summing, engine_sampled)
+engine = FrontEnd("torch engine", run_engine, engine_summing, engine_sampled, CLIPPING)
 
 ADAPTIVE = Adaptive(quantile=0.5, learning_rate=0.3, share=0.1)
 
@@ -145,6 +182,7 @@ adaptive = FrontEnd(
     "torch engine, adaptive norm",
     run_adaptive,
     engine_summing,
+    faults=CLIPPING,
     strategies=(independent,),
     excuses={
         "stale kernel": "independent noise has no coefficients",

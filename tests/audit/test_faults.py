@@ -219,7 +219,7 @@ def test_an_honest_case_fails_where_the_run_is_refuted():
 
 
 def test_an_own_fault_is_one_more_case():
-    mine = dataclasses.replace(core, faults=(Fault("too loud", louder),))
+    mine = dataclasses.replace(core, faults=(*core.faults, Fault("too loud", louder)))
     assert [case.name for case in cases(mine)][-1] == "release core: too loud"
     [*_, last] = cases(mine)
     assert last.check().reached == 1

@@ -18,7 +18,7 @@ from anyorder.audit.faults.trial import Released, SampledTrial, Trial
 from anyorder.audit.noise_law import LEAST, Law, echo, noise_law
 from anyorder.audit.scores import sampled_scores, scores
 from anyorder.audit.whiten import as_released
-from anyorder.errors import AnyorderError, ArgumentError, TrainingError
+from anyorder.errors import AnyorderError, ArgumentError, MissingDependencyError, TrainingError
 from anyorder.strategy import Strategy
 
 __all__ = ["SIGNIFICANCE", "Case", "Verdict", "attack", "audit_front_end", "cases", "echoes", "noise"]
@@ -195,7 +195,7 @@ def _rows(run: Callable[[], Iterable[Any]], fault: Fault | SumFault | None) -> t
     try:
         return list(run()), None
     except AnyorderError as problem:
-        if fault is None:
+        if fault is None or isinstance(problem, MissingDependencyError):
             raise
         return [], type(problem).__name__
 
