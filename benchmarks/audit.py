@@ -11,7 +11,7 @@ from importlib import import_module
 
 from benchmarks._report import options, show
 
-PARTS = ("power", "null", "faults", "peers", "scripts")
+PARTS = ("power", "null", "faults", "peers", "secrets", "scripts")
 
 
 def main() -> None:

@@ -158,6 +158,14 @@ def test_ties_are_not_to_the_canarys_favour():
     assert np.array_equal(impossible, found)
 
 
+def test_ties_among_all_phrases_are_drawn_anew_for_each_canary():
+    secrets = Secrets(400, 2, vocabulary=2, seed=0)
+    found = secrets.ranks(equal, candidates=None)
+    for word in (0, 1):
+        own = found[secrets.phrases[:, 1] == word]
+        assert abs((own == 1).mean() - 0.5) < 0.2
+
+
 def test_rounding_that_depends_on_the_place_favours_nobody():
     def uneven(contexts, words):  # as kernels that take the first rows otherwise than the last
         return np.where(np.arange(len(words)) == 0, -1.0, -2.0)

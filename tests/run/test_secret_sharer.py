@@ -11,6 +11,7 @@ pytest.importorskip("typer")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import anyorder as ao
@@ -284,10 +285,18 @@ def test_what_the_command_refuses(written, monkeypatch):
 # -- the picture -----------------------------------------------------------------------------------------------------
 
 
-def test_panels_of_ranks(tmp_path):
-    found = Memorised(np.arange(1, 1001), 1000)
-    plot_ranks({"3": {"a": found, "b": found}, "9": {"a": found, "b": found}}, tmp_path / "r.png", "ranks")
+def test_panels_of_ranks(tmp_path, monkeypatch):
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda own, *a, **b: figures.append(own) or save(own, *a, **b))
+    found, first = Memorised(np.arange(1, 1001), 1000), Memorised(np.ones(7, int), 1000)
+    plot_ranks({"3": {"a": found, "b": found}, "9": {"a": found, "b": first}}, tmp_path / "r.png", "ranks")
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    axes = figures[0].axes
+    assert [one.get_title() for one in axes] == ["a", "b", "", ""]
+    assert [one.get_ylabel() for one in axes] == ["3", "", "9", ""]
+    assert [bar.get_height() for bar in axes[0].patches] == [100] * 10
+    assert [bar.get_height() for bar in axes[3].patches] == [7] + [0] * 9
     for wrong in ({}, {"3": {}}, {"3": {"a": found}, "9": {"b": found}}):
         with pytest.raises(ArgumentError, match="same columns"):
             plot_ranks(wrong, tmp_path / "no.png", "ranks")

@@ -29,7 +29,7 @@ def canaries(
         float | None, typer.Option(help="Of the built-in model, for one sequence. Default: none.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Of the built-in model. Default: 5.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Of the built-in model. Default: 2.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Of the built-in model. Default: 1.")] = None,
     repeats: Annotated[int, typer.Option(help="How often each canary stands in the text.")] = 9,
     count: Annotated[int, typer.Option(help="Canaries; about half of them stay out, by secret coins.")] = 2000,
     words: Annotated[int, typer.Option(help="In a canary; the first is given to the model.")] = 3,

@@ -40,12 +40,12 @@ def plot_ranks(panels: Mapping[str, Mapping[str, Memorised]], path: str | Path, 
     figure = module.Figure(figsize=size, layout="constrained")
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     grid = figure.subplots(len(panels), len(columns), squeeze=False, sharex=True)
+    for axes, column in zip(grid[0], columns, strict=True):
+        axes.set_title(column, fontsize=9)
     for axes_of_row, (row, cells) in zip(grid, panels.items(), strict=True):
-        for axes, (column, found) in zip(axes_of_row, cells.items(), strict=True):
-            _histogram(axes, found)
-            if axes_of_row is grid[0]:
-                axes.set_title(column, fontsize=9)
         axes_of_row[0].set_ylabel(row, fontsize=9)
+        for axes, found in zip(axes_of_row, cells.values(), strict=True):
+            _histogram(axes, found)
     figure.supxlabel("rank / phrases: 0 is the phrase that the model favours most; dashed: chance", fontsize=9)
     try:
         figure.savefig(path, dpi=100, format="png")

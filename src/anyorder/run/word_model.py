@@ -77,7 +77,7 @@ def train_words(
     delta: float = 1e-5,
     epochs: int = 5,
     batch_size: int = 500,
-    lr: float = 2.0,
+    lr: float = 1.0,
     momentum: float = 0.9,
     clip_norm: float = 1.0,
     dimension: int = 32,
