@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from anyorder.accounting import Gaussian
 from anyorder.audit import Memorised, Secrets, epsilon_lower_bound, group_curve, p_value
+from anyorder.audit.result import REFUTED
 from anyorder.audit.secrets import LogProb
 from anyorder.errors import ArgumentError
 from anyorder.plan import Plan
@@ -22,7 +23,6 @@ Ints = NDArray[np.int64]
 Train = Callable[[list[Ints], int], tuple[LogProb, Plan | None]]
 """`train(corpus, vocabulary)` -> the model's log-probabilities (see `audit.LogProb`), and the plan it ran, if any."""
 
-_SIGNIFICANCE = 1e-6  # of the verdict: a true claim is refuted in one audit of a million
 _LEAST = -1e300  # stands for the logarithm of probability zero: a score is finite
 
 
@@ -82,9 +82,9 @@ class Shared:
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim is refuted at 1e-6."""
+        """Whether the claim is refuted, as true claims are in one audit of a million."""
         found = self.p_value()
-        return found is not None and found < _SIGNIFICANCE
+        return found is not None and found < REFUTED
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, none of which is a single canary's."""
