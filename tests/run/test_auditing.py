@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import anyorder as ao
 from anyorder.audit import Canaries
 from anyorder.certificate import verify
+from anyorder.clipping import Adaptive
 from anyorder.errors import AnyorderError, ArgumentError, TrainingError
 from anyorder.release import core
 from anyorder.report import METHODS, AuditSummary
@@ -170,7 +171,10 @@ def test_units_accumulation_and_other_options():
     loader[:] = [(rows[i : i + 2], x[i : i + 2]) for i in range(0, 16, 2)]
     model = nn.Linear(FEATURES, 1)
     made = replace(made, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    assert attack(made, canaries=50).certificate.steps == 4
+    seen = []
+    counted = replace(made, loss=lambda model, batch: seen.append(batch) or made.loss(model, batch))
+    assert attack(counted, canaries=50).certificate.steps == 4
+    assert len(seen) == 8
 
 
 @pytest.mark.parametrize(
@@ -187,6 +191,15 @@ def test_a_setup_that_is_none(wrong, phrase):
     made = setup()
     with pytest.raises(ArgumentError, match=phrase):
         replace(made, **wrong)
+
+
+def test_a_clip_norm_that_moves():
+    """Canaries are as long as the norm that the plan was made for, whatever the norm in force is."""
+    made = replace(setup("independent"), options={"rule": Adaptive(0.5)})
+    done = attack(made, canaries=150, key=KEY)
+    summary = AuditSummary.of(done.audited, confidence=0.9999, law=done.law)
+    assert summary.mu_seen[0] < made.plan.mu < summary.mu_seen[1]
+    assert not summary.refuted
 
 
 def test_what_cannot_be_audited_is_said_in_words():

@@ -1,4 +1,4 @@
-"""The command line: train, plan, epsilon, verify, check, audit."""
+"""The command line: train, plan, epsilon, verify, audit."""
 
 from importlib.util import find_spec
 from typing import Annotated
