@@ -132,7 +132,8 @@ def _of_loader(loader: Any, run: Run) -> Arrivals:
     elif loader.batch_size is None:
         stream, size, drop_last = read_stream(batcher), 1, False
         if stream is not None:
-            stream = replace(stream, order=f"batches that the data set holds, {stream.order}")
+            caveat = "if no example stands in two of the batches that the data set holds"
+            stream = replace(stream, order=f"batches that the data set holds, {stream.order}", caveat=caveat)
     else:
         stream = None
     if stream is None:
