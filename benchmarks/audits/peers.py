@@ -133,7 +133,7 @@ def _p(
 
 def opacus(quick: bool) -> Iterator[Case]:
     """Sequential and shuffled loaders with poisson_sampling=False, and its default, Poisson."""
-    count, runs = (2000, 300) if quick else (8000, 1500)
+    count, runs = (2000, 300) if quick else (8000, 4000)
     for order in ("sequential", "shuffled", "poisson"):
         coins, (released, known), said = trained(OPACUS, "opacus", "audit_opacus.py", order, count)
         ours = Ours(order, count)
@@ -169,7 +169,7 @@ def many_runs(runs: int) -> list[Attack]:
         OPACUS, "opacus", "audit_opacus.py", "shuffled", runs, kind="many", examples=SHARE, batch_size=1
     )
     plan = Ours.planned("shuffled", SHARE)
-    our_coins = np.random.default_rng().random(runs // 5) < 0.5
+    our_coins = np.random.default_rng().random(min(runs // 5, 300)) < 0.5
     own = [Ours.train(plan, "shuffled", line(coin), 1) for coin in our_coins]
     peer = two_scores(released, known["steps"])
     ours = two_scores(np.stack([rows[:, 0] for rows, _ in own]), np.stack([steps[0] for _, steps in own]))
