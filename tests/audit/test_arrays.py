@@ -30,6 +30,19 @@ def test_scores_by_hand() -> None:
     np.testing.assert_allclose(rows(neighbours="replace-one", clip_norm=3.0).mus, 3 * 3**0.5)
 
 
+def test_neighbours_are_those_of_the_claim(tmp_path: Path) -> None:
+    """A coin that turns a gradient around is twice what a claim of zero-out is about: it would refute a true one."""
+    assert rows(neighbours="replace-one").curve.neighbours == "replace-one"
+    with pytest.raises(ArgumentError, match="neighbours"):
+        rows(claim=Gaussian(1.0), delta=1e-5, neighbours="replace-one")
+    with pytest.raises(ArgumentError, match="neighbours"):
+        rows(claim=Gaussian(1.0, neighbours="replace-one"), delta=1e-5)
+    rows(claim=Gaussian(1.0, neighbours="add-or-remove"), delta=1e-5)
+    fields = {name: value for name, value in FIELDS.items() if name != "epsilon"}
+    found = ao.audit.from_file(written(tmp_path, **fields, mu=1.0, neighbours="replace-one"))
+    assert found.curve == Gaussian(1.0, neighbours="replace-one")
+
+
 def test_correlated_by_hand() -> None:
     """C = [[1, 0, 0], [.5, 1, 0], [0, .5, 1]]: of step 1, C pi = (0, 1, .5), and C of column 0 is (3, 2.5, .5)."""
     by_hand = (2.5 + 0.25) / 1.25**0.5

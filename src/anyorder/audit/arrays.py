@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import toeplitz
 
 from anyorder import _check
-from anyorder.accounting.curves import NEIGHBOURS, Composed, Gaussian, Sampled
+from anyorder.accounting.curves import NEIGHBOURS, Composed, Curve, Gaussian, Sampled
 from anyorder.audit.canaries import Canaries
 from anyorder.audit.f_dp import Claim
 from anyorder.audit.result import Audited, Stated
@@ -73,8 +73,9 @@ def from_rows(
         strategy: C: a `Strategy`; (n, n) numbers; (m,) numbers, the first column of a Toeplitz matrix; None for
             independent noise.
         sampling_probability: q, for a secret sample of the steps; None where steps are what they are.
-        neighbours: "replace-one" where a coin that does not come up puts -g_c in the place of g_c; "zero-out" and
-            "add-or-remove" where it leaves nothing.
+        neighbours: of the claim, and so what a coin decides: "replace-one" where one that does not come up puts -g_c in
+            the place of g_c; "zero-out" and "add-or-remove" where it leaves nothing. A claim for the latter says
+            nothing of the former.
         independent: whether scores are independent of each other, as those of orthogonal canaries are if the noise is
             white across coordinates: then the verdict may rest on it, and sees far more; see `Audited.method`.
     Returns: `Audited`: bounds, p-value, verdict.
@@ -90,6 +91,7 @@ def from_rows(
     coins = _coins(included)
     noise_std, clip_norm = _check.positive("noise_std", noise_std), _check.positive("clip_norm", clip_norm)
     _check.choice("neighbours", neighbours, NEIGHBOURS)
+    curve, delta, epsilon = _claimed(claim, delta, neighbours)
     y = _products(released, canaries, len(coins))
     n = len(y)
     patterns = Patterns(_steps(steps, n), len(coins), n)
@@ -103,14 +105,16 @@ def from_rows(
         ratio = clip_norm / noise_std**2 * (c.T @ (c @ y)) - sizes[:, None] / 2
         with np.errstate(divide="ignore"):
             ratios = np.logaddexp(np.log1p(-_check.positive("sampling_probability", q)), np.log(q) + ratio)
-        scores = (ratios * pi[:, patterns.of]).sum(axis=0)
-        return from_scores(scores, included=coins, claim=claim, delta=delta, independent=independent)
+        return Audited(
+            scores=(ratios * pi[:, patterns.of]).sum(axis=0), included=coins, noise_std=None, mus=None, curve=curve,
+            delta=delta, epsilon=epsilon, independent=bool(independent),
+        )  # fmt: skip
     white, seen = c @ y, c @ pi
     norms = np.linalg.norm(seen, axis=0)[patterns.of]
-    return from_scores(
-        (white * seen[:, patterns.of]).sum(axis=0) / norms,
-        included=coins, claim=claim, delta=delta, noise_std=noise_std,
-        mus=NEIGHBOURS[neighbours] * clip_norm / noise_std * norms, independent=independent,
+    return Audited(
+        scores=(white * seen[:, patterns.of]).sum(axis=0) / norms, included=coins, noise_std=noise_std,
+        mus=NEIGHBOURS[neighbours] * clip_norm / noise_std * norms, curve=curve, delta=delta, epsilon=epsilon,
+        independent=bool(independent),
     )  # fmt: skip
 
 
@@ -145,11 +149,10 @@ def from_scores(
         >>> from_scores([2.0, -1.0, 3.0], included=[1, 0, 1], claim=(1.0, 1e-5)).epsilon
         1.0
     """
-    claim, delta, epsilon = _claimed(claim, delta)
+    curve, delta, epsilon = _claimed(claim, delta, None)
     return Audited(
         scores=_check.array("scores", scores, ndim=1), included=_coins(included), noise_std=noise_std,
-        mus=None if mus is None else _check.array("mus", mus, ndim=1),
-        curve=Stated(*claim) if isinstance(claim, tuple) else claim, delta=delta, epsilon=epsilon,
+        mus=None if mus is None else _check.array("mus", mus, ndim=1), curve=curve, delta=delta, epsilon=epsilon,
         independent=bool(independent),
     )  # fmt: skip
 
@@ -194,7 +197,9 @@ def from_file(file: str | Path, *, released: str | Path | None = None) -> Audite
     if lone := sorted(numbers.keys() - (_CLAIM | _NUMBERS)):
         raise ArgumentError(f"{', '.join(lone)} must be arrays, got one value each")
     delta = numbers.pop("delta")
-    claim: Claim = (numbers.pop("epsilon"), delta) if "epsilon" in numbers else Gaussian(numbers.pop("mu"))
+    relation = numbers.get("neighbours", "zero-out")
+    claim: Claim
+    claim = (numbers.pop("epsilon"), delta) if "mu" not in numbers else Gaussian(numbers.pop("mu"), neighbours=relation)
     both = {**given, **numbers, "claim": claim, "delta": delta}
     return from_scores(both.pop("scores"), **both) if "scores" in both else from_rows(both.pop("released"), **both)
 
@@ -218,17 +223,22 @@ def _memory_map(file: Path) -> Any:
         raise ArgumentError(f"released must be an .npy file of plain numbers: {problem}") from problem
 
 
-def _claimed(claim: Claim, delta: float | None) -> tuple[Claim, float, float]:
-    """The claim, and a point on it."""
+def _claimed(claim: Claim, delta: float | None, neighbours: str | None) -> tuple[Curve | Stated, float, float]:
+    """The claim, and a point on it; `neighbours` is what coins decide, None where nobody knows."""
     if isinstance(claim, (tuple, list)):
         if len(claim) != 2:
             raise ArgumentError(f"claim must be a curve or a pair (epsilon, delta), got {len(claim)} numbers")
-        pair = _check.real("epsilon", claim[0], low=0.0), _check.probability("delta", claim[1])
-        if delta is not None and delta != pair[1]:
-            raise ArgumentError(f"delta must be that of the claim, {pair[1]}, got {delta!r}")
-        return pair, pair[1], pair[0]
+        epsilon, own = _check.real("epsilon", claim[0], low=0.0), _check.probability("delta", claim[1])
+        if delta is not None and delta != own:
+            raise ArgumentError(f"delta must be that of the claim, {own}, got {delta!r}")
+        return Stated(epsilon, own, neighbours or "zero-out"), own, epsilon
     if type(claim) not in (Gaussian, Sampled, Composed):
         raise ArgumentError(f"claim must be a curve or a pair (epsilon, delta), got {type(claim).__name__}")
+    if neighbours is not None and NEIGHBOURS[claim.neighbours] != NEIGHBOURS[neighbours]:
+        raise ArgumentError(
+            f"neighbours must be those of the claim, {claim.neighbours!r}, got {neighbours!r}: what coins decide would "
+            "be more, or less, than what the claim is about"
+        )
     if delta is None:
         raise ArgumentError("delta must be given where the claim is a curve")
     delta = _check.probability("delta", delta)

@@ -26,12 +26,13 @@ class Stated:
     Attributes:
         stated_epsilon: the epsilon that is claimed.
         stated_delta: at this delta.
+        neighbours: what the coins of its audit decided, as of a curve.
     """
 
     stated_epsilon: float
     stated_delta: float
+    neighbours: str = "zero-out"
     mu: None = field(default=None, init=False, repr=False)
-    neighbours: str = field(default="zero-out", init=False, repr=False)
 
 
 @final
