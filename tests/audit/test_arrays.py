@@ -1,13 +1,16 @@
 """Audits of any program's arrays: scores by hand, files, what does not fit."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import anyorder as ao
 from anyorder.accounting import Gaussian
 from anyorder.audit.result import Stated
+from anyorder.cli import app
 from anyorder.errors import ArgumentError
 from anyorder.strategy import BLT, Tree
 
@@ -159,6 +162,36 @@ def test_files(tmp_path: Path) -> None:
     assert scored.scores.tolist() == [1.0, 2.0]
     sampled = written(tmp_path, **FIELDS, sampling_probability=0.5, independent=True)
     assert ao.audit.from_file(sampled).method == "clopper_pearson"
+
+
+def command(file: Path, *options: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["audit", "arrays", str(file), *options])
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("epsilon", [4.91, 1.07], ids=["true", "too small"])
+def test_command(tmp_path: Path, epsilon: float) -> None:
+    included = RNG.random(4000) < 0.5
+    fields = {
+        "released": RNG.standard_normal((3, 4000)) + included, "canaries": np.arange(4000), "included": included,
+        "noise_std": 1.0, "epsilon": epsilon, "delta": 0.01, "independent": True,
+    }  # fmt: skip
+    code, shown, _ = command(written(tmp_path, **fields))
+    assert code == (epsilon < 4)
+    assert f"epsilon <= {epsilon}" in shown
+    assert ("REFUTED" in shown) == (epsilon < 4)
+    code, shown, _ = command(written(tmp_path, **fields), "--json")
+    found = json.loads(shown)
+    assert code == found["refuted"] == (epsilon < 4)
+    assert set(found["epsilon_at_least"]) == {"one_run", "f_dp", "gaussian", "clopper_pearson"}
+    scores = {"scores": [1.0, 2.0, 3.0, 0.0], "included": [1, 1, 0, 0], "epsilon": 1.0, "delta": 1e-5}
+    code, shown, _ = command(written(tmp_path, **scores), "--json")
+    assert code == 0
+    assert set(json.loads(shown)["epsilon_at_least"]) == {"one_run", "clopper_pearson"}
+    code, shown, problem = command(tmp_path / "none.npz")
+    assert code == 2
+    assert shown == ""
+    assert "none.npz" in problem
 
 
 @pytest.mark.parametrize(

@@ -52,35 +52,52 @@ def chance(
 
     Args:
         errors: f, as `f_dp.errors_of` gives it.
-        threshold: as in `largest_epsilon`.
+        threshold: as in `largest_epsilon`; None: the one by which the even-numbered pairs refute this claim best.
     Returns: p in (0, 1], rounded up.
     """
     if threshold is None:
-        threshold = _chosen(scores[::2], included[::2], 0.0, 0.05)
+        threshold = _least(scores[::2], included[::2], errors, _candidates(scores[::2]))[1]
         scores, included = scores[1::2], included[1::2]
-    at = np.array([threshold])
+    high = _least(scores, included, errors, np.array([threshold]))[0]
+    return 1.0 if high is None else 2 * math.exp(high) * (1 + 1e-9)
 
-    def refuted(log_level: float) -> bool:
-        alarms, misses = _upper_errors(scores, included, at, math.exp(log_level))
-        return bool((errors(1 - alarms) > misses)[0])
+
+def _least(
+    scores: NDArray[np.float64], included: NDArray[np.bool_], errors: Errors, thresholds: NDArray[np.float64]
+) -> tuple[float | None, float]:
+    """Log of the least level at which some threshold refutes, None where it is above 1/2; and which threshold does."""
+
+    def margins(log_level: float) -> NDArray[np.float64]:
+        alarms, misses = _upper_errors(scores, included, thresholds, math.exp(log_level))
+        return np.asarray(errors(1 - alarms) - misses)
 
     low, high = -700.0, math.log(0.5)
-    if not refuted(high):
-        return 1.0
+    best = margins(high)
+    if best.max() <= 0:
+        return None, float(thresholds[np.argmax(best)])
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if refuted(middle) else (middle, high)
-    return 2 * math.exp(high) * (1 + 1e-9)
+        found = margins(middle)
+        if found.max() > 0:
+            high, best = middle, found
+        else:
+            low = middle
+    return high, float(thresholds[np.argmax(best)])
 
 
 def _chosen(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, significance: float) -> float:
     """The threshold that gives these pairs the largest bound."""
+    candidates = _candidates(scores)
+    alarms, misses = _upper_errors(scores, included, candidates, significance / 2)
+    return float(candidates[np.argmax(_epsilons(alarms, misses, delta))])
+
+
+def _candidates(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Thresholds between scores, spread over them."""
     candidates = np.unique(scores)
     if len(candidates) > _CANDIDATES:
         candidates = candidates[np.linspace(0, len(candidates) - 1, _CANDIDATES).astype(int)]
-    candidates = np.append((candidates[:-1] + candidates[1:]) / 2, candidates[-1])
-    alarms, misses = _upper_errors(scores, included, candidates, significance / 2)
-    return float(candidates[np.argmax(_epsilons(alarms, misses, delta))])
+    return np.append((candidates[:-1] + candidates[1:]) / 2, candidates[-1])
 
 
 def _upper_errors(

@@ -2,6 +2,7 @@
 
 import typer
 
+from anyorder.cli.arrays import arrays
 from anyorder.cli.auditing import run
 from anyorder.cli.secrets import canaries
 
@@ -15,6 +16,7 @@ group = typer.Typer(
 # One file for each command; this is the one list of them, in the order of the help.
 group.command()(run)
 group.command()(canaries)
+group.command()(arrays)
 
 
 @group.callback(invoke_without_command=True)
