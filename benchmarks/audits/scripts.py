@@ -16,7 +16,7 @@ import torch
 
 import anyorder as ao
 from anyorder.accounting import calibrate_poisson, gdp_epsilon
-from anyorder.audit.naming import weights_of
+from anyorder.audit.checking.naming import weights_of
 from benchmarks._report import Row
 from benchmarks.audits.scripts_data import SCRIPTS, Script
 

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon, poisson_epsilon
-from anyorder.audit.checking import printed
+from anyorder.audit.checking.finding import printed
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
@@ -183,7 +183,7 @@ def test_orders_in_which_a_unit_comes_a_bounded_number_of_times(name):
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_no_order_lets_a_unit_come_more_often_than_what_is_proven(name, accumulate):
     """The samplers themselves, run: the weight of every unit in the steps of three epochs."""
-    from anyorder.audit.naming import weights_of
+    from anyorder.audit.checking.naming import weights_of
     from anyorder.sampling.origins import Origins
 
     make, _, _ = ORDERS[name]
@@ -347,7 +347,7 @@ def test_a_claim_that_an_attack_refutes_is_false_and_no_attack_is_above_what_is_
 
 def test_the_attack_on_shuffles_is_what_its_simulation_does():
     """P and Q of the event, by drawing: one epoch of four steps, the threshold at which the bound is best."""
-    from anyorder.audit.visits import AtMost, Shuffles, epsilon_at_least
+    from anyorder.audit.checking.visits import AtMost, Shuffles, epsilon_at_least
 
     bound = epsilon_at_least(AtMost(1.0, shuffles=Shuffles(1, 4)), 1.0, 1e-2)
     rng = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon
-from anyorder.audit.watching import watch
+from anyorder.audit.checking.watching import watch
 from anyorder.errors import ArgumentError
 
 opacus = pytest.importorskip("opacus", reason="opacus is not installed")

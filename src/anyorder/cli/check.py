@@ -61,8 +61,9 @@ def check(
         raise ArgumentError(f"the target must be a script that is there, or module:function, got {target!r}")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "anyorder.audit.runner", str(report), json.dumps(given), target, *context.args]
-        code = subprocess.run(command, stdout=sys.stderr if as_json else None, check=False).returncode
+        runner = [sys.executable, "-m", "anyorder.audit.checking.runner", str(report), json.dumps(given)]
+        stdout = sys.stderr if as_json else None
+        code = subprocess.run([*runner, target, *context.args], stdout=stdout, check=False).returncode
         found = json.loads(report.read_text()) if report.exists() else {"findings": [], "problem": None}
     if found["problem"] is not None:
         raise ArgumentError(found["problem"])

@@ -1,7 +1,7 @@
-"""Runs a script, or a function, as Python would, and writes down what was seen: `python -m anyorder.audit.runner`.
+"""Runs a script, or a function, as Python would, and writes down what was seen.
 
-    python -m anyorder.audit.runner REPORT '{"delta": 1e-5}' SCRIPT.py [ARGUMENTS]
-    python -m anyorder.audit.runner REPORT '{"epochs": 3}' module:function
+    python -m anyorder.audit.checking.runner REPORT '{"delta": 1e-5}' SCRIPT.py [ARGUMENTS]
+    python -m anyorder.audit.checking.runner REPORT '{"epochs": 3}' module:function
 
 A process of its own, which ends with the script's exit code; `anyorder check` reads the report. A function that returns
 a loader has that loader checked; one that returns nothing is a training, and is watched.
@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from anyorder.audit.checking import check
-from anyorder.audit.naming import undisturbed
-from anyorder.audit.watching import watch
+from anyorder.audit.checking.finding import check
+from anyorder.audit.checking.naming import undisturbed
+from anyorder.audit.checking.watching import watch
 from anyorder.errors import AnyorderError, ArgumentError
 
 __all__ = ["main"]

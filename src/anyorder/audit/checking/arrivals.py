@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.audit.naming import names_of, numbers, size_of, weights_of
-from anyorder.audit.streams import Stream, is_of, read_stream
-from anyorder.audit.visits import AtMost, Coins, Draws, Shuffles, Unknown, Visits, fullest
+from anyorder.audit.checking.naming import names_of, numbers, size_of, weights_of
+from anyorder.audit.checking.streams import Stream, is_of, read_stream
+from anyorder.audit.checking.visits import AtMost, Coins, Draws, Shuffles, Unknown, Visits, fullest
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.participation import (
     EpochShuffle,

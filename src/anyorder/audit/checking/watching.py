@@ -7,11 +7,9 @@ steps of optimizers. What is kept is a few numbers for each example.
 import copy
 import math
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,51 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder.audit.arrivals import Arrivals, Run, read_arrivals
-from anyorder.audit.checking import Finding, judge, printed
-from anyorder.audit.streams import is_of
-from anyorder.audit.visits import AtMost, Coins, Draws, Unknown, Visits
-from anyorder.errors import AnyorderError, LoaderError
+from anyorder.audit.checking.arrivals import Arrivals, Run, read_arrivals
+from anyorder.audit.checking.finding import Finding, judge, printed
+from anyorder.audit.checking.seen import Epoch, Group, Seen
+from anyorder.audit.checking.streams import is_of
+from anyorder.audit.checking.visits import AtMost, Coins, Draws, Unknown, Visits
+from anyorder.errors import LoaderError
 
-__all__ = ["Seen", "Watch", "Watched", "watch"]
+__all__ = ["Watch", "Watched", "watch"]
 
 Indices = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What was seen of the batches of one data set.
-
-    Attributes:
-        steps: optimizer steps with a batch of it.
-        batches: that were handed out for training.
-        epochs: passes that were begun.
-        most: the largest number of steps of one unit.
-        together: the largest number of examples of one unit in a step.
-        separation: the smallest distance between two steps of a unit; None where none came twice.
-        weight: the largest sum over steps of squared numbers of examples of one unit.
-        is_repeated: whether all whole epochs had the same order.
-        is_named: whether it is known who was in every batch.
-    """
-
-    steps: int
-    batches: int
-    epochs: int
-    most: int
-    together: int
-    separation: int | None
-    weight: float
-    is_repeated: bool
-    is_named: bool
-
-    def describe(self) -> str:
-        """One sentence."""
-        if not self.is_named:
-            return f"{self.batches} batches in {self.steps} steps; who was in them could not be told"
-        apart = "" if self.separation is None else f", at least {self.separation} steps apart"
-        often = f", up to {self.together} examples in a step" if self.together > 1 else ""
-        same = "; the same order in each epoch" if self.is_repeated else ""
-        return f"{self.steps} steps in {self.epochs} epochs; a unit in {self.most} steps at most{apart}{often}{same}"
 
 
 @dataclass(frozen=True)
@@ -99,105 +62,14 @@ class Watched:
         }  # fmt: skip
 
 
-class _Epoch:
-    """One pass over a loader: the indices that its sampler gave, and which of them were handed out."""
-
-    def __init__(self, group: "_Group", is_whole_of: int | None) -> None:
-        self.group, self.length, self.is_trained = group, is_whole_of, False
-        self.waiting: deque[Any] = deque()
-        self.handed, self.digest = 0, blake2b(digest_size=16)
-
-    def hand_out(self, data: Any, watch: "Watch") -> None:
-        index = self.waiting.popleft() if self.waiting else None
-        self.handed += 1
-        names = self.group.names(index, data, watch.unit)
-        if names is not None:
-            self.digest.update(names.tobytes() + b".")
-        if self.length is not None and self.handed == self.length:
-            self.group.orders.append(self.digest.digest())
-        watch.deliver(self, names)
-
-
-class _Group:
-    """All loaders of one data set."""
-
-    def __init__(self, dataset: Any, names: Callable[[Indices], Indices] | None) -> None:
-        self.dataset, self._names = dataset, names
-        self.loaders: list[Any] = []
-        self.loader_ids: set[int] = set()
-        self.epochs = self.batches = self.steps = 0
-        self.orders: list[bytes] = []
-        self.is_named = True
-        self.numbers: dict[Any, int] = {}  # of units that are named by batches
-        self.pending: WeakKeyDictionary[Any, list[Indices]] = WeakKeyDictionary()
-        self.fresh: list[Indices] = []  # since the last step of any optimizer
-        self.last: list[Indices] = []  # what that step used
-        self.weights, self.counts, self.recent = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self.together, self.separation = 0, math.inf
-
-    def names(self, index: Any, data: Any, unit: Any) -> Indices | None:
-        """The units of a batch by number, or None where they cannot be told."""
-        if unit is not None:
-            from anyorder.sampling.loader import extract_units
-
-            try:
-                ids = np.asarray(extract_units(data, unit)).tolist()
-            except AnyorderError:  # a batch for a test, say, that names nobody
-                return None
-            return np.array([self.numbers.setdefault(i, len(self.numbers)) for i in ids], np.int64)
-        try:
-            found = np.asarray(index).reshape(-1)
-            if self._names is None or found.dtype.kind not in "iu":
-                return np.zeros(0, np.int64) if isinstance(index, list) and not index else None
-            return self._names(found.astype(np.int64))
-        except (ValueError, TypeError, IndexError):
-            return None
-
-    def step(self, optimizer: Any) -> None:
-        """An optimizer has stepped: what came since its last step was in it."""
-        used = self.pending[optimizer] if optimizer in self.pending else list(self.fresh or self.last)
-        self.pending[optimizer] = []
-        if self.fresh:
-            self.last, self.fresh = self.fresh, []
-        if not used:
-            return
-        t, self.steps = self.steps, self.steps + 1
-        units, counts = np.unique(np.concatenate(used), return_counts=True)
-        if not len(units):
-            return
-        self._make_room(int(units[-1]) + 1)
-        again = self.counts[units] > 0
-        if again.any():
-            self.separation = min(self.separation, int((t - self.recent[units[again]]).min()))
-        self.weights[units] += counts.astype(np.float64) ** 2
-        self.counts[units] += 1
-        self.recent[units] = t
-        self.together = max(self.together, int(counts.max()))
-
-    def _make_room(self, size: int) -> None:
-        if size > len(self.weights):
-            more = max(size, 2 * len(self.weights)) - len(self.weights)
-            self.weights = np.append(self.weights, np.zeros(more))
-            self.counts = np.append(self.counts, np.zeros(more, np.int64))
-            self.recent = np.append(self.recent, np.zeros(more, np.int64))
-
-    def seen(self) -> Seen:
-        return Seen(
-            steps=self.steps, batches=self.batches, epochs=self.epochs, most=int(self.counts.max(initial=0)),
-            together=self.together, separation=None if math.isinf(self.separation) else int(self.separation),
-            weight=float(self.weights.max(initial=0.0)),
-            is_repeated=len(self.orders) > 1 and len(set(self.orders)) == 1, is_named=self.is_named,
-        )  # fmt: skip
-
-
 class Watch:
     """What `watch` has seen so far."""
 
     def __init__(self, unit: Any = None) -> None:
         self.unit = unit
-        self._groups: dict[int, _Group] = {}
-        self._epochs: WeakKeyDictionary[Any, _Epoch] = WeakKeyDictionary()
-        self._starting: list[_Epoch] = []
+        self._groups: dict[int, Group] = {}
+        self._epochs: WeakKeyDictionary[Any, Epoch] = WeakKeyDictionary()
+        self._starting: list[Epoch] = []
         self._engines: dict[int, Any] = {}
         self._private: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
         self._printed: dict[int, list[tuple[float, float]]] = {}
@@ -216,7 +88,7 @@ class Watch:
 
     # -- called by the hooks ----------------------------------------------------------------------------------------
 
-    def begin(self, loader: Any) -> _Epoch:
+    def begin(self, loader: Any) -> Epoch:
         """A pass over a loader."""
         group = self._group(loader)
         if id(loader) not in group.loader_ids:
@@ -229,11 +101,11 @@ class Watch:
             length = len(batcher) if group.is_named else None
         except (TypeError, NotImplementedError):
             length = None
-        epoch = _Epoch(group, length)
+        epoch = Epoch(group, length)
         self._starting.append(epoch)
         return epoch
 
-    def begun(self, iterator: Any, epoch: _Epoch) -> None:
+    def begun(self, iterator: Any, epoch: Epoch) -> None:
         """The iterator of that pass is made."""
         self._starting.remove(epoch)
         if iterator is not None:
@@ -249,9 +121,9 @@ class Watch:
         """The batch reached the loop."""
         epoch = self._epochs.get(iterator)
         if epoch is not None:
-            epoch.hand_out(data, self)
+            self._deliver(epoch, epoch.hand_out(data, self.unit))
 
-    def deliver(self, epoch: _Epoch, names: Indices | None) -> None:
+    def _deliver(self, epoch: Epoch, names: Indices | None) -> None:
         """A batch is in the hands of the loop; without gradients it is not trained on."""
         import torch
 
@@ -287,7 +159,7 @@ class Watch:
 
     # -- the judgement ----------------------------------------------------------------------------------------------
 
-    def _group(self, loader: Any) -> _Group:
+    def _group(self, loader: Any) -> Group:
         from torch.utils.data import IterableDataset, Subset
 
         from anyorder.sampling.origins import Origins
@@ -302,11 +174,11 @@ class Watch:
             names = None if isinstance(base, IterableDataset) else Origins(loader.dataset).names
         except LoaderError:
             names = None
-        group = self._groups.setdefault(id(base), _Group(base, names))
-        group._names = names
+        group = self._groups.setdefault(id(base), Group(base, names))
+        group.naming = names
         return group
 
-    def _judge(self, group: _Group, delta: float | None, noise: float | None, accountant: str) -> Watched:
+    def _judge(self, group: Group, delta: float | None, noise: float | None, accountant: str) -> Watched:
         seen = group.seen()
         engines = [engine for engine in self._engines.values() if engine.accountant.history]
         engine = next((one for one in engines if len(engines) == 1 or _same_data(one, group.dataset)), None)
@@ -327,7 +199,7 @@ class Watch:
         finding = judge(found, claimed, sigma, delta, q=None if math.isnan(q) else q, accountant=by)
         return Watched(type(group.dataset).__name__, finding, seen, asked)
 
-    def _read(self, group: _Group, seen: Seen, joined: int) -> Arrivals:
+    def _read(self, group: Group, seen: Seen, joined: int) -> Arrivals:
         """What the samplers say, of a run of as many steps."""
         read = []
         for loader in group.loaders:

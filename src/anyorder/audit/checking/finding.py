@@ -8,8 +8,8 @@ from typing import Any
 from anyorder import _check
 from anyorder._closed import final
 from anyorder.accounting import gdp_mu, poisson_epsilon
-from anyorder.audit.arrivals import Arrivals, Run, read_arrivals
-from anyorder.audit.visits import AtMost, Coins, Draws, Unknown, Visits, epsilon_at_least, epsilon_of
+from anyorder.audit.checking.arrivals import Arrivals, Run, read_arrivals
+from anyorder.audit.checking.visits import AtMost, Coins, Draws, Unknown, Visits, epsilon_at_least, epsilon_of
 from anyorder.errors import ArgumentError
 from anyorder.participation import Participation
 from anyorder.planner import plan
@@ -135,7 +135,7 @@ def check(
 
     Noise is independent and Gaussian, each example's gradient is clipped (DP-SGD). The accountant takes
     q = 1 / len(loader), as Opacus does, for Poisson sampling. What holds follows from the order: with at most k steps
-    of one example each, mu = sqrt(k) / sigma, exact Gaussian DP; see `anyorder.audit.visits` for all others.
+    of one example each, mu = sqrt(k) / sigma, exact Gaussian DP; see `anyorder.audit.checking.visits` for all others.
 
     Nothing of the run is changed: no batch is loaded, no sampler iterated, nothing drawn. With `unit` the data set's
     examples are read, and the states of the generators of torch, NumPy, Python and of the loader put back; what
