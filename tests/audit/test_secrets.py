@@ -236,6 +236,7 @@ def test_chi_squared_by_hand_and_with_bins_of_unequal_size():
 
 def test_the_claim_for_a_canary_is_that_of_a_group():
     assert group_curve(Gaussian(0.5), 1).mu == 0.5
+    assert group_curve(Sampled(1.0, 0.1, 10), 1) == Sampled(1.0, 0.1, 10)
     found = group_curve(Gaussian(0.5, neighbours="replace-one"), 9)
     assert (found.mu, found.neighbours) == (4.5, "replace-one")
     with pytest.raises(ArgumentError, match="repeats=1"):

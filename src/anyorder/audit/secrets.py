@@ -306,15 +306,18 @@ class Memorised:
         }  # fmt: skip
 
 
-def group_curve(curve: Curve, repeats: int) -> Gaussian:
+def group_curve(curve: Curve, repeats: int) -> Curve:
     """The guarantee for a group of `repeats` units, from that for one: repeats * mu.
 
     A group moves the sums by at most so many times what one unit may, so it is repeats * mu-GDP [Dong, Roth, Su 2022,
     Theorem 2.14]. For a canary that stands in the corpus so often.
 
-    Raises: ArgumentError for a curve that is not a Gaussian's (secret sampling): take one repeat there.
+    Returns: for one repeat the curve itself.
+    Raises: ArgumentError for several repeats under a curve that is not a Gaussian's (secret sampling).
     """
     repeats = _check.integer("repeats", repeats, low=1)
+    if repeats == 1:
+        return curve
     match curve:
         case Gaussian():
             return Gaussian(repeats * curve.mu, neighbours=curve.neighbours, unit=f"group of {repeats}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.accounting import Gaussian
+from anyorder.accounting.curves import Curve
 from anyorder.audit import Memorised, Secrets, epsilon_lower_bound, group_curve, p_value
 from anyorder.audit.result import REFUTED
 from anyorder.audit.secrets import LogProb
@@ -63,7 +63,7 @@ class Shared:
     perplexity: float | None
 
     @property
-    def claim(self) -> Gaussian | None:
+    def claim(self) -> Curve | None:
         """The guarantee for one canary, that is for `repeats` sequences; see `audit.group_curve`."""
         return None if self.plan is None else group_curve(self.plan.curve, self.repeats)
 
@@ -73,8 +73,8 @@ class Shared:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Those of a lower bound whose assumptions hold: "f_dp" asks for a Gaussian mechanism, which a plan is."""
-        return ("one_run",) if self.plan is None else ("one_run", "f_dp")
+        """Those of a lower bound whose assumptions hold: "f_dp" asks for a Gaussian mechanism."""
+        return ("one_run",) if self.claim is None or self.claim.mu is None else ("one_run", "f_dp")
 
     def p_value(self) -> float | None:
         """Of the claim for one canary; see `audit.p_value`, method f_dp."""
