@@ -1,6 +1,8 @@
 """The bounds of `anyorder.audit` against closed forms and plain sums; their arguments."""
 
 import math
+from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -41,6 +43,19 @@ def test_one_run_is_the_formula(epsilon, delta):
         for v in range(r + 1):
             found, plain = one_run.chance(60, r, v, epsilon, delta), plain_one_run(60, r, v, epsilon, delta)
             assert plain * (1 - 1e-13) <= found <= plain * (1 + 1e-11)
+
+
+def test_one_run_is_never_below_the_formula():
+    """In 60 digits: what floats round away is added."""
+    with localcontext(prec=60):
+        for r, epsilon, delta in ((7, 0.3, 0.0), (40, 2.0, 1e-5), (400, 1.0, 1e-5), (400, 0.1, 0.0)):
+            q = 1 / (1 + Decimal(-epsilon).exp())
+            pmf = [math.comb(r, k) * q**k * (1 - q) ** (r - k) for k in range(r + 1)]
+            for v in range(1, r + 1, max(1, r // 20)):
+                tail = sum(pmf[v:])
+                exact = tail + 2 * r * Decimal(delta) * tail * (1 - tail) / (v * pmf[v])
+                found = Decimal(one_run.chance(2 * r, r, v, epsilon, delta))
+                assert min(exact, 1) <= found <= exact * (1 + Decimal("1e-9")), (r, v)
 
 
 def test_one_run_is_the_published_p_value_without_delta_and_below_it_with():
@@ -140,6 +155,39 @@ def test_f_dp_finds_the_mu_whose_p_value_is_the_significance():
         assert f_dp.chance(f_dp.errors_of(Gaussian(mu * 0.999)), m, r, v) <= 0.05
 
 
+def test_bounds_are_values_that_were_refuted_themselves():
+    for m, r, v in ((40, 40, 33), (1000, 150, 140), (5000, 500, 400)):
+        epsilon = one_run.largest_epsilon(m, [(r, v)], 1e-9, 0.05)
+        assert epsilon > 0
+        assert one_run.chance(m, r, v, epsilon, 1e-9) <= 0.05
+        mu = f_dp.largest_mu(m, [(r, v)], 0.05)
+        assert mu > 0
+        assert f_dp._impossible(np.array([0.05]), f_dp.gaussian_errors(np.array([mu])), m, r, v)[0]
+
+
+def test_trade_off_functions_are_rounded_down():
+    """mu = 0 is f(1 - x) = x; lines are held against 60 digits."""
+    x = np.random.default_rng(0).random(500)
+    assert (f_dp.errors_of(Gaussian(0.0))(x) <= x).all()
+    with localcontext(prec=60):
+        for epsilon, delta in ((0.3, 0.0), (1.0, 1e-3), (3.0, 0.02)):
+            steep = Decimal(epsilon).exp()
+            for one, found in zip(x, f_dp.errors_of((epsilon, delta))(x), strict=True):
+                right, lost = Decimal(one), Decimal(delta)
+                exact = max(1 - lost - steep * (1 - right), (right - lost) / steep, Decimal(0))
+                assert exact - Decimal("1e-13") < Decimal(found) <= exact
+
+
+def test_what_fair_coins_give_is_never_impossible():
+    """f(1 - x) = x: tau is the binomial tail, to the last bit."""
+    for r in (3, 10, 40, 100, 400):
+        for v in range(1, r + 1, max(1, r // 15)):
+            tail = Fraction(sum(math.comb(r, k) for k in range(v, r + 1)), 2**r)
+            tau = float(tail) if Fraction(float(tail)) <= tail else math.nextafter(float(tail), 0.0)
+            for m in (r, 3 * r):
+                assert not f_dp._impossible(np.array([tau]), lambda x: x * 1.0, m, r, v)[0], (m, r, v)
+
+
 def test_f_dp_rounds_its_epsilon_down():
     for mu, delta in ((0.01, 1e-5), (1.0, 1e-5), (1.0, 0.38), (1.0, 0.3829249), (5.0, 1e-12)):
         epsilon = f_dp.epsilon_below(mu, delta)
@@ -231,6 +279,22 @@ def test_clopper_pearson_keeps_choice_and_test_apart():
     shown = many_runs._chosen(scores[::2], coins[::2], 1e-5, 0.05)
     expected = epsilon_lower_bound(scores[1::2], coins[1::2], 1e-5, method="clopper_pearson", threshold=shown)
     assert epsilon_lower_bound(scores, coins, 1e-5, method="clopper_pearson") == expected > 0
+    shown, claim = many_runs._chosen(scores[::2], coins[::2], 0.0, 0.05), Gaussian(2.0)
+    expected = p_value(scores[1::2], coins[1::2], claim, method="clopper_pearson", threshold=shown)
+    assert p_value(scores, coins, claim, method="clopper_pearson") == expected < 0.9
+
+
+def test_a_score_at_the_threshold_is_guessed_in():
+    scores = np.repeat([0.0, 1.0, 2.0], 60)
+    coins = np.arange(180) % 60 < np.repeat([2, 30, 58], 60)
+    at, under, over = (
+        epsilon_lower_bound(scores, coins, 0.0, method="clopper_pearson", threshold=t) for t in (1.0, 0.5, 1.5)
+    )
+    alarms, misses = many_runs._upper_errors(scores, coins, np.array([1.0]), 0.025)
+    expected = many_runs._upper_errors(scores, coins, np.array([0.5]), 0.025)
+    assert (alarms, misses) == expected
+    assert at == under > 0
+    assert over > 0
 
 
 def test_clopper_pearson_p_value_inverts_the_bound():
