@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,7 +27,9 @@ from torch.utils.data import (
 
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon, poisson_epsilon
-from anyorder.audit.checking.finding import printed
+from anyorder.audit.checking.arrivals import Arrivals
+from anyorder.audit.checking.finding import judge, printed
+from anyorder.audit.checking.visits import AtMost, Shuffles, epsilon_at_least, fullest
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
@@ -345,9 +348,15 @@ def test_a_claim_that_an_attack_refutes_is_false_and_no_attack_is_above_what_is_
     assert found.verdict == "false"
 
 
+def test_a_claim_holds_from_the_epsilon_that_follows_on():
+    found = Arrivals("some order", AtMost(4.0), "so it is")
+    for share, verdict in ((1.001, "holds"), (1.0, "holds"), (0.999, "not proven")):
+        judged = judge(found, share * gdp_epsilon(2.0, DELTA), 1.0, DELTA, q=None, accountant="somebody")
+        assert (judged.holds, judged.verdict) == (verdict == "holds", verdict)
+
+
 def test_the_attack_on_shuffles_is_what_its_simulation_does():
     """P and Q of the event, by drawing: one epoch of four steps, the threshold at which the bound is best."""
-    from anyorder.audit.checking.visits import AtMost, Shuffles, epsilon_at_least
 
     bound = epsilon_at_least(AtMost(1.0, shuffles=Shuffles(1, 4)), 1.0, 1e-2)
     rng = np.random.default_rng(0)
@@ -362,6 +371,40 @@ def test_the_attack_on_shuffles_is_what_its_simulation_does():
             if q > 1e-3:
                 best = max(best, math.log(max(p - 1e-2, 1e-9) / q))
     assert bound == pytest.approx(best, abs=0.1)
+
+
+class Accountant:
+    """As an engine's: its history, and an epsilon."""
+
+    def __init__(self, history):
+        self.history = history
+
+    def get_epsilon(self, delta):
+        return 0.5 * len(self.history)
+
+
+def test_the_least_noise_of_an_engine_counts_and_its_history_is_left_alone():
+    stepped, fresh = (
+        SimpleNamespace(accountant=Accountant(history)) for history in ([(2.0, 0.05, 10), (1.0, 0.05, 30)], [])
+    )
+    found = ao.check(DataLoader(DATA, BATCH), delta=DELTA, engine=stepped)
+    assert (found.noise_multiplier, found.steps, found.claimed) == (1.0, 40, 1.0)
+    found = ao.check(DataLoader(DATA, BATCH), delta=DELTA, engine=fresh, noise_multiplier=1.0, epochs=3)
+    assert (found.steps, found.claimed) == (60, 0.5)
+    assert fresh.accountant.history == []
+
+
+def test_attacks_claim_no_more_than_they_show():
+    of_one_step = AtMost(1.0, shuffles=Shuffles(1, 1))
+    assert epsilon_at_least(of_one_step, 1.0, 1e-2) == pytest.approx(gdp_epsilon(1.0, 1e-2), rel=1e-3)
+    seldom = AtMost(1.0, shuffles=Shuffles(1, 4, chance=0.009))  # at a delta of 0.01 that hides all
+    assert epsilon_at_least(seldom, 1.0, 1e-2) == 0
+    kept = check(DataLoader(DATA, BATCH, sampler=ao.FixedOrderSampler(DATA)))
+    assert (kept.at_least, kept.verdict) == (0, "not proven")  # nobody knows the shuffle
+
+
+def test_the_fullest_steps():
+    assert [fullest(7, 3), fullest(8, 3), fullest(6, 3), fullest(2, 5)] == [19, 22, 18, 4]
 
 
 def test_rdp_is_what_its_accountant_prints():

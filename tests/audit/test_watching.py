@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon
-from anyorder.audit.checking.watching import watch
+from anyorder.audit.checking.arrivals import Arrivals
+from anyorder.audit.checking.visits import AtMost
+from anyorder.audit.checking.watching import Seen, _combined, watch
 from anyorder.errors import ArgumentError
 
 opacus = pytest.importorskip("opacus", reason="opacus is not installed")
@@ -125,6 +128,23 @@ def test_a_distributed_sampler_that_is_not_told_the_epoch():
     assert found.seen.is_repeated
     assert found.seen.separation == 8
     assert "one shuffle, the same in each epoch" in found.finding.order
+
+
+def test_two_epochs_in_one_order_are_told():
+    assert seen_of(DataLoader(Data(), 10, sampler=DistributedSampler(range(N), 1, 0)), epochs=2).seen.is_repeated
+    assert not seen_of(DataLoader(Data(), 10, shuffle=True), epochs=2).seen.is_repeated
+    assert not seen_of(DataLoader(Data(), 10), epochs=1).seen.is_repeated
+
+
+def test_what_was_seen_counts_where_a_sampler_says_less():
+    said = Arrivals("one order", AtMost(2.0), "so it is")
+    seen = Seen(
+        steps=8, batches=8, epochs=2, most=3, together=1, separation=1, weight=3.0, is_repeated=False, is_named=True
+    )
+    found = _combined(said, seen)
+    assert found.visits == AtMost(3.0)
+    assert found.participation is None
+    assert _combined(said, replace(seen, weight=2.0)).visits == AtMost(2.0)
 
 
 def test_epochs_that_are_broken_off_count():
@@ -296,6 +316,39 @@ def test_the_hooks_are_gone_afterwards():
         assert methods()[0] is not before[0]
         raise KeyError
     assert methods() == before
+
+
+def test_a_step_after_the_block_is_not_seen():
+    with watch() as seen:
+        train(DataLoader(Data(), 10), epochs=1)
+    before = seen.findings(accountant="rdp")[0].seen
+    model = nn.Linear(4, 2)
+    model(torch.zeros(1, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert seen.findings(accountant="rdp")[0].seen == before
+
+
+def test_beside_a_private_optimizer_others_take_no_step_and_the_least_noise_counts():
+    model, weight = nn.Linear(4, 2), nn.Parameter(torch.zeros(1))
+    optimizer, other = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD([weight], lr=0.1)
+    weight.grad = torch.ones(1)
+    with watch() as seen, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Opacus, on its random numbers and hooks
+        engine = opacus.PrivacyEngine(accountant="rdp")
+        model, optimizer, loader = engine.make_private(
+            module=model, optimizer=optimizer, data_loader=DataLoader(Data(), 10), noise_multiplier=1.0,
+            max_grad_norm=1.0, poisson_sampling=False,
+        )  # fmt: skip
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            other.step()
+        assert engine.accountant.history == [(1.0, 1 / 8, 8)]
+        engine.accountant.history = [(1.0, 1 / 8, 4), (2.0, 1 / 8, 4)]
+        [found] = seen.findings(delta=DELTA)
+    assert (found.seen.steps, found.finding.noise_multiplier) == (8, 1.0)
+    assert found.finding.true == true_of(1)
 
 
 def test_numbers_are_checked():
