@@ -210,6 +210,7 @@ def test_command(tmp_path: Path, epsilon: float) -> None:
         ({"canaries": [0, 3]}, "one beyond"),
         ({"canaries": [0, 0]}, "distinct"),
         ({"canaries": [[2.0, 0, 0], [0, 1, 0]]}, "norm 1"),
+        ({"canaries": [[0.9, 0, 0], [0, 1, 0]]}, "norm 1"),
         ({"canaries": [[1.0, 0], [0, 1]]}, "2 coordinates"),
         ({"steps": [[0, 3], [1, 2]]}, "steps"),
         ({"strategy": [1.0, 1, 1, 1]}, "at most n=3"),

@@ -202,6 +202,14 @@ def test_each_echo_is_found(name, known):
     assert echoes(1, strategy, momentum, std=0.7, known=known).p_values["echo"] < 1e-6
 
 
+def test_an_echo_does_not_depend_on_units():
+    strategy = STRATEGIES["blt"]
+    released, included, steps, _ = planted(2, strategy)
+    at_one = echo(released, Directions(), included, steps, strategy, 0.2, DIVISOR, clip_norm=CLIP)
+    scaled = echo(2.5 * released, Directions(), included, steps, strategy, 0.5, DIVISOR, clip_norm=2.5 * CLIP)
+    assert dict(scaled.p_values) == pytest.approx(dict(at_one.p_values), rel=1e-6)
+
+
 def test_a_single_unit_is_lost_in_the_sum_of_squares():
     released, _, _, own = planted(1, STRATEGIES["blt"], kept_unit, std=0.1)
     assert noise_law(released, own, STRATEGIES["blt"], 0.1, DIVISOR).p_value > 1e-3

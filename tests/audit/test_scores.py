@@ -241,6 +241,8 @@ def test_rows_that_do_not_fit_are_refused():
         scores(np.zeros((9, 9)), Tree(8), [0], CANARIES)
     with pytest.raises(ArgumentError, match="each of 6 steps, got 4"):
         scores(np.zeros((4, 9)), None, [0, 5], CANARIES)
+    with pytest.raises(ArgumentError, match="each of 6 steps, got 5"):
+        scores(np.zeros((5, 9)), None, [0, 5], CANARIES)
     with pytest.raises(ArgumentError, match="size=9"):
         scores(np.zeros((8, 8)), Tree(8), [0], CANARIES)
     with pytest.raises(ArgumentError, match="canaries must be"):
