@@ -253,3 +253,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_claims_that_are_none(claim: object, delta: float | None, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         ao.audit.from_scores([1.0, 2.0], included=[1, 0], claim=claim, delta=delta)
+
+
+def test_a_claim_is_refuted_below_one_in_a_million():
+    coins = np.arange(40) < 20
+    noise = np.random.default_rng(0).normal(size=40)
+    found = [
+        ao.audit.from_scores(noise + gap * coins, included=coins, claim=Gaussian(0.1), delta=1e-5, independent=True)
+        for gap in np.linspace(0, 3, 20)
+    ]
+    assert [one.refuted() for one in found] == [one.p_value() < 1e-6 for one in found]
+    assert any(1e-6 < one.p_value() < 1e-3 for one in found)
+    assert found[-1].refuted()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from anyorder.audit.noise_law import Law, echo, noise_law, whitener
 from anyorder.errors import ArgumentError
@@ -200,6 +201,20 @@ def test_each_echo_is_found(name, known):
     assert echoes(1, strategy, kept_unit, std=0.1, known=known).p_values["echo of a unit"] < 1e-6
     assert echoes(1, strategy, kept_step, std=0.3, known=known).p_values["echo of a step"] < 1e-6
     assert echoes(1, strategy, momentum, std=0.7, known=known).p_values["echo"] < 1e-6
+
+
+def test_an_echo_before_its_step_is_found():
+    def early(own):
+        return np.append(0.8 * own[1:], np.zeros((1, COUNT)), axis=0)
+
+    assert echoes(1, STRATEGIES["independent"], early, std=0.7).p_values["echo"] < 1e-6
+
+
+def test_the_largest_entry_counts_on_both_sides():
+    W = np.random.default_rng(0).normal(size=(N, SIZE)).clip(-3, 3)
+    W[3, 4] = -6.0
+    found = noise_law(W, np.zeros((N, SIZE)), Independent(N), 1.0).p_values["largest"]
+    assert found == pytest.approx(N * SIZE * 2 * ndtr(-6.0), rel=1e-9)
 
 
 def test_an_echo_does_not_depend_on_units():

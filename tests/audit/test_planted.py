@@ -150,6 +150,7 @@ def test_on_a_grid_canaries_are_cut_to_it_and_never_longer_than_the_clip_norm():
             expected = np.arange(SIZE) + (planted.included @ cut) * (t in steps)
             np.testing.assert_array_equal(planted.totals[t] / plan.grid, expected)
         assert planted.result().scores.shape == (12,)
+        assert planted.result().independent == canaries.orthogonal
 
 
 def test_under_poisson_sampling_canaries_toss_coins_of_their_own():
