@@ -547,6 +547,37 @@ def test_what_the_data_add_makes_no_verdict_of_a_true_claim(tail):
         assert np.mean(np.array(found) <= 0.2) > 0.1
 
 
+def test_data_that_agree_with_the_coins_by_chance_refute_no_true_claim():
+    """Gradients that point along half of four canaries: every eighth draw of the coins is theirs, or their opposite."""
+    rule = ao.participation.SingleEpoch(1)
+    plan = ao.plan(participation=rule, batch_size=10_000, epsilon=1.0, delta=1e-6, mechanism="independent")
+    canaries, matched = Canaries(4, 4, 4, 0), 0
+    everyone = canaries.vectors()[:2].sum(0) / np.sqrt(2)
+    for seed in range(40):
+        release = ao.Release(plan, size=4, key=KEY)
+        planted = plant(release, canaries, key=bytes([seed]) * 32)
+        release.step(range(10_000), 10_000 * plan.clip_norm * everyone)
+        result = planted.result()
+        matched += result.included.tolist() == [True, True, False, False]
+        assert not result.refuted()
+        assert result.method == "f_dp"
+    assert matched
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+@pytest.mark.parametrize("side", [False, True])
+def test_coins_that_are_all_alike_refute_nothing(count, side):
+    result = replace(audited(1.0, count=count), included=np.full(count, side))
+    assert result.method == "gaussian"
+    assert result.p_value() == 1.0
+    assert not result.refuted()
+    told = result.to_dict()
+    assert (told["p_value"], told["refuted"], told["mu_low"], told["mu_high"]) == (1.0, False, None, None)
+    two = replace(audited(1.0, count=2), included=np.array([True, False]))
+    assert two.p_value() == 1.0  # and two say nothing of their spread
+    assert two.to_dict()["mu_low"] is None
+
+
 def test_what_is_written_of_an_audit_tells_no_coin():
     result = audited(1.0, count=50)
     told = result.to_dict()

@@ -77,7 +77,8 @@ def from_rows(
             the place of g_c; "zero-out" and "add-or-remove" where it leaves nothing. A claim for the latter says
             nothing of the former.
         independent: whether scores are independent of each other, as those of orthogonal canaries are if the noise is
-            white across coordinates: then the verdict may rest on it, and sees far more; see `Audited.method`.
+            white across coordinates and nobody but canaries adds to the rows, or it was taken away: then the verdict
+            may rest on it, and sees far more; see `Audited.method`.
     Returns: `Audited`: bounds, p-value, verdict.
     Raises: ArgumentError.
     Cost: n times count numbers of memory, never n times d.

@@ -57,7 +57,9 @@ def plant(
         key: 32 bytes for the coins of reproducible tests; None for coins from the operating system.
         totals: keep un-noised totals and what was released, n times size numbers: for small runs.
         informed: the attacker knows what the units of the data add, as the claim allows, and takes it away before the
-            scores. They then have the law of the noise alone, and show all of mu; else the data's gradients hide some.
+            scores. They then have the law of the noise alone, and show all of mu; else the data's gradients hide some,
+            may agree with the coins by chance, and may answer noise that was released before: the verdict is then by
+            "f_dp", which holds whatever the data are and refutes little.
     Returns: a `PlantedCanaries`, to be asked for its `result()` when the run is over.
     Raises: ArgumentError, ParticipationError, TrainingError; the release is then as it was.
     """
@@ -201,7 +203,7 @@ class PlantedCanaries:
             curve=plan.curve,
             delta=plan.delta,
             epsilon=plan.epsilon,
-            independent=self.canaries.orthogonal,
+            independent=self.canaries.orthogonal and self._informed,
         )
 
     def __repr__(self) -> str:

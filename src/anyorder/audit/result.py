@@ -56,8 +56,9 @@ class Audited:
         curve: the claim; `Stated` where it is no more than epsilon at delta.
         delta: of the claim.
         epsilon: the claimed epsilon at delta.
-        independent: whether scores are independent of each other but for what everybody else adds, as they are where
-            canaries are orthogonal and the noise is white across coordinates.
+        independent: whether scores are independent of each other, as they are where canaries are orthogonal, the noise
+            is white across coordinates, and what everybody else adds was taken away. Where it was not, data that agree
+            with few coins by chance would refute a true claim.
     """
 
     scores: NDArray[np.float64] = field(repr=False)
@@ -115,10 +116,19 @@ class Audited:
         """At most the probability of a result at least as strong, if the claim is true; see `anyorder.audit.p_value`.
 
         Args:
-            method: None for `self.method`.
+            method: None for `self.method`; 1 where that is "gaussian" and there are not both kinds of canaries, or
+                fewer than three.
         """
+        chosen = method or self.method
+        if method is None and chosen == "gaussian" and not self._comparable:
+            return 1.0
         claim = (self.epsilon, self.delta) if isinstance(self.curve, Stated) else self.curve
-        return float(p_value(self.scores, self.included, claim, method=method or self.method))
+        return float(p_value(self.scores, self.included, claim, method=chosen))
+
+    @property
+    def _comparable(self) -> bool:
+        """Whether both kinds of canaries are there, and three or more, as the Gaussian law of scores needs."""
+        return len(self.scores) > 2 and 0 < self.included.sum() < len(self.included)
 
     def refuted(self, significance: float = REFUTED) -> bool:
         """Whether the claim is refuted: `p_value() < significance`."""
@@ -130,7 +140,7 @@ class Audited:
         Args:
             secrets: with scores, coins and the mu of each canary's steps.
         """
-        known = self.mus is not None
+        known = self.mus is not None and self._comparable
         low, high = self.mu_estimate() if known else (None, None)
         result: dict[str, Any] = {
             "canaries": len(self.scores),
