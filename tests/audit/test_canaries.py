@@ -194,3 +194,15 @@ def test_orthogonal_canaries_cost_a_pass_over_the_row():
         canaries.dot(row)
         times.append(time.perf_counter() - start)
     assert min(times) < 5e-3  # some 0.3 ms; a matrix of 1000 rows needs a hundred
+
+
+def test_wide_random_canaries_are_the_same_alone_and_in_a_block():
+    canaries = Canaries(size=20_000, count=100, dimension=20_000, seed=0, orthogonal=False)
+    weights = np.zeros(100)
+    weights[[3, 60, 99]] = 1.0
+    together = canaries.combined(weights)  # made in blocks of 52
+    alone = sum(canaries.vector(c) for c in (3, 60, 99))
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-15)
+    for c in (0, 3, 99):
+        assert np.array_equal(canaries.combined(np.arange(100) == c), canaries.vector(c))
+        assert abs(np.linalg.norm(canaries.vector(c)) - 1) < 1e-14

@@ -193,12 +193,11 @@ class Canaries(SetOnce):
         return self._make(0, self.count)
 
     def _make(self, i: int, j: int) -> Floats:
-        normals = self._source.normal(0, i * self.width, j * self.width).astype(np.float64)
-        vectors = np.ascontiguousarray(normals.reshape(j - i, self.width).T)
-        norms = np.sqrt(np.square(vectors).sum(axis=0))
-        vectors[0, norms == 0], norms[norms == 0] = 1.0, 1.0  # of width 1, once in 2^30
-        vectors /= norms
-        return vectors
+        vectors = self._source.normal(0, i * self.width, j * self.width).astype(np.float64).reshape(j - i, self.width)
+        norms = np.sqrt(np.square(vectors).sum(axis=1))
+        vectors[norms == 0, 0], norms[norms == 0] = 1.0, 1.0  # of width 1, once in 2^30
+        vectors /= norms[:, None]
+        return np.ascontiguousarray(vectors.T) if self.orthogonal else vectors.T  # a long copy for one product
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.size, self.count, self.dimension, self.seed, self.orthogonal, self._given)
