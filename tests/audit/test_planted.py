@@ -15,6 +15,7 @@ from anyorder.errors import ArgumentError, ParticipationError, PlanError, Traini
 from anyorder.ledger import Ledger
 from anyorder.noise import NoiseSource
 from anyorder.participation import FixedOrder, KnownOrder, PoissonSampling
+from anyorder.report import AuditSummary
 from anyorder.strategy import Independent, RestartedBLT, Tree
 from laws.cases import PARTICIPATIONS, STRATEGIES
 from train.test_engine import EPOCHS, STEPS, backward, data, gradients, planned, private
@@ -140,7 +141,7 @@ def test_on_a_grid_canaries_are_cut_to_it_and_never_longer_than_the_clip_norm():
     plan = replace(claim(mechanism=Tree(N, "full"), clip_norm=0.3), grid=2.0**-6)
     for canaries in (CANARIES, Canaries(SIZE, 12, 48, 5, orthogonal=False)):
         release = ao.Release(plan, SIZE, key=KEY)
-        planted = plant(release, canaries, key=COINS, totals=True)
+        planted = plant(release, canaries, key=COINS, totals=True, informed=True)
         for t in range(N):
             release.step([2 * t], np.arange(SIZE, dtype=np.int64))
         steps = planted.steps[0]
@@ -191,6 +192,31 @@ def test_an_informed_attacker_sees_noise_and_canaries_alone(neighbours):
     np.testing.assert_allclose(planted.result().scores, nobody.result().scores, rtol=1e-9)
     hidden, _ = run(plan)
     assert abs(hidden.result().scores - nobody.result().scores).max() > 0.1
+
+
+def test_an_informed_result_is_not_shown_beside_its_run():
+    """With the release it tells what the units added: whoever has both tells every unit, whatever epsilon is."""
+    planted, rows = run(claim(mechanism="independent"), informed=True)
+    result = planted.result()
+    assert result.informed
+    there = np.array([canaries_of(planted, t) for t in planted.steps[0]]).sum(0)
+    seen = sum(CANARIES.dot(rows[t] * 4) for t in planted.steps[0])
+    added = seen - there - (result.scores * np.sqrt(2) - there)  # by the data, without noise
+    np.testing.assert_allclose(added, sum(CANARIES.dot(total(t)) for t in planted.steps[0]), atol=1e-9)
+    for shown in (result.to_dict, AuditSummary.of(result).to_dict):
+        with pytest.raises(ArgumentError, match="informed audit tells what the units added to whoever has its release"):
+            shown()
+    assert result.to_dict(secrets=True)["informed"] is True
+    alone = replace(result, run_discarded=True)
+    assert alone.to_dict()["informed"] is True
+    assert AuditSummary.of(alone).to_dict()["refuted"] is False
+    planted, _ = run(claim())
+    assert planted.result().to_dict()["informed"] is False
+
+
+def canaries_of(planted, t):
+    """(count,) what canaries add at step t in their own directions."""
+    return planted.plan.clip_norm * planted.weights(t)
 
 
 def test_coins_come_from_the_system_where_no_key_is_given():

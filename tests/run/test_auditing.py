@@ -146,6 +146,28 @@ def test_three_participations_accounted_as_one_are_refuted(monkeypatch):
     assert AuditSummary.of(done.audited, law=done.law).refuted
 
 
+def test_an_audit_leaves_nothing_that_its_noise_has_touched():
+    """What it says follows from noise and coins: with a model that the same noise trained it would tell the data."""
+    made = setup()
+    before = [p.detach().clone() for p in made.model.parameters()]
+    audited = audit_training(made, canaries=30)
+    assert all(torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
+    assert all(p.grad is None for p in made.model.parameters())
+    assert not made.optimizer.state
+    assert made.model.training
+    assert audited.informed
+    assert audited.run_discarded
+    assert audited.to_dict()["refuted"] is False
+    assert len(audit_training(made, canaries=30).scores) == 30  # and it can be audited again, or trained
+
+
+def test_what_cannot_be_copied_cannot_be_audited():
+    made = setup()
+    made.model.kept = made.model.weight * 2
+    with pytest.raises(ArgumentError, match="model and optimizer of a Setup must be such that copy.deepcopy copies"):
+        audit_training(made)
+
+
 def test_audit_training_takes_canaries_and_tells_of_steps():
     steps = []
     made = setup()

@@ -43,7 +43,15 @@ def plant(
 
     The claim of the run's own units stays what it was. The vectors are public, coins and vectors do not depend on the
     units; so for every outcome of the coins the release is the planned mechanism on totals in which each unit has the
-    part that it had, beside a constant: for neighbours the same one. What the canaries cost is accuracy.
+    part that it had, beside a constant: for neighbours the same one. What the canaries cost is accuracy. So the release
+    may be shown, with coins and all that follows from both.
+
+    An informed result is no such thing. Its scores are what was released less what the units added, so whoever has the
+    scores, or exact numbers that follow from them, and what was released, or a model that it trained, has the sums
+    without noise: no epsilon covers that. The result is then as secret as the data, and `to_dict` refuses to write it.
+    If neither the release nor anything made of it is left, the result is a function of noise, coins and claim
+    alone, the same whatever the data are (but for the rounding of floats, far below the noise that nobody knows any
+    more), and tells nothing of the units: so `anyorder.run.audit_training` trains a copy and discards it.
 
     Under secret sampling (`PoissonSampling`) an included canary is in each step by a coin of its own, with the plan's
     probability, and its score is `sampled_scores`; steps are not given then.
@@ -201,6 +209,7 @@ class PlantedCanaries:
             noise_std=None if self._mus is None else plan.noise_std,
             mus=self._mus,
             curve=plan.curve,
+            informed=self._informed,
             delta=plan.delta,
             epsilon=plan.epsilon,
             independent=self.canaries.orthogonal and self._informed,

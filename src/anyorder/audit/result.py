@@ -56,6 +56,10 @@ class Audited:
         curve: the claim; `Stated` where it is no more than epsilon at delta.
         delta: of the claim.
         epsilon: the claimed epsilon at delta.
+        informed: whether what the units of the data add was taken away before the scores were made. Then scores, and
+            all that follows from them, tell it to whoever has what the run released, or a model that it trained.
+        run_discarded: whether of the run nothing is left but this: neither what it released nor what it trained.
+            What is said of an informed audit may be shown only then.
         independent: whether scores are independent of each other, as they are where canaries are orthogonal, the noise
             is white across coordinates, and what everybody else adds was taken away. Where it was not, data that agree
             with few coins by chance would refute a true claim.
@@ -69,6 +73,8 @@ class Audited:
     delta: float
     epsilon: float
     independent: bool = False
+    informed: bool = False
+    run_discarded: bool = False
 
     def __post_init__(self) -> None:
         scores = _check.array("scores", self.scores, ndim=1)
@@ -139,7 +145,10 @@ class Audited:
 
         Args:
             secrets: with scores, coins and the mu of each canary's steps.
+        Raises: ArgumentError without `secrets`, where the audit is informed and its run was not discarded: see `plant`.
         """
+        if not secrets:
+            check_public(self)
         known = self.mus is not None and self._comparable
         low, high = self.mu_estimate() if known else (None, None)
         result: dict[str, Any] = {
@@ -153,9 +162,20 @@ class Audited:
             "method": self.method,
             "p_value": self.p_value(),
             "refuted": self.refuted(),
+            "informed": self.informed,
         }
         if secrets:
             result["scores"], result["included"] = self.scores.tolist(), self.included.tolist()
             result["noise_std"] = self.noise_std
             result["mus"] = None if self.mus is None else self.mus.tolist()
         return result
+
+
+def check_public(audited: Audited) -> None:
+    """Raises: ArgumentError if what is said of an audit, together with its run, tells what the units added."""
+    if audited.informed and not audited.run_discarded:
+        raise ArgumentError(
+            "an informed audit tells what the units added to whoever has its release, or a model trained by it: its "
+            "result is as secret as the data; take to_dict(secrets=True) and keep it as such, plant(.., "
+            "informed=False), or audit_training, which trains a copy and throws it away"
+        )

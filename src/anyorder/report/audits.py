@@ -12,7 +12,7 @@ from anyorder import _check
 from anyorder.accounting.curves import Composed, Sampled
 from anyorder.audit import Audited
 from anyorder.audit.noise_law import Law
-from anyorder.audit.result import REFUTED
+from anyorder.audit.result import REFUTED, check_public
 from anyorder.plan import Plan
 from anyorder.report.card import facts_panel
 from anyorder.report.plots import new_axes, save_figure
@@ -42,7 +42,7 @@ _OUT, _IN = "#0072B2", "#D55E00"  # blue and vermilion: told apart by all kinds 
 
 @dataclass(frozen=True)
 class AuditSummary:
-    """What an audit saw, in numbers that may be shown.
+    """What an audit saw, in numbers that may be shown; of an informed audit only if its run was discarded.
 
     The verdict does not use the bounds: at 95 % each lies above a true claim that is tight in up to one run of twenty.
     It is that of one or two p-values, each at most the probability of a result as strong if the claim is true: of the
@@ -102,7 +102,11 @@ class AuditSummary:
         return self.p_value < REFUTED
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values. No coins, no scores."""
+        """JSON values. No coins, no scores.
+
+        Raises: ArgumentError where the audit is informed and its run was not discarded: see `anyorder.audit.plant`.
+        """
+        check_public(self.audited)
         audited, included = self.audited, int(self.audited.included.sum())
         return {
             "claimed": {"epsilon": audited.epsilon, "delta": audited.delta, "mu": audited.curve.mu},

@@ -1,9 +1,11 @@
 """A training set-up of one's own, audited: canaries in its gradients, all its planned steps, and what they show."""
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 import torch
@@ -33,7 +35,8 @@ class Setup:
 
     Attributes:
         plan: the claim that is attacked.
-        model, optimizer, loader: as `PrivacyEngine.make_private` takes them. The audit trains this model.
+        model, optimizer, loader: as `PrivacyEngine.make_private` takes them. The audit trains copies of model and
+            optimizer, and discards them.
         loss: `loss(model, batch)` -> a scalar tensor with a gradient: the mean over the examples of one batch of the
             loader. It calls the model that it is given, which is the private one.
         unit: whose privacy, as in `make_private`.
@@ -103,12 +106,14 @@ def audit_training(
     accounting. It does not test that the data's units are clipped: see `anyorder.audit.faults` for a front end.
 
     Args:
-        setup: trained by the call, in this process alone. Its model is not for use afterwards.
+        setup: trained by the call, in this process alone, as a copy of its model and optimizer, which is discarded: the
+            attacker knows the data's gradients, and what is said of such an audit would tell them to whoever had a
+            model that was trained by the same noise. What its loss or hooks keep of the copy is as secret as the data.
         canaries: how many; or which.
         coordinates: of the gradient that they live on, chosen by the canaries' seed; None for all.
         stepped: called with the number of steps taken after each.
     Returns: `Audited`; `report.plot_audit(audited, "audit.png")` draws it.
-    Cost: the training, and for each step O(coordinates + canaries).
+    Cost: the training, a copy of model and optimizer, and for each step O(coordinates + canaries).
     Raises: ArgumentError, and what the training raises.
 
     Example:
@@ -135,9 +140,7 @@ def attack(
         raise ArgumentError(f"setup must be an anyorder.run.Setup, got {type(setup).__name__}")
     engine = PrivacyEngine(setup.plan, key=key)
     try:
-        model, optimizer, loader = engine.make_private(
-            setup.model, setup.optimizer, setup.loader, unit=setup.unit, **setup.options
-        )
+        model, optimizer, loader = engine.make_private(*_copied(setup), setup.loader, unit=setup.unit, **setup.options)
         size, n = engine.release.size, setup.plan.n
         small = n * size <= _MOST_NUMBERS and n <= _MOST_STEPS
         planted = plant(engine, _canaries(canaries, coordinates, size), key=key, totals=small, informed=True)
@@ -145,9 +148,20 @@ def attack(
         plan, law = setup.plan, None
         if small:
             law = noise_law(planted.released, planted.totals, plan.strategy, plan.noise_std)
-        return Attack(planted.result(), law, engine.certificate())
+        return Attack(replace(planted.result(), run_discarded=True), law, engine.certificate())
     finally:
         engine.close()
+
+
+def _copied(setup: Setup) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Model and optimizer, which are discarded: nothing that is left may hold the noise of an informed audit."""
+    try:
+        return copy.deepcopy((setup.model, setup.optimizer))
+    except (RuntimeError, TypeError, NotImplementedError, PicklingError) as problem:
+        raise ArgumentError(
+            "model and optimizer of a Setup must be such that copy.deepcopy copies them, for the audit trains a copy "
+            f"and discards it: {problem}"
+        ) from problem
 
 
 def _canaries(canaries: int | Canaries, coordinates: int | None, size: int) -> Canaries:
