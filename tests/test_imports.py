@@ -49,6 +49,7 @@ def test_what_needs_torch_is_there_when_asked_for():
 import anyorder as ao, sys
 assert "torch" not in sys.modules
 assert set(ao.__all__) <= set(dir(ao))
+assert {name for name in dir(ao.audit) if not name.startswith('__')} == set(ao.audit.__all__)
 assert ao.train.PrivacyEngine is ao.PrivacyEngine and ao.clipping.check_model is ao.check_model
 assert ao.sampling.FixedOrderSampler is ao.FixedOrderSampler and ao.train.FTRL is ao.FTRL
 from anyorder import *
@@ -85,6 +86,13 @@ else:
     raise AssertionError("torch was not blocked")
 """
     run(code)
+
+
+def test_an_audit_of_a_training_says_that_it_needs_torch():
+    code = f"{NO_TORCH}\nimport anyorder.cli\nanyorder.cli.run(['audit', 'run', 'own:setup'])"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "anyorder: this audit needs torch, which is not installed: pip install torch\n"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The Secret Sharer as a job: text from disk, a small model of words, and a claim beside what was found."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -280,6 +281,40 @@ def test_what_the_command_refuses(written, monkeypatch):
         outcome = invoke(*arguments)
         assert outcome.exit_code == 2, outcome.output
         assert phrase in outcome.stderr.splitlines()[-1]
+
+
+def test_errors_of_ones_own_training_are_no_verdict(written, monkeypatch):
+    monkeypatch.chdir(written)
+    monkeypatch.syspath_prepend(written)
+    (written / "wrong.py").write_text(
+        "import sys\n"
+        "def load(): return [[0, 1]] * 50, 30\n"
+        "def raises(c, v): raise KeyError('colour')\n"
+        "def leaves(c, v): sys.exit(1)\n"
+    )
+    for name, phrase in (("raises", "KeyError: 'colour'"), ("leaves", "sys.exit(1): there is no audit")):
+        outcome = invoke(f"wrong:{name}", "--text", "wrong:load", "--count", 20)
+        assert outcome.exit_code == 2, outcome.output  # 1 says that a claim was refuted
+        assert phrase in outcome.stderr.splitlines()[-1]
+    assert "Traceback" in invoke("wrong:raises", "--text", "wrong:load", "--count", 20).stderr
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_the_training(written, monkeypatch):
+    monkeypatch.chdir(written)
+    monkeypatch.syspath_prepend(written)
+    (written / "late.py").write_text(
+        "def load(): return [[0, 1]] * 50, 30\ndef train(c, v): raise AssertionError('trained')\n"
+    )
+    arguments = ("late:train", "--text", "late:load", "--count", 20, "--plot")
+    outcome = invoke(*arguments, "absent/r.png")
+    assert outcome.exit_code == 2
+    assert "plot must be a file in a folder that exists" in outcome.stderr
+    assert "trained" not in outcome.stderr
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    outcome = invoke(*arguments, "r.png")
+    assert outcome.exit_code == 2
+    assert "matplotlib" in outcome.stderr
+    assert "trained" not in outcome.stderr
 
 
 # -- the picture -----------------------------------------------------------------------------------------------------

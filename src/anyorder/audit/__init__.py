@@ -43,3 +43,7 @@ __all__ = [
     "watch",
     "worst_steps",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

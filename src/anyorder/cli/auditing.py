@@ -1,6 +1,5 @@
 """`anyorder audit run`."""
 
-import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +7,7 @@ import typer
 from rich.console import Console
 
 from anyorder.cli.options import Json
-from anyorder.cli.output import fail, print_json
-from anyorder.errors import AnyorderError
+from anyorder.cli.output import attacking, print_json
 from anyorder.report import METHODS
 
 __all__ = ["run"]
@@ -48,29 +46,18 @@ def run(
     Exit code 0 if the claim was not refuted (less than one true claim in a
     million is), 1 if it was, 2 if there was no audit.
     """
-    from anyorder.run import audit_job  # with torch
-    from anyorder.run.progress import StepsBar
+    with attacking():
+        from anyorder.run import audit_job  # with torch
+        from anyorder.run.progress import StepsBar
 
     console = Console(stderr=as_json)
     bar = StepsBar(console)
-    try:
+    with attacking(bar.stop):
         asked = audit_job.Request(
             target=target, canaries=canaries, coordinates=coordinates, confidence=confidence, delta=delta,
             methods=tuple(method or METHODS), plot=plot, out=out,
         )  # fmt: skip
         done = audit_job.run(asked, bar)
-    except AnyorderError as problem:
-        bar.stop()
-        fail(str(problem), 2)  # whatever kind it is: 1 says that a claim was refuted
-    except KeyboardInterrupt:
-        bar.stop()
-        fail("stopped: there is no audit of half a run", 2)
-    except Exception as problem:  # of the code that is audited: shown whole, and 1 is taken
-        bar.stop()
-        traceback.print_exc()
-        raise typer.Exit(2) from problem
-    finally:
-        bar.stop()
     if as_json:
         print_json(done.to_dict())
     else:

@@ -3,13 +3,15 @@
 import functools
 import json
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, ParamSpec
 
 from anyorder._sealed import printable
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
 
-__all__ = ["fail", "one_line_errors", "print_json"]
+__all__ = ["attacking", "fail", "one_line_errors", "print_json"]
 
 P = ParamSpec("P")
 _USAGE = (ArgumentError, PlanError, LoaderError, ModelError, MissingDependencyError)
@@ -32,6 +34,34 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
             fail(str(problem), 2 if isinstance(problem, _USAGE) else 1)
 
     return guarded
+
+
+@contextmanager
+def attacking(stop: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """An audit, in which code runs that is not ours: whatever goes wrong leaves with 2, as 1 says "refuted".
+
+    Args:
+        stop: ends the bar of progress, before anything is printed and at the end; may be called twice.
+    """
+    try:
+        yield
+    except AnyorderError as problem:
+        stop()
+        fail(str(problem), 2)
+    except KeyboardInterrupt:
+        stop()
+        fail("stopped: there is no audit of half a run", 2)
+    except SystemExit as problem:  # of the code that is audited; its own code may be 1, or 0
+        stop()
+        fail(f"the code that is audited left the process, by sys.exit({problem.code!r}): there is no audit", 2)
+    except Exception as problem:  # of the code that is audited, where the traceback says more than a line
+        stop()
+        if isinstance(problem, ModuleNotFoundError) and problem.name == "torch":
+            fail("this audit needs torch, which is not installed: pip install torch", 2)
+        traceback.print_exc()
+        raise SystemExit(2) from problem
+    finally:
+        stop()
 
 
 def print_json(data: dict[str, Any]) -> None:

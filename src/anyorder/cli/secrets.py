@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anyorder.cli.options import Json
-from anyorder.cli.output import fail, print_json
-from anyorder.errors import AnyorderError, ArgumentError
+from anyorder.cli.output import attacking, print_json
+from anyorder.errors import ArgumentError
 from anyorder.report import exposure_phrase, facts_panel, plot_ranks
+from anyorder.report.plots import can_draw
 from anyorder.run import secret_sharer
 from anyorder.run.secret_sharer import Shared, Train
 
@@ -63,7 +64,9 @@ def canaries(
     """
     console = Console(stderr=as_json)
     bar = _Bar(console)
-    try:
+    with attacking(bar.stop):
+        if plot is not None:
+            can_draw(plot)
         train = _training(training, {"epsilon": epsilon, "epochs": epochs, "lr": lr}, delta, seed, bar)
         corpus = secret_sharer.read_text(text, vocabulary=vocabulary, leave_out=leave_out)
         done = secret_sharer.share(
@@ -74,14 +77,6 @@ def canaries(
         if plot is not None:
             row = f"{repeats} times"
             plot_ranks({row: {"in the text": done.inside, "left out": done.outside}}, plot, "ranks of canaries")
-    except AnyorderError as problem:
-        bar.stop()
-        fail(str(problem), 2)  # whatever kind it is: 1 says that a claim was refuted
-    except KeyboardInterrupt:
-        bar.stop()
-        fail("stopped: there is no audit of half a run", 2)
-    finally:
-        bar.stop()
     if as_json:
         print_json(done.to_dict())
     else:

@@ -10,7 +10,7 @@ from anyorder import _check
 from anyorder.errors import ArgumentError
 from anyorder.plan import Plan
 
-__all__ = ["new_axes", "plot_accuracy", "plot_noise", "save_figure"]
+__all__ = ["can_draw", "new_axes", "plot_accuracy", "plot_noise", "save_figure"]
 
 _COLOURS = ("#0b5fa5", "#d1495b", "#2e8b57", "#8a5fbf", "#c77800", "#3a9ea5", "#7a5230", "#6c757d")
 _STYLES = ("-", "--", "-.", ":")
@@ -54,6 +54,16 @@ def plot_accuracy(accuracy: Sequence[float], path: str | Path, title: str) -> No
     axes.set_xlim(0.5, len(accuracy) + 0.5 + 0.03 * len(accuracy))
     axes.set_ylim(top=min(102.0, float(percent.max()) + 5))
     save_figure(figure, path)
+
+
+def can_draw(path: Path) -> None:
+    """Look, before the work that is to be drawn, whether there is a folder for the PNG, and matplotlib.
+
+    Raises: ArgumentError, MissingDependencyError.
+    """
+    if not path.parent.is_dir() or path.is_dir():
+        raise ArgumentError(f"cannot write a plot: plot must be a file in a folder that exists, got {str(path)!r}")
+    _check.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
 
 
 def new_axes(title: str) -> tuple[Any, Any]:

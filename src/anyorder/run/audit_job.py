@@ -8,9 +8,9 @@ from typing import Any
 
 from anyorder import _check
 from anyorder.certificate import Certificate
-from anyorder.errors import ArgumentError
 from anyorder.plan import Plan
 from anyorder.report import METHODS, AuditSummary, audit_panel, plot_audit
+from anyorder.report.plots import can_draw
 from anyorder.run import audit_files, folder
 from anyorder.run.auditing import attack, setup_of
 from anyorder.run.progress import StepsBar
@@ -49,9 +49,9 @@ class Request:
             _check.choice("method", method, METHODS)
         if self.delta is not None:
             _check.probability("delta", self.delta)
-        if self.plot is not None and not self.plot.parent.is_dir():
-            raise ArgumentError(f"plot must be a file in a folder that exists, got {str(self.plot)!r}")
-        if self.plot is not None or self.out is not None:
+        if self.plot is not None:
+            can_draw(self.plot)
+        if self.out is not None:
             _check.optional("matplotlib.figure", extra="train", purpose="drawing an audit")
 
 

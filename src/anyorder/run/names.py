@@ -20,6 +20,12 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
     Raises: ArgumentError if there is no such module or function. An error inside the module is left as it is.
     """
     module_name, _, function_name = name.partition(":")
+    if module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
+        likely = Path(module_name.removesuffix(".py")).as_posix().lstrip("./").replace("/", ".")
+        raise ArgumentError(
+            f"{what} must name a module, got {name!r}: write it as a module, {likely}:{function_name}, without ./ "
+            "and .py"
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
