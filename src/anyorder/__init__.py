@@ -5,15 +5,14 @@ optimize (choose C), accounting (epsilon), noise (addressable), sampling (loader
 ledger (enforces the claim), receipt (a unit's own part in it), certificate (shows it), release (carries it out),
 audit (attacks it), clipping, train (the engine).
 
-What an auditor or a planner needs is here at once; what needs torch is loaded when it is first asked for.
+What a planner needs is here at once; audits, and what needs torch, are loaded when they are first asked for.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from anyorder import accounting, audit, errors, noise, optimize, participation, strategy, workload
+from anyorder import accounting, errors, noise, optimize, participation, strategy, workload
 from anyorder.accounting import compose
-from anyorder.audit import check
 from anyorder.certificate import Certificate, Evidence, verify
 from anyorder.error import RENAMED, last_error, max_error, renamed, rmse
 from anyorder.plan import Plan
@@ -22,7 +21,8 @@ from anyorder.receipt import Receipt
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 
 if TYPE_CHECKING:
-    from anyorder import clipping, release, sampling, train
+    from anyorder import audit, clipping, release, sampling, train
+    from anyorder.audit import check
     from anyorder.clipping import bounded_sum, check_model
     from anyorder.release import Release
     from anyorder.sampling import FixedOrderSampler
@@ -67,12 +67,14 @@ __all__ = [
 
 # `plan` and `sensitivity` are functions beside modules of that name. They are bound above, after the import of those
 # modules has bound the modules themselves; bound lazily, a name would stay the module.
-_NEED_TORCH = {
+_LAZY = {
     "FTRL": "train",
     "FixedOrderSampler": "sampling",
     "PrivacyEngine": "train",
     "Release": "release",
+    "audit": "",
     "bounded_sum": "clipping",
+    "check": "audit",
     "check_model": "clipping",
     "clipping": "",
     "release": "",
@@ -87,9 +89,9 @@ if not TYPE_CHECKING:  # which sees the imports above, and tells of names that a
     def __getattr__(name: str) -> Any:
         if name in RENAMED:
             return renamed(name)
-        if name not in _NEED_TORCH:
+        if name not in _LAZY:
             raise AttributeError(f"module 'anyorder' has no attribute {name!r}")
-        room = _NEED_TORCH[name]
+        room = _LAZY[name]
         try:
             found = importlib.import_module(f"anyorder.{room or name}")
         except ModuleNotFoundError as problem:
