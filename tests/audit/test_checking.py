@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtri
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -29,7 +30,16 @@ import anyorder as ao
 from anyorder.accounting import gdp_epsilon, poisson_epsilon
 from anyorder.audit.checking.arrivals import Arrivals
 from anyorder.audit.checking.finding import judge, printed
-from anyorder.audit.checking.visits import AtMost, Shuffles, epsilon_at_least, fullest
+from anyorder.audit.checking.visits import (
+    AtMost,
+    Coins,
+    Draws,
+    Shuffles,
+    _weights,
+    epsilon_at_least,
+    epsilon_of,
+    fullest,
+)
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
@@ -275,6 +285,66 @@ def test_by_replacement_the_epsilon_is_the_mean_over_draws():
     assert total <= DELTA
 
 
+def weights_by_hand(draws):
+    """P(weight = 0), P(weight = 1), .. by plain convolutions."""
+    n, q = draws.size, draws.probability
+    one = np.zeros(n * n + 1)
+    for m in range(n + 1):
+        one[m * m] = math.comb(n, m) * q**m * (1 - q) ** (n - m)
+    result = np.ones(1)
+    for _ in range(draws.steps):
+        result = np.convolve(result, one)
+    return result
+
+
+@pytest.mark.parametrize("draws", [Draws(3, 0.2, 4), Draws(3, 0.2, 50), Draws(20, 0.1, 3), Draws(12, 0.05, 30)])
+def test_what_is_cut_off_from_the_draws_is_paid(draws):
+    """Weights that are beyond the arrays count as lost, and the epsilon is not below that of all of them."""
+    exact = weights_by_hand(draws)
+    found, lost = _weights(draws, DELTA / 1000)
+    size = max(len(exact), len(found))
+    missing = np.pad(exact, (0, size - len(exact))) - np.pad(found, (0, size - len(found)))
+    assert missing.clip(0).sum() <= lost + 1e-13  # beside what transforms round
+    assert lost <= DELTA / 1000
+
+    def delta_at(epsilon):
+        likely = np.flatnonzero(exact > 1e-25).tolist()
+        return sum(exact[w] * ao.accounting.gdp_delta(math.sqrt(w), epsilon) for w in likely)
+
+    epsilon = epsilon_of(draws, 1.0, DELTA)
+    assert delta_at(epsilon) <= DELTA < delta_at(0.999 * epsilon)
+
+
+def test_empty_batches_are_paid_on_both_sides():
+    """A run that is another one with a small probability: that is added to delta once, and exp(epsilon) times."""
+    empty = 1e-8
+    found = epsilon_of(Coins(0.05, 60, empty=empty), 1.0, DELTA)
+    assert found >= poisson_epsilon(1.0, 0.05, 60, DELTA - empty * (1 + math.exp(found)))
+    assert found < 1.1 * poisson_epsilon(1.0, 0.05, 60, DELTA)
+    assert epsilon_of(Coins(0.05, 60, empty=1e-6), 1.0, DELTA) == math.inf
+
+
+def test_ranks_that_all_read_the_whole_data_set_add_a_unit_so_often(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    for loader in (DataLoader(DATA, BATCH), DataLoader(DATA, BATCH, shuffle=True)):
+        found = check(loader)
+        assert found.true == true_of(3 * 3**2)
+        assert found.participation is None
+    replaced = DataLoader(DATA, BATCH, sampler=RandomSampler(DATA, replacement=True))
+    assert check(replaced).true == epsilon_of(Draws(3 * BATCH, (1 + 1e-12) / N, 60), 1.0, DELTA)
+
+
+def test_a_last_epoch_that_is_broken_off_before_the_fullest_unit():
+    loader = DataLoader(DATA, batch_sampler=[[0], [1], [2, 2]])
+    whole = check(loader, epochs=None, steps=6)
+    assert whole.at_least == pytest.approx(whole.true)
+    assert whole.true == true_of(2 * 4)
+    for steps in (4, 5):
+        broken = check(loader, epochs=None, steps=steps)
+        assert broken.at_least <= gdp_epsilon(2.0, DELTA) <= broken.true  # example 2 was there in one epoch
+
+
 def test_one_epoch_in_any_order_is_one_step():
     for shuffle in (False, True):
         found = check(DataLoader(DATA, BATCH, shuffle=shuffle), epochs=1)
@@ -371,6 +441,26 @@ def test_the_attack_on_shuffles_is_what_its_simulation_does():
             if q > 1e-3:
                 best = max(best, math.log(max(p - 1e-2, 1e-9) / q))
     assert bound == pytest.approx(best, abs=0.1)
+
+
+@pytest.mark.parametrize(("epochs", "steps", "chance"), [(1, 50, 0.5), (2, 4, 0.5), (2, 50, 0.8)])
+def test_the_attack_where_a_unit_is_not_in_every_epoch(epochs, steps, chance):
+    """By drawing: where a unit is absent, its step has neither it nor one that gives the opposite."""
+    delta, rng, count = 1e-2, np.random.default_rng(1), 400_000
+    there = rng.random((count, epochs)) < chance
+    own = rng.standard_normal((count, epochs))
+    quiet = ndtri(rng.random((count, epochs)) ** (1 / (steps - 1)))  # the largest of the other steps
+    best = 0.0
+    for others in (0, 1):
+        without, with_it = (np.maximum(own + there * there_is, quiet) for there_is in (others, others + 1))
+        for c in np.linspace(0, 5, 51):
+            q, p = ((world > c).sum(1) for world in (without, with_it))
+            for j in range(1, epochs + 1):
+                for often, seldom in (((p >= j).mean(), (q >= j).mean()), ((q < j).mean(), (p < j).mean())):
+                    if seldom > 1e-3 and often > delta:
+                        best = max(best, math.log((often - delta) / seldom))
+    bound = epsilon_at_least(AtMost(epochs, shuffles=Shuffles(epochs, steps, chance)), 1.0, delta)
+    assert bound == pytest.approx(best, abs=0.02)
 
 
 class Accountant:

@@ -20,7 +20,7 @@ from anyorder.audit import Memorised
 from anyorder.cli import app
 from anyorder.errors import ArgumentError
 from anyorder.report import plot_ranks
-from anyorder.run.secret_sharer import own_training, perplexity, share
+from anyorder.run.secret_sharer import Shared, own_training, perplexity, share
 from anyorder.run.text import Text, read_text
 from anyorder.run.word_model import NextWord, Trained, train_words
 
@@ -182,6 +182,23 @@ def test_a_claim_that_is_false_is_refuted(small):
     assert found.p_value() < 1e-6
     assert found.refuted
     assert found.lower_bound() > 0.1
+
+
+def test_coins_come_from_the_system_where_no_key_is_given(small):
+    def train(corpus, vocabulary):
+        return (lambda contexts, words: np.full(len(words), -1.0)), None
+
+    first, second = (share(small, train, count=64, candidates=5, seed=3) for _ in range(2))
+    assert not np.array_equal(first.included, second.included)
+    fixed, again = (share(small, train, count=64, candidates=5, seed=seed, key=KEY) for seed in (3, 4))
+    assert np.array_equal(fixed.included, again.included)  # by the key alone: a seed is no secret
+
+
+def test_a_claim_is_refuted_at_one_in_a_million(monkeypatch):
+    found = Shared(*[None] * 9)
+    for p, refuted in ((0.9e-6, True), (1.1e-6, False), (None, False)):
+        monkeypatch.setattr(Shared, "p_value", lambda self, p=p: p)
+        assert found.refuted is refuted
 
 
 def test_a_model_that_gives_some_words_no_probability(small):
