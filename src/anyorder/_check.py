@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyorder._closed import frozen
 from anyorder.errors import ArgumentError, MissingDependencyError
 
-__all__ = ["array", "choice", "integer", "optional", "positive", "probability", "real", "word"]
+__all__ = ["array", "choice", "integer", "optional", "plain", "positive", "probability", "real", "word"]
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
@@ -80,6 +80,16 @@ def array(name: str, value: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
     if not np.isfinite(result).all():
         raise ArgumentError(f"{name} must be finite, got {int((~np.isfinite(result)).sum())} entries that are not")
     return frozen(result)
+
+
+def plain(value: Any) -> Any:
+    """A tensor, or a list of them, as arrays: without its graph, on the CPU, floats of every width as float64."""
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if not hasattr(value, "detach"):
+        return value
+    tensor = value.detach().cpu()
+    return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
 
 
 def word(name: str, value: Any) -> str:

@@ -1,6 +1,7 @@
 """Audits of any program's arrays: scores by hand, files, what does not fit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from anyorder.accounting import Gaussian
 from anyorder.audit.result import Stated
 from anyorder.cli import app
 from anyorder.errors import ArgumentError
+from anyorder.report import AuditSummary
 from anyorder.strategy import BLT, Tree
 
 RNG = np.random.default_rng(0)
@@ -132,6 +134,73 @@ def test_a_pair_is_no_curve() -> None:
     broken = ao.audit.from_scores(2.0 * included, included=included, claim=(1.0, 0.01), independent=True)
     assert broken.refuted()
     assert broken.lower_bound() > 3
+
+
+def test_a_stated_pair_takes_the_better_of_two_tests() -> None:
+    rng = np.random.default_rng(0)
+    included = rng.random(2000) < 0.5
+    released = included * np.ones((3, 1)) + rng.standard_normal((3, 2000))
+    audited = rows(
+        released, canaries=np.arange(2000), included=included, noise_std=1.0, claim=(2.87, 1e-5), independent=True
+    )
+    both = [audited.p_value(method) for method in ("clopper_pearson", "f_dp")]
+    assert audited.p_value() == min(1.0, 2 * min(both))
+    assert AuditSummary.of(audited).p_value == audited.p_value()
+    assert not audited.refuted()
+    assert AuditSummary.of(audited).above == ("one_run", "f_dp", "gaussian")
+    words = (
+        "not refuted at 1e-06, but 3 of the bounds lie above the claim, as they do in up to one true claim of twenty"
+    )
+    assert words in str(AuditSummary.of(audited))
+    true = AuditSummary.of(replace(audited, epsilon=8.39, curve=Stated(8.39, 1e-5)))
+    assert true.above == ()
+    assert "does not speak against the claim" in str(true)
+    assert str(audited).splitlines()[0] == "claimed_epsilon: 2.87 at delta 1e-05"
+    assert "not refuted at 1e-06" in str(audited)
+    assert "claimed_epsilon=2.87" in repr(audited)
+    told = audited.to_dict()
+    assert (told["lower_bound_method"], told["method"]) == ("one_run", "clopper_pearson, f_dp")
+    assert "one_run" in str(audited)
+    informed = replace(audited, informed=True)
+    for shown in (str(informed), str(AuditSummary.of(informed))):
+        assert "as secret as the data" in shown
+        assert "not refuted" not in shown
+    assert "not refuted" in str(replace(informed, run_discarded=True))
+
+
+def test_secret_sampling_has_no_mu() -> None:
+    from anyorder.accounting.curves import Sampled
+
+    curve = Sampled(2.0, 0.1, 3)
+    audited = replace(rows(), curve=curve)
+    with pytest.raises(ArgumentError, match="under secret sampling they are log likelihood ratios"):
+        audited.mu_estimate()
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+def test_tensors_of_any_kind_are_taken(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.tensor(ROWS, dtype=getattr(torch, kind), requires_grad=True)
+    np.testing.assert_array_equal(rows(tensor).scores, rows().scores)  # small integers, exact in all
+    np.testing.assert_array_equal(rows(list(tensor)).scores, rows().scores)
+    scores = tensor[0]
+    audited = ao.audit.from_scores(scores, included=torch.tensor([True, False, True]), claim=CLAIM)
+    assert audited.scores.tolist() == [3.0, 0.0, 1.0]
+    assert ao.audit.epsilon_lower_bound(scores, [1, 0, 1], 1e-5) == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (np.zeros((3, 3)), "must have an inverse"),
+        (np.zeros(3), "must have an inverse"),
+        (np.zeros((4, 3)), "rank below 3"),
+        (np.triu(np.ones((3, 3))), "must be lower triangular"),
+    ],
+)
+def test_strategies_that_are_none(strategy: np.ndarray, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        rows(strategy=strategy)
 
 
 def written(folder: Path, **fields) -> Path:

@@ -110,7 +110,7 @@ def test_half_the_noise_is_refuted_by_scores_and_by_the_noise_itself(half_the_no
 def test_secret_sampling_is_audited_by_the_law_of_its_noise(half_the_noise):
     done = attack(setup("poisson", order="poisson", epsilon=None, noise_multiplier=1.0), canaries=100)
     summary = AuditSummary.of(done.audited, law=done.law)
-    assert set(summary.p_values) == {"clopper_pearson", "noise"}
+    assert set(summary.p_values) == {"clopper_pearson", "f_dp", "noise"}
     assert "secret sampling" in summary.unfit["gaussian"]
     assert summary.mu_seen is None
     assert summary.refuted

@@ -152,9 +152,9 @@ def from_scores(
     """
     curve, delta, epsilon = _claimed(claim, delta, None)
     return Audited(
-        scores=_check.array("scores", scores, ndim=1), included=_coins(included), noise_std=noise_std,
-        mus=None if mus is None else _check.array("mus", mus, ndim=1), curve=curve, delta=delta, epsilon=epsilon,
-        independent=bool(independent),
+        scores=_check.array("scores", _check.plain(scores), ndim=1), included=_coins(included), noise_std=noise_std,
+        mus=None if mus is None else _check.array("mus", _check.plain(mus), ndim=1), curve=curve, delta=delta,
+        epsilon=epsilon, independent=bool(independent),
     )  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def _claimed(claim: Claim, delta: float | None, neighbours: str | None) -> tuple
 
 
 def _coins(included: ArrayLike) -> NDArray[np.bool_]:
-    coins = np.asarray(included)
+    coins = np.asarray(_check.plain(included))
     if coins.ndim != 1 or not coins.size or coins.dtype.kind not in "biuf" or not ((coins == 0) | (coins == 1)).all():
         raise ArgumentError(
             f"included must be a list of bools, or of 0 and 1, got {coins.dtype} of shape {coins.shape}"
@@ -262,7 +262,7 @@ def _products(released: Iterable[Any], canaries: Canaries | ArrayLike, count: in
         raise ArgumentError(f"canaries must be one for each of {count} coins in included, got {found}")
     products = []
     for row in released:
-        flat = _check.array("a row of released", np.asarray(row).reshape(-1), ndim=1)
+        flat = _check.array("a row of released", np.asarray(_check.plain(row)).reshape(-1), ndim=1)
         if size is not None and len(flat) != size:
             raise ArgumentError(f"rows of released must have the {size} coordinates of the canaries, got {len(flat)}")
         products.append(dot(flat))
@@ -275,7 +275,7 @@ def _dot(canaries: Canaries | ArrayLike) -> tuple[Any, int | None, int]:
     """A row's inner products with all canaries, the length of rows (None: any that has the coordinates), the count."""
     if isinstance(canaries, Canaries):
         return canaries.dot, canaries.size, canaries.count
-    given = np.asarray(canaries)
+    given = np.asarray(_check.plain(canaries))
     if given.ndim == 1 and given.dtype.kind in "iu" and given.size:
         if given.min() < 0 or len(np.unique(given)) < len(given):
             raise ArgumentError("canaries as coordinates must be distinct integers from 0 on")
@@ -315,13 +315,29 @@ def _matrix(strategy: Strategy | ArrayLike | None, n: int) -> Floats:
             raise ArgumentError(f"released must have n={strategy.n} rows, one for each step of the strategy, got {n}")
         stream = forward(as_released(strategy))
         return np.stack([row for unit in np.eye(n) for row in stream.push(unit)])
-    given = np.asarray(strategy)
+    given = np.asarray(_check.plain(strategy))
     if given.ndim == 1:
         column = _check.array("strategy", given, ndim=1)
         if len(column) > n:
             raise ArgumentError(f"strategy must have at most n={n} coefficients, got {len(column)}")
-        return np.asarray(toeplitz(np.pad(column, (0, n - len(column))), np.zeros(n)))
+        return _invertible(np.asarray(toeplitz(np.pad(column, (0, n - len(column))), np.zeros(n))))
     matrix = _check.array("strategy", given, ndim=2)
     if matrix.shape[1] != n:
         raise ArgumentError(f"strategy must have a column for each of {n} rows of released, got shape {matrix.shape}")
-    return matrix
+    return _invertible(matrix)
+
+
+def _invertible(c: Floats) -> Floats:
+    """A C whose rows G + C^-1 z can have been released one after the other."""
+    n = c.shape[1]
+    if c.shape[0] == n and np.triu(c, 1).any():
+        raise ArgumentError(
+            "strategy must be lower triangular, the noise of a step being of this step and those before, got numbers "
+            "above the diagonal: is it transposed?"
+        )
+    if (c.shape[0] == n and not np.diag(c).all()) or (c.shape[0] != n and np.linalg.matrix_rank(c) < n):
+        raise ArgumentError(
+            f"strategy must have an inverse, for rows of released are G + C^-1 z, got zeros on the diagonal or rank "
+            f"below {n}; leave it out for independent noise"
+        )
+    return c

@@ -178,9 +178,9 @@ def mu_estimate(scores: ArrayLike, included: ArrayLike, confidence: float = 0.95
 
 
 def _pairs(scores: ArrayLike, included: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    given = np.asarray(scores) if hasattr(scores, "__array__") else scores  # a tensor copies itself in its own way
-    found = _check.array("scores", given, ndim=1)
-    coins = np.asarray(included)
+    given = _check.plain(scores)
+    found = _check.array("scores", np.asarray(given) if hasattr(given, "__array__") else given, ndim=1)
+    coins = np.asarray(_check.plain(included))
     if coins.shape != found.shape:
         raise ArgumentError(
             f"included must say of each score whether its canary was in, got shape {coins.shape} "

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import final, frozen
-from anyorder.accounting.curves import Curve
+from anyorder.accounting.curves import Composed, Curve, Sampled
 from anyorder.audit.bounds import epsilon_lower_bound, mu_estimate, p_value
 from anyorder.errors import ArgumentError
 
@@ -103,13 +103,39 @@ class Audited:
             method: None for "f_dp"; for a claim that is only `Stated`, of who knows what mechanism, "one_run".
             confidence: strictly between 0 and 1.
         """
-        chosen = method or ("one_run" if isinstance(self.curve, Stated) else "f_dp")
+        chosen = method or self.lower_bound_method
         return float(epsilon_lower_bound(self.scores, self.included, self.delta, confidence, chosen))
 
+    @property
+    def lower_bound_method(self) -> str:
+        """That of `lower_bound` where none is named."""
+        return "one_run" if isinstance(self.curve, Stated) else "f_dp"
+
     def mu_estimate(self, confidence: float = 0.95) -> tuple[float, float]:
-        """An interval for mu by the Gaussian law of scores: an estimate; see `anyorder.audit.mu_estimate`."""
+        """An interval for mu by the Gaussian law of scores: an estimate; see `anyorder.audit.mu_estimate`.
+
+        Raises: ArgumentError under secret sampling, where scores have no such law.
+        """
+        if self._sampled:
+            raise ArgumentError(
+                "mu_estimate needs scores that are normal, and under secret sampling they are log likelihood ratios, "
+                "which are not: use lower_bound or p_value"
+            )
         low, high = mu_estimate(self.scores, self.included, confidence)
         return float(low), float(high)
+
+    @property
+    def _sampled(self) -> bool:
+        return isinstance(self.curve, (Sampled, Composed))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """All that `p_value` rests on: `method`; and where that is "clopper_pearson" also "f_dp".
+
+        "clopper_pearson" takes half of the canaries to choose its threshold, and "f_dp" takes them all but does not
+        know that they are independent: which one sees more depends on the claim and on how many canaries there are.
+        """
+        return ("clopper_pearson", "f_dp") if self.method == "clopper_pearson" else (self.method,)
 
     @property
     def method(self) -> str:
@@ -121,15 +147,19 @@ class Audited:
     def p_value(self, method: str | None = None) -> float:
         """At most the probability of a result at least as strong, if the claim is true; see `anyorder.audit.p_value`.
 
+        Of two methods together it is twice the smaller p (Bonferroni): under a true claim each alone is at most a with
+        probability a at most, so either is at most a / 2 with probability a at most, however they depend on each other.
+
         Args:
-            method: None for `self.method`; 1 where that is "gaussian" and there are not both kinds of canaries, or
-                fewer than three.
+            method: None for all of `self.methods`; 1 where that is "gaussian" and there are not both kinds of canaries,
+                or fewer than three.
         """
-        chosen = method or self.method
-        if method is None and chosen == "gaussian" and not self._comparable:
+        tests = self.methods if method is None else (method,)
+        if method is None and self.method == "gaussian" and not self._comparable:
             return 1.0
         claim = (self.epsilon, self.delta) if isinstance(self.curve, Stated) else self.curve
-        return float(p_value(self.scores, self.included, claim, method=chosen))
+        found = [float(p_value(self.scores, self.included, claim, method=test)) for test in tests]
+        return min(1.0, len(found) * min(found))
 
     @property
     def _comparable(self) -> bool:
@@ -149,7 +179,7 @@ class Audited:
         """
         if not secrets:
             check_public(self)
-        known = self.mus is not None and self._comparable
+        known = self.mus is not None and self._comparable and not self._sampled
         low, high = self.mu_estimate() if known else (None, None)
         result: dict[str, Any] = {
             "canaries": len(self.scores),
@@ -157,9 +187,10 @@ class Audited:
             "epsilon": self.epsilon,
             "mu": self.curve.mu,
             "lower_bound": self.lower_bound(),
+            "lower_bound_method": self.lower_bound_method,
             "mu_low": low,
             "mu_high": high,
-            "method": self.method,
+            "method": ", ".join(self.methods),
             "p_value": self.p_value(),
             "refuted": self.refuted(),
             "informed": self.informed,
@@ -169,6 +200,26 @@ class Audited:
             result["noise_std"] = self.noise_std
             result["mus"] = None if self.mus is None else self.mus.tolist()
         return result
+
+    def __repr__(self) -> str:
+        return (
+            f"Audited({len(self.scores)} canaries, claimed_epsilon={self.epsilon:.6g}, delta={self.delta:g}, "
+            f"independent={self.independent}, informed={self.informed})"
+        )
+
+    def __str__(self) -> str:
+        """Claim, bound and verdict; of what is as secret as the data the claim alone. Cost: that of `p_value`."""
+        claimed = f"claimed_epsilon: {self.epsilon:.4g} at delta {self.delta:g}"
+        if self.informed and not self.run_discarded:
+            return f"{claimed}\nseen: as secret as the data, see to_dict"
+        p = self.p_value()
+        return (
+            f"{claimed}\n"
+            f"seen: epsilon at least {self.lower_bound():.4g} ({self.lower_bound_method}, 95 %), by "
+            f"{len(self.scores)} canaries\n"
+            f"verdict: {'REFUTED' if p < REFUTED else 'not refuted'} at {REFUTED:g}, p-value {p:.2g} "
+            f"({', '.join(self.methods)})"
+        )
 
 
 def check_public(audited: Audited) -> None:

@@ -11,6 +11,7 @@ from anyorder.cli.options import Json
 from anyorder.cli.output import attacking, print_json
 from anyorder.errors import ArgumentError
 from anyorder.report import exposure_phrase, facts_panel, plot_ranks
+from anyorder.report.audits import not_refuted
 from anyorder.report.plots import can_draw
 from anyorder.run import secret_sharer
 from anyorder.run.secret_sharer import Shared, Train
@@ -20,7 +21,11 @@ __all__ = ["canaries"]
 
 def canaries(
     text: Annotated[
-        str, typer.Option(help="Text or Parquet file, a folder of them, or module:function -> (sequences, vocabulary).")
+        str,
+        typer.Option(
+            help="Text or Parquet file, a folder of them, or module:function -> (sequences, vocabulary). A word is "
+            "letters alone, between spaces."
+        ),
     ],
     training: Annotated[
         str | None,
@@ -116,7 +121,8 @@ def _rows(done: Shared) -> list[tuple[str, str]]:
     bound = f"{bounds} (95 %, for a canary, delta = {done.delta:g})"
     if done.plan is None or claim is None or p is None:
         return [*rows, ("epsilon at least", bound), ("claimed", "nothing")]
-    seen = "REFUTED" if done.refuted else "not refuted: this run does not speak against the claim, which is no proof"
+    above = sum(done.lower_bound(method) > claim.epsilon(done.delta) for method in done.methods)
+    seen = "REFUTED" if done.refuted else not_refuted(above)
     return [
         *rows,
         ("claimed", f"epsilon <= {done.plan.curve.epsilon(done.delta):.4g} for one sequence"),

@@ -45,7 +45,7 @@ class AuditSummary:
     """What an audit saw, in numbers that may be shown; of an informed audit only if its run was discarded.
 
     The verdict does not use the bounds: at 95 % each lies above a true claim that is tight in up to one run of twenty.
-    It is that of one or two p-values, each at most the probability of a result as strong if the claim is true: of the
+    It is that of one or more p-values, each at most the probability of a result as strong if the claim is true: of the
     scores, by the method that the canaries allow ("gaussian" where they are orthogonal, see `Audited.method`); and
     "noise", by the law of the noise of a run whose sums are known, see `anyorder.audit.noise_law`.
 
@@ -83,13 +83,25 @@ class AuditSummary:
         elif not 1 < audited.included.sum() < len(audited.included) - 1:
             unfit["gaussian"] = "it needs two canaries that are in, and two that are out"
         bounds = {method: audited.lower_bound(method, confidence) for method in methods if method not in unfit}
-        test = audited.method if audited.method not in unfit else "f_dp"
-        p_values = {test: audited.p_value(test)}
+        tests = audited.methods if audited.method not in unfit else ("f_dp",)
+        p_values = {test: audited.p_value(test) for test in tests}
         if law is not None:
             p_values[LAW] = law.p_value
         seen = None if "gaussian" in unfit else audited.mu_estimate(confidence)
         unfit = {method: reason for method, reason in unfit.items() if method in methods}
         return cls(audited, confidence, bounds, unfit, seen, p_values)
+
+    @property
+    def above(self) -> tuple[str, ...]:
+        """Methods whose bound lies above the claim, of those that hold for what is known of these scores."""
+        audited = self.audited
+        holds = {
+            "one_run": True,
+            "f_dp": audited.curve.mu is not None or audited.mus is not None,
+            "gaussian": audited.independent and audited.mus is not None,
+            "clopper_pearson": audited.independent,
+        }
+        return tuple(method for method, bound in self.bounds.items() if holds[method] and bound > audited.epsilon)
 
     @property
     def p_value(self) -> float:
@@ -119,6 +131,23 @@ class AuditSummary:
             "p_value": self.p_value,
             "refuted": self.refuted,
         }
+
+    def __str__(self) -> str:
+        """The card, as text; nothing of it where that would be as secret as the data."""
+        if self.audited.informed and not self.audited.run_discarded:
+            return str(self.audited)
+        return "\n".join(f"{label:>17}  {text}" for label, text in _rows(self, None))
+
+
+def not_refuted(above: int, confidence: float = 0.95) -> str:
+    """The verdict in words, where so many of the bounds lie above a claim that was not refuted."""
+    if not above:
+        return "not refuted: this run does not speak against the claim, which is no proof of it"
+    lie, often = "lies" if above == 1 else "lie", round(1 / (1 - confidence))
+    return (
+        f"not refuted at {REFUTED:g}, but {above} of the bounds {lie} above the claim, as they do in up to one true "
+        f"claim of {'twenty' if often == 20 else often}: audit again, with more canaries"
+    )
 
 
 def _range(mus: Floats | None) -> dict[str, float] | None:
@@ -163,7 +192,7 @@ def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
 
 def _verdict(summary: AuditSummary) -> str:
     if not summary.refuted:
-        return "not refuted: this run does not speak against the claim, which is no proof of it"
+        return not_refuted(len(summary.above), summary.confidence)
     seen = [p for test, p in summary.p_values.items() if test != LAW]
     if len(summary.p_values) * min(seen) < REFUTED:
         return "REFUTED: of true claims less than one in a million would look like this"

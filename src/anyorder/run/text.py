@@ -64,7 +64,7 @@ def read_text(name: str | Path, *, vocabulary: int = 1000, leave_out: int = 100,
     if len(words) < 2:
         raise ArgumentError(
             f"text must have 2 words or more beyond the {leave_out} most frequent, which are dropped; {name} has "
-            f"{len(counts)} in all"
+            f"{len(counts)} in all: a word is letters alone between spaces, in upper or lower case"
         )
     ids = {word: i for i, word in enumerate(words)}
     kept = [np.array([ids[word] for word in sentence if word in ids], np.int64) for sentence in sentences]
