@@ -54,6 +54,25 @@ def above(p_values, name):
     assert excess < np.sqrt(np.log(1e6) / 2 / len(p_values)), name
 
 
+@pytest.mark.parametrize("strategy", [Independent(4500), BLT([0.9, 0.4], [0.3, 0.2], 4500)], ids=["independent", "blt"])
+def test_a_run_of_many_steps_is_made_white_row_by_row(strategy):
+    generator = np.random.default_rng(3)
+    Z, size = generator.normal(size=(4500, 20)), 20
+    state = strategy.init(size)
+    noise = np.zeros((4500, size))
+    for t in range(4500):
+        made, state = strategy.step(t, state, lambda i: Z[i])
+        noise[t] = made
+    honest = noise_law(STD * noise, np.zeros((4500, size)), strategy, STD)
+    assert honest.p_value > 1e-6
+    assert "a row used again" not in honest.p_values
+    spoilt = noise.copy()
+    spoilt[4400:] = 0.0  # steps without noise
+    spoiled = noise_law(STD * spoilt, np.zeros((4500, size)), strategy, STD)
+    assert spoiled.p_values["variance of a step"] < 1e-6
+    assert noise_law(STD / 2 * noise, np.zeros((4500, size)), strategy, STD).p_value < 1e-6
+
+
 def repeated_row(Z):
     Z[5] = Z[4]
     return Z

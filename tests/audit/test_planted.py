@@ -127,6 +127,22 @@ def test_totals_and_released_rows_are_kept_where_asked_for(dtype):
             getattr(planted, name)
 
 
+def test_totals_of_some_coordinates_are_kept_which_nobody_knows_beforehand():
+    plan = claim()
+    full, _ = run(plan)
+    some, _ = run(plan, totals=7)
+    at = some.kept_at
+    assert len(set(at.tolist())) == 7
+    np.testing.assert_array_equal(some.totals, full.totals[:, at])
+    np.testing.assert_array_equal(some.released, full.released[:, at])
+    assert full.kept_at.tolist() == [*range(SIZE)]
+    drawn = {tuple(plant(ao.Release(plan, SIZE), CANARIES, totals=7).kept_at) for _ in range(3)}
+    assert len(drawn) == 3  # from the operating system
+    for wrong in (0, SIZE + 1, 2.5):
+        with pytest.raises(ArgumentError, match="totals must be"):
+            plant(ao.Release(plan, SIZE), CANARIES, totals=wrong)
+
+
 def test_replace_one_is_a_canary_or_its_opposite():
     plan = claim(neighbours="replace-one")
     planted, rows = run(plan)

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.audit import Canaries
+from anyorder.audit import Canaries, worst_steps
+from anyorder.audit.noise_law import noise_law
 from anyorder.certificate import verify
 from anyorder.clipping import Adaptive
 from anyorder.errors import AnyorderError, ArgumentError, TrainingError
@@ -117,10 +118,47 @@ def test_secret_sampling_is_audited_by_the_law_of_its_noise(half_the_noise):
 
 
 def test_a_run_too_large_for_its_sums_to_be_kept_is_told_by_its_scores(monkeypatch):
-    monkeypatch.setattr("anyorder.run.auditing._MOST_NUMBERS", 100)
+    monkeypatch.setattr("anyorder.run.auditing._MOST_NUMBERS", 12)
     done = attack(setup(), canaries=100)
     assert done.law is None
     assert set(AuditSummary.of(done.audited).p_values) == {"gaussian"}
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "tree", "banded, 4 bands"])
+def test_the_noise_of_a_large_run_is_looked_at_in_some_coordinates(mechanism, monkeypatch):
+    """Forty secret coordinates of 302, in every step; and no more is kept than that."""
+    monkeypatch.setattr("anyorder.run.auditing._MOST_NUMBERS", 12 * 40 + 5)
+    shapes = []
+    real = noise_law
+    monkeypatch.setattr(
+        "anyorder.run.auditing.noise_law", lambda r, t, *rest: shapes.append((r.shape, t.shape)) or real(r, t, *rest)
+    )
+    for _ in range(5):
+        done = attack(setup(mechanism, order="sequential"), canaries=100)
+        summary = AuditSummary.of(done.audited, law=done.law)
+        assert set(summary.p_values) == {"gaussian", "noise"}
+        assert not summary.refuted
+    assert shapes == [((12, 40), (12, 40))] * 5
+
+
+def test_no_noise_in_steps_without_canaries_is_found_in_a_large_run(monkeypatch):
+    monkeypatch.setattr("anyorder.run.auditing._MOST_NUMBERS", 12 * 40)
+    made = setup("independent", order="sequential")
+    watched = worst_steps(made.plan.strategy, made.plan.participation)
+    assert len(watched) == 3
+    real, taken = core.SharedNoise.add_to, []
+
+    def quiet(self, pieces, divisor):
+        taken.append(divisor)
+        sums = [piece.clone() for piece in pieces]
+        noised = real(self, pieces, divisor)
+        return noised if len(taken) - 1 in watched else [piece / divisor for piece in sums]
+
+    monkeypatch.setattr(core.SharedNoise, "add_to", quiet)
+    done = attack(made, canaries=100)
+    assert len(taken) == 12
+    assert not AuditSummary.of(done.audited).refuted  # the scores see their own steps
+    assert AuditSummary.of(done.audited, law=done.law).refuted
 
 
 def test_canaries_that_share_coordinates_are_not_taken_for_independent():

@@ -79,7 +79,7 @@ class Canaries(SetOnce):
         """(dimension,) the coordinates that the canaries live on; drawn ones ascend."""
         if self._given is not None:
             return self._given
-        return frozen(_drawn(self._source.derive(b"coordinates"), self.size, self.dimension))
+        return frozen(drawn(self._source.derive(b"coordinates"), self.size, self.dimension))
 
     @property
     def width(self) -> int:
@@ -245,7 +245,7 @@ def _distinct(coordinates: ArrayLike, dimension: int, size: int) -> Integers:
     return given.astype(np.int64)
 
 
-def _drawn(source: NoiseSource, size: int, dimension: int) -> Integers:
+def drawn(source: NoiseSource, size: int, dimension: int) -> Integers:
     """(dimension,) coordinates below size, ascending, every set of them as likely as any other."""
     if dimension == size:
         return np.arange(size)

@@ -11,8 +11,9 @@ from scipy.linalg import solve_triangular
 from scipy.special import chdtr, chdtrc, ndtr
 
 from anyorder import _check
+from anyorder.audit.whiten import forward
 from anyorder.errors import ArgumentError
-from anyorder.strategy import Strategy
+from anyorder.strategy import Rescaled, Strategy, Tree
 
 __all__ = ["Law", "echo", "noise_law", "whitener"]
 
@@ -68,6 +69,20 @@ def whitener(strategy: Strategy) -> Floats:
     return np.asarray(solve_triangular(factor, np.eye(n), lower=True))
 
 
+def testable(strategy: Strategy) -> bool:
+    """Whether `noise_law` is for this strategy: any up to 4096 steps, and what is no tree beyond."""
+    inner = strategy.strategy if type(strategy) is Rescaled else strategy
+    return strategy.n <= MOST_STEPS or type(inner) is not Tree
+
+
+def _white(residual: Floats, strategy: Strategy) -> Floats:
+    """(n, size) A residual; beyond 4096 steps C forward, row by row, which is the same where C is square."""
+    if strategy.n <= MOST_STEPS or not testable(strategy):
+        return whitener(strategy) @ residual
+    stream = forward(strategy)
+    return np.array([row for own in residual for row in stream.push(own)])
+
+
 def noise_law(
     released: ArrayLike, totals: ArrayLike, strategy: Strategy, noise_std: float, divisor: float = 1.0
 ) -> Law:
@@ -77,21 +92,21 @@ def noise_law(
     not finite gives "finite" alone, with p-value 0.
 
     - "variance", "variance of a step", "variance of a coordinate": chi-squared, too small or too large.
-    - "a row used again": inner products of all pairs of rows of W.
+    - "a row used again": inner products of all pairs of rows of W; up to 4096 steps.
     - "correlation": those of W with itself, moved by any number of steps and coordinates.
     - "largest": the largest entry.
     - "shape": the largest distance of the distribution function, by the bound of Dvoretzky, Kiefer and Wolfowitz
       with Massart's constant.
 
     Args:
-        released: (n, size), what the release returned; size > 1.
+        released: (n, size), what the release returned, or some coordinates of it that it could not know; size > 1.
         totals: (n, size), the sums of what the units added, without noise, in the same order.
         strategy: C, of n steps.
         noise_std: the plan's.
         divisor: what noised sums were divided by; `plan.batch_size`.
     Returns: Law.
     Cost: O(n size log(n size)) time, and memory of some copies: for audits at small size.
-    Raises: ArgumentError if shapes do not fit.
+    Raises: ArgumentError if shapes do not fit, or for a tree of more than 4096 steps.
     """
     std = _check.positive("noise_std", noise_std)
     rows, sums = (np.asarray(x, dtype=np.float64) for x in (released, totals))
@@ -102,14 +117,15 @@ def noise_law(
         )
     if not np.isfinite(rows).all():
         return Law({"finite": 0.0})
-    W = whitener(strategy) @ (rows * _check.positive("divisor", divisor) - sums) / std
+    W = _white(rows * _check.positive("divisor", divisor) - sums, strategy) / std
     n, size = W.shape
     squares = np.square(W)
+    pairs = {} if n > MOST_STEPS else {"a row used again": _rows_used_again(W)}
     return Law({
         "variance": _chi_squared(squares.sum(keepdims=True), n * size),
         "variance of a step": _chi_squared(squares.sum(1), size),
         "variance of a coordinate": _chi_squared(squares.sum(0), n),
-        "a row used again": _rows_used_again(W),
+        **pairs,
         "correlation": _correlation(W),
         "largest": _several(2 * ndtr(-np.abs(W).max(keepdims=True)), W.size),
         "shape": _shape(W),

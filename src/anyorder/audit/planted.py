@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyorder import _check
 from anyorder.accounting.curves import NEIGHBOURS
-from anyorder.audit.canaries import Canaries
+from anyorder.audit.canaries import Canaries, drawn
 from anyorder.audit.patterns import worst_steps
 from anyorder.audit.result import Audited
 from anyorder.audit.scores import Patterns, SampledScorer, Scorer, visible
@@ -31,7 +32,7 @@ def plant(
     steps: Any = None,
     *,
     key: bytes | None = None,
-    totals: bool = False,
+    totals: bool | int = False,
     informed: bool = False,
 ) -> "PlantedCanaries":
     """Add canaries to the sums of a run by secret coins, and score them from what the run releases.
@@ -63,7 +64,8 @@ def plant(
         steps: of each canary, or of all, as `scores` takes them; each must be allowed by the plan's participation. None
             for `worst_steps`.
         key: 32 bytes for the coins of reproducible tests; None for coins from the operating system.
-        totals: keep un-noised totals and what was released, n times size numbers: for small runs.
+        totals: keep un-noised totals and what was released, n times size numbers: for small runs; a number of
+            coordinates to keep them of so many, drawn as the coins are: for large ones.
         informed: the attacker knows what the units of the data add, as the claim allows, and takes it away before the
             scores. They then have the law of the noise alone, and show all of mu; else the data's gradients hide some,
             may agree with the coins by chance, and may answer noise that was released before: the verdict is then by
@@ -82,6 +84,7 @@ class PlantedCanaries:
         canaries: the directions.
         steps: (count,) tuples of steps; None under secret sampling.
         included: (count,) bool, the coins: who scores what was released must not know them.
+        kept_at: the coordinates that `totals` and `released` are of, ascending.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class PlantedCanaries:
         canaries: Canaries,
         steps: Any,
         key: bytes | None,
-        totals: bool,
+        totals: bool | int,
         informed: bool = False,
     ) -> None:
         from anyorder.release import Release
@@ -121,7 +124,11 @@ class PlantedCanaries:
             seen = visible(plan.strategy, self._patterns.steps, self._patterns.distinct)[self._patterns.of]
             self._mus = NEIGHBOURS[plan.neighbours] * plan.clip_norm / plan.noise_std * seen
         self._informed, self._others = informed, np.zeros(1)
-        self._keep = totals
+        self._keep = totals is not False
+        self.kept_at = np.arange(canaries.size)
+        if not isinstance(totals, bool):
+            number = _check.integer("totals", totals, low=1, high=canaries.size)
+            self.kept_at = drawn(source.derive(b"coordinates that are kept"), canaries.size, number)
         self._totals: list[Floats] = []
         self._released: list[Floats] = []
         self._divisor, self._scored = 1.0, 0
@@ -164,7 +171,7 @@ class PlantedCanaries:
             ]
         self._divisor = divisor
         if self._keep:
-            self._totals[step:] = [_joined(made, grid)]
+            self._totals[step:] = [_joined(made, grid)[self.kept_at]]
         return made
 
     def _observe(self, step: int, private: Any) -> None:
@@ -175,23 +182,23 @@ class PlantedCanaries:
             return  # one before could not be scored, and `result` says so
         self._scorer.add(row - self._others if self._informed else row)
         if self._keep:
-            self._released.append(row)
+            self._released.append(row[self.kept_at])
         self._scored += 1
 
     @property
     def totals(self) -> Floats:
-        """(steps, size) un-noised totals, canaries included, in units of the gradient: as secret as the data."""
+        """(steps, size) un-noised totals and canaries at `kept_at`, in units of the gradient: as secret as the data."""
         return self._kept(self._totals)
 
     @property
     def released(self) -> Floats:
-        """(steps, size) what was released times its divisor: `totals` plus noise of std `plan.noise_std`."""
+        """(steps, size) what was released times its divisor, at `kept_at`: `totals` plus noise of `plan.noise_std`."""
         return self._kept(self._released)
 
     def _kept(self, rows: list[Floats]) -> Floats:
         if not self._keep:
             raise ArgumentError("totals were not kept: call plant(.., totals=True)")
-        return np.stack(rows) if rows else np.zeros((0, self.canaries.size))
+        return np.stack(rows) if rows else np.zeros((0, len(self.kept_at)))
 
     def result(self) -> Audited:
         """What the scores say, of the steps that were released so far. Raises: TrainingError before there are any."""

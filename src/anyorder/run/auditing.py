@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anyorder import _check
 from anyorder.audit import Audited, Canaries, plant
-from anyorder.audit.noise_law import Law, noise_law
+from anyorder.audit.noise_law import Law, noise_law, testable
 from anyorder.certificate import Certificate
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError, TrainingError
 from anyorder.plan import Plan
@@ -25,8 +25,8 @@ from anyorder.train import PrivacyEngine
 __all__ = ["Attack", "Setup", "attack", "audit_training", "setup_of"]
 
 _OWN = ("model", "optimizer", "loader", "unit")
-_MOST_NUMBERS = 1 << 22  # of un-noised totals, and of what is released, that are kept for the law of the noise
-_MOST_STEPS = 4096
+_MOST_NUMBERS = 1 << 22  # of un-noised totals, and of what is released, that are kept for the law of the noise: of all
+# coordinates, or in every step of as many as that allows, drawn from the operating system
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ class Attack:
 
     Attributes:
         audited: scores and coins, beside the claim.
-        law: of the noise that was added, with the sums known; None where the run is too large for that.
+        law: of the noise that was added, with the sums known, in all coordinates or in some that nobody knew
+            beforehand; None for trees of more than 4096 steps, a single coordinate, and more than two million steps.
         certificate: of the run. Its claim is about the data's units, and holds for them with canaries too.
     """
 
@@ -141,12 +142,13 @@ def attack(
     engine = PrivacyEngine(setup.plan, key=key)
     try:
         model, optimizer, loader = engine.make_private(*_copied(setup), setup.loader, unit=setup.unit, **setup.options)
-        size, n = engine.release.size, setup.plan.n
-        small = n * size <= _MOST_NUMBERS and n <= _MOST_STEPS
-        planted = plant(engine, _canaries(canaries, coordinates, size), key=key, totals=small, informed=True)
+        size, plan = engine.release.size, setup.plan
+        some = min(size, _MOST_NUMBERS // plan.n) if testable(plan.strategy) else 0
+        totals = some if some > 1 else False
+        planted = plant(engine, _canaries(canaries, coordinates, size), key=key, totals=totals, informed=True)
         _train(setup, model, optimizer, loader, stepped)
-        plan, law = setup.plan, None
-        if small:
+        law = None
+        if totals:
             law = noise_law(planted.released, planted.totals, plan.strategy, plan.noise_std)
         return Attack(replace(planted.result(), run_discarded=True), law, engine.certificate())
     finally:
