@@ -188,11 +188,11 @@ def check(
 
 def judge(
     found: Arrivals, claimed: float, sigma: float, delta: float, *, q: float | None, accountant: str,
-    mechanism: str | None = None, joined: int = 1, batch_size: int | None = None,
+    mechanism: str | None = None, joined: int = 1, batch_size: int | None = None, loudest: float | None = None,
 ) -> Finding:  # fmt: skip
-    """The claim beside what follows from the arrivals."""
+    """The claim beside what follows from the arrivals; noise between `sigma` and `loudest` in each step."""
     true = epsilon_of(found.visits, sigma, delta)
-    at_least = min(true, epsilon_at_least(found.visits, sigma, delta))
+    at_least = min(true, epsilon_at_least(found.visits, loudest or sigma, delta))
     holds = claimed >= true * (1 - 1e-12)
     needed = sigma if holds else _needed(found.visits, claimed, sigma, delta)
     neighbours = "add-or-remove" if isinstance(found.visits, Coins) else "zero-out"

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from anyorder import _check
 from anyorder.audit.checking.arrivals import Arrivals, Run, read_arrivals
 from anyorder.audit.checking.finding import Finding, judge, printed
-from anyorder.audit.checking.seen import Epoch, Group, Seen
+from anyorder.audit.checking.seen import KEPT, Epoch, Group, Seen
 from anyorder.audit.checking.streams import is_of
 from anyorder.audit.checking.visits import AtMost, Coins, Draws, Unknown, Visits
-from anyorder.errors import LoaderError
 
 __all__ = ["Watch", "Watched", "watch"]
 
@@ -67,6 +66,7 @@ class Watch:
 
     def __init__(self, unit: Any = None) -> None:
         self.unit = unit
+        self.failure = ""  # of a hook: then nothing finite is said
         self._groups: dict[int, Group] = {}
         self._epochs: WeakKeyDictionary[Any, Epoch] = WeakKeyDictionary()
         self._starting: list[Epoch] = []
@@ -84,29 +84,37 @@ class Watch:
             noise_multiplier: where no engine of Opacus says it; 1 if none does.
             accountant: "prv" or "rdp", where there is no engine.
         """
-        return [self._judge(g, delta, noise_multiplier, accountant) for g in self._groups.values() if g.steps]
+        groups = [g for g in self._groups.values() if g.steps or (self.failure and g.batches)]
+        if self.failure and not groups:
+            groups = list(self._groups.values()) or [Group(None)]
+        return [self._judge(g, delta, noise_multiplier, accountant) for g in groups]
 
     # -- called by the hooks ----------------------------------------------------------------------------------------
 
     def begin(self, loader: Any) -> Epoch:
         """A pass over a loader."""
-        group = self._group(loader)
-        if id(loader) not in group.loader_ids:
-            group.loader_ids.add(id(loader))
-            kept = copy.copy(loader)  # its samplers and data set, not its workers
-            object.__setattr__(kept, "_iterator", None)
-            group.loaders.append(kept)
+        group, naming = self._group(loader)
+        if loader not in group.known:
+            group.known.add(loader)
+            try:
+                kept = copy.copy(loader)  # its samplers and data set, not its workers
+                object.__setattr__(kept, "_iterator", None)
+                group.loaders.append(kept)
+            except Exception as problem:  # a class of the script's own may refuse; it is told, and the script goes on
+                group.doubt = group.doubt or _told(problem)
         batcher = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         try:
             length = len(batcher) if group.is_named else None
-        except (TypeError, NotImplementedError):
+        except Exception:  # a sampler of the script's own may raise anything: its epochs have no length
             length = None
-        epoch = Epoch(group, length)
+        epoch = Epoch(group, length, naming)
         self._starting.append(epoch)
         return epoch
 
-    def begun(self, iterator: Any, epoch: Epoch) -> None:
+    def begun(self, iterator: Any, epoch: Epoch | None) -> None:
         """The iterator of that pass is made."""
+        if epoch is None:
+            return
         self._starting.remove(epoch)
         if iterator is not None:
             self._epochs[iterator] = epoch
@@ -118,33 +126,46 @@ class Watch:
             epoch.waiting.append(copy.copy(index))
 
     def handed(self, iterator: Any, data: Any) -> None:
-        """The batch reached the loop."""
-        epoch = self._epochs.get(iterator)
-        if epoch is not None:
-            self._deliver(epoch, epoch.hand_out(data, self.unit))
-
-    def _deliver(self, epoch: Epoch, names: Indices | None) -> None:
-        """A batch is in the hands of the loop; without gradients it is not trained on."""
+        """The batch reached the loop; without gradients it is not trained on."""
         import torch
 
-        if not torch.is_grad_enabled():
+        epoch = self._epochs.get(iterator)
+        if epoch is None:
             return
-        group = epoch.group
-        group.epochs += not epoch.is_trained
-        epoch.is_trained = True
-        group.batches += 1
-        if names is None:
-            group.is_named, names = False, np.zeros(0, np.int64)
-        group.fresh.append(names)
-        for waiting in group.pending.values():
-            waiting.append(names)
+        is_trained = torch.is_grad_enabled()
+        epoch.group.epochs += is_trained and not epoch.is_trained
+        epoch.is_trained |= is_trained
+        names = epoch.hand_out(data, self.unit)
+        epoch.group.deliver(names, data, is_trained)
+
+    def ended(self, iterator: Any) -> None:
+        """The loop was told that the pass is over."""
+        epoch = self._epochs.get(iterator)
+        if epoch is not None and epoch.is_trained:
+            epoch.group.is_exhausted = True
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has changed a model."""
         if self._private and optimizer not in self._private:
             return
-        for group in self._groups.values():
-            group.step(optimizer)
+        groups = list(self._groups.values())
+        new = [group.has_new(optimizer) for group in groups]
+        is_unexplained = not any(group.batches for group in groups)
+        for group, is_new in zip(groups, new, strict=True):
+            group.step(optimizer, any(new) and not is_new, is_unexplained)
+
+    def careful(self, hook: Callable[..., Any], *args: Any) -> Any:
+        """What a hook gives, or None where it fails.
+
+        What is watched belongs to the script: samplers, keys, data sets and optimizers of its own may raise anything
+        when they are asked, and a training must not end for being watched. So no failure of a hook goes on to the
+        script. It is not lost either: from then on nothing finite is said of the run, and the finding has the words.
+        """
+        try:
+            return hook(*args)
+        except Exception as problem:
+            self.failure = self.failure or _told(problem)
+            return None
 
     def made_private(self, engine: Any, result: Any) -> None:
         """Opacus has made a training private."""
@@ -159,7 +180,8 @@ class Watch:
 
     # -- the judgement ----------------------------------------------------------------------------------------------
 
-    def _group(self, loader: Any) -> Group:
+    def _group(self, loader: Any) -> tuple[Group, Callable[[Indices], Indices] | None]:
+        """All that is of the same data, and who the indices of this loader are."""
         from torch.utils.data import IterableDataset, Subset
 
         from anyorder.sampling.origins import Origins
@@ -167,40 +189,66 @@ class Watch:
         base = loader.dataset
         while type(base) is Subset:
             base = base.dataset
-        if id(base) in self._groups and type(loader.dataset) is not Subset:
-            return self._groups[id(base)]
-        names: Callable[[Indices], Indices] | None
+        group = self._groups.setdefault(id(base), Group(base))
+        if isinstance(base, IterableDataset):
+            return group, None
         try:
-            names = None if isinstance(base, IterableDataset) else Origins(loader.dataset).names
-        except LoaderError:
-            names = None
-        group = self._groups.setdefault(id(base), Group(base, names))
-        group.naming = names
-        return group
+            origins = Origins(loader.dataset)
+        except Exception:  # a data set of the script's own may raise anything: nobody is named then
+            return group, None
+        dataset = loader.dataset
+
+        def naming(indices: Indices) -> Indices:
+            if indices.min(initial=0) < 0:  # from the end, as lists and tensors count
+                indices = np.where(indices < 0, indices + len(dataset), indices)
+            return origins.names(indices)
+
+        return group, naming
 
     def _judge(self, group: Group, delta: float | None, noise: float | None, accountant: str) -> Watched:
         seen = group.seen()
         engines = [engine for engine in self._engines.values() if engine.accountant.history]
-        engine = next((one for one in engines if len(engines) == 1 or _same_data(one, group.dataset)), None)
-        asked = tuple(self._printed.get(id(engine), ()))
+        own = engines if len(engines) == 1 else [e for e in engines if _same_data(e, group.dataset)]
+        asked = tuple(pair for engine in own for pair in self._printed.get(id(engine), ()))
         if delta is None:
             delta = asked[-1][0] if asked else 1e-5
         delta = _check.probability("delta", delta)
-        joined = max(1, round(seen.batches / seen.steps))
+        joined = max(1, round(seen.batches / max(1, seen.steps)))
         found = _combined(self._read(group, seen, joined), seen)
-        if engine is not None:
-            history = engine.accountant.history
-            sigma, q = min(float(s) for s, _, _ in history), float(history[-1][1])
-            claimed, by = float(engine.accountant.get_epsilon(delta)), "the script's own accountant"
+        if self.failure:
+            found = _doubted(found, self.failure)
+        history = [entry for engine in own or engines for entry in engine.accountant.history]
+        loudest = None
+        if own:
+            found = _accounted(found, sum(int(steps) for _, _, steps in history), seen.steps)
+            claims = [float(engine.accountant.get_epsilon(delta)) for engine in own]
+            claimed, q, by = max(claims), float(history[-1][1]), "the script's own accountant"
+            if len(own) > 1:
+                by = f"the largest claim of {len(own)} accountants of the script, each of its own training alone"
+        elif engines and noise is None:
+            by = "give noise_multiplier: the script's accountants are of other data"
+            claimed = q = math.nan
+            found = _doubted(found, "several engines of Opacus, and none of them is known to be of this data")
         else:
-            sigma, by = _check.positive("noise_multiplier", 1.0 if noise is None else noise), f"{accountant} accountant"
+            by = f"{accountant} accountant"
             q = min(1.0, joined / found.batches) if found.batches else math.nan
+        if history and (own or noise is None):
+            sigma, loudest = (float(of(s for s, _, _ in history)) for of in (min, max))
+        else:
+            sigma = _check.positive("noise_multiplier", 1.0 if noise is None else noise)
             claimed = math.nan if math.isnan(q) else printed(accountant, sigma, q, seen.steps, delta)
-        finding = judge(found, claimed, sigma, delta, q=None if math.isnan(q) else q, accountant=by)
+        finding = judge(found, claimed, sigma, delta, q=None if math.isnan(q) else q, accountant=by, loudest=loudest)
         return Watched(type(group.dataset).__name__, finding, seen, asked)
 
     def _read(self, group: Group, seen: Seen, joined: int) -> Arrivals:
         """What the samplers say, of a run of as many steps."""
+        try:
+            found = self._said(group, seen, joined)
+        except Exception as problem:  # samplers and data sets of the script's own may raise anything when asked
+            found = Arrivals("that of a loader that cannot be read", Unknown(), _told(problem))
+        return replace(found, steps=seen.steps, epochs=seen.epochs)
+
+    def _said(self, group: Group, seen: Seen, joined: int) -> Arrivals:
         read = []
         for loader in group.loaders:
             split = is_of(loader.batch_sampler, "opacus.utils.batch_memory_manager", "BatchSplittingSampler")
@@ -209,6 +257,8 @@ class Watch:
             if isinstance(one.visits, AtMost) and (one.epochs or 0) < seen.epochs:  # epochs that were broken off
                 one = read_arrivals(loader, Run(seen.epochs, None, accumulate))
             read.append(one)
+        if not read:
+            return Arrivals("that of a loader that cannot be read", Unknown(), "the loader cannot be copied")
         if len({(one.order, one.batches) for one in read}) == 1:
             found = read[0]
         else:
@@ -216,22 +266,39 @@ class Watch:
             found = Arrivals(words, Unknown(), "several loaders of other orders", batches=read[0].batches)
         if self.unit is not None and not isinstance(found.visits, Unknown):
             found = replace(found, visits=Unknown(), because="units are named by batches")
-        return replace(found, steps=seen.steps, epochs=seen.epochs)
+        return found
 
 
 def _combined(said: Arrivals, seen: Seen) -> Arrivals:
     """What the samplers say, and where they say nothing, or less than was seen, what was seen."""
+    if seen.doubt:
+        return _doubted(said, seen.doubt)
     if not seen.is_named:
+        if seen.reused and not isinstance(said.visits, Unknown):
+            return _doubted(said, KEPT)  # how often each of them was used is not known by its units
         return said
+    if seen.weight == 0:
+        return _doubted(said, "nobody was seen in any step")
     watched: Visits = AtMost(seen.weight)
     because = (
         f"in the order that was seen, squared counts of a unit in its steps sum up to {seen.weight:g} at most: mu = "
         f"sqrt({seen.weight:g}) / sigma. It holds for this run, if the order does not depend on the data; nothing "
         "promises it for another one"
     )
+    if seen.reused:
+        because += "; a step for which no batch was fetched is taken to be of the batch of the step before"
+    because += "; no data set or collate function of the script's own may give an example under two indices"
     match said.visits:
         case Coins() | Draws():
-            return said
+            if seen.is_redrawn:
+                words = "the same batches came again, so that no coins were tossed anew (a seed that is set again?)"
+            elif seen.reused:
+                words = "batches were used in several steps, so that not each step had coins of its own"
+            else:
+                return said
+            return replace(said, visits=watched, because=f"{words}; {because}", participation=None)
+        case AtMost() if seen.reused:
+            return replace(said, visits=watched, because=because, participation=None)
         case AtMost(weight=weight) if weight >= seen.weight:
             words = said.order
             visits = said.visits
@@ -251,6 +318,25 @@ def _combined(said: Arrivals, seen: Seen) -> Arrivals:
             )
         case Unknown():
             return replace(said, visits=watched, because=because)
+
+
+def _accounted(found: Arrivals, accounted: int, steps: int) -> Arrivals:
+    """Unknown where the accountants have other steps than were seen."""
+    if accounted == steps:
+        return found
+    return _doubted(
+        found,
+        f"the script's accountant has {accounted} steps and {steps} were seen: who was in the others is not known",
+    )
+
+
+def _doubted(found: Arrivals, because: str) -> Arrivals:
+    return replace(found, visits=Unknown(), because=because, participation=None)
+
+
+def _told(problem: Exception) -> str:
+    """Without its text, which may have data in it."""
+    return f"who was there could not be told: watching met {type(problem).__name__} in the script's own classes"
 
 
 def _same_data(engine: Any, dataset: Any) -> bool:
@@ -286,32 +372,36 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
     seen = Watch(unit)
 
     def begin(original: Callable[..., Any], loader: Any) -> Any:
-        epoch = seen.begin(loader)
+        epoch = seen.careful(seen.begin, loader)
         iterator = None
         try:
             iterator = original(loader)
         finally:
-            seen.begun(iterator, epoch)
+            seen.careful(seen.begun, iterator, epoch)
         return iterator
 
     def draw(original: Callable[..., Any], iterator: Any) -> Any:
         index = original(iterator)
-        seen.drawn(iterator, index)
+        seen.careful(seen.drawn, iterator, index)
         return index
 
     def hand(original: Callable[..., Any], iterator: Any) -> Any:
-        data = original(iterator)
-        seen.handed(iterator, data)
+        try:
+            data = original(iterator)
+        except StopIteration:
+            seen.careful(seen.ended, iterator)
+            raise
+        seen.careful(seen.handed, iterator, data)
         return data
 
     def make(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(engine, *args, **kwargs)
-        seen.made_private(engine, result)
+        seen.careful(seen.made_private, engine, result)
         return result
 
     def ask(original: Callable[..., Any], engine: Any, delta: float, *args: Any, **kwargs: Any) -> Any:
         epsilon = original(engine, delta, *args, **kwargs)
-        seen.asked(engine, delta, epsilon)
+        seen.careful(seen.asked, engine, delta, epsilon)
         return epsilon
 
     hooks: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -323,7 +413,7 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
     with ExitStack() as stack:
         for owner, name, hook in hooks:
             stack.enter_context(_replaced(owner, name, hook))
-        handle = register_optimizer_step_post_hook(seen.stepped)
+        handle = register_optimizer_step_post_hook(lambda *args: seen.careful(seen.stepped, *args))
         stack.callback(handle.remove)
         yield seen
 
