@@ -257,6 +257,25 @@ def test_the_gaussian_p_value_is_the_noncentral_t_of_unequal_groups():
     assert p_value(scores, coins, Gaussian(2.0), "gaussian") == pytest.approx(expected, rel=1e-7)
 
 
+@pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
+def test_a_pair_is_tested_as_no_less_than_its_mu(mu):
+    """The mu of a pair is rounded up: the p-value is not below that of the curve itself."""
+    scores, coins = attack(1000, mu + 0.3, 8)
+    pair = (gdp_epsilon(mu, 1e-5), 1e-5)
+    exact, rounded = (p_value(scores, coins, claim, "gaussian") for claim in (Gaussian(mu), pair))
+    assert exact <= rounded < exact * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_the_gaussian_bound_is_refuted_at_its_significance(confidence):
+    """All of the significance is on one side, and no more than that."""
+    scores, coins = attack(1000, 2.0, 9)
+    low = epsilon_lower_bound(scores, coins, 1e-5, confidence, "gaussian")
+    assert low > 0
+    p = p_value(scores, coins, (low, 1e-5), "gaussian")
+    assert p == pytest.approx(1 - confidence, rel=1e-4)
+
+
 def test_the_gaussian_law_does_not_depend_on_units():
     scores, coins = attack(50, 2.0, 5)
     for scale in (1e-200, 3.0, 1e200):
@@ -282,6 +301,22 @@ def test_clopper_pearson_keeps_choice_and_test_apart():
     shown, claim = many_runs._chosen(scores[::2], coins[::2], 0.0, 0.05), Gaussian(2.0)
     expected = p_value(scores[1::2], coins[1::2], claim, method="clopper_pearson", threshold=shown)
     assert p_value(scores, coins, claim, method="clopper_pearson") == expected < 0.9
+
+
+def test_where_all_err_the_bound_of_errors_is_one():
+    level = 1e-3
+    for n in (1, 3, 40):
+        assert (many_runs._upper(np.array([n, n + 1]), n, level) == 1).all()
+        for k in range(n):
+            bound = float(many_runs._upper(np.array([k]), n, level)[0])
+            assert plain_binomial(k, n, bound) == pytest.approx(level, rel=1e-4)
+            assert plain_binomial(k, n, bound) <= level
+    assert many_runs._upper(np.array([0]), 0, level) == 1
+
+
+def plain_binomial(k, n, p):
+    """P(k or fewer of n)."""
+    return math.fsum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
 
 
 def test_a_score_at_the_threshold_is_guessed_in():

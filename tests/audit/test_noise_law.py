@@ -222,6 +222,13 @@ def test_each_echo_is_found(name, known):
     assert echoes(1, strategy, momentum, std=0.7, known=known).p_values["echo"] < 1e-6
 
 
+def test_what_a_canary_leaves_at_its_own_steps_is_no_echo():
+    """Canaries that are too long where they belong: scores of other steps do not see it under white noise."""
+    for known in (True, False):
+        laws = [echoes(seed, STRATEGIES["independent"], lambda own: 3 * own, known=known) for seed in range(5)]
+        assert min(one.p_value for one in laws) > 1e-4
+
+
 def test_an_echo_before_its_step_is_found():
     def early(own):
         return np.append(0.8 * own[1:], np.zeros((1, COUNT)), axis=0)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from anyorder.audit import Audited, Canaries, plant, random_steps, scores, worst
 from anyorder.errors import ArgumentError, ParticipationError, PlanError, TrainingError
 from anyorder.ledger import Ledger
 from anyorder.noise import NoiseSource
-from anyorder.participation import FixedOrder, KnownOrder, PoissonSampling
+from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, PoissonSampling
 from anyorder.report import AuditSummary
-from anyorder.strategy import Independent, RestartedBLT, Tree
+from anyorder.strategy import Independent, RestartedBLT, ToeplitzBanded, Tree
 from laws.cases import PARTICIPATIONS, STRATEGIES
 from train.test_engine import EPOCHS, STEPS, backward, data, gradients, planned, private
 
@@ -463,6 +464,20 @@ def test_a_step_that_cannot_be_scored_spoils_the_result_not_the_run():
         planted.result()
 
 
+def test_a_last_step_that_cannot_be_scored_spoils_the_result_too():
+    release = ao.Release(claim(), SIZE, key=KEY)
+    planted = plant(release, CANARIES, key=COINS)
+    for t in range(N - 1):
+        release.step([t], total(t))
+    planted.result()
+    planted._scorer.add = lambda row: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        release.step([N - 1], total(N - 1))
+    assert release.steps_taken == N
+    with pytest.raises(TrainingError, match=f"step {N - 1} released could not be scored"):
+        planted.result()
+
+
 def test_without_canaries_a_release_is_what_it_was():
     """The hook is one look at an attribute: same bits, nothing imported."""
     plan = claim()
@@ -491,6 +506,30 @@ def test_the_worst_steps_are_the_worst_of_all_that_are_allowed(order, n):
         norms = np.linalg.norm(pi @ strategy.matrix().T, axis=1)
         found = np.linalg.norm(strategy.matrix()[:, list(steps)].sum(axis=1))
         np.testing.assert_allclose(found, norms.max(), rtol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("b", [1, 2, 3])
+@pytest.mark.parametrize(
+    "column",
+    [
+        (1.0, -0.5, -0.5, -0.6),
+        (1.0, -0.5, 0.2),
+        (0.5, 1.0),
+        (1.0, 0.0, 1.0),
+        (1.0, 0.1, 0.0, 0.9),
+        (1.0,) * 3 + (-1.0,) * 6,
+    ],
+)
+def test_the_worst_steps_of_a_column_that_rises_or_goes_below_zero(column, b):
+    """All sets of up to three steps, gone through by hand: close and early ones are not the worst here."""
+    n = 9
+    strategy, rule = ToeplitzBanded(column, n), MinSeparation(n, b, 3)
+    C = strategy.matrix()
+    allowed = [s for k in (1, 2, 3) for s in combinations(range(n), k) if all(np.diff(s) >= b)]
+    most = max(np.linalg.norm(C[:, list(s)].sum(axis=1)) for s in allowed)
+    steps = worst_steps(strategy, rule)
+    assert steps in allowed
+    assert np.linalg.norm(C[:, list(steps)].sum(axis=1)) == pytest.approx(most, rel=1e-9)
 
 
 @pytest.mark.parametrize("order", PARTICIPATIONS)

@@ -186,6 +186,22 @@ def test_a_model_that_memorised_exposes_all_it_can():
     assert found.uniformity.counts.tolist() == [30] + [0] * 9
 
 
+@pytest.mark.parametrize("candidates", [300, None])
+def test_each_canary_has_a_place_of_its_own_among_its_candidates(candidates):
+    """One place for all would make ranks rise and fall together, where a model's rounding depends on the place."""
+    secrets, places = Secrets(40, 2, vocabulary=301, seed=5), []
+
+    def model(contexts, words):
+        canary = len(places)
+        places.append(np.flatnonzero(words == secrets.phrases[canary, 1]).tolist())
+        return np.zeros(len(words))
+
+    ranks = secrets.ranks(model, candidates)
+    assert len(set(ranks.tolist())) > 30  # of 301 places: 37.5 are expected
+    for found, rank in zip(places, ranks.tolist(), strict=True):
+        assert rank - 1 in found  # all are equal to this model, so that a rank is a place
+
+
 def test_candidates_are_fresh_for_each_canary_and_share_its_first_word():
     secrets, calls = Secrets(3, 3, vocabulary=1000, seed=0), []
 
