@@ -95,3 +95,15 @@ def test_independent_gaussians_are_below_the_p_value(m):
         q = 0.5 * math.erfc(-mu / 2 / math.sqrt(2))
         for v in range(1, m + 1):
             assert float(binom.sf(v - 1, m, q)) <= f_dp.chance(f_dp.errors_of(Gaussian(mu)), m, m, v) * (1 + 1e-9)
+
+
+def test_type_checkers_know_the_words_of_method():
+    from typing import get_args, get_type_hints
+
+    from anyorder.audit.bounds import METHODS, epsilon_lower_bound, p_value
+    from anyorder.audit.result import Audited
+
+    for function in (epsilon_lower_bound, p_value):
+        assert get_args(get_type_hints(function)["method"]) == METHODS
+    assert set(METHODS) == {"clopper_pearson", "f_dp", "gaussian", "one_run"}
+    assert get_args(get_type_hints(Audited.method.fget)["return"]) == METHODS

@@ -13,7 +13,7 @@ is refuted is the matter of `p_value`, at a significance such as 1e-6: one in tw
 tight may lie under a bound at confidence 0.95.
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,9 +25,10 @@ from anyorder.audit import f_dp, gaussian_law, many_runs, one_run
 from anyorder.audit.f_dp import Claim
 from anyorder.errors import ArgumentError
 
-__all__ = ["METHODS", "epsilon_lower_bound", "mu_estimate", "p_value"]
+__all__ = ["METHODS", "Method", "epsilon_lower_bound", "mu_estimate", "p_value"]
 
-METHODS = ("clopper_pearson", "f_dp", "gaussian", "one_run")
+Method = Literal["clopper_pearson", "f_dp", "gaussian", "one_run"]
+METHODS: tuple[Method, ...] = get_args(Method)
 """The words of `method`."""
 
 
@@ -36,7 +37,7 @@ def epsilon_lower_bound(
     included: ArrayLike,
     delta: float,
     confidence: float = 0.95,
-    method: str = "one_run",
+    method: Method = "one_run",
     *,
     guesses: int | None = None,
     threshold: float | None = None,
@@ -101,7 +102,7 @@ def p_value(
     scores: ArrayLike,
     included: ArrayLike,
     claim: Claim,
-    method: str = "f_dp",
+    method: Method = "f_dp",
     *,
     guesses: int | None = None,
     threshold: float | None = None,

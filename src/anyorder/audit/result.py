@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from anyorder import _check
 from anyorder._closed import final, frozen
 from anyorder.accounting.curves import Composed, Curve, Sampled
-from anyorder.audit.bounds import epsilon_lower_bound, mu_estimate, p_value
+from anyorder.audit.bounds import Method, epsilon_lower_bound, mu_estimate, p_value
 from anyorder.errors import ArgumentError
 
 __all__ = ["REFUTED", "Audited", "Stated"]
@@ -96,7 +96,7 @@ class Audited:
                 raise ArgumentError(f"mus must be one number for each of {len(scores)} scores, got {len(mus)}")
             object.__setattr__(self, "mus", mus)
 
-    def lower_bound(self, method: str | None = None, confidence: float = 0.95) -> float:
+    def lower_bound(self, method: Method | None = None, confidence: float = 0.95) -> float:
         """A lower bound on the true epsilon at `delta`; see `anyorder.audit.epsilon_lower_bound`.
 
         Args:
@@ -107,7 +107,7 @@ class Audited:
         return float(epsilon_lower_bound(self.scores, self.included, self.delta, confidence, chosen))
 
     @property
-    def lower_bound_method(self) -> str:
+    def lower_bound_method(self) -> Method:
         """That of `lower_bound` where none is named."""
         return "one_run" if isinstance(self.curve, Stated) else "f_dp"
 
@@ -129,7 +129,7 @@ class Audited:
         return isinstance(self.curve, (Sampled, Composed))
 
     @property
-    def methods(self) -> tuple[str, ...]:
+    def methods(self) -> tuple[Method, ...]:
         """All that `p_value` rests on: `method`; and where that is "clopper_pearson" also "f_dp".
 
         "clopper_pearson" takes half of the canaries to choose its threshold, and "f_dp" takes them all but does not
@@ -138,13 +138,13 @@ class Audited:
         return ("clopper_pearson", "f_dp") if self.method == "clopper_pearson" else (self.method,)
 
     @property
-    def method(self) -> str:
+    def method(self) -> Method:
         """What `p_value` rests on: "f_dp", or for independent scores "gaussian", or without a mu "clopper_pearson"."""
         if not self.independent:
             return "f_dp"
         return "clopper_pearson" if self.curve.mu is None else "gaussian"
 
-    def p_value(self, method: str | None = None) -> float:
+    def p_value(self, method: Method | None = None) -> float:
         """At most the probability of a result at least as strong, if the claim is true; see `anyorder.audit.p_value`.
 
         Of two methods together it is twice the smaller p (Bonferroni): under a true claim each alone is at most a with

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from anyorder.audit import from_file
+from anyorder.audit.bounds import Method
 from anyorder.cli.options import Json
 from anyorder.cli.output import fail, print_json
 from anyorder.errors import AnyorderError
@@ -42,7 +43,7 @@ def arrays(
     """
     try:
         audited = from_file(file, released=released)
-        methods = tuple(METHODS) if audited.mus is not None else ("one_run", "clopper_pearson")
+        methods: tuple[Method, ...] = tuple(METHODS) if audited.mus is not None else ("one_run", "clopper_pearson")
         summary = AuditSummary.of(audited, methods, confidence)
     except AnyorderError as problem:
         fail(str(problem), 2)  # 1 says that a claim was refuted

@@ -1,11 +1,13 @@
 """`anyorder audit run`."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
 
+from anyorder.audit.bounds import Method
 from anyorder.cli.options import Json
 from anyorder.cli.output import attacking, print_json
 from anyorder.report import METHODS
@@ -55,7 +57,7 @@ def run(
     with attacking(bar.stop):
         asked = audit_job.Request(
             target=target, canaries=canaries, coordinates=coordinates, confidence=confidence, delta=delta,
-            methods=tuple(method or METHODS), plot=plot, out=out,
+            methods=cast(Sequence[Method], tuple(method or METHODS)), plot=plot, out=out,
         )  # fmt: skip
         done = audit_job.run(asked, bar)
     if as_json:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from anyorder import _check
 from anyorder.accounting.curves import Composed, Sampled
 from anyorder.audit import Audited
+from anyorder.audit.bounds import Method
 from anyorder.audit.noise_law import Law
 from anyorder.audit.result import REFUTED, check_public
 from anyorder.plan import Plan
@@ -19,7 +20,7 @@ from anyorder.report.plots import new_axes, save_figure
 
 __all__ = ["METHODS", "AuditSummary", "audit_panel", "plot_audit"]
 
-METHODS = {
+METHODS: dict[Method, str] = {
     "one_run": "whatever the mechanism is",
     "f_dp": "of any mechanism whose curve is a Gaussian's",
     "gaussian": "an estimate: if scores are normal",
@@ -28,7 +29,7 @@ METHODS = {
 """Method of a bound -> what it rests on, in words, beside fair coins."""
 
 LAW = "noise"
-_TESTS = {
+_TESTS: dict[str, str] = {
     "f_dp": "the scores, whatever the mechanism is",
     "gaussian": "the scores, independent and normal",
     "clopper_pearson": "the scores, independent",
@@ -60,8 +61,8 @@ class AuditSummary:
 
     audited: Audited
     confidence: float
-    bounds: dict[str, float]
-    unfit: dict[str, str]
+    bounds: dict[Method, float]
+    unfit: dict[Method, str]
     mu_seen: tuple[float, float] | None
     p_values: dict[str, float]
 
@@ -69,7 +70,7 @@ class AuditSummary:
     def of(
         cls,
         audited: Audited,
-        methods: Sequence[str] = tuple(METHODS),
+        methods: Sequence[Method] = tuple(METHODS),
         confidence: float = 0.95,
         law: Law | None = None,
     ) -> "AuditSummary":
@@ -77,14 +78,14 @@ class AuditSummary:
         for method in methods:
             _check.choice("method", method, METHODS)
         _check.probability("confidence", confidence)
-        unfit = {}
+        unfit: dict[Method, str] = {}
         if isinstance(audited.curve, (Sampled, Composed)):
             unfit["gaussian"] = "under secret sampling no score is normal"
         elif not 1 < audited.included.sum() < len(audited.included) - 1:
             unfit["gaussian"] = "it needs two canaries that are in, and two that are out"
         bounds = {method: audited.lower_bound(method, confidence) for method in methods if method not in unfit}
-        tests = audited.methods if audited.method not in unfit else ("f_dp",)
-        p_values = {test: audited.p_value(test) for test in tests}
+        tests: tuple[Method, ...] = audited.methods if audited.method not in unfit else ("f_dp",)
+        p_values: dict[str, float] = {test: audited.p_value(test) for test in tests}
         if law is not None:
             p_values[LAW] = law.p_value
         seen = None if "gaussian" in unfit else audited.mu_estimate(confidence)
@@ -92,10 +93,10 @@ class AuditSummary:
         return cls(audited, confidence, bounds, unfit, seen, p_values)
 
     @property
-    def above(self) -> tuple[str, ...]:
+    def above(self) -> tuple[Method, ...]:
         """Methods whose bound lies above the claim, of those that hold for what is known of these scores."""
         audited = self.audited
-        holds = {
+        holds: dict[Method, bool] = {
             "one_run": True,
             "f_dp": audited.curve.mu is not None or audited.mus is not None,
             "gaussian": audited.independent and audited.mus is not None,

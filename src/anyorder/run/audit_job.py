@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anyorder import _check
+from anyorder.audit.bounds import Method
 from anyorder.certificate import Certificate
 from anyorder.plan import Plan
 from anyorder.report import METHODS, AuditSummary, audit_panel, plot_audit
@@ -36,7 +37,7 @@ class Request:
     coordinates: int | None = None
     confidence: float = 0.95
     delta: float | None = None
-    methods: Sequence[str] = tuple(METHODS)
+    methods: Sequence[Method] = tuple(METHODS)
     plot: Path | None = None
     out: Path | None = None
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from anyorder.accounting.curves import Curve
 from anyorder.audit import Memorised, Secrets, epsilon_lower_bound, group_curve, p_value
+from anyorder.audit.bounds import Method
 from anyorder.audit.result import REFUTED
 from anyorder.audit.secrets import LogProb
 from anyorder.errors import ArgumentError
@@ -67,12 +68,12 @@ class Shared:
         """The guarantee for one canary, that is for `repeats` sequences; see `audit.group_curve`."""
         return None if self.plan is None else group_curve(self.plan.curve, self.repeats)
 
-    def lower_bound(self, method: str = "one_run", confidence: float = 0.95) -> float:
+    def lower_bound(self, method: Method = "one_run", confidence: float = 0.95) -> float:
         """Of the epsilon for one canary; see `audit.epsilon_lower_bound`. "f_dp" is for Gaussian mechanisms."""
         return epsilon_lower_bound(self.scores, self.included, self.delta, confidence, method)
 
     @property
-    def methods(self) -> tuple[str, ...]:
+    def methods(self) -> tuple[Method, ...]:
         """Those of a lower bound whose assumptions hold: "f_dp" asks for a Gaussian mechanism."""
         return ("one_run",) if self.claim is None or self.claim.mu is None else ("one_run", "f_dp")
 
