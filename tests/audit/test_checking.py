@@ -577,3 +577,37 @@ def test_seedable_samplers_of_accelerate_are_known():
         put_on_device=False,
     )  # fmt: skip
     assert check(loader).participation == EpochShuffle(3, 20)
+
+
+@pytest.mark.parametrize("style", ["a step of their own", "dropped", "joined with the next epoch's"])
+@pytest.mark.parametrize(("batches", "accumulate"), [(10, 3), (4, 3), (2, 5), (6, 3), (3, 4)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_that_are_left_over_are_counted_however_a_loop_takes_them(style, batches, accumulate, shuffle):
+    """Every style of a loop, by brute force: no example weighs more than what is found."""
+    loader = DataLoader(Subset(TensorDataset(torch.zeros(2 * batches, 1)), range(2 * batches)), 2, shuffle=shuffle)
+    epochs, steps, order = 7, [], random.Random(0)
+    waiting = []
+    for _ in range(epochs):
+        places = list(range(2 * batches))
+        if shuffle:
+            order.shuffle(places)
+        for i in range(batches):
+            waiting.append(places[2 * i : 2 * i + 2])
+            if len(waiting) == accumulate or (style == "a step of their own" and i == batches - 1):
+                steps.append(np.concatenate(waiting))
+                waiting = []
+        if style == "dropped":
+            waiting = []
+    weights = sum((np.bincount(step, minlength=2 * batches) ** 2 for step in steps), np.zeros(2 * batches))
+    most = gdp_epsilon(math.sqrt(weights.max()), 1e-5) if len(steps) else 0.0
+    by_epochs = ao.check(loader, noise_multiplier=1.0, epochs=epochs, accumulate=accumulate, delta=1e-5)
+    assert by_epochs.true >= most * (1 - 1e-9)
+    if steps:
+        by_steps = ao.check(loader, noise_multiplier=1.0, steps=len(steps), accumulate=accumulate, delta=1e-5)
+        assert by_steps.true >= most * (1 - 1e-9)
+        assert "if every epoch is whole" in by_steps.because
+    joined = {(10, 3): 2, (4, 3): 2, (2, 5): 3, (6, 3): 1, (3, 4): 2}[batches, accumulate]
+    assert by_epochs.true == pytest.approx(gdp_epsilon(math.sqrt(epochs * joined), 1e-5), rel=1e-9)
+    if batches % accumulate == 0:
+        assert by_epochs.at_least > 0
+        assert by_epochs.true == pytest.approx(gdp_epsilon(math.sqrt(epochs), 1e-5), rel=1e-9)

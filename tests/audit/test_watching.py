@@ -454,3 +454,27 @@ def test_what_cannot_be_checked_is_one_line(folder, monkeypatch):
         assert done.stdout == ""
         [line] = done.stderr.splitlines()
         assert words in line
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_what_is_only_looked_at_says_nothing_of_the_order(shuffle):
+    """A validation half of a random_split has the base of the training half, and an order of its own."""
+    train, held_out = torch.utils.data.random_split(
+        TensorDataset(torch.randn(60, 3)), [40, 20], torch.Generator().manual_seed(0)
+    )
+    loader, others = DataLoader(train, batch_size=10, shuffle=shuffle), DataLoader(held_out, batch_size=10)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ao.audit.watch() as seen:
+        for _ in range(3):
+            for (x,) in loader:
+                model(x).sum().backward()
+                optimizer.step()
+            with torch.no_grad():
+                for part in (others, loader):
+                    for (x,) in part:
+                        model(x)
+    [found] = seen.findings(delta=1e-5)
+    assert found.finding.true == pytest.approx(gdp_epsilon(math.sqrt(3), 1e-5), rel=1e-9)
+    assert found.finding.verdict == "false"
+    assert found.seen.is_repeated is not shuffle

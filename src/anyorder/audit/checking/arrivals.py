@@ -29,6 +29,8 @@ __all__ = ["Arrivals", "Run", "read_arrivals"]
 
 Indices = NDArray[np.int64]
 
+_LEFT = "batches that are left over at an epoch's end may be joined with the next epoch's, where an example comes again"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -39,12 +41,28 @@ class Run:
         steps: optimizer steps in all; None for whole epochs.
         accumulate: batches of the loader that make a step.
         unit: whose privacy; see `anyorder.sampling.Unit`.
+        is_split: whether each epoch's last step is known to be of what is left of its batches. Else these may be
+            dropped, or joined with batches of the next epoch, in which an example comes again.
     """
 
     epochs: int | None
     steps: int | None = None
     accumulate: int = 1
     unit: Any = None
+    is_split: bool = False
+
+    def joined(self, batches: int) -> int:
+        """Epochs that may have batches in one step."""
+        if self.is_split or batches % self.accumulate == 0:
+            return 1
+        return (self.accumulate - 2) // batches + 2
+
+    def least_steps(self, batches: int) -> tuple[int, int]:
+        """(steps, epochs): in so many epochs there are at least so many steps."""
+        per_epoch = -(-batches // self.accumulate)
+        if self.joined(batches) == 1:
+            return per_epoch, 1
+        return (batches // self.accumulate, 1) if batches >= self.accumulate else (batches, self.accumulate)
 
 
 @dataclass(frozen=True)
@@ -180,13 +198,15 @@ def _ofread_stream(loader: Any, run: Run, stream: Stream, size: int, batches: in
         weight = float(weights_of(stream.places()[:used], np.arange(used) // per_step).max())
     else:
         weight = float(fullest(copies * stream.copies, min(per_step, copies * stream.together(per_step))))
-    world = _extra_ranks(stream.ranks)
-    whole = 0 if not stream.is_uniform or copies > 1 or world > 1 else steps // (-(-batches // run.accumulate))
+    world, joined = _extra_ranks(stream.ranks), run.joined(batches)
+    per_epoch = -(-batches // run.accumulate)
+    whole = 0 if not stream.is_uniform or max(copies, world, joined) > 1 else steps // per_epoch
     whole = whole if stream.is_fresh else min(whole, 1)
-    drawn = Shuffles(whole, -(-batches // run.accumulate), used / (stream.size * stream.ranks) * _share(stream, total))
-    visits = AtMost(epochs * weight * world**2, shuffles=drawn if whole else None)
-    because = _why(epochs, weight * world**2, copies, world)
+    drawn = Shuffles(whole, per_epoch, used / (stream.size * stream.ranks) * _share(stream, total))
     participation = _shuffled(epochs, steps, batches, run) if weight * world == 1 else None
+    weight *= joined  # (m_1 + .. + m_j)^2 <= j (m_1^2 + .. + m_j^2)
+    visits = AtMost(epochs * weight * world**2, shuffles=drawn if whole else None)
+    because = _with(_why(epochs, weight * world**2, copies, world), _LEFT if joined > 1 else "")
     return Arrivals(stream.order, visits, _with(because, stream.caveat), participation=participation, **facts)
 
 
@@ -226,7 +246,8 @@ def _of_known(
         weight, copies = float(weights_of(names, step_of).max()), int(np.bincount(names).max())
         early = step_of < steps - (epochs - 1) * per_epoch  # the steps that the last epoch has too
         is_reached = bool(weights_of(names[early], step_of[early]).max() == weight)
-    visits = AtMost(epochs * weight * world**2, is_reached=is_reached and is_public)
+    joined = run.joined(batches)
+    visits = AtMost(epochs * weight * joined * world**2, is_reached=is_reached and is_public and joined == 1)
     if weight * world == 1:
         participation: Participation | None = (
             SingleEpoch(steps) if epochs == 1 else FixedOrder(steps, epochs, per_epoch)
@@ -236,7 +257,7 @@ def _of_known(
         participation = KnownOrder([rows[t % per_epoch] for t in range(steps)])
     else:
         participation = None
-    because = _why(epochs, weight * world**2, copies, world)
+    because = _with(_why(epochs, weight * joined * world**2, copies, world), _LEFT if joined > 1 else "")
     return Arrivals(order, visits, because, participation=participation, **facts)
 
 
@@ -299,7 +320,8 @@ def _span(run: Run, batches: int | None) -> dict[str, Any]:
         return {"steps": run.steps, "epochs": run.epochs}
     per_epoch = -(-batches // run.accumulate)
     if run.steps is not None:
-        return {"steps": run.steps, "epochs": -(-run.steps // per_epoch)}
+        least, epochs = run.least_steps(batches)
+        return {"steps": run.steps, "epochs": -(-run.steps * epochs // least)}
     if run.epochs is None:
         raise ArgumentError("exactly one of epochs and steps must be given, got neither")
     return {"steps": run.epochs * per_epoch, "epochs": run.epochs}

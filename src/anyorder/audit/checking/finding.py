@@ -2,7 +2,7 @@
 
 import copy
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anyorder import _check
@@ -178,6 +178,8 @@ def check(
     )  # fmt: skip
     sigma = _noise(noise_multiplier, optimizer, history)
     found = read_arrivals(loader, run)
+    if isinstance(found.visits, AtMost):
+        found = replace(found, because=found.because + _provisos(loader, run))
     if batch_size is not None:
         batch_size = _check.integer("batch_size", batch_size, low=1)
     claimed, q, by = _claim(found, sigma, delta, accountant, engine, history, accumulate, batch_size)
@@ -207,6 +209,19 @@ def judge(
         sampling_probability=q, steps=found.steps, epochs=found.epochs, batch_size=size,
         dataset_size=found.dataset_size, accountant=accountant, noise_needed=needed,
     )  # fmt: skip
+
+
+def _provisos(loader: Any, run: Run) -> str:
+    """What is taken for granted of a run that is not seen."""
+    from torch.utils.data import DataLoader, default_collate
+
+    words = "" if run.steps is None else "; if every epoch is whole, and none broken off"
+    if not isinstance(loader, DataLoader):
+        return words
+    own = not type(loader.dataset).__module__.startswith("torch.utils.data")
+    if own or (loader.batch_size is not None and loader.collate_fn is not default_collate):
+        words += "; if the data set and what joins its examples to batches give each example once, under one index"
+    return words
 
 
 # -- the claim -------------------------------------------------------------------------------------------------------

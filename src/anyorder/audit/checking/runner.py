@@ -55,7 +55,7 @@ def _run(target: str) -> Any:
     """What a script or function returns; None for a script."""
     if ":" not in target:
         sys.path[0] = str(Path(target).resolve().parent)
-        runpy.run_path(target, run_name="__main__")
+        runpy.run_path(str(Path(target).resolve()), run_name="__main__")
         return None
     sys.path[0] = str(Path.cwd())
     module, _, name = target.partition(":")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
-from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,8 +82,8 @@ class Group:
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self.loaders: list[Any] = []
-        self.known: WeakSet[Any] = WeakSet()  # the loaders themselves; an id may come again
+        self.loaders: list[Any] = []  # that were trained on, copied
+        self.known: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the loaders themselves, and their copies
         self.epochs = self.batches = self.steps = self.reused = self.serial = 0
         self.orders: list[bytes] = []
         self.starts: set[bytes] = set()
@@ -134,6 +134,12 @@ class Group:
             [i if 0 <= i < size else size + self.numbers.setdefault(i, len(self.numbers)) for i in names.tolist()],
             np.int64,
         )
+
+    def train(self, epoch: "Epoch") -> None:
+        """A pass has its first batch that is trained on; loaders that are only looked at say nothing of the order."""
+        self.epochs += 1
+        if epoch.loader is not None and not any(epoch.loader is loader for loader in self.loaders):
+            self.loaders.append(epoch.loader)
 
     def deliver(self, names: Indices | None, data: Any, is_trained: bool) -> None:
         """A batch is in the hands of the loop; without gradients it is not trained on."""
@@ -252,8 +258,11 @@ class Group:
 class Epoch:
     """One pass over a loader: the indices that its sampler gave, and which of them were handed out."""
 
-    def __init__(self, group: Group, is_whole_of: int | None, naming: Callable[[Indices], Indices] | None) -> None:
-        self.group, self.length, self.naming, self.is_trained = group, is_whole_of, naming, False
+    def __init__(
+        self, group: Group, is_whole_of: int | None, naming: Callable[[Indices], Indices] | None, loader: Any
+    ) -> None:
+        self.group, self.length, self.naming, self.loader = group, is_whole_of, naming, loader
+        self.is_trained = False
         self.waiting: deque[Any] = deque()
         self.handed, self.examples, self.digest = 0, 0, blake2b(digest_size=16)
 
@@ -262,6 +271,8 @@ class Epoch:
         index = self.waiting.popleft() if self.waiting else None
         self.handed += 1
         names = self.group.names(index, data, unit, self.naming)
+        if not self.is_trained:
+            return names
         if names is not None:
             self.digest.update(names.tobytes() + b".")
             if self.examples < _ENOUGH <= self.examples + len(names):

@@ -95,11 +95,11 @@ class Watch:
         """A pass over a loader."""
         group, naming = self._group(loader)
         if loader not in group.known:
-            group.known.add(loader)
+            group.known[loader] = None
             try:
                 kept = copy.copy(loader)  # its samplers and data set, not its workers
                 object.__setattr__(kept, "_iterator", None)
-                group.loaders.append(kept)
+                group.known[loader] = kept
             except Exception as problem:  # a class of the script's own may refuse; it is told, and the script goes on
                 group.doubt = group.doubt or _told(problem)
         batcher = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -107,7 +107,7 @@ class Watch:
             length = len(batcher) if group.is_named else None
         except Exception:  # a sampler of the script's own may raise anything: its epochs have no length
             length = None
-        epoch = Epoch(group, length, naming)
+        epoch = Epoch(group, length, naming, group.known[loader])
         self._starting.append(epoch)
         return epoch
 
@@ -133,7 +133,8 @@ class Watch:
         if epoch is None:
             return
         is_trained = torch.is_grad_enabled()
-        epoch.group.epochs += is_trained and not epoch.is_trained
+        if is_trained and not epoch.is_trained:
+            epoch.group.train(epoch)
         epoch.is_trained |= is_trained
         names = epoch.hand_out(data, self.unit)
         epoch.group.deliver(names, data, is_trained)
@@ -254,8 +255,11 @@ class Watch:
             split = is_of(loader.batch_sampler, "opacus.utils.batch_memory_manager", "BatchSplittingSampler")
             accumulate = 1 if split else joined  # such a loader's parts are of one step
             one = read_arrivals(loader, Run(None, seen.steps, accumulate))
+            # steps that straddle epochs are fewer, and so are those of epochs whose last batches are dropped
+            is_split = one.batches is not None and seen.steps == seen.epochs * -(-one.batches // accumulate)
+            one = read_arrivals(loader, Run(None, seen.steps, accumulate, is_split=is_split))
             if isinstance(one.visits, AtMost) and (one.epochs or 0) < seen.epochs:  # epochs that were broken off
-                one = read_arrivals(loader, Run(seen.epochs, None, accumulate))
+                one = read_arrivals(loader, Run(seen.epochs, None, accumulate, is_split=is_split))
             read.append(one)
         if not read:
             return Arrivals("that of a loader that cannot be read", Unknown(), "the loader cannot be copied")
