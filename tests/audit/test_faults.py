@@ -14,8 +14,9 @@ import anyorder
 import anyorder as ao
 from anyorder.audit.faults import FAULTS, Case, Fault, FrontEnd, Reached, SumFault, audit_front_end, cases, patched
 from anyorder.audit.faults.core import one_step_closer
-from anyorder.audit.faults.judge import PARTS, attack, echoes, noise
+from anyorder.audit.faults.judge import PARTS, Verdict, attack, echoes, noise
 from anyorder.audit.faults.trial import SampledTrial, Trial, banded, tree
+from anyorder.audit.noise_law import Law
 from anyorder.errors import ArgumentError, TrainingError
 from audit.front_ends import FRONT_ENDS, core, core_summing, engine, run_core
 
@@ -216,6 +217,18 @@ def louder(reached):
 def test_an_honest_case_fails_where_the_run_is_refuted():
     with louder(Reached()), pytest.raises(AssertionError, match="refutes an honest run"):
         Case(core, strategy=banded).check()
+
+
+@pytest.mark.parametrize(("p_value", "refuted"), [(0.9e-6, True), (1.1e-6, False), (0.5, False)])
+def test_a_case_is_judged_at_one_in_a_million(p_value, refuted, monkeypatch):
+    judge = sys.modules["anyorder.audit.faults.judge"]
+    verdict = Verdict("mine", None, Law({"attack": p_value}), 0.0)
+    monkeypatch.setattr(judge, "audit_front_end", lambda *given, **options: verdict)
+    honest, faulty = Case(core, strategy=banded), Case(core, Fault("none", harmless))
+    passes, fails = (faulty, honest) if refuted else (honest, faulty)
+    assert passes.check() is verdict
+    with pytest.raises(AssertionError):
+        fails.check()
 
 
 def test_an_own_fault_is_one_more_case():

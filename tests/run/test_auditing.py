@@ -12,13 +12,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.audit import Canaries, worst_steps
+from anyorder.accounting import Gaussian
+from anyorder.audit import Audited, Canaries, worst_steps
 from anyorder.audit.noise_law import noise_law
 from anyorder.certificate import verify
 from anyorder.clipping import Adaptive
 from anyorder.errors import AnyorderError, ArgumentError, TrainingError
 from anyorder.release import core
-from anyorder.report import METHODS, AuditSummary
+from anyorder.report import METHODS, AuditSummary, plot_audit
 from anyorder.run import Setup, audit_training, folder
 from anyorder.run.audit_job import Request, run
 from anyorder.run.auditing import attack, setup_of
@@ -173,6 +174,54 @@ def test_a_single_canary_is_audited_as_far_as_it_goes():
     assert summary.mu_seen is None
     assert "two canaries" in summary.unfit["gaussian"]
     assert not summary.refuted
+
+
+def test_coins_are_not_the_same_in_the_next_audit():
+    one, other = (attack(setup("independent"), canaries=100).audited.included for _ in range(2))
+    assert (one != other).any()
+
+
+def two_sides(neighbours="zero-out"):
+    """40 canaries in and 60 out, each score where the claimed law has its centre."""
+    included = np.arange(100) < 40
+    low, high = (-3.0, 3.0) if neighbours == "replace-one" else (0.0, 6.0)
+    curve = Gaussian(6.0, neighbours=neighbours)
+    scores = 2 * np.where(included, high, low) + 0.01 * np.sin(np.arange(100))
+    return low, high, Audited(
+        scores=scores, included=included, noise_std=2.0, mus=np.full(100, 6.0), curve=curve,
+        delta=1e-5, epsilon=curve.epsilon(1e-5),
+    )  # fmt: skip
+
+
+def test_a_verdict_is_at_one_in_a_million_for_all_tests_together():
+    *_, audited = two_sides()
+    for p_values, refuted in (
+        ({"f_dp": 0.9e-6}, True),
+        ({"f_dp": 1.1e-6}, False),
+        ({"f_dp": 0.9, "noise": 0.4e-6}, True),
+        ({"f_dp": 0.9, "noise": 0.6e-6}, False),
+        ({"f_dp": 0.6e-6, "noise": 0.9}, False),
+    ):
+        summary = replace(AuditSummary.of(audited, ("one_run",)), p_values=p_values)
+        assert summary.p_value == len(p_values) * min(p_values.values())
+        assert summary.refuted is summary.to_dict()["refuted"] is refuted
+
+
+@pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
+def test_a_picture_has_the_scores_and_the_law_of_each_side(neighbours, monkeypatch):
+    figures = []
+    monkeypatch.setattr("anyorder.report.audits.save_figure", lambda figure, path: figures.append(figure))
+    low, high, audited = two_sides(neighbours)
+    plot_audit(audited, "none.png")
+    [axes] = figures[0].axes
+    found = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    for label, centre in (("60 canaries that were out", low), ("40 canaries that were in", high)):
+        [drawn] = [handle for name, handle in found.items() if label in name]
+        corners = drawn.get_xy()
+        assert abs(corners[corners[:, 1] > 0, 0] - centre).max() < 1
+    for label, centre in (("claimed, out", low), ("claimed, in", high)):
+        [line] = [handle for name, handle in found.items() if name.startswith(label)]
+        assert abs(line.get_xdata()[np.argmax(line.get_ydata())] - centre) < 0.1
 
 
 def test_three_participations_accounted_as_one_are_refuted(monkeypatch):
@@ -341,6 +390,7 @@ def test_what_an_audit_leaves(own):
     assert seen["canaries"]["in"] + seen["canaries"]["out"] == 80
     assert set(seen["epsilon_at_least"]) == set(METHODS)
     assert seen["claimed"]["epsilon"] == found.plan.epsilon
+    assert set(seen["p_values"]) == {"gaussian", "noise"}
     assert seen["refuted"] is False
     assert "loss" not in text
     assert "included" not in text
@@ -349,9 +399,10 @@ def test_what_an_audit_leaves(own):
 
 def test_delta_method_and_confidence_are_those_asked_for(own):
     asked = Request(target="own_audit:setup", canaries=80, delta=1e-3, methods=("f_dp",), confidence=0.5)
-    found = run(asked, Quiet()).to_dict()["audit"]
+    done = run(asked, Quiet())
+    found = done.to_dict()["audit"]
     assert found["claimed"]["delta"] == 1e-3
-    assert found["claimed"]["epsilon"] < 8
+    assert found["claimed"]["epsilon"] == done.plan.curve.epsilon(1e-3) < 0.9 * done.plan.epsilon
     assert set(found["epsilon_at_least"]) == {"f_dp"}
     assert found["confidence"] == 0.5
 

@@ -87,6 +87,16 @@ def test_data_with_canaries_is_audited_as_any_setup():
     assert done.certificate.steps == 3
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_losses_are_of_evaluation_and_the_model_stays_in_its_mode(trains):
+    _, examples = parts()
+    plan = ao.plan(dataset_size=120, batch_size=40, epochs=1, epsilon=8, delta=1e-5)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(SIZE, 2)).train(trains)
+    one, other = (audit_inputs(plan, model, examples, COINS, loss).scores for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+    assert model.training is trains
+
+
 def test_what_fits_no_canary_is_refused():
     data, examples = parts()
     with pytest.raises(ArgumentError, match="one bool for each of 60"):
