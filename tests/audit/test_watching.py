@@ -442,6 +442,25 @@ def test_a_function_that_returns_a_loader(folder):
     assert found["steps"] == 24
 
 
+@pytest.mark.parametrize(("held", "code"), [([True, True], 0), ([True, False], 1), ([False, False], 1)])
+def test_one_claim_of_several_that_does_not_hold_is_enough(held, code, folder, monkeypatch):
+    from typer.testing import CliRunner
+
+    from anyorder.cli import app
+
+    def ran(line, **options):
+        findings = [{"holds": one, "verdict": "holds" if one else "false", "facts": [["order", "any"]]} for one in held]
+        with open(line[3], "w") as file:
+            json.dump({"findings": findings, "problem": None}, file)
+        return subprocess.CompletedProcess(line, 0)
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(subprocess, "run", ran)
+    done = CliRunner().invoke(app, ["check", "--json", "training.py"])
+    assert done.exit_code == code, done.output
+    assert [one["holds"] for one in json.loads(done.stdout)["findings"]] == held
+
+
 def test_what_cannot_be_checked_is_one_line(folder, monkeypatch):
     from typer.testing import CliRunner
 
