@@ -298,7 +298,9 @@ def test_clopper_pearson_keeps_choice_and_test_apart():
     shown = many_runs._chosen(scores[::2], coins[::2], 1e-5, 0.05)
     expected = epsilon_lower_bound(scores[1::2], coins[1::2], 1e-5, method="clopper_pearson", threshold=shown)
     assert epsilon_lower_bound(scores, coins, 1e-5, method="clopper_pearson") == expected > 0
-    shown, claim = many_runs._chosen(scores[::2], coins[::2], 0.0, 0.05), Gaussian(2.0)
+    claim = Gaussian(2.0)
+    candidates = many_runs._candidates(scores[::2])
+    _, shown = many_runs._least(scores[::2], coins[::2], f_dp.errors_of(claim), candidates)
     expected = p_value(scores[1::2], coins[1::2], claim, method="clopper_pearson", threshold=shown)
     assert p_value(scores, coins, claim, method="clopper_pearson") == expected < 0.9
 
@@ -437,3 +439,15 @@ def test_the_public_names_are_there():
     assert ao.audit.epsilon_lower_bound is epsilon_lower_bound
     assert ao.audit.mu_estimate is mu_estimate
     assert ao.audit.p_value is p_value
+
+
+def test_canaries_that_stand_out_of_no_noise_refute_every_claim():
+    """A mechanism that forgot its noise: no spread at all, where the law of scores has one with certainty."""
+    included = np.arange(40) % 2 == 1
+    scores = np.where(included, 1.0, 0.0)
+    assert p_value(scores, included, Gaussian(5.0), method="gaussian") == 5e-324
+    with pytest.raises(ArgumentError, match="mu is infinite"):
+        mu_estimate(scores, included)
+    for nothing in (np.ones(40), -scores, 1e15 + scores):  # no gap, the wrong way, one that rounding may have made
+        with pytest.raises(ArgumentError, match="nothing tells"):
+            p_value(nothing, included, Gaussian(5.0), method="gaussian")

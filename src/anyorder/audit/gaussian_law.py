@@ -21,6 +21,8 @@ from anyorder.errors import ArgumentError
 __all__ = ["chance", "limits", "log_tail"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+_NOTHING = 1e-14  # spread, in the largest score: that of rounding
+_GAP = 1e-6  # between the means, in the largest score: with such a spread, a mu of 10^8 or more
 _DROP = 60.0  # of the log of the integrand, at the ends of the interval
 
 
@@ -83,7 +85,7 @@ def _support(log_integrand: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 def _statistic(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> tuple[float, int, float]:
-    """(t, degrees of freedom, noncentrality for mu = 1)."""
+    """(t, degrees of freedom, noncentrality for mu = 1); t is infinite for a gap and no noise."""
     n1 = int(included.sum())
     n0 = len(scores) - n1
     if n1 == 0 or n0 == 0 or n1 + n0 < 3:
@@ -98,7 +100,9 @@ def _statistic(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> tupl
     df = n1 + n0 - 2
     weight = math.sqrt(n1 * n0 / (n1 + n0))
     spread = math.sqrt(squares / df)
-    if spread <= 1e-14:
+    if spread <= _NOTHING and gap > _GAP:
+        return math.inf, df, weight
+    if spread <= _NOTHING:
         raise ArgumentError(
             "scores must spread among the included or the others for the Gaussian law, got equal ones: nothing tells "
             "the noise; use method='one_run' or 'f_dp'"
@@ -109,6 +113,8 @@ def _statistic(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> tupl
 def chance(scores: NDArray[np.float64], included: NDArray[np.bool_], mu: float) -> float:
     """P[T >= the t found] under the law with this mu: a one-sided p-value, rounded up; uniform where the law holds."""
     t, df, weight = _statistic(scores, included)
+    if math.isinf(t):
+        return math.ulp(0.0)
     return min(1.0, max(math.exp(log_tail(t, df, mu * weight)) * (1 + 1e-9), math.ulp(0.0)))
 
 
@@ -118,6 +124,11 @@ def limits(scores: NDArray[np.float64], included: NDArray[np.bool_], below: floa
     low solves P[T > t | low] = below, high P[T < t | high] = above; both are rounded outwards, by 1e-9 of them.
     """
     t, df, weight = _statistic(scores, included)
+    if math.isinf(t):
+        raise ArgumentError(
+            "scores must spread among the included or the others for an interval of mu, got canaries that stand out of "
+            "no noise at all: mu is infinite; p_value refutes every claim"
+        )
     low = _solved(lambda shift: log_tail(t, df, shift), math.log(below), t)
     high = -_solved(lambda shift: log_tail(-t, df, shift), math.log(above), -t)
     return low / weight, high / weight
