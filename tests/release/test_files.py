@@ -167,8 +167,8 @@ def test_a_checkpoint_of_another_plan_size_key_or_front_end_is_refused(tmp_path)
     dataset = torch.utils.data.TensorDataset(torch.zeros(8, 3))
     of_engine = ao.plan(dataset_size=8, batch_size=2, epochs=1, epsilon=4, delta=1e-5, mechanism="tree")
     engine = ao.PrivacyEngine(of_engine, checkpoint=tmp_path / "engine.ckpt")
-    parts = torch.optim.SGD(model.parameters(), 0.1), torch.utils.data.DataLoader(dataset, batch_size=2)
-    engine.make_private(model, *parts)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=2)
+    engine.make_private(model, torch.optim.SGD(model.parameters(), 0.1), loader)
     engine.save()
     engine.close()
     with pytest.raises(CheckpointError, match="another front end") as caught:
@@ -180,7 +180,7 @@ def test_a_checkpoint_of_another_plan_size_key_or_front_end_is_refused(tmp_path)
         release.save()
     engine = ao.PrivacyEngine(of_engine, checkpoint=tmp_path / "plain.ckpt")
     with pytest.raises(CheckpointError, match="another front end"):
-        engine.make_private(model, *parts)
+        engine.make_private(model, torch.optim.SGD(model.parameters(), 0.1), loader)
 
 
 def test_two_processes_and_two_objects_on_one_file(tmp_path):

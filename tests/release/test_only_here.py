@@ -9,6 +9,8 @@ import anyorder
 
 ROOT = Path(anyorder.__file__).parent
 MAKERS = {"NoiseStream", "GridStream"}
+# Planted faults put worse noise in the place of what the room adds, for the time of an audit; they release nothing.
+PLANTED = {"audit/faults/core.py": {"add_to", "'add_to'"}}
 OUTSIDE = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] not in ("release", "noise")]
 
 
@@ -30,7 +32,7 @@ def uses(source):
 
 @pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_other_room_adds_noise_to_sums(path):
-    assert not uses(path.read_text())
+    assert uses(path.read_text()) == PLANTED.get(path.relative_to(ROOT).as_posix(), set())
 
 
 @pytest.mark.parametrize(
