@@ -113,7 +113,8 @@ def audit_training(
         canaries: how many; or which.
         coordinates: of the gradient that they live on, chosen by the canaries' seed; None for all.
         stepped: called with the number of steps taken after each.
-    Returns: `Audited`; `report.plot_audit(audited, "audit.png")` draws it.
+    Returns: `Audited`; `report.plot_audit(audited, "audit.png")` draws it. Its verdict is that of the scores alone;
+        `auditing.attack`, and so `anyorder audit run`, also tests the noise of every step, which finds more.
     Cost: the training, a copy of model and optimizer, and for each step O(coordinates + canaries).
     Raises: ArgumentError, and what the training raises.
 
