@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.special import logsumexp
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.accounting.curves import Gaussian, Sampled
@@ -43,6 +43,7 @@ from anyorder.audit import epsilon_lower_bound, from_rows, p_value
 from anyorder.audit.result import REFUTED
 from benchmarks._peers import OPACUS, OPAKE, interpreter
 from benchmarks._report import Row
+from benchmarks.peers.one_hot import OneHot
 
 JAX_PRIVACY = ("jax-privacy==2.0.0", "keras==3.15.*")
 DELTAS = (1e-5, 1e-2)
@@ -320,21 +321,6 @@ class Ours:
                 released.append((after - before).numpy() * batch)
                 before = after
         return np.stack(released), steps
-
-
-class OneHot(Dataset[tuple[torch.Tensor, int]]):
-    """Example i is coins[i] in coordinate i."""
-
-    def __init__(self, coins: np.ndarray) -> None:
-        self.coins = torch.from_numpy(coins).float()
-
-    def __len__(self) -> int:
-        return len(self.coins)
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        x = torch.zeros(len(self.coins))
-        x[i] = self.coins[i]
-        return x, i
 
 
 def trained(

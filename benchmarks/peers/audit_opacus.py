@@ -15,22 +15,8 @@ import warnings
 import numpy as np
 import opacus
 import torch
+from one_hot import OneHot
 from torch.utils.data import DataLoader, Dataset
-
-
-class OneHot(Dataset):
-    """Example i is coins[i] in coordinate i."""
-
-    def __init__(self, coins: np.ndarray) -> None:
-        self.coins = torch.from_numpy(coins).float()
-
-    def __len__(self) -> int:
-        return len(self.coins)
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        x = torch.zeros(len(self.coins))
-        x[i] = self.coins[i]
-        return x, i
 
 
 class Line(Dataset):

@@ -24,6 +24,7 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
+from one_hot import OneHot
 
 _dataclass = dataclasses.dataclass
 if sys.version_info < (3, 12):  # its accountants name __weakref__ twice, which earlier Pythons refuse
@@ -38,21 +39,6 @@ from opake.random import key
 from torch.utils.data import DataLoader, Dataset
 
 BANDS = 4
-
-
-class OneHot(Dataset):
-    """Example i is coins[i] in coordinate i."""
-
-    def __init__(self, coins: np.ndarray) -> None:
-        self.coins = torch.from_numpy(coins).float()
-
-    def __len__(self) -> int:
-        return len(self.coins)
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        x = torch.zeros(len(self.coins))
-        x[i] = self.coins[i]
-        return x, i
 
 
 def paired(order: str, data: Dataset, task: dict) -> tuple[object, object, object, dict]:

@@ -6,7 +6,7 @@ import torch
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
-from release.runs import KEY, SIZE, planned, state, total
+from release.runs import KEY, SIZE, copied, planned, state, total
 
 
 def poisson():
@@ -82,10 +82,7 @@ def test_a_copied_journal_leads_to_fresh_coins(tmp_path):
     with ao.Release(plan, SIZE, key=KEY, checkpoint=path) as release:
         release.step(release.sample(40), total(0))
         release.save()
-    journal = tmp_path / ".run.ckpt.journal"
-    data = journal.read_bytes()
-    journal.unlink()
-    journal.write_bytes(data)
+    copied(tmp_path / ".run.ckpt.journal")
     with pytest.warns(ao.errors.CheckpointWarning, match="fresh key"):
         again = ao.Release(plan, SIZE, checkpoint=path)
     other = ao.Release(plan, SIZE, key=KEY)

@@ -17,7 +17,7 @@ from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, 
 from anyorder.participation import KnownOrder, SingleEpoch
 from anyorder.release.journal import Journal
 from laws.cases import STRATEGIES
-from release.runs import KEY, SIZE, N, expected, planned, state, taken, total, units
+from release.runs import KEY, SIZE, N, copied, expected, planned, state, taken, total, units
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -236,10 +236,7 @@ def test_a_copied_journal_leads_to_fresh_noise(tmp_path):
     with ao.Release(plan, SIZE, key=KEY, checkpoint=path) as release:
         taken(release, 2)
         release.save()
-    journal = tmp_path / ".run.ckpt.journal"
-    data = journal.read_bytes()
-    journal.unlink()
-    journal.write_bytes(data)
+    copied(tmp_path / ".run.ckpt.journal")
     with pytest.warns(ao.errors.CheckpointWarning, match="fresh key"):
         again = ao.Release(plan, SIZE, checkpoint=path)
     made = taken(again, N)

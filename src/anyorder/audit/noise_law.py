@@ -7,20 +7,16 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import solve_triangular
 from scipy.special import chdtr, chdtrc, ndtr
 
 from anyorder import _check
-from anyorder.audit.whiten import forward
+from anyorder.audit.whiten import DENSE_STEPS, forward, whitener
 from anyorder.errors import ArgumentError
 from anyorder.strategy import Rescaled, Strategy, Tree
 
 __all__ = ["Law", "echo", "noise_law", "whitener"]
 
 Floats = NDArray[np.float64]
-
-MOST_STEPS = 4096
-"""Steps for which the dense whitener is made."""
 
 
 @dataclass(frozen=True)
@@ -52,32 +48,15 @@ class Directions(Protocol):
         """(count,) inner products with one row."""
 
 
-def whitener(strategy: Strategy) -> Floats:
-    """A with A K Z white, (n, n) lower triangular: the inverse of the Cholesky factor of K K^T.
-
-    For square C with a positive diagonal that is C itself; for a tree, whatever its estimator, it takes what the noise
-    of its steps has in common out of them.
-
-    Cost: O(n^2 num_rows).
-    Raises: ArgumentError beyond 4096 steps.
-    """
-    n = strategy.n
-    if n > MOST_STEPS:
-        raise ArgumentError(f"the law of noise is tested for at most {MOST_STEPS} steps, got {n}: audit a short run")
-    K = strategy.noising_matrix()
-    factor = np.linalg.cholesky(K @ K.T)
-    return np.asarray(solve_triangular(factor, np.eye(n), lower=True))
-
-
 def testable(strategy: Strategy) -> bool:
     """Whether `noise_law` is for this strategy: any up to 4096 steps, and what is no tree beyond."""
     inner = strategy.strategy if type(strategy) is Rescaled else strategy
-    return strategy.n <= MOST_STEPS or type(inner) is not Tree
+    return strategy.n <= DENSE_STEPS or type(inner) is not Tree
 
 
 def _white(residual: Floats, strategy: Strategy) -> Floats:
     """(n, size) A residual; beyond 4096 steps C forward, row by row, which is the same where C is square."""
-    if strategy.n <= MOST_STEPS or not testable(strategy):
+    if strategy.n <= DENSE_STEPS or not testable(strategy):
         return whitener(strategy) @ residual
     stream = forward(strategy)
     return np.array([row for own in residual for row in stream.push(own)])
@@ -120,7 +99,7 @@ def noise_law(
     W = _white(rows * _check.positive("divisor", divisor) - sums, strategy) / std
     n, size = W.shape
     squares = np.square(W)
-    pairs = {} if n > MOST_STEPS else {"a row used again": _rows_used_again(W)}
+    pairs = {} if n > DENSE_STEPS else {"a row used again": _rows_used_again(W)}
     return Law({
         "variance": _chi_squared(squares.sum(keepdims=True), n * size),
         "variance of a step": _chi_squared(squares.sum(1), size),

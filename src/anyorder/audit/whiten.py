@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-from anyorder.errors import PlanError
+from anyorder.errors import ArgumentError, PlanError
 from anyorder.strategy import Strategy
 from anyorder.strategy.base import Combination
 from anyorder.strategy.dense import Dense
@@ -14,11 +14,12 @@ from anyorder.strategy.kinds import Structure, kind_of
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.tree import Tree
 
-__all__ = ["Forward", "as_released", "forward"]
+__all__ = ["DENSE_STEPS", "Forward", "as_released", "forward", "whitener"]
 
 Floats = NDArray[np.float64]
 
-_DENSE = 4096  # steps, up to which a matrix over pairs of them is made
+DENSE_STEPS = 4096
+"""Steps up to which a matrix over pairs of them is made."""
 
 
 class Forward(Protocol):
@@ -75,14 +76,28 @@ def as_released(strategy: Strategy) -> Strategy:
     tree = strategy.strategy if type(strategy) is Rescaled else strategy
     if type(tree) is not Tree or tree.estimator == "full":
         return strategy
-    if strategy.n > _DENSE:
+    if strategy.n > DENSE_STEPS:
         raise PlanError(
             f"the law of {tree.estimator!r} estimates of a tree is a dense matrix over pairs of steps: n must be at "
-            f"most {_DENSE}, got {strategy.n}; score against the tree itself, or plan with estimator='full'"
+            f"most {DENSE_STEPS}, got {strategy.n}; score against the tree itself, or plan with estimator='full'"
         )
+    return Dense(np.tril(whitener(strategy)))
+
+
+def whitener(strategy: Strategy) -> Floats:
+    """A with A K Z white, (n, n) lower triangular: the inverse L^-1 of the Cholesky factor, K K^T = L L^T.
+
+    For square C with a positive diagonal that is C itself; for a tree, whatever its estimator, it takes what the noise
+    of its steps has in common out of them.
+
+    Cost: O(n^2 num_rows).
+    Raises: ArgumentError beyond 4096 steps.
+    """
+    n = strategy.n
+    if n > DENSE_STEPS:
+        raise ArgumentError(f"the law of noise is tested for at most {DENSE_STEPS} steps, got {n}: audit a short run")
     K = strategy.noising_matrix()
-    L = np.linalg.cholesky(K @ K.T)
-    return Dense(np.tril(solve_triangular(L, np.eye(len(L)), lower=True)))
+    return np.asarray(solve_triangular(np.linalg.cholesky(K @ K.T), np.eye(n), lower=True))
 
 
 class _Substitution:
