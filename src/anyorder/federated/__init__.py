@@ -1,0 +1,8 @@
+"""Users and owners: each sends one message, which is clipped as a whole, and what is released protects the sender.
+
+One set of server objects, on the release core, for simulation and for deployment.
+"""
+
+from anyorder.federated.messages import Layout, clip_message
+
+__all__ = ["Layout", "clip_message"]
