@@ -10,7 +10,7 @@ from typing import Any
 
 from anyorder._limits import bounded
 from anyorder._sealed import brief, canonical, check_names, hexadecimal, load_json, quoted, save_json
-from anyorder.errors import CertificateError
+from anyorder.errors import ArgumentError, CertificateError
 from anyorder.ledger import Ledger
 from anyorder.participation.known import with_names, without_names
 from anyorder.plan import FORMAT as PLAN_FORMAT
@@ -129,12 +129,15 @@ class Evidence:
     def receipt(self, unit: int | str) -> Receipt:
         """For this unit: its steps and its own mu, to be held against the certificate of the same step.
 
-        Raises: ArgumentError if it took part in no step: for whoever may ask who took part, not for logs.
+        Raises: ArgumentError if it took part in no step: for whoever may ask who took part, not for logs; and where
+            the record is on devices.
         """
         return self.receipts([unit])[0]
 
     def receipts(self, units: Iterable[Any]) -> list[Receipt]:
         """The receipts of many units, in their order, from one tree: for 10^6 units it takes some seconds."""
+        if "record" in self.plan.on_device:
+            raise ArgumentError("there are no receipts where the record is on devices: this one names nobody")
         return receipts(self.ledger, receipt_key(self.record_key, self._record()), self.plan, units)
 
     def _record(self) -> str:
@@ -179,6 +182,8 @@ class Evidence:
             raise
         except Exception as problem:  # whatever the decoder trips over, the file does not hold
             raise CertificateError(f"the evidence does not hold: {brief(problem)}") from problem
+        if "record" in certificate.plan.on_device and any(map(len, ledger.history())):
+            raise CertificateError("the evidence names units, and the plan leaves the record to devices")
         evidence = cls(replace(certificate.plan, participation=order), ledger, certificate.key_fingerprint, key)
         with bounded(not large):
             same = evidence.certificate == certificate

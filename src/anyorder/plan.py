@@ -15,6 +15,7 @@ from anyorder import _check, participation, strategy, workload
 from anyorder._closed import final
 from anyorder._limits import bounded
 from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
+from anyorder._trusted import check_on_device, trusted_text
 from anyorder.accounting.curves import NEIGHBOURS, Curve, Gaussian, Sampled
 from anyorder.error import row_variances
 from anyorder.error.variance import has_variances
@@ -67,6 +68,9 @@ class Plan:
             gradient is truncated, and the noise of a step rounded, to multiples of grid. That is post-processing of
             the real-valued mechanism on truncated gradients, so all claims stay. For strategies that are a
             `Combination` (Independent, Tree, BandedInverse, ..), and neighbours that leave batches their size.
+        on_device: what is trusted to the users' own devices, of "clipping" (who carries the plan out sees sums alone)
+            and "record" (it learns no ids: devices count and time their own messages, for SingleEpoch and
+            MinSeparation). The claim then holds if the devices keep to it. Empty for nothing.
     """
 
     participation: Participation
@@ -80,6 +84,7 @@ class Plan:
     neighbours: str = "zero-out"
     dataset_size: int | None = None
     grid: float | None = None
+    on_device: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
@@ -96,6 +101,7 @@ class Plan:
         if len(set(lengths.values())) != 1:
             raise PlanError(f"participation, strategy and workload must have the same number of steps, got {lengths}")
         _check_neighbours(self.neighbours, self.participation, self.strategy)
+        object.__setattr__(self, "on_device", check_on_device(self.on_device, self.participation))
         if self.grid is not None:
             check_exact(self.neighbours, self.strategy)
             check_grid(self.grid, self.clip_norm, self.noise_std)
@@ -193,8 +199,11 @@ class Plan:
         return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """What the plan fixes, as JSON values; what follows from it is in `claims`."""
-        return {
+        """What the plan fixes, as JSON values; what follows from it is in `claims`.
+
+        "on_device" is there where something is trusted to devices: without it a plan has the digest that it always had.
+        """
+        fixed = {
             "participation": self.participation.to_dict(),
             "strategy": self.strategy.to_dict(),
             "workload": self.workload.to_dict(),
@@ -207,6 +216,7 @@ class Plan:
             "dataset_size": self.dataset_size,
             "grid": self.grid,
         }
+        return fixed | ({"on_device": list(self.on_device)} if self.on_device else {})
 
     def claims(self) -> dict[str, Any]:
         """What follows from the plan; a verifier recomputes it."""
@@ -219,7 +229,10 @@ class Plan:
 
         What it makes must be described by the same data again: no unknown field, no number as text.
         """
-        check_names("plan", data, {f.name for f in fields(cls)})
+        names = {f.name for f in fields(cls)}
+        if isinstance(data, dict) and "on_device" not in data:
+            names.remove("on_device")
+        check_names("plan", data, names)
         try:
             parts = {
                 "participation": participation.from_dict(data["participation"]),
@@ -282,6 +295,8 @@ class Plan:
             mus = self.unit_mus()
             spread = f"mu from {mus.min():.4g} to {mus.max():.4g}, median {np.median(mus):.4g}"
             rows.append(("its own steps", f"{spread}, over {len(mus)} units of privacy"))
+        if self.on_device:
+            rows.append(("trusts", trusted_text(self.on_device)))
         if self.grid is not None:
             rows.append(("arithmetic", f"exact integers, in steps of {self.grid:.5g}: nothing leaks by rounding"))
         sums = not self.reaches_iterates

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from numpy.typing import ArrayLike
 
 from anyorder import _check, accounting
+from anyorder._trusted import check_on_device
 from anyorder.accounting.curves import NEIGHBOURS
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose
@@ -63,6 +64,7 @@ def plan(
     unit: str | int | Callable[[Any], Any] = "example",
     neighbours: str = "zero-out",
     secure: bool = False,
+    on_device: tuple[str, ...] = (),
 ) -> Plan:
     """Join an order, a mechanism and a budget into a `Plan`.
 
@@ -107,6 +109,7 @@ def plan(
         secure: exact integer arithmetic in place of floating-point noise, against attacks on its low bits: a `grid`
             of 2^-20 clip norms, rounded down to a power of two. "auto" then chooses among the mechanisms that allow
             it. For another grid, `dataclasses.replace(plan, grid=...)`.
+        on_device: what is trusted to the users' own devices, of "clipping" and "record"; see `Plan`.
     Raises: ArgumentError for arguments that break their rule or do not go together; PlanError for parts that do not
         fit, and where no mechanism keeps to the memory.
     Cost: that of the fit, seconds for 1000 steps; fits are kept on disk.
@@ -144,6 +147,7 @@ def plan(
         unit = "user"
     if batch_size is None:
         raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
+    on_device = check_on_device(on_device, rule)  # before a fit that may take long
     work = _workload(rule.n, workload, optimizer, scheduler, momentum, learning_rates)
     tree = {"estimator": estimator, "restart_every": restart_every, "completion": completion}
     limits = _Limits(
@@ -160,7 +164,7 @@ def plan(
         participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, delta=delta,
         sigma=_sigma(chosen, rule, neighbours, delta, **budget),
         batch_size=batch_size, unit=unit, neighbours=neighbours, dataset_size=dataset_size,
-        grid=_default_grid(clip_norm) if secure else None,
+        grid=_default_grid(clip_norm) if secure else None, on_device=on_device,
     )  # fmt: skip
 
 

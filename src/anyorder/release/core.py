@@ -47,7 +47,7 @@ class Release:
 
     Guarantee: the sequence of what `step` returns is (plan.epsilon, plan.delta)-DP for one unit under the plan's
     neighbouring relation, each total a function of what was returned before and of nothing else that is secret,
-    provided that **you** keep three promises:
+    provided that **you** keep three promises (with `plan.on_device`, your users' devices some of them):
 
     - every unit's part of `total` is one vector of L2 norm at most `clip_norm`, whatever the other units are, and
       `total` is the sum of the parts of the units that you name: all of them, each named;
@@ -180,12 +180,12 @@ class Release:
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def step(self, units: Iterable[Any], total: Any) -> Any:
+    def step(self, units: Iterable[Any] | None, total: Any) -> Any:
         """The private mean of the next step.
 
         Args:
             units: ids of all units whose parts are in `total`, integers or strings, in any order. A unit may be named
-                twice, and is one unit. A step of nobody is a step.
+                twice, and is one unit. A step of nobody is a step. Where the plan's record is on devices, None.
             total: the un-noised sum: a NumPy array or a torch tensor of `size` elements in any shape, float32 or
                 float64; it is not written. For a plan with a grid int64, in grid steps.
         Returns: like `total`, a fresh array; for a plan with a grid float64.
@@ -197,7 +197,7 @@ class Release:
             piece = piece_of(total, self.size, self.plan.grid)
             return self._step(units, [piece], lambda made: like(made[0], total))
 
-    def step_rows(self, units: Iterable[Any], rows: ArrayLike, values: Any) -> Any:
+    def step_rows(self, units: Iterable[Any] | None, rows: ArrayLike, values: Any) -> Any:
         """The next step of a (num_rows, width) table of which only some rows are released, at the cost of these rows.
 
         `size` is num_rows * width. Rows that are not named are not released in this step; what `step` would have
@@ -236,12 +236,13 @@ class Release:
             )
         return self._coins.draw(self.ledger.step, num_units)
 
-    def _step(self, units: Iterable[Any], own: list[Tensor] | Rows, give: Callable[[list[Tensor]], Any]) -> Any:
-        if units is None:
+    def _step(self, units: Iterable[Any] | None, own: list[Tensor] | Rows, give: Callable[[list[Tensor]], Any]) -> Any:
+        unnamed = "record" in self.plan.on_device
+        if units is None and not unnamed:
             raise ArgumentError("units must name whose parts are in the total, got None; a step of nobody has []")
-        ids = self.check(units)
+        ids = self.check([] if units is None else units)
         pieces = [own.values] if isinstance(own, Rows) else own
-        if not len(ids) and any(bool(piece.any()) for piece in pieces):
+        if not len(ids) and not unnamed and any(bool(piece.any()) for piece in pieces):
             raise ArgumentError("a total of nobody must be zero: name all units whose parts are in it")
         t = self.ledger.step
         private = give(self.take(ids, own))
@@ -265,9 +266,18 @@ class Release:
         self.clip.check_step(step)
         if units is None:
             return []
-        ids = self.ledger.check(step, units)
+        ids = self._checked(step, units)
         if self._coins is not None:
             self._coins.check(step, ids)
+        return ids
+
+    def _checked(self, step: int, units: Iterable[Any]) -> Units:
+        ids = self.ledger.check(step, units)
+        if len(ids) and "record" in self.plan.on_device:
+            raise ArgumentError(
+                "units must be None or empty: the plan leaves the record to the users' devices, so that ids are not "
+                "learnt here, and got some. Leave them out, or plan without on_device='record' and let the ledger guard"
+            )
         return ids
 
     def take(self, units: Iterable[Any], own: list[Tensor] | Rows, place: str = "Release.step") -> list[Tensor]:
@@ -280,7 +290,7 @@ class Release:
         """
         step = self.ledger.step
         population = b"" if self._coins is None else self._coins.population
-        ids = self.ledger.check(step, units)
+        ids = self._checked(step, units)
         if isinstance(own, Rows):
             if self._guest is not None:
                 raise TrainingError("canaries are added to whole totals: an audited run takes step(), not step_rows()")

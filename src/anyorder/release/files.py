@@ -72,7 +72,8 @@ class RunFiles:
         state = load(path)
         saved = Plan.from_dict(json.loads(state["plan"]))
         if saved.digest != plan.digest:
-            changed = [k for k, v in plan.to_dict().items() if saved.to_dict()[k] != v]
+            here, there = plan.to_dict(), saved.to_dict()
+            changed = [k for k in {**here, **there} if here.get(k) != there.get(k)]
             raise CheckpointError(
                 f"{path} belongs to another plan (different: {', '.join(changed)}); resume with that plan, or choose "
                 "another checkpoint file"

@@ -1,6 +1,7 @@
 """What a verification checked and could not see, in sentences."""
 
 from anyorder._sealed import quoted
+from anyorder._trusted import trusted_text
 from anyorder.certificate import Verification
 from anyorder.plan import Plan
 from anyorder.receipt import Receipt
@@ -14,12 +15,16 @@ def verdict(found: Verification) -> tuple[list[str], list[str]]:
     """(what was checked, and holds; what no file, or none that was given, can show)."""
     checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
     unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
+    named = "record" not in found.plan.on_device
+    if found.plan.on_device:
+        unseen += [f"what the plan trusts: {trusted_text(found.plan.on_device)}"]
     if found.evidence is not None:
+        kept = f"that every unit kept to the order in all {found.evidence.ledger.step} steps"
         checked += [
-            f"that every unit kept to the order in all {found.evidence.ledger.step} steps",
+            kept if named else "that the evidence names nobody",
             "that the evidence is the one that the certificate was made of",
         ]
-    elif found.certificate is not None:
+    elif found.certificate is not None and named:
         unseen += ["who took part in which step: pass --evidence, if you are the owner or the auditor"]
     if found.receipt is not None:
         checked += ["that the certificate is bound to the receipt's steps, which keep to the order, and their mu"]

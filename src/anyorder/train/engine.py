@@ -10,7 +10,7 @@ from torch import nn
 from anyorder import _check
 from anyorder.certificate import Certificate, Evidence
 from anyorder.clipping.clip_rules import Rule
-from anyorder.errors import ArgumentError, TrainingError
+from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.ledger import Ledger
 from anyorder.noise import NoiseSource
 from anyorder.plan import Plan
@@ -53,6 +53,11 @@ class PrivacyEngine:
     def __init__(self, plan: Plan, *, checkpoint: str | Path | None = None, key: bytes | None = None) -> None:
         if not isinstance(plan, Plan):
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
+        if plan.on_device:
+            raise PlanError(
+                f"the engine sees every example itself, and the plan trusts {' and '.join(plan.on_device)} to devices; "
+                "plan without on_device=, or give what devices send to ao.Release or a server"
+            )
         self.plan = plan
         self._path = None if checkpoint is None else Path(checkpoint)
         self._given_key = None if key is None else NoiseSource(key).key
