@@ -1,15 +1,16 @@
 """The sum of the clipped gradients of whole units, from per-example gradients that come in chunks."""
 
 from fractions import Fraction
+from math import frexp
 
 import torch
 from torch import Tensor
 
 from anyorder.clipping.arithmetic import cleared
 from anyorder.clipping.clip_rules import Cut
-from anyorder.errors import NonFiniteError
+from anyorder.errors import ArgumentError, NonFiniteError
 
-__all__ = ["NON_FINITE", "ClippedSum", "accumulator_dtype", "check_finite", "round_down", "sums_of"]
+__all__ = ["NON_FINITE", "ClippedSum", "accumulator_dtype", "check_finite", "round_down", "step_of", "sums_of"]
 
 
 def accumulator_dtype(tensor: Tensor) -> torch.dtype:
@@ -39,6 +40,9 @@ class ClippedSum:
         grid: None for sums of floats; a power of two from 2^-100 to 2^100 and from clip_norm / 2^31 to clip_norm for
             sums of integers, in grid steps.
         cut: how norms become factors; `Flat` at a fixed norm if None, and on a grid.
+        any_order: make sums of floats the same, bit for bit, in whatever order and chunks the units come: each clipped
+            unit is truncated to multiples of `step_of(clip_norm)`, about clip_norm / 2^31, which are added exactly, up
+            to 2^22 units. Truncation raises no coordinate. The sums are float64.
 
     Attributes:
         bad: how many units have a gradient whose norm is NaN or infinite; they add exactly zero.
@@ -53,24 +57,30 @@ class ClippedSum:
         scale: float,
         grid: float | None = None,
         cut: Cut | None = None,
+        any_order: bool = False,
     ) -> None:
         self._scale = scale
+        self._step = step_of(clip_norm) if any_order and grid is None else None
         self._cut = Cut.of(None) if cut is None else cut
         self._grid = grid
         self._largest_square = 0 if grid is None else int((Fraction(clip_norm) / Fraction(grid)) ** 2)
         self._dtypes = {name: accumulator_dtype(p) for name, p in parameters.items()}
         self._sum = {
-            name: torch.zeros(p.numel(), dtype=self._dtypes[name] if grid is None else torch.int64, device=p.device)
-            for name, p in parameters.items()
+            name: torch.zeros(p.numel(), dtype=self._sum_dtype(name), device=p.device) for name, p in parameters.items()
         }
         # Just under clip_norm, so that the rounding of each product (eps / 2) and of the norm cannot carry a unit over.
         slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in self._dtypes.values()))
         self._clip_norm = clip_norm * (1 - slack)
         nobody = torch.zeros(0, dtype=torch.float64, device=next(iter(parameters.values())).device)
-        self._further = sums_of(dict.fromkeys(self._cut.counted, nobody), self._dtypes)
+        self._further = self._sums_of_further(dict.fromkeys(self._cut.counted, nobody))
         self._shapes = {name: p.shape for name, p in parameters.items()}
         self._open: dict[str, Tensor] = {}
         self.units, self.bad = 0, 0
+
+    def _sum_dtype(self, name: str) -> torch.dtype:
+        if self._grid is not None:
+            return torch.int64
+        return self._dtypes[name] if self._step is None else torch.float64
 
     def add(self, gradients: dict[str, Tensor], units: Tensor, *, complete: bool) -> None:
         """Add a chunk of c examples, sorted by unit.
@@ -122,9 +132,16 @@ class ClippedSum:
             factors = {name: torch.where(within, factor, 0.0) for name, factor in factors.items()}
         for name, row in rows.items():
             for block in _blocks(row):
-                self._sum[name] += self._clipped(row[block], factors[name][block]).sum(0)
-        for name, total in sums_of(further, self._dtypes).items():
+                clipped = self._clipped(row[block], factors[name][block])
+                self._sum[name] += _truncated(clipped, self._step).sum(0)
+        for name, total in self._sums_of_further(further).items():
             self._further[name] += total
+
+    def _sums_of_further(self, coordinates: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sums over units of the schedule's own coordinates."""
+        if self._step is None:
+            return sums_of(coordinates, self._dtypes)
+        return {name: _truncated(values, self._step).sum() for name, values in coordinates.items()}
 
     def _clipped(self, row: Tensor, factors: Tensor) -> Tensor:
         """The units times their factors; integers on a grid."""
@@ -150,6 +167,22 @@ def check_finite(bad: int, units: int) -> None:
             "ones. No gradient was released, but this message tells of the data, and no noise covers it: check inputs "
             'and loss, lower the learning rate, or train in float32; with non_finite="zero" such units add zero'
         )
+
+
+def step_of(clip_norm: float) -> float:
+    """The power of two from clip_norm / 2^31 to below twice that, of which sums in any order are multiples.
+
+    Raises: ArgumentError for a clip norm so far from 1 that float32 has no room around it.
+    """
+    if not 2.0**-60 <= clip_norm <= 2.0**60:
+        raise ArgumentError(f"sums in any order need a clip norm from 2^-60 to 2^60, got {clip_norm}")
+    mantissa, exponent = frexp(clip_norm)
+    return float(2.0 ** (exponent - 31 - (mantissa == 0.5)))
+
+
+def _truncated(rows: Tensor, step: float | None) -> Tensor:
+    """The rows in multiples of step, in float64, in which few enough of them add up exactly; None: as they are."""
+    return rows if step is None else rows.double().mul_(1 / step).trunc_().mul_(step)
 
 
 def _blocks(rows: Tensor) -> list[slice]:

@@ -4,5 +4,7 @@ One set of server objects, on the release core, for simulation and for deploymen
 """
 
 from anyorder.federated.messages import Layout, clip_message
+from anyorder.federated.rounds import Round
+from anyorder.federated.server import Server
 
-__all__ = ["Layout", "clip_message"]
+__all__ = ["Layout", "Round", "Server", "clip_message"]

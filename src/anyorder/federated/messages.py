@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anyorder import _check
 from anyorder._closed import final
@@ -50,32 +50,36 @@ class Layout:
         Whole: exactly the names of the layout, each a real tensor or array of its shape, all elements finite. Nothing
         tells which it was: an error, a count or a log of bad messages would be a release, and one client's veto.
         """
-        problem = self.problem(message)
-        if problem is not None:
-            return torch.zeros(self.size)
-        parts = [torch.as_tensor(message[name]).detach().reshape(-1) for name in self.shapes]
-        dtype = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
-        vector = torch.cat([part.to("cpu", dtype) for part in parts])
-        return vector if vector.isfinite().all() else torch.zeros(self.size)
+        try:
+            vector = self._vector(message)
+        except Exception:  # whatever a stranger's object does when it is looked at, it is no message, and stops nobody
+            vector = None
+        return torch.zeros(self.size) if vector is None else vector
 
     def problem(self, message: Any) -> str | None:
         """What is wrong with a message, or None: for a client with data of its own, never for a server."""
         if not isinstance(message, Mapping):
             return f"a message is a dict of {{name: tensor}}, got {type(message).__name__}"
-        if message.keys() != self.shapes.keys():
+        if len(message) != len(self.shapes) or any(name not in message for name in self.shapes):
             return f"its names must be those of the {len(self.shapes)} shared parameters, got {len(message)} others"
         for name, shape in self.shapes.items():
-            value = message[name]
-            if not isinstance(value, (Tensor, np.ndarray)):
-                return f"{name} must be a tensor or an array, got {type(value).__name__}"
-            if isinstance(value, Tensor) and (value.layout != torch.strided or value.device.type == "meta"):
-                return f"{name} must be dense, with memory"
-            floats = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
-            if not floats:
-                return f"{name} must be of floats, got {value.dtype}"
-            if tuple(value.shape) != shape:
-                return f"{name} must have shape {shape}, got {tuple(value.shape)}"
+            problem = _problem_of(message[name], shape)
+            if problem is not None:
+                return f"{name} must {problem}"
+        if self._vector(message) is None:
+            return "its numbers must be finite"
         return None
+
+    def _vector(self, message: Any) -> Tensor | None:
+        if not isinstance(message, Mapping) or len(message) != len(self.shapes):
+            return None
+        values = [message[name] for name in self.shapes]  # looked up once: what is checked is what is taken
+        if any(_problem_of(value, shape) for value, shape in zip(values, self.shapes.values(), strict=True)):
+            return None
+        parts = [_tensor(value).reshape(-1) for value in values]
+        dtype = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
+        vector = torch.cat([part.to("cpu", dtype) for part in parts])  # a copy, which nobody else writes
+        return vector if vector.isfinite().all() else None
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Views of a vector (size,), or of rows (.., size), by name and in their shapes."""
@@ -85,6 +89,26 @@ class Layout:
             name: piece.view(*vector.shape[:-1], *shape)
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
+
+
+_TENSORS = (Tensor, nn.Parameter)  # these very classes: one derived from them may answer as it likes
+
+
+def _problem_of(value: Any, shape: tuple[int, ...]) -> str | None:
+    if type(value) not in _TENSORS and type(value) is not np.ndarray:
+        return f"be a tensor or an array, got {type(value).__name__}"
+    is_tensor = type(value) in _TENSORS
+    if is_tensor and (value.layout != torch.strided or value.is_meta or value.is_nested):
+        return "be dense, with memory"
+    if not (value.is_floating_point() if is_tensor else value.dtype.kind == "f" and value.dtype.itemsize <= 8):
+        return f"be of floats, got {value.dtype}"
+    return None if tuple(value.shape) == shape else f"have shape {shape}, got {tuple(value.shape)}"
+
+
+def _tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
 
 
 def clip_message(update: Message, clip_norm: float) -> dict[str, Tensor]:
@@ -108,9 +132,9 @@ def clip_message(update: Message, clip_norm: float) -> dict[str, Tensor]:
     for name, value in update.items():
         if not isinstance(value, (Tensor, np.ndarray)):
             raise ArgumentError(f"update[{name!r}] must be a tensor or an array, got {type(value).__name__}")
-        tensor = torch.as_tensor(value).detach()
-        if tensor.is_floating_point():
-            tensors[name] = tensor
+        floats = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
+        if floats:
+            tensors[name] = _tensor(value)
     if not tensors:
         return {}
     total = ClippedSum(tensors, clip_norm=clip_norm, scale=1.0)
