@@ -6,10 +6,12 @@ import sys
 import venv
 from pathlib import Path
 
-__all__ = ["OPACUS", "OPAKE", "interpreter"]
+__all__ = ["FLOWER", "OPACUS", "OPAKE", "PFL", "interpreter"]
 
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
 OPACUS = ("opacus==1.6.*", "torch==2.13.0")
+FLOWER = ("flwr[simulation]==1.41.*", "ray==2.55.1", "torch==2.13.0")
+PFL = ("pfl==0.6.0", "torch==2.13.0")
 OPAKE = ("opake-dpftrl==0.16.1", "torch==2.13.0")
 
 

@@ -3,8 +3,9 @@
 One set of server objects, on the release core, for simulation and for deployment.
 """
 
+from anyorder.federated.clients import LocalTraining
 from anyorder.federated.messages import Layout, clip_message
 from anyorder.federated.rounds import Round
 from anyorder.federated.server import Server
 
-__all__ = ["Layout", "Round", "Server", "clip_message"]
+__all__ = ["Layout", "LocalTraining", "Round", "Server", "clip_message"]
