@@ -11,9 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.audit.faults import Fault, FrontEnd, Moved, patched
-from anyorder.audit.faults.trial import banded_inverse, independent, tree
+from anyorder.audit.faults.trial import banded, banded_inverse, independent, tree
 from anyorder.clipping import Adaptive
 from anyorder.clipping.clip_rules import Cut
+from anyorder.federated import Layout, Round, Server
 from anyorder.train.training import Training
 
 # -- faults of the package's own clipping, which all of them go through ----------------------------------------------
@@ -191,8 +192,161 @@ adaptive = FrontEnd(
     },
 )
 
+# -- the server: a linear model that starts at zero in each round, so that it is the private mean after it -------------
+
+
+def changes(users, vectors):
+    """(m,) users, and their (m, size) changes: the sums of their rows."""
+    named, numbers = np.unique(users, return_inverse=True)
+    rows = np.zeros((len(named), vectors.shape[1]), np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.add.at(rows, numbers, vectors)
+    return named, rows
+
+
+def by_message(server, users, rows):
+    server.round({int(user): {"weight": row[None]} for user, row in zip(users, rows, strict=True)})
+
+
+def by_rows(server, users, rows):
+    half = len(users) // 2
+    with server.open() as opened:
+        opened.add_rows(users[half:], torch.from_numpy(rows[half:]))
+        opened.add_rows(users[:half], rows[:half])
+
+
+def means(trial, way, rule=None):
+    """For every round the clip norm in force, and the model after it."""
+    model = nn.Linear(trial.size, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    server = Server(trial.plan, model, optimizer, key=trial.key, rule=rule)
+    for users, vectors in trial.steps:
+        nn.init.zeros_(model.weight)
+        clip_norm, COLLECTED[:] = server.clip_norm, [users, vectors]
+        way(server, *changes(users, vectors))
+        yield clip_norm, model.weight.detach().reshape(-1).clone()
+
+
+COLLECTED = []
+
+
+def server_summing(make):
+    """Replaces the sum of a round by one of the users' examples, a row each."""
+    finish = Server._finish
+
+    def replaced(self, users, total):
+        named, vectors = COLLECTED
+        wrong = torch.from_numpy(make(vectors, named, self.clip_norm)).to(total.dtype)
+        finish(self, users, torch.cat([wrong, total[self.layout.size :]]))
+
+    return patched(Server, "_finish", replaced)
+
+
+@contextmanager
+def twice(reached):
+    """A second message of a user is added: the ledger, which hears of a user once, cannot see it."""
+    real = Round._known
+
+    def known(self, users, count=None):
+        given = {users[0]} if len(users) == 1 else set()
+        if not given or given.isdisjoint(self._users) or self._step % 3:
+            return real(self, users, count)
+        reached()
+        return given
+
+    def every_third_twice(self, messages):
+        with self.open() as opened:
+            for user, message in messages.items():
+                opened.add(user, message)
+                if self.step % 3 == 0:
+                    opened.add(user, message)
+
+    with patched(Round, "_known", known), patched(Server, "round", every_third_twice):
+        yield
+
+
+@contextmanager
+def late(reached):
+    """A message that comes after its round is over is added to the next one, which does not name its sender."""
+    real, kept = Round.close, []
+
+    def close(self):
+        if kept:
+            self._add(kept.pop())
+        finite = COLLECTED[1][np.isfinite(COLLECTED[1]).all(1)]
+        if len(finite):
+            reached()
+            kept.append(torch.from_numpy(finite[:8]))
+        real(self)
+
+    with patched(Round, "close", close):
+        yield
+
+
+@contextmanager
+def nan_passes(reached):
+    """A client that cuts by min(1, C / norm) alone: for a norm of NaN the factor is 1 in many a language."""
+    real = Layout.flat
+
+    def flat(self, message):
+        vector = torch.as_tensor(message["weight"]).reshape(-1)
+        if vector.isfinite().all():
+            return real(self, message)
+        reached()
+        return torch.nan_to_num(vector, nan=0.0, posinf=1e3, neginf=-1e3) + 1e3
+
+    def apply(self, squares, clip_norm):
+        factors, counts = cut(self, squares, clip_norm)
+        long = {name: square.sqrt() > 1e3 for name, square in squares.items()}
+        return {name: factor.where(~long[name], 1.0) for name, factor in factors.items()}, counts
+
+    cut = Cut.apply
+    with patched(Layout, "flat", flat), patched(Cut, "apply", apply):
+        yield
+
+
+NO_COINS = {"larger sampling probability": "a server takes no plan of secret sampling: who is drawn may not answer"}
+
+federated = FrontEnd(
+    "server, round",
+    lambda trial: (row for _, row in means(trial, by_message)),
+    server_summing,
+    faults=(
+        CLIPPING[1],  # messages that come one by one have no other's factors beside them
+        Fault("second message of a user added", twice),
+        Fault("late message added to the next round", late),
+        Fault("NaN passes min(1, C / norm)", nan_passes),
+    ),
+    excuses=NO_COINS,
+)
+
+federated_rows = FrontEnd(
+    "server, add_rows",
+    lambda trial: (row for _, row in means(trial, by_rows)),
+    server_summing,
+    faults=CLIPPING,
+    strategies=(banded, tree),
+    excuses=NO_COINS,
+)
+
+
+def run_federated_adaptive(trial):
+    for clip_norm, row in means(trial, by_rows, rule=ADAPTIVE):
+        yield Moved(row, clip_norm, clip_norm / (trial.plan.clip_norm * ADAPTIVE.gradient_share))
+
+
+federated_adaptive = FrontEnd(
+    "server, adaptive norm",
+    run_federated_adaptive,
+    server_summing,
+    faults=CLIPPING,
+    strategies=(independent,),
+    excuses=adaptive.excuses | NO_COINS,
+)
+
 FRONT_ENDS = {
     "release": [core, exact],
     "train": [engine, adaptive],
+    "federated": [federated, federated_rows, federated_adaptive],
 }
 """Room of the package -> its front ends."""

@@ -56,7 +56,7 @@ class Round:
         self._users: set[int | str] = set()
         self._step, self._open = release.steps_taken, True
         self._free = threading.Lock()
-        on_device = getattr(release.plan, "on_device", ())
+        on_device = release.plan.on_device
         self._sums_allowed, self._nameless = "clipping" in on_device, "record" in on_device
 
     def add(self, user: int | str | None, message: Any) -> None:
