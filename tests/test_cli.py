@@ -411,7 +411,7 @@ def test_version_and_help():
     assert noise.startswith(("noise: compiled, ", "noise: NumPy ("))
     assert clipping.startswith(("clipping: compiled, ", "clipping: torch ("))
     assert "Exit codes" in invoke("--help").stdout
-    for command in ("train", "plan", "epsilon", "verify", "check"):
+    for command in ("train", "plan", "epsilon", "report-goals", "verify", "check"):
         assert f"anyorder {command} " in invoke(command, "--help").stdout.replace("Usage:", "")
     assert "Exit code 0" in invoke("audit", "run", "--help").stdout
     assert invoke().exit_code == 2

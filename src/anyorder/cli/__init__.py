@@ -10,6 +10,7 @@ from anyorder.cli.audit import group as audit
 from anyorder.cli.check import check
 from anyorder.cli.output import fail
 from anyorder.cli.plans import epsilon, plan
+from anyorder.cli.report_goals import report_goals
 from anyorder.cli.training import train
 from anyorder.cli.verification import verify
 from anyorder.noise.native import describe as noise_kernel
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(plan)
 app.command()(epsilon)
+app.command()(report_goals)
 app.command()(verify)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}

@@ -5,7 +5,11 @@ One set of server objects, on the release core, for simulation and for deploymen
 
 from anyorder.federated.clients import LocalTraining
 from anyorder.federated.messages import Layout, clip_message
+from anyorder.federated.planning import ReportGoal, at_same_error, epsilon_by_report_goal
 from anyorder.federated.rounds import Round
 from anyorder.federated.server import Server
 
-__all__ = ["Layout", "LocalTraining", "Round", "Server", "clip_message"]
+__all__ = [
+    "Layout", "LocalTraining", "ReportGoal", "Round", "Server", "at_same_error", "clip_message",
+    "epsilon_by_report_goal",
+]  # fmt: skip

@@ -10,7 +10,7 @@ from anyorder import _check
 from anyorder.errors import ArgumentError
 from anyorder.plan import Plan
 
-__all__ = ["can_draw", "new_axes", "plot_accuracy", "plot_noise", "save_figure"]
+__all__ = ["can_draw", "new_axes", "plot_accuracy", "plot_noise", "plot_report_goals", "save_figure"]
 
 _COLOURS = ("#0b5fa5", "#d1495b", "#2e8b57", "#8a5fbf", "#c77800", "#3a9ea5", "#7a5230", "#6c757d")
 _STYLES = ("-", "--", "-.", ":")
@@ -53,6 +53,22 @@ def plot_accuracy(accuracy: Sequence[float], path: str | Path, title: str) -> No
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlim(0.5, len(accuracy) + 0.5 + 0.03 * len(accuracy))
     axes.set_ylim(top=min(102.0, float(percent.max()) + 5))
+    save_figure(figure, path)
+
+
+def plot_report_goals(lines: Mapping[str, Sequence[tuple[int, float]]], path: str | Path, title: str) -> None:
+    """Draw epsilon against report goal, both in log scale; points are (report goal, epsilon), epsilon 0 is left out."""
+    figure, axes = new_axes(title)
+    for i, (name, points) in enumerate(lines.items()):
+        drawn = [(goal, epsilon) for goal, epsilon in points if 0 < epsilon < float("inf")]
+        goals, epsilons = zip(*drawn, strict=True) if drawn else ((), ())
+        style = "o" + _STYLES[i // len(_COLOURS) % len(_STYLES)]
+        axes.plot(goals, epsilons, style, markersize=4, linewidth=1.6, label=name)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("report goal (users in a round)")
+    axes.set_ylabel("epsilon")
+    axes.legend(frameon=False)
     save_figure(figure, path)
 
 
