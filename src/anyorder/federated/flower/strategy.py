@@ -1,0 +1,327 @@
+"""The server's part: a strategy that hands rounds of Flower's messages to `anyorder.federated.Server`."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from logging import INFO
+from typing import TYPE_CHECKING, Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+from flwr.supercore import log
+from torch import Tensor
+
+from anyorder import _check
+from anyorder.errors import ArgumentError, ParticipationError, PlanError, TrainingError
+from anyorder.federated.flower.instruction import ARRAYS, CONFIG, RECORD, Instruction, array_of, of_reply
+from anyorder.federated.flower.masking import Masking
+from anyorder.federated.flower.secure import MaskedSum, threshold_of
+
+if TYPE_CHECKING:
+    from anyorder.federated.server import Server
+
+__all__ = ["Strategy"]
+
+_POLL = 0.2  # seconds between two looks for replies
+_ATTEMPTS = 3  # at a sum under masks: one that was not unmasked released nothing
+
+
+class Strategy(flower.Strategy):
+    """Runs the rounds of a `Server` over Flower, in place of FedAvg inside a wrapper for differential privacy.
+
+        strategy = Strategy(Server(plan, model, optimizer, report_goal=100, checkpoint="run.checkpoint"))
+        result = strategy.start(grid)
+
+    Each round it asks clients, adds what their `client_mod` answers to `Server.open()`, each message once and each user
+    once, and closes the round: the mean is over the report goal, whoever answered. Clients that fail, answer late,
+    twice, or for a user that the plan does not allow now, are left out and the round goes on; a message that is none is
+    zeros. It reads no metric, loss, count of examples or word of an error, and returns and logs none; there is no
+    evaluation on clients. The clip norm in force and the round are told to the clients beside the parameters.
+
+    With a plan that trusts clipping to the devices (`on_device=("clipping",)`), sums are made under Flower's SecAgg+
+    masks, of integers on the plan's grid, exactly; see docs/flower.md for what these masks are worth.
+
+    Where the ServerApp, the SuperLink or the machine is killed, start the run again: it goes on with the round after
+    the last that was released, from the server's checkpoint. A round that was under way is asked for again.
+
+    Args:
+        server: the run; its model, or its checkpoint's, is what is trained.
+        cohort: how many clients are asked in a round: the report goal and some more for those that fail. A round of
+            single messages ends with the report goal's last answer.
+        min_nodes: how many clients must be connected before a round begins; the report goal if None. After the
+            timeout it begins with those that are.
+        timeout: seconds that a round waits for connections, and for answers, in each stage.
+
+    Raises: ArgumentError; PlanError if the sum of a cohort's integers could wrap around modulo 2^32, or if clipping is
+        trusted to the devices without a grid.
+    Cost: memory of one message at a time, but under masks those of a cohort; there each client tells every other two
+        shares, so that cohorts are of tens.
+    """
+
+    def __init__(
+        self,
+        server: "Server",
+        *,
+        cohort: int | None = None,
+        min_nodes: int | None = None,
+        timeout: float = 3600.0,
+    ) -> None:
+        goal = server.plan.batch_size
+        self._server = server
+        self._goal = goal
+        self._cohort = goal if cohort is None else _check.integer("cohort", cohort, low=goal)
+        self._min_nodes = goal if min_nodes is None else _check.integer("min_nodes", min_nodes, low=1)
+        self._timeout = _check.positive("timeout", timeout)
+        self._on_device = server.plan.on_device
+        self._named = "record" not in self._on_device
+        self._masked = "clipping" in self._on_device
+        self._waiting: dict[int, int] = {}
+        """{node: step} of who was asked and has not answered."""
+        self._users: dict[int, str] = {}
+        """{node: user} as they said; a wrong one can only keep a client from being asked."""
+        self._asked: dict[int, int] = {}
+        """{node: step} of the last time that each was asked: those that wait longest come first."""
+        if self._masked:
+            if server.plan.grid is None:
+                raise PlanError('on_device=("clipping",) needs integer messages: plan with secure=')
+            if self._cohort < 2:
+                raise PlanError("a sum of one client is its message: plan with a report goal of two or more")
+            self._masking().check_size(self._cohort)
+
+    # -- one run -----------------------------------------------------------------------------------------------------
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid,
+        initial_arrays: None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: None = None,
+        evaluate_fn: Any = None,
+    ) -> flower.Result:
+        """Take the rounds that are left, of num_rounds or of the whole plan.
+
+        Args:
+            grid: Flower's way to the clients.
+            initial_arrays: leave it out: the server has the model, new or resumed.
+            num_rounds: how many rounds the run has in all, those before a resume too; all that the plan has if None.
+            timeout: in place of the strategy's own.
+            train_config: what else the app's training is told, of public values.
+            evaluate_config: leave it out: clients are not evaluated.
+            evaluate_fn: (round, arrays) -> MetricRecord or None, called before the first and after each round. It
+                sees what is released; give it public data alone.
+        Returns: Flower's result, with the arrays, and what evaluate_fn said.
+        Raises: ArgumentError; TrainingError if no client came before the timeout; the round is not lost, start again.
+        """
+        if initial_arrays is not None or evaluate_config is not None:
+            raise ArgumentError(
+                "leave initial_arrays and evaluate_config out: the server has the model, new or resumed, and clients "
+                "are not evaluated, because what they would answer has no noise"
+            )
+        server = self._server
+        last = (
+            server.plan.n if num_rounds is None else _check.integer("num_rounds", num_rounds, low=1, high=server.plan.n)
+        )
+        if timeout is not None:
+            self._timeout = _check.positive("timeout", timeout)
+        config = ConfigRecord() if train_config is None else train_config
+        result = flower.Result()
+        self.summary()
+        self._evaluate(evaluate_fn, result)
+        while server.step < last:
+            log(INFO, "[ROUND %s/%s]", server.step + 1, last)
+            messages = self.configure_train(server.step + 1, self._arrays(), config, grid)
+            if self._masked:
+                self._masked_round(grid, messages)
+            else:
+                self.aggregate_train(server.step + 1, self._replies(grid, messages))
+            self._evaluate(evaluate_fn, result)
+        result.arrays = self._arrays()
+        return result
+
+    def summary(self) -> None:
+        """Log the claim."""
+        plan = self._server.plan
+        sums = "sums under masks" if self._masked else "single messages"
+        log(INFO, "anyorder: epsilon %.4g, delta %.3g, unit %s", plan.epsilon, plan.delta, plan.unit)
+        log(INFO, "\t%d rounds, report goal %d, %s, clip norm %g", plan.n, self._goal, sums, plan.clip_norm)
+
+    def _evaluate(self, evaluate_fn: Any, result: flower.Result) -> None:
+        if evaluate_fn is None:
+            return
+        said = evaluate_fn(self._server.step, self._arrays())
+        if said is not None:
+            result.evaluate_metrics_serverapp[self._server.step] = said
+
+    # -- Flower's interface ------------------------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of a round, to clients that may be in it; those that were asked longest ago come first."""
+        self._check_round(server_round)
+        step = self._server.step
+        config["server-round"] = server_round
+        content = RecordDict({ARRAYS: arrays, CONFIG: config, RECORD: self._instruction().record()})
+        nodes = self._chosen(self._connected(grid))
+        self._waiting = dict.fromkeys(nodes, step)
+        self._asked.update(self._waiting)
+        return [Message(content, node, MessageType.TRAIN, group_id=str(server_round)) for node in nodes]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """One round of the server, of the replies to what `configure_train` gave: the new arrays, and no metrics.
+
+        Raises: TrainingError for another round than the server's next, or where sums are made under masks; what
+            `replies` itself raises. Then nothing was released.
+        """
+        self._check_round(server_round)
+        if self._masked:
+            raise TrainingError("sums under masks take several messages a round: use start()")
+        with self._server.open() as opened:
+            left = self._goal
+            for reply in replies:
+                left -= self._add(opened, reply)
+                if not left:
+                    break  # whoever comes later is late
+        self._waiting = {}
+        return self._arrays(), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody: what clients would answer has no noise."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """None: whatever the replies say has no noise."""
+        return None
+
+    # -- one round ---------------------------------------------------------------------------------------------------
+
+    def _add(self, opened: Any, reply: Message) -> bool:
+        """Add a reply if it may be in this round; whether it is."""
+        step = self._server.step
+        node = reply.metadata.src_node_id
+        if self._waiting.get(node) != step or reply.has_error():
+            return False
+        belongs, user = of_reply(reply.content, step, named=self._named)
+        if not belongs:
+            return False
+        del self._waiting[node]
+        if user is not None:
+            self._users[node] = user
+        try:
+            opened.add(user, _message(reply.content))
+        except ParticipationError:  # the plan does not allow this user now, or it came from another device
+            return False
+        return True
+
+    def _masked_round(self, grid: Grid, messages: Iterable[Message]) -> None:
+        """A round of a sum under masks; of nobody where none of some attempts could be unmasked."""
+        contents = {message.metadata.dst_node_id: message.content for message in messages}
+        users, total = None, None
+        for _ in range(_ATTEMPTS if len(contents) >= 2 else 0):
+            said: dict[int, str | None] = {}
+            secure = MaskedSum(
+                partial(self._ask, grid), self._masking(), self._server.layout.size, threshold_of(len(contents))
+            )
+            found = secure.of(contents, next(iter(contents.values())), partial(self._admit, said))
+            if found is not None:
+                nodes, total = found
+                users = [said[node] for node in nodes]
+                break
+        with self._server.open() as opened:
+            if total is not None:
+                opened.add_sum(users if self._named else None, total)
+        self._waiting = {}
+
+    def _admit(self, said: dict[int, str | None], first: Mapping[int, RecordDict]) -> list[int]:
+        """Of those that answered, the nodes of users that the plan allows now, one of each; written into said."""
+        for node, content in first.items():
+            belongs, user = of_reply(content, self._server.step, named=self._named)
+            if user is not None:
+                self._users[node] = user
+            if belongs and (user is None or user not in said.values()):
+                said[node] = user
+        if self._named and said:
+            for node, may in zip(list(said), self._server.eligible(list(said.values())).tolist(), strict=True):
+                if not may:
+                    del said[node]
+        return list(said)
+
+    def _ask(self, grid: Grid, told: Mapping[int, RecordDict]) -> dict[int, RecordDict]:
+        """What clients answer, of those that do."""
+        group = str(self._server.step + 1)
+        messages = [Message(content, node, MessageType.TRAIN, group_id=group) for node, content in told.items()]
+        replies = self._replies(grid, messages)
+        return {reply.metadata.src_node_id: reply.content for reply in replies if reply.has_content()}
+
+    def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
+        """Replies as they come, until all are there or the time is up."""
+        waiting = {name for name in grid.push_messages(messages) if name is not None}
+        end = time.monotonic() + self._timeout
+        while waiting and time.monotonic() < end:
+            for reply in grid.pull_messages(waiting):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                yield reply
+            if waiting:
+                time.sleep(_POLL)
+
+    def _connected(self, grid: Grid) -> list[int]:
+        """The clients that are there, once there are enough or the time is up."""
+        end = time.monotonic() + self._timeout
+        while len(nodes := list(grid.get_node_ids())) < self._min_nodes and time.monotonic() < end:
+            time.sleep(_POLL)
+        if not nodes:
+            raise TrainingError(
+                f"no client was connected within {self._timeout:g} seconds; nothing was released: start the "
+                "SuperNodes, and start again"
+            )
+        return nodes
+
+    def _chosen(self, nodes: list[int]) -> list[int]:
+        known = [node for node in nodes if node in self._users]
+        users = [self._users[node] for node in known]
+        allowed = self._server.eligible(users).tolist() if known else []
+        barred = {node for node, may in zip(known, allowed, strict=True) if not may}
+        free = [node for node in nodes if node not in barred]
+        return sorted(free, key=lambda node: (self._asked.get(node, -1), node))[: self._cohort]
+
+    def _instruction(self) -> Instruction:
+        server = self._server
+        norm, grid = float(server.clip_norm), server.plan.grid if self._masked else None
+        follows = server.release.clip.state_dict() is not None  # it counts the messages that are longer
+        return Instruction(server.step, norm, 2 * norm if follows else norm, grid, tuple(self._on_device))
+
+    def _masking(self) -> Masking:
+        assert self._server.plan.grid is not None
+        return Masking(float(self._server.clip_norm), self._server.plan.grid)
+
+    def _arrays(self) -> ArrayRecord:
+        """The shared parameters: those of the server's layout, and no buffers."""
+        parameters = dict(self._server.model.named_parameters())
+        shared = {name: parameters[name].detach() for name in self._server.layout.shapes}
+        return ArrayRecord({name: Array(_array(value)) for name, value in shared.items()})
+
+    def _check_round(self, server_round: int) -> None:
+        if server_round != self._server.step + 1:
+            raise TrainingError(
+                f"the server's next round is {self._server.step + 1} in Flower's counting, got {server_round}: start() "
+                "goes on where the checkpoint ends"
+            )
+
+
+def _array(value: Tensor) -> Any:
+    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    return value.to("cpu", dtype).numpy().copy()
+
+
+def _message(content: RecordDict) -> dict[str, Any] | None:
+    """A reply's change by names; None, which counts as zeros, where there is none that can be read."""
+    record = content.array_records.get(ARRAYS)
+    return None if record is None else {name: array_of(array.data) for name, array in record.items()}
