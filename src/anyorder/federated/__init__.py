@@ -1,7 +1,11 @@
 """Users and owners: each sends one message, which is clipped as a whole, and what is released protects the sender.
 
-One set of server objects, on the release core, for simulation and for deployment.
+One set of server objects, on the release core, for simulation and for deployment. `anyorder.federated.flower` brings
+them to Flower, and is imported when it is first asked for.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from anyorder.federated.clients import LocalTraining
 from anyorder.federated.messages import Layout, clip_message
@@ -9,7 +13,18 @@ from anyorder.federated.planning import ReportGoal, at_same_error, epsilon_by_re
 from anyorder.federated.rounds import Round
 from anyorder.federated.server import Server
 
+if TYPE_CHECKING:
+    from anyorder.federated import flower
+
 __all__ = [
     "Layout", "LocalTraining", "ReportGoal", "Round", "Server", "at_same_error", "clip_message",
-    "epsilon_by_report_goal",
+    "epsilon_by_report_goal", "flower",
 ]  # fmt: skip
+
+
+if not TYPE_CHECKING:  # which sees the import above, and tells of names that are none
+
+    def __getattr__(name: str) -> Any:
+        if name != "flower":
+            raise AttributeError(f"module 'anyorder.federated' has no attribute {name!r}")
+        return importlib.import_module("anyorder.federated.flower")
