@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Layout", "LocalTraining", "ReportGoal", "Round", "Server", "at_same_error", "clip_message",
-    "epsilon_by_report_goal", "flower",
+    "epsilon_by_report_goal",
 ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
@@ -15,10 +15,15 @@ from anyorder.federated.flower.instruction import ARRAYS, RECORD, Instruction, r
 from anyorder.federated.flower.masking import Masking, masked_reply
 from anyorder.federated.messages import Layout, clip_message
 
-if TYPE_CHECKING:
-    from anyorder.federated.device import DeviceRecord
-
 __all__ = ["client_mod"]
+
+
+class DeviceRecord(Protocol):
+    """A counter and a timer on the device's disk: `anyorder.federated.DeviceRecord`."""
+
+    def may(self, step: int) -> bool: ...
+    def take(self, step: int) -> object: ...
+
 
 Next = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Next], Message]
@@ -31,7 +36,7 @@ _ABSENT = Error(code=0, reason="not in this round")  # says no more than a devic
 def client_mod(
     *,
     user: str | Callable[[Context], str] | None = None,
-    record: "Callable[[Context], DeviceRecord] | None" = None,
+    record: Callable[[Context], DeviceRecord] | None = None,
 ) -> Mod:
     """A mod for `flwr.clientapp.ClientApp(mods=[..])`: one clipped change leaves the device, and whom it is from.
 
@@ -85,7 +90,7 @@ def client_mod(
 class _Device:
     """One message's way through a device."""
 
-    def __init__(self, user: str | None, kept: "DeviceRecord | None", context: Context, call_next: Next) -> None:
+    def __init__(self, user: str | None, kept: DeviceRecord | None, context: Context, call_next: Next) -> None:
         self._user, self._kept, self._context, self._call_next = user, kept, context, call_next
 
     def plain(self, message: Message, instruction: Instruction) -> Message:
