@@ -14,7 +14,7 @@ from anyorder.federated.rounds import Round
 from anyorder.federated.server import Server
 
 if TYPE_CHECKING:
-    from anyorder.federated import flower
+    from anyorder.federated import flower as flower
 
 __all__ = [
     "Layout", "LocalTraining", "ReportGoal", "Round", "Server", "at_same_error", "clip_message",
