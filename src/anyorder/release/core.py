@@ -14,7 +14,7 @@ from torch import Tensor
 from anyorder import _check
 from anyorder.certificate import Certificate, Evidence
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, StepsExhaustedError, TrainingError
-from anyorder.ledger import Ledger, Units
+from anyorder.ledger import Units
 from anyorder.noise import NoiseSource
 from anyorder.plan import Plan
 from anyorder.release.clip_norm import ClipNorm
@@ -74,6 +74,8 @@ class Release:
         key: 32 bytes for reproducible tests. In use, leave it out: the key then comes from the operating system, and
             a release whose key is known has no privacy.
         checkpoint: file for `save`; where it exists, the release goes on from there. Its folder must exist.
+        ledger_on_disk: keep the record in `<checkpoint>.ledger`, which grows by each step, and not in the checkpoint,
+            which then stays small however long the run; for many units over many steps. See `anyorder.ledger.disk`.
 
     Attributes:
         plan, size: as given.
@@ -95,10 +97,13 @@ class Release:
     _guest: Guest | None = None
 
     def __init__(
-        self, plan: Plan, size: int, *, key: bytes | None = None, checkpoint: str | Path | None = None
-    ) -> None:
+        self, plan: Plan, size: int, *, key: bytes | None = None, checkpoint: str | Path | None = None,
+        ledger_on_disk: bool = False,
+    ) -> None:  # fmt: skip
         coordinates = OneProcess(_check.integer("size", size, low=1))
-        self._begin(plan, coordinates, Fixed(), key=key, checkpoint=checkpoint, place="Release")
+        self._begin(
+            plan, coordinates, Fixed(), key=key, checkpoint=checkpoint, place="Release", ledger_on_disk=ledger_on_disk
+        )
         try:
             self._coins = Coins.of(plan, self.coins())
             self._go_on(self.resumed)
@@ -126,7 +131,7 @@ class Release:
         Args:
             coordinates: the vector and this rank's part of it; its group is who carries the plan out together.
             schedule: of clip norms.
-            files: key, checkpoint; and place, what the ranks are doing, for messages.
+            files: key, checkpoint, ledger_on_disk; and place, what the ranks are doing, for messages.
         """
         release = cls.__new__(cls)
         release._begin(plan, coordinates, schedule, **files)
@@ -141,6 +146,7 @@ class Release:
         key: bytes | None,
         checkpoint: str | Path | None,
         place: str,
+        ledger_on_disk: bool = False,
     ) -> None:
         if not isinstance(plan, Plan):
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
@@ -148,7 +154,7 @@ class Release:
         self.plan, self.size, self._n = plan, coordinates.size, plan.n
         self.clip, self._group = ClipNorm(plan, schedule), coordinates.group
         self._path = None if checkpoint is None else Path(checkpoint)
-        self._files = RunFiles(self._path, self._group)
+        self._files = RunFiles(self._path, self._group, ledger_on_disk)
         state = self._files.load(place, plan, given)
         if state is not None:
             self.clip.check(state["clip_norm"])
@@ -159,9 +165,8 @@ class Release:
         self._source = self._files.begin(place, own, plan, state)
         try:
             self._noise = SharedNoise(plan.strategy, self._source, plan.noise_std, coordinates, plan.grid)
-            self.ledger = Ledger(plan.participation)
+            self.ledger = self._files.ledger(plan.participation, state)
             if state is not None:
-                self.ledger = Ledger.from_bytes(plan.participation, state["ledger"])
                 self._noise.load_state_dict({
                     **state["stream"], "state": [values.numpy() for values in state["stream"]["state"]]
                 })  # fmt: skip
@@ -283,6 +288,9 @@ class Release:
     def take(self, units: Iterable[Any], own: list[Tensor] | Rows, place: str = "Release.step") -> list[Tensor]:
         """The step itself, after `check`: journal, noise, constant, ledger.
 
+        A ledger on disk has the step written before the journal commits it, where it does not count: so nothing that
+        comes after the commit can fail for want of room. See `anyorder.ledger.disk` for what a crash leaves.
+
         Args:
             units: what `check` returned.
             own: this rank's part of the total in pieces, which are overwritten.
@@ -291,9 +299,10 @@ class Release:
         step = self.ledger.step
         population = b"" if self._coins is None else self._coins.population
         ids = self._checked(step, units)
+        if isinstance(own, Rows) and self._guest is not None:
+            raise TrainingError("canaries are added to whole totals: an audited run takes step(), not step_rows()")
+        self.ledger.prepare(step, ids)
         if isinstance(own, Rows):
-            if self._guest is not None:
-                raise TrainingError("canaries are added to whole totals: an audited run takes step(), not step_rows()")
             self._files.commit(place, step, ids, own.parts(), population)
             private = [self._noise.add_to_rows(own.rows, own.values, self.clip.divisor)]
         else:
@@ -420,7 +429,7 @@ class Release:
             "key": self._key,
             "stream": self._noise.state_dict(),
             "clip_norm": self.clip.state_dict(),
-            "ledger": self.ledger.to_bytes(),
+            "ledger": self._files.kept(self.ledger),
             "extra": extra or {},
         }
         self._files.save(place, {**state, **coins, **front_end})
@@ -436,6 +445,7 @@ class Release:
     def close(self) -> None:
         """Let another process resume this run. The end of the process does the same."""
         self._files.check_process()
+        self.ledger.close()
         self._files.close()
         self._closed = True
 

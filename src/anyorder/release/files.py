@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyorder.errors import CheckpointError, CheckpointWarning, TrainingError
-from anyorder.ledger import Units, canonical_bytes
+from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, TrainingError
+from anyorder.ledger import Ledger, Units, canonical_bytes
+from anyorder.ledger.disk import Mark
 from anyorder.noise import NoiseSource
 from anyorder.noise.renewal import first_new_row
+from anyorder.participation import Participation
 from anyorder.plan import Plan
 from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.journal import Journal
@@ -33,10 +35,15 @@ class RunFiles:
 
     Args:
         path: the checkpoint file; None for a run that keeps nothing.
+        ledger_on_disk: whether the ledger has a file of its own beside it.
     """
 
-    def __init__(self, path: Path | None, group: Ranks) -> None:
-        self._path, self._group = path, group
+    def __init__(self, path: Path | None, group: Ranks, ledger_on_disk: bool = False) -> None:
+        if ledger_on_disk and (path is None or group.size > 1):
+            raise ArgumentError(
+                "ledger_on_disk needs checkpoint=, beside which its file is kept, and one process, which writes it"
+            )
+        self._path, self._group, self._ledger_on_disk = path, group, ledger_on_disk
         self._process = os.getpid()
         self._journal: Journal | None = None  # on the first rank
         self._renewals: list[tuple[int, bytes]] = []
@@ -101,6 +108,33 @@ class RunFiles:
             assert row is not None
             source = source.renewed(row, nonce)
         return source
+
+    def ledger(self, participation: Participation, state: State | None) -> Ledger:
+        """The ledger of the run, as the checkpoint has it; after `begin`, which keeps other processes away.
+
+        Raises: CheckpointError if it is not the one that the checkpoint was saved with, or is kept otherwise.
+        """
+        if state is not None and isinstance(state["ledger"], bytes) == self._ledger_on_disk:
+            here, there = ("beside it", "within it") if self._ledger_on_disk else ("within it", "beside it")
+            raise CheckpointError(
+                f"{self._path} was saved with its ledger {there}, and this run would have it {here}: resume with "
+                f"ledger_on_disk={not self._ledger_on_disk}"
+            )
+        if not self._ledger_on_disk:
+            return Ledger(participation) if state is None else Ledger.from_bytes(participation, state["ledger"])
+        assert self._path is not None
+        path = Path(os.path.realpath(self._path))
+        path = path.with_name(f"{path.name}.ledger")
+        if state is None:
+            return Ledger.create(participation, path, self._run_id)
+        return Ledger.resume(participation, path, self._run_id, Mark(**state["ledger"]))
+
+    def kept(self, ledger: Ledger) -> bytes | dict[str, Any]:
+        """What the checkpoint keeps of it: the whole record, or where its own file stands, which is on the disk then.
+
+        In this order: the file first, then the checkpoint that vouches for it.
+        """
+        return ledger.settle()._asdict() if self._ledger_on_disk else ledger.to_bytes()
 
     def coins(self, source: NoiseSource) -> NoiseSource:
         """A source whose rows are steps, renewed from the same steps on."""
