@@ -1,30 +1,18 @@
-"""Clients: what a user does between the model that it is sent and the change that it sends back.
-
-The loop is the plainest there is, with nothing of a step made anew for each client: one copy of the model for all,
-gradients by `torch.autograd.grad`, updates in place, images channels last where the model takes them so.
-"""
+"""Clients: what a user does between the model that it is sent and the change that it sends back."""
 
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from anyorder import _check
 from anyorder.errors import ArgumentError
+from anyorder.federated.looped import Examples, looped
 from anyorder.federated.messages import Layout
-from anyorder.sampling.samplers import key_of, permutation_of
+from anyorder.federated.vectorised import mapped, why_looped
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["Examples", "LocalTraining", "Looped", "order_of"]
-
-Examples = tuple[Tensor, Tensor]
-"""(x, y) of one user: their first dimension is that of the examples."""
+__all__ = ["LocalTraining"]
 
 
 @dataclass(frozen=True)
@@ -94,16 +82,28 @@ class LocalTraining:
     ) -> Tensor:
         """The changes of many clients, (m, size): row i is `change` of client i, up to rounding.
 
+        Small models are trained many clients at once, by `torch.func`; the others one after the other.
+
         Args: as of `change`, for each client one pair of examples and one seed.
         """
-        return self.looped(model, layout, cohort, seeds)
+        cohort = checked(cohort, seeds)
+        result = None
+        for group in _alike(cohort):
+            some, own = [cohort[i] for i in group], [seeds[i] for i in group]
+            train = mapped if why_looped(self, model, layout, some[0]) is None else looped
+            changes = train(self, model, layout, some, own)
+            if len(group) == len(cohort):
+                return changes
+            result = changes.new_zeros(len(cohort), layout.size) if result is None else result
+            result[group] = changes
+        return looped(self, model, layout, [], []) if result is None else result
 
     def looped(
         self, model: nn.Module, layout: Layout, cohort: Sequence[Examples], seeds: Sequence[int | bytes]
     ) -> Tensor:
         """The changes of a cohort as `changes` gives them, by the loop for every model."""
         cohort = checked(cohort, seeds)
-        return Looped(self, model, layout).changes(cohort, seeds)
+        return looped(self, model, layout, cohort, seeds)
 
 
 def checked(cohort: Sequence[Examples], seeds: Sequence[int | bytes]) -> list[Examples]:
@@ -119,132 +119,9 @@ def checked(cohort: Sequence[Examples], seeds: Sequence[int | bytes]) -> list[Ex
     return [(x, y) for x, y in cohort]
 
 
-def order_of(count: int, training: LocalTraining, seed: int | bytes) -> list[Tensor]:
-    """The rows of a client's examples that each epoch takes, in order: at most max_examples, the same in all."""
-    first = permutation_of(count, seed)[: training.max_examples]
-    later = (first[permutation_of(len(first), seed, epoch)] for epoch in range(1, training.epochs))
-    return [torch.from_numpy(rows) for rows in (first, *later)]
-
-
-def dtype_of(parameters: Sequence[Tensor]) -> torch.dtype:
-    """That of a message: float64 where some parameter has it, else float32."""
-    return torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
-
-
-def trained(model: nn.Module, layout: Layout) -> dict[str, nn.Parameter]:
-    """The parameters of a model that are in the layout, in its order.
-
-    Raises: ArgumentError where the model has none of that name and shape.
-    """
-    parameters = dict(model.named_parameters())
-    for name, shape in layout.shapes.items():
-        if name not in parameters or tuple(parameters[name].shape) != shape:
-            found = tuple(parameters[name].shape) if name in parameters else "none"
-            raise ArgumentError(
-                f"the model must have a parameter {name} of shape {shape}, as the layout says, got {found}"
-            )
-    return {name: parameters[name] for name in layout.shapes}
-
-
-class Looped:
-    """Clients one after the other, on one copy of the model.
-
-    Args:
-        training: what each client does.
-        model: not changed.
-        layout: of what is shared.
-    Cost: one copy of the model; a step is a forward and a backward pass and one update in place.
-    """
-
-    def __init__(self, training: LocalTraining, model: nn.Module, layout: Layout) -> None:
-        self._training, self._layout = training, layout
-        self._model = deepcopy(model).train()
-        own = trained(self._model, layout)
-        for p in self._model.parameters():
-            p.grad = None
-            p.requires_grad_(False)
-        self._parameters = [p.requires_grad_() for p in own.values()]
-        self._buffers = list(self._model.buffers())
-        self._sent = [b.clone() for b in self._buffers]
-        self._device = self._parameters[0].device
-        self._channels_last: bool | None = None
-
-    @torch.enable_grad()
-    def changes(self, cohort: Sequence[Examples], seeds: Sequence[int | bytes]) -> Tensor:
-        """(m, size): row i is the change of client i."""
-        result = torch.zeros(len(cohort), self._layout.size, dtype=dtype_of(self._parameters), device=self._device)
-        before: list[Tensor] | None = None
-        with kept_generator(self._device):
-            for row, (x, y), seed in zip(result, cohort, seeds, strict=True):
-                if not len(x):
-                    continue
-                if before is None:
-                    self._arrange(x)
-                    before = [p.detach().clone() for p in self._parameters]
-                torch.manual_seed(int.from_bytes(key_of(seed)[:8], "little"))
-                self._train(x, y, seed)
-                with torch.no_grad():
-                    pieces = self._layout.named(row).values()
-                    for piece, p, p0 in zip(pieces, self._parameters, before, strict=True):
-                        torch.sub(p, p0, out=piece) if piece.dtype == p.dtype else piece.copy_(p - p0)
-                    torch._foreach_copy_(self._parameters, before)
-                    for b, b0 in zip(self._buffers, self._sent, strict=True):
-                        b.copy_(b0)
-        return result
-
-    def _train(self, x: Tensor, y: Tensor, seed: int | bytes) -> None:
-        """The steps of one client, in place."""
-        training, parameters = self._training, self._parameters
-        velocities = [torch.zeros_like(p) for p in parameters] if training.momentum else []
-        for rows in order_of(len(x), training, seed):
-            xs, ys = x[rows].to(self._device), y[rows].to(self._device)
-            if self._channels_last:
-                xs = xs.contiguous(memory_format=torch.channels_last)
-            size = training.batch_size
-            for xb, yb in zip(torch.split(xs, size), torch.split(ys, size), strict=True):
-                loss = training.loss(self._model(xb), yb)
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-                with torch.no_grad():
-                    if velocities:
-                        torch._foreach_mul_(velocities, training.momentum)
-                        torch._foreach_add_(velocities, gradients)
-                    torch._foreach_add_(parameters, velocities or gradients, alpha=-training.lr)
-
-    def _arrange(self, x: Tensor) -> None:
-        """Lay weights and images out channels last where the model takes them so: pools are four times faster."""
-        if self._channels_last is None:
-            self._channels_last = takes_channels_last(self._model, x)
-            if self._channels_last:
-                self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
-    """Whether a model of convolutions has the same outputs for images laid out channels last; tried on no data.
-
-    A model that takes a view of what its convolutions return has none: torch refuses it.
-    """
-    if x.ndim != 4 or not x.is_floating_point() or not any(p.ndim == 4 for p in model.parameters()):
-        return False
-    device = next(model.parameters()).device
-    probe = torch.linspace(-1, 1, x[0].numel() * 2, dtype=x.dtype, device=device).view(2, *x.shape[1:])
-    tried = deepcopy(model)
-    with kept_generator(device):
-        torch.manual_seed(0)
-        expected = tried(probe)
-        tried = deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        torch.manual_seed(0)
-        try:
-            found = tried(probe.contiguous(memory_format=torch.channels_last))
-            if not isinstance(found, Tensor) or found.shape != expected.shape:
-                return False
-            torch.autograd.grad(found.sum(), [p for p in tried.parameters() if p.requires_grad], allow_unused=True)
-        except RuntimeError:  # what is wrong with the model itself, the loop will say
-            return False
-    return bool(torch.allclose(found, expected, rtol=1e-3, atol=1e-4))
-
-
-@contextmanager
-def kept_generator(device: torch.device) -> "Iterator[None]":
-    """Generators of torch are afterwards as they were."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
+def _alike(cohort: Sequence[Examples]) -> list[list[int]]:
+    """The clients whose examples have the same shapes and types, those with some before those with none."""
+    groups: dict[Any, list[int]] = {}
+    for i, (x, y) in enumerate(cohort):
+        groups.setdefault((x.shape[1:], x.dtype, y.shape[1:], y.dtype), []).append(i)
+    return list(groups.values())
