@@ -7,18 +7,21 @@ them to Flower, and is imported when it is first asked for.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from anyorder.federated.availability import Availability, CheckIn, Diurnal, Uniform
 from anyorder.federated.clients import LocalTraining
 from anyorder.federated.messages import Layout, clip_message
 from anyorder.federated.planning import ReportGoal, at_same_error, epsilon_by_report_goal
+from anyorder.federated.processes import assist
 from anyorder.federated.rounds import Round
 from anyorder.federated.server import Server
+from anyorder.federated.simulation import Simulation, simulate
 
 if TYPE_CHECKING:
     from anyorder.federated import flower as flower
 
 __all__ = [
-    "Layout", "LocalTraining", "ReportGoal", "Round", "Server", "at_same_error", "clip_message",
-    "epsilon_by_report_goal",
+    "Availability", "CheckIn", "Diurnal", "Layout", "LocalTraining", "ReportGoal", "Round", "Server", "Simulation",
+    "Uniform", "assist", "at_same_error", "clip_message", "epsilon_by_report_goal", "simulate",
 ]  # fmt: skip
 
 

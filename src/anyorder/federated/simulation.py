@@ -1,0 +1,203 @@
+"""A federation in one place: the server of a deployment, and clients that are computed."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from anyorder import _check
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.federated.availability import Availability, Uniform
+from anyorder.federated.clients import LocalTraining
+from anyorder.federated.cohorts import choose_cohort, cohort_size
+from anyorder.federated.processes import Block, Team, Users
+from anyorder.federated.server import Server
+from anyorder.noise import NoiseSource
+from anyorder.participation import MinSeparation
+from anyorder.plan import Plan
+from anyorder.planner import with_budget
+
+__all__ = ["Simulation", "simulate"]
+
+_BLOCK = 16  # clients whose changes are made together: what a process takes at a time
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What came of a simulation; nothing in it tells of a user's data.
+
+    Attributes:
+        rounds: that were made, in all sessions of the run.
+        planned: (max_participations, min_separation) of the plan.
+        realised: the same as it came; None where the claim does not follow from it, or nobody came.
+        planned_epsilon, realised_epsilon: at the plan's delta, for one user.
+        delta: the plan's.
+    """
+
+    rounds: int
+    planned: tuple[int, int]
+    realised: tuple[int, int] | None
+    planned_epsilon: float
+    realised_epsilon: float | None
+    delta: float
+
+
+def simulate(
+    server: Server,
+    users: Users,
+    training: LocalTraining,
+    *,
+    availability: Availability | None = None,
+    over_selection: float = 1.3,
+    drop_out: float = 0.0,
+    seed: int = 0,
+    on_round: Callable[[int, nn.Module], object] | None = None,
+    progress: bool = False,
+) -> Simulation:
+    """Make the rounds of a plan that are left, with the server of a deployment and clients that are computed here.
+
+    In every round those are asked who are there (`availability`) and whom the plan allows (`server.eligible`), as many
+    as `report_goal * over_selection`; the first `report_goal` who answer train on their examples from the server's
+    model, and their changes go to `server.open()`, which clips, adds, records and releases. Too few are no reason to
+    wait: the round is made with those who are there, and its sum is divided by the report goal all the same.
+
+    A server with a checkpoint that is there goes on at its next round. The same users, seed and key give the same
+    model, bit for bit, for any number of processes and wherever a run was killed: who is there, who is asked and how a
+    client shuffles are pure functions of the seed and the round, and clients are made in the same blocks.
+
+    With a `torch.distributed` group (gloo) of several ranks, the first calls `simulate`, and all others `assist` with
+    the same users and training. Each process computes on one thread of torch.
+
+    Args:
+        server: new, or resumed; its plan's report goal, noise and separation are in force.
+        users: {user id: (x, y)}, or a sequence of (x, y), whose ids are 0, 1, ..; first dimension: the examples.
+        training: what a client does.
+        availability: who is there; None for `Uniform()`, everybody.
+        over_selection: devices asked for each one wanted, at least 1.
+        drop_out: probability that a device that was asked dies before it answers.
+        seed: of all chance here; never of the noise.
+        on_round: called as (rounds done, the released model) after each round; what it sees is post-processing.
+        progress: whether a bar of the rounds is drawn; it shows their number alone.
+    Privacy: the choice of cohorts is public and gives no amplification: the plan's claim holds for any choice. Sizes
+        of cohorts depend on availability and record, never on data.
+    Raises: PlanError for a plan whose neighbours are add-or-remove: a cohort of a fixed size takes somebody else in
+        for one who is missing. ArgumentError; TrainingError if another process fails. What a client's training raises,
+        with the round discarded and nothing recorded.
+    Cost: that of the clients' training, on as many processes as there are; a block of changes in memory.
+    """
+    if server.plan.neighbours == "add-or-remove":
+        raise PlanError(
+            "a simulation needs a plan whose neighbours are 'zero-out' or 'replace-one', got 'add-or-remove': its "
+            "cohorts have a fixed size, so that without one user another one would be asked"
+        )
+    if not len(users):
+        raise ArgumentError("users must hold at least one user, got none")
+    there = Uniform() if availability is None else availability
+    source = public_source(seed)
+    goal = server.plan.batch_size
+    cohort_size(goal, over_selection)  # refused before anybody is told of a round
+    ids = list(users) if isinstance(users, Mapping) else list(range(len(users)))
+    team = Team(server.model, server.layout, users, training)
+    with _one_thread(), _bar(progress, server.plan.n, server.step) as advance:
+        try:
+            while server.step < server.plan.n:
+                round = server.step
+                present = there.present(source.derive(b"availability"), round, len(ids))
+                candidates = _checked(present, len(ids)) & np.asarray(server.eligible(ids))
+                cohort = choose_cohort(
+                    source.derive(b"cohort"), round, candidates, goal, over_selection=over_selection, drop_out=drop_out
+                )
+                _make(server, team, ids, _blocks(source, round, cohort.added, len(ids)))
+                advance(server.step)
+                if on_round is not None:
+                    on_round(server.step, server.model)
+        finally:
+            team.end()
+    return outcome(server)
+
+
+def _make(server: Server, team: Team, ids: list[Any], blocks: list[Block]) -> None:
+    """One round of the server."""
+    with server.open() as sums:
+        team.make(blocks, lambda places, rows: sums.add_rows([ids[place] for place in places], rows))
+
+
+def outcome(server: Server) -> Simulation:
+    """What a server has done so far."""
+    plan = server.plan
+    rule = plan.participation
+    realised = _realised(server)
+    return Simulation(
+        rounds=server.step,
+        planned=(rule.max_participations, rule.min_separation),
+        realised=realised,
+        planned_epsilon=plan.epsilon,
+        realised_epsilon=None if realised is None else _epsilon(plan, *realised),
+        delta=plan.delta,
+    )
+
+
+def _realised(server: Server) -> tuple[int, int] | None:
+    """(max_participations, min_separation) of who came; None where that is not known here."""
+    most, least = server.release.ledger.realised_bounds()
+    return (most, least) if most else None
+
+
+def _epsilon(plan: Plan, most: int, least: int) -> float:
+    """That of the noise that was added, for users who came no oftener and no closer; never above the plan's."""
+    came = replace(plan, participation=MinSeparation(plan.n, least, most))
+    # The same standard deviation; a billionth less, so that no rounding of the way back makes it more.
+    return min(plan.epsilon, with_budget(came, noise_multiplier=plan.noise_multiplier * (1 - 1e-9)).epsilon)
+
+
+def public_source(seed: int) -> NoiseSource:
+    """Where the chance of a simulation comes from: its key is a hash of the seed, no secret, and never of noise."""
+    seed = _check.integer("seed", seed, low=0)
+    return NoiseSource(blake2b(b"%d" % seed, digest_size=32, person=b"anyorder simula.").digest())
+
+
+def _blocks(source: NoiseSource, round: int, places: Any, num_users: int) -> list[Block]:
+    """The cohort in blocks of about `_BLOCK`, which do not depend on who computes them, with each client's seed."""
+    if not len(places):
+        return []
+    words = source.derive(b"client").words(round, 0, 2 * num_users).view(np.uint64) >> np.uint64(1)  # fits int64
+    parts = np.array_split(places, -(-len(places) // _BLOCK))
+    return [(part.tolist(), words[part].tolist()) for part in parts]
+
+
+def _checked(present: Any, num_users: int) -> Any:
+    present = np.asarray(present)
+    if present.dtype != np.bool_ or present.shape != (num_users,):
+        raise ArgumentError(
+            f"availability.present must return ({num_users},) bool, got {present.dtype} of shape {present.shape}"
+        )
+    return present
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums of several threads have other bits than those of one; and processes share the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _bar(shown: bool, total: int, done: int) -> Iterator[Callable[[int], object]]:
+    """A bar of rounds: their number is public, and nothing else is shown."""
+    if not shown:
+        yield lambda step: None
+        return
+    rich = _check.optional("rich.progress", extra="cli", purpose="a progress bar")
+    columns = (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TextColumn("rounds"), rich.TimeRemainingColumn())
+    with rich.Progress(*columns) as bar:
+        task = bar.add_task("", total=total, completed=done)
+        yield lambda step: bar.update(task, completed=step)
