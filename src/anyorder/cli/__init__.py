@@ -8,6 +8,7 @@ import typer
 from anyorder import __version__
 from anyorder.cli.audit import group as audit
 from anyorder.cli.check import check
+from anyorder.cli.federated import federated
 from anyorder.cli.output import fail
 from anyorder.cli.plans import epsilon, plan
 from anyorder.cli.report_goals import report_goals
@@ -30,6 +31,7 @@ app = typer.Typer(
 )  # fmt: skip
 # One file for each command or two; this is the one list of them, in the order of the help.
 app.command()(train)
+app.command()(federated)
 app.command()(plan)
 app.command()(epsilon)
 app.command()(report_goals)

@@ -39,19 +39,21 @@ def plot_noise(plans: Mapping[str, Plan], path: str | Path, title: str) -> None:
     save_figure(figure, path)
 
 
-def plot_accuracy(accuracy: Sequence[float], path: str | Path, title: str) -> None:
-    """Draw the test accuracy (fractions) after each epoch, in percent."""
+def plot_accuracy(
+    accuracy: Sequence[float], path: str | Path, title: str, *, at: Sequence[int] | None = None, label: str = "epoch"
+) -> None:
+    """Draw the test accuracy (fractions) after each epoch, or after the rounds `at` of a `label`, in percent."""
     figure, axes = new_axes(title)
-    epochs, percent = np.arange(1, len(accuracy) + 1), 100 * np.asarray(accuracy)
+    epochs, percent = np.arange(1, len(accuracy) + 1) if at is None else np.asarray(at), 100 * np.asarray(accuracy)
     axes.plot(epochs, percent, "o-", color=_COLOURS[0], markersize=4, linewidth=1.6)
     axes.annotate(
         f"{percent[-1]:.1f} %", (epochs[-1], percent[-1]), xytext=(0, -16), textcoords="offset points", ha="center",
         fontweight="bold", color=_COLOURS[0],
     )  # fmt: skip
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(label)
     axes.set_ylabel("test accuracy (%)")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlim(0.5, len(accuracy) + 0.5 + 0.03 * len(accuracy))
+    axes.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5 + 0.03 * epochs[-1])
     axes.set_ylim(top=min(102.0, float(percent.max()) + 5))
     save_figure(figure, path)
 

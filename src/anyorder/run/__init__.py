@@ -1,4 +1,6 @@
-"""The main job: train a model on a data set by name, privately, into a folder that says what was done; and audits.
+"""The main job: train a model on a data set by name, privately, into a folder that says what was done.
+
+Federations and audits besides.
 
 `run.planning`, for the shell's plans, loads without torch; the job is loaded when it is asked for.
 """
@@ -8,19 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anyorder.run.auditing import Setup, audit_training
+    from anyorder.run.federated_data import by_key, split_by_class
+    from anyorder.run.federated_settings import FederatedSettings
+    from anyorder.run.federation import FederatedResult, federate, resume_federation
     from anyorder.run.input_canaries import audit_inputs, with_canaries
     from anyorder.run.job import Observer, Result, resume, train
     from anyorder.run.settings import Settings
 
 __all__ = [
-    "Observer", "Result", "Settings", "Setup", "audit_inputs", "audit_training", "resume", "train", "with_canaries",
+    "FederatedResult", "FederatedSettings", "Observer", "Result", "Settings", "Setup", "audit_inputs",
+    "audit_training", "by_key", "federate", "resume", "resume_federation", "split_by_class", "train", "with_canaries",
 ]  # fmt: skip
 
 _FILES = {  # the others are in job
+    "FederatedResult": "federation",
+    "FederatedSettings": "federated_settings",
     "Settings": "settings",
     "Setup": "auditing",
     "audit_inputs": "input_canaries",
     "audit_training": "auditing",
+    "by_key": "federated_data",
+    "federate": "federation",
+    "resume_federation": "federation",
+    "split_by_class": "federated_data",
     "with_canaries": "input_canaries",
 }
 

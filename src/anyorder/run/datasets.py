@@ -15,7 +15,7 @@ from anyorder import _check
 from anyorder.errors import ArgumentError
 from anyorder.run.names import load_function
 
-__all__ = ["DATASETS", "Data", "load"]
+__all__ = ["DATASETS", "Data", "column", "load"]
 
 DATASETS = ("cifar10", "digits", "fashion_mnist", "mnist")
 
@@ -63,21 +63,44 @@ def _digits() -> Data:
     return Data("digits", train, test, (1, 8, 8), 10)
 
 
+def column(name: str, key: str, data_dir: str | Path | None = None) -> list[Any]:
+    """A column of the training part, row by row: whose each example is, for instance.
+
+    Raises: ArgumentError for a data set that has no such column, or is not kept in columns.
+    """
+    if name not in DATASETS or name == "digits":
+        raise ArgumentError(f"dataset {name!r} has no columns beside its images and classes: split it among users")
+    rows = _splits(_hub(name, data_dir), name, data_dir)[0]
+    if key not in rows.column_names:
+        raise ArgumentError(f"column must be one of {', '.join(rows.column_names)} in dataset {name!r}, got {key!r}")
+    return list(rows[key])
+
+
 def _images(name: str, data_dir: str | Path | None) -> Data:
+    hub = _hub(name, data_dir)
+    train, test = (_decode(hub, split) for split in _splits(hub, name, data_dir))
+    x, y = train.tensors
+    return Data(name, train, test, tuple(x.shape[1:]), int(y.max()) + 1)
+
+
+def _hub(name: str, data_dir: str | Path | None) -> Any:
     hub = _check.optional("datasets", extra="train", purpose=f"the {name} data set")
     if data_dir is not None and not Path(data_dir).is_dir():
         raise ArgumentError(f"data_dir must be a folder that holds {name} as parquet files, got {str(data_dir)!r}")
-    source = name if data_dir is None else str(data_dir)
     hub.disable_progress_bars()
+    return hub
+
+
+def _splits(hub: Any, name: str, data_dir: str | Path | None) -> tuple[Any, Any]:
+    """Training and test part."""
+    source = name if data_dir is None else str(data_dir)
     try:
         splits = hub.load_dataset(source)
-        train, test = _decode(hub, splits["train"]), _decode(hub, splits["test"])
+        return splits["train"], splits["test"]
     except (OSError, ValueError, KeyError, StopIteration) as problem:  # the hub's own errors derive from OSError
         hint = "" if data_dir else "; give --data-dir (data_dir=) if it lies in a folder"
         text = f"dataset {name!r} cannot be loaded from {source!r}: {_first_line(problem)}{hint}"
         raise ArgumentError(text) from problem
-    x, y = train.tensors
-    return Data(name, train, test, tuple(x.shape[1:]), int(y.max()) + 1)
 
 
 def _decode(hub: Any, split: Any) -> TensorDataset:

@@ -87,6 +87,7 @@ def _check_unused(path: Path) -> None:
 _IGNORED = f"""# Secret, as the data is: the noise key, who was in which step, what each step used its noise on.
 # All else in this folder may be shown.
 {CHECKPOINT}
+{CHECKPOINT}.*
 .{CHECKPOINT}.*
 .*.journal
 {EVIDENCE}

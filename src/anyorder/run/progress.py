@@ -3,25 +3,34 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from anyorder.plan import Plan
 from anyorder.report import card
 from anyorder.run.job import Observer
 
-__all__ = ["ProgressBar", "StepsBar"]
+__all__ = ["ProgressBar", "RoundsBar", "StepsBar"]
 
 
 class ProgressBar(Observer):
     """A progress bar and the privacy card."""
 
+    _columns: tuple[ProgressColumn, ...] = (
+        TextColumn("{task.fields[epoch]} epochs,"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
+        TimeRemainingColumn(), TextColumn("{task.fields[accuracy]}"),
+    )  # fmt: skip
+
     def __init__(self, console: Console) -> None:
         self.path: Path | None = None
         self._console = console
-        self._bar = Progress(
-            TextColumn("{task.fields[epoch]} epochs,"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
-            TimeRemainingColumn(), TextColumn("{task.fields[accuracy]}"), console=console,
-        )  # fmt: skip
+        self._bar = Progress(*self._columns, console=console)
 
     def started(self, plan: Plan, path: Path, step: int) -> None:
         self.path = path
@@ -39,6 +48,15 @@ class ProgressBar(Observer):
     def stop(self) -> None:
         if self.path is not None:  # a bar that never started would print an empty line
             self._bar.stop()
+
+
+class RoundsBar(ProgressBar):
+    """The same for the rounds of a federation: their number and the accuracy on public examples, nothing else."""
+
+    _columns = (
+        BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeRemainingColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+    )  # fmt: skip
 
 
 class StepsBar:
