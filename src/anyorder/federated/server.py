@@ -158,7 +158,8 @@ class Server:
         Raises: ParticipationError if the plan does not let one of the users take part now, StepsExhaustedError after
             the last round; nothing changed. CheckpointError as `Round.close`.
         """
-        with self.open() as round:
+        round = self.open()
+        try:
             if isinstance(messages, Mapping):
                 self.release.check(messages.keys())
                 for user, message in messages.items():
@@ -166,6 +167,9 @@ class Server:
             else:
                 for message in messages:
                     round.add(None, message)
+            round.close()
+        finally:
+            self._round = None  # where the files failed, what is in <checkpoint>.pending stays: a restart makes it
 
     def open(self) -> Round:
         """The next round, for messages as they come: see `Round`.
@@ -210,7 +214,8 @@ class Server:
         """Release a round's sum, and move the model; the round is on the disk before and after."""
         ids = self.release.check(users)
         pending = PendingRound(self.step, ids, total if self.plan.grid is not None else total.to(self._dtype))
-        self._pending.write(pending)
+        if not self.release.repeats:  # else what its noise was used on is settled, by another one's messages perhaps
+            self._pending.write(pending)
         self._make(pending)
 
     def _make(self, pending: PendingRound) -> None:

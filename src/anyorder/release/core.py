@@ -388,6 +388,11 @@ class Release:
         return self.ledger.step
 
     @property
+    def repeats(self) -> bool:
+        """Whether the next step was released before, by a process that went on from this checkpoint or an older one."""
+        return self._files.has(self.ledger.step)
+
+    @property
     def clip_norm(self) -> float:
         """The norm that a unit's part of the next total may have. It is public."""
         return self.clip.current

@@ -210,6 +210,10 @@ class RunFiles:
         warnings.warn(message, CheckpointWarning, stacklevel=2)
         return [*renewals, (step, nonce)]
 
+    def has(self, step: int) -> bool:
+        """Whether the noise of a step was used before: what is made now is that step again."""
+        return self._journal is not None and step < self._journal.next_step
+
     def commit(self, place: str, step: int, units: Units, own: list[Tensor], population: bytes = b"") -> None:
         """Write down what the step uses its noise on, and who is in it, before anything noised is released.
 

@@ -20,7 +20,8 @@ _MARK = b"anyorder journal 2\n"
 _ANY_MARK = b"anyorder journal "
 _RECORD = struct.Struct("<cQ16sQ8s")  # kind, number, content, time of the change in ns, checksum
 _STEP, _RENEWAL, _FILE = b"s", b"r", b"f"  # (step, digest), (step, nonce), (inode, nothing)
-_SAME_TIME = 100_000  # ns between the time in a record and the file's own
+_SAME_TIME = 100_000  # ns by which the file's own time may be later than that in its last record
+_TICK = 10_000_000  # and earlier: systems note the time of their last tick
 _ATTEMPTS = 8
 _open_journals: "weakref.WeakSet[Journal]" = weakref.WeakSet()
 
@@ -177,7 +178,7 @@ class Journal:
             self.doubt = "its last record is torn"
         elif inode != changed.st_ino:
             self.doubt = "it is not the file that the run wrote, but a copy"
-        elif abs(changed.st_ctime_ns - when) > _SAME_TIME:
+        elif not _is_same(changed.st_ctime_ns, when):
             self.doubt = "it was written, moved or put back by something else after the run's last step"
 
     def _keep(self, kind: bytes, number: int, content: bytes, when: int) -> None:
@@ -246,8 +247,9 @@ class Journal:
     def _put(self, kind: bytes, number: int, content: bytes) -> None:
         """Append a record that tells when the system noted the change: by the clock, or else by what it noted before.
 
-        Systems note a time in steps of up to 10 ms, or the exact one where the file's was asked for since; so one of
-        the two guesses comes true. Where none does (the clock of a file server), a resume will be in doubt.
+        Systems note the exact time, or that of a tick up to 10 ms ago, so that the clock's comes true at once, and a
+        kill finds a whole record or none. The other guess is for the clock of a file server. Where none comes true, a
+        resume will be in doubt.
         """
         changed = os.fstat(self._descriptor).st_ctime_ns
         for attempt in range(_ATTEMPTS):
@@ -255,7 +257,7 @@ class Journal:
             checksum = self._checksum(kind, number, content, when)
             self._write(_RECORD.pack(kind, number, content, when, checksum))
             changed = os.fstat(self._descriptor).st_ctime_ns
-            if abs(changed - when) <= _SAME_TIME:
+            if _is_same(changed, when):
                 break
         os.fsync(self._descriptor)
         self._keep(kind, number, content, when)
@@ -299,6 +301,11 @@ class Journal:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _is_same(changed: int, when: int) -> bool:
+    """Whether a change that a record tells of is the file's last one: what others do to a file, they do later."""
+    return when - _TICK <= changed <= when + _SAME_TIME
 
 
 def _path_of(checkpoint: str | Path) -> Path:
