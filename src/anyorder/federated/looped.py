@@ -7,7 +7,8 @@ laid out channels last where the model takes them so.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from anyorder.federated.clients import LocalTraining
 
 __all__ = ["Examples", "looped", "order_of"]
+
+_known: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
 
 Examples = tuple[Tensor, Tensor]
 """(x, y) of one user: their first dimension is that of the examples."""
@@ -74,7 +77,7 @@ class _Looped:
     """
 
     def __init__(self, training: "LocalTraining", model: nn.Module, layout: Layout) -> None:
-        self._training, self._layout = training, layout
+        self._training, self._layout, self._given = training, layout, model
         self._model = deepcopy(model).train()
         own = trained(self._model, layout)
         for p in self._model.parameters():
@@ -130,7 +133,7 @@ class _Looped:
     def _arrange(self, x: Tensor) -> None:
         """Lay weights and images out channels last where the model takes them so: pools are four times faster."""
         if self._channels_last is None:
-            self._channels_last = takes_channels_last(self._model, x)
+            self._channels_last = takes_channels_last(self._given, x)
             if self._channels_last:
                 self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -138,23 +141,31 @@ class _Looped:
 def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
     """Whether a model of convolutions has the same outputs for images laid out channels last; tried on no data.
 
-    A model that takes a view of what its convolutions return has none: torch refuses it.
+    A model that takes a view of what its convolutions return has none: torch refuses it. Found once for a model and a
+    shape.
     """
     if x.ndim != 4 or not x.is_floating_point() or not any(p.ndim == 4 for p in model.parameters()):
         return False
+    found = _known.setdefault(model, {})
+    key = (x.shape[1:], x.dtype)
+    if key not in found:
+        found[key] = _try_channels_last(model, x)
+    return found[key]
+
+
+def _try_channels_last(model: nn.Module, x: Tensor) -> bool:
     device = next(model.parameters()).device
     probe = torch.linspace(-1, 1, x[0].numel() * 2, dtype=x.dtype, device=device).view(2, *x.shape[1:])
-    tried = deepcopy(model)
-    with kept_generator(device):
+    first, second = deepcopy(model).train(), deepcopy(model).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with kept_generator(device), torch.enable_grad():
         _seed(device, 0)
-        expected = tried(probe)
-        tried = deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        expected = first(probe)
         _seed(device, 0)
         try:
-            found = tried(probe.contiguous(memory_format=torch.channels_last))
+            found = second(probe.contiguous(memory_format=torch.channels_last))
             if not isinstance(found, Tensor) or found.shape != expected.shape:
                 return False
-            torch.autograd.grad(found.sum(), [p for p in tried.parameters() if p.requires_grad], allow_unused=True)
+            torch.autograd.grad(found.sum(), [p for p in second.parameters() if p.requires_grad], allow_unused=True)
         except RuntimeError:  # what is wrong with the model itself, the loop will say
             return False
     return bool(torch.allclose(found, expected, rtol=1e-3, atol=1e-4))

@@ -184,7 +184,7 @@ def _reason(training: "LocalTraining", model: nn.Module, layout: Layout, probe: 
         state = torch.get_rng_state()
         with torch.no_grad(), _Count() as count, FlopCounterMode(display=False) as flops:
             client(x[0])
-        busy = _BUSY_IMAGES if takes_channels_last(client, x[0]) else _BUSY
+        busy = _BUSY_IMAGES if takes_channels_last(model, x[0]) else _BUSY
         if flops.get_total_flops() > 2 * busy * max(1, count.calls):
             return "its operations are large"
         if not torch.equal(torch.get_rng_state(), state):
