@@ -9,6 +9,7 @@ import torch
 
 import anyorder.federated.pending as pending
 import anyorder.federated.server as server_file
+import anyorder.ledger.disk as ledger_file
 import anyorder.release.checkpoint as checkpoint
 import anyorder.release.core as core
 import anyorder.release.journal as journal
@@ -17,7 +18,7 @@ from anyorder.errors import CheckpointError, TrainingError
 from federated.servers import N, independent, make, message, messages, plan, run, same, state
 
 CALLS = ("write", "pwrite", "fsync", "replace", "unlink", "ftruncate")
-LINES = {module.__file__ for module in (pending, server_file, checkpoint, core, journal)}
+LINES = {module.__file__ for module in (pending, server_file, ledger_file, checkpoint, core, journal)}
 
 
 def killed_at(point, act, *, lines=False):

@@ -107,9 +107,8 @@ class Server:
             self._dtype = torch.float64 if wide else torch.float32
             self._check_rule()
             size = self.layout.size + len(self._cut.counted)
-            self.release = Release.of_ranks(
-                plan, OneProcess(size), self._cut.schedule, key=key, checkpoint=checkpoint, place="Server"
-            )
+            files = {"key": key, "checkpoint": checkpoint, "ledger_on_disk": checkpoint is not None}
+            self.release = Release.of_ranks(plan, OneProcess(size), self._cut.schedule, place="Server", **files)
             try:
                 self._begin(None if checkpoint is None else Path(checkpoint))
             except BaseException:
@@ -188,11 +187,7 @@ class Server:
         ids = as_units(users)
         if self.step >= self.plan.n:
             return np.zeros(len(ids), np.bool_)
-        refused = self.release.ledger.offenders(self.step, ids)
-        if isinstance(ids, list):
-            out = set(refused)
-            return np.array([user not in out for user in ids], np.bool_)
-        return ~np.isin(ids, np.asarray(refused, np.int64))
+        return self.release.ledger.allowed(self.step, ids)
 
     def _ended(self) -> None:
         self._round = None
