@@ -1,0 +1,257 @@
+"""Tables 1 and 2 of Huang et al. 2023: what owners gain who share a part of a network, at epsilon 1 and delta 1e-4.
+
+Ours is test accuracy, mean over three seeds; the peer's what the paper prints for the mode. Modes:
+
+- *silo*: each owner alone (24 owners by lot, each tested on many images of its classes, where there are more);
+- *fed_avg*: no privacy;
+- *full_dp*: one model by DP-SGD on all records, its unit a record;
+- *two_phase*: all but FC1 by DP-SGD on all records, its unit a record; then each owner fits FC1;
+- *users, k records*: the same, its unit a user with k records at one owner (n = 256 only);
+- *owner_level*: every owner's message is clipped: its unit is an owner.
+
+For the last three the paper's number is its joint-DP, which is not private as printed (`reproductions`). Results are
+kept in benchmarks/results/joint.json: a second run computes only what is missing. ANYORDER_DATA names the folder with
+`mnist` and `fashion_mnist`, each with its parquet files. `tables()` writes them into docs/joint.md.
+"""
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from anyorder.federated import joint
+from anyorder.federated.joint import Examples, Joint
+from benchmarks._report import Row
+from benchmarks.federations import joint_task as task
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "joint.json"
+COMMAND = "ANYORDER_DATA=FOLDER python -m benchmarks.federated --only joint"
+SEEDS, OWNERS, DATASETS = 3, (16, 64, 128, 256), ("mnist", "fashion_mnist")
+SILO_OWNERS = 24
+HEAD = ("fc1.*",)
+TABLE_2 = ((), ("conv1",), ("conv2",), ("conv1", "conv2"), ("fc1",), ("conv1", "fc1"), ("conv2", "fc1"),
+           ("conv1", "conv2", "fc1"))  # fmt: skip
+
+PAPER = {
+    ("mnist", "silo"): (0.9457, 0.9209, 0.8639, 0.7678),
+    ("mnist", "fed_avg"): (0.9468, 0.9402, 0.9376, 0.9196),
+    ("mnist", "full_dp"): (0.2926, 0.6982, 0.8081, 0.7399),
+    ("mnist", "two_phase"): (0.3207, 0.7651, 0.8169, 0.7835),
+    ("fashion_mnist", "silo"): (0.8575, 0.8498, 0.7506, 0.6489),
+    ("fashion_mnist", "fed_avg"): (0.8301, 0.8232, 0.7676, 0.8010),
+    ("fashion_mnist", "full_dp"): (0.4044, 0.5354, 0.6593, 0.6749),
+    ("fashion_mnist", "two_phase"): (0.4205, 0.5564, 0.6719, 0.6908),
+}
+PAPER_USERS = {1: 0.7835, 5: 0.2517, 20: 0.1297}
+PAPER_2 = (0.7399, 0.7240, 0.7090, 0.1863, 0.7835, 0.6606, 0.7291, 0.1727)
+
+
+class Cell(NamedTuple):
+    """One training: what, where, with which seed."""
+
+    dataset: str
+    n: int
+    mode: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.dataset}, n={self.n}, {self.mode}, seed {self.seed}"
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Every cell that is asked for, then the means beside the paper's."""
+    folder = _folder()
+    if folder is None:
+        yield Row("joint: skipped, as ANYORDER_DATA names no folder with mnist and fashion_mnist", None, None, None, "-")
+        return
+    if quick:
+        for mode in MODES:
+            found = compute(Cell("mnist", 8, mode, 0), folder, records=320)["accuracy"]
+            yield Row(f"{mode}, 8 owners of 40 records, not tuned", found, None, None, "test accuracy")
+        return
+    for cell in cells():
+        if str(cell) not in _kept():
+            _keep(cell, compute(cell, folder))
+    yield from _means()
+    tables()
+
+
+def cells() -> Iterator[Cell]:
+    """Those of both tables, the most wanted first."""
+    first, second = ("full_dp", "two_phase", "silo", "owner_level"), ("fed_avg",)
+    for modes in (first, second):
+        for seed in range(SEEDS):
+            for dataset in DATASETS:
+                yield from (Cell(dataset, n, mode, seed) for mode in modes for n in OWNERS)
+    for seed in range(SEEDS):
+        yield from (Cell("mnist", 128, f"personal {'+'.join(own)}", seed) for own in TABLE_2 if own not in ((), ("fc1",)))
+        yield from (Cell(dataset, 256, f"users, {k} records", seed) for k in (5, 20) for dataset in DATASETS)
+
+
+def compute(cell: Cell, folder: Path, records: int = task.RECORDS) -> dict[str, Any]:
+    """Train and test: {"accuracy": .., "seconds": CPU}."""
+    start = time.process_time()
+    data = task.pool(cell.dataset, folder, cell.seed, records)
+    parts, tests = task.owners(data, cell.n, cell.seed)
+    mode, _, rest = cell.mode.partition(" ")
+    run = MODES[mode.rstrip(",")]
+    accuracy = run(_Setting(cell, data, parts, tests, rest))
+    return {"accuracy": round(accuracy, 5), "seconds": round(time.process_time() - start, 1)}
+
+
+class _Setting(NamedTuple):
+    cell: Cell
+    data: task.Pool
+    parts: dict[int, Examples]
+    tests: dict[int, Examples]
+    rest: str
+
+    @property
+    def model(self) -> task.TwoHeads:
+        return task.network(self.cell.seed)
+
+
+# -- modes -----------------------------------------------------------------------------------------------------------
+
+
+def _full_dp(at: _Setting) -> float:
+    return _accuracy(joint.full_dp(at.model, at.parts, _remembered(at, ())), at.tests)
+
+
+def _two_phase(at: _Setting) -> float:
+    fit = task.Head(steps=40, lr=0.01)
+    return _accuracy(joint.two_phase(at.model, at.parts, _remembered(at, HEAD), fit, personal=HEAD), at.tests)
+
+
+def _users(at: _Setting) -> float:
+    k = int(at.rest.split()[0])
+    train = task.Private(task.users(at.data, at.parts, k), at.cell.seed, lr=1.0 if k < 10 else 0.3, per_user=k)
+    fit = task.Head(steps=40, lr=0.01)
+    return _accuracy(joint.two_phase(at.model, at.parts, train, fit, personal=HEAD), at.tests)
+
+
+def _personal(at: _Setting) -> float:
+    """Table 2, where layers below the heads are personal too: owners by lot, as for silo."""
+    own = [f"{layer}.*" for layer in at.rest.split("+")]
+    parts, tests = _some_owners(at)
+    fit = task.Steps(steps=60, lr=0.02, batch_size=32)
+    train = task.Private(at.data, at.cell.seed, lr=1.0)
+    return _accuracy(joint.two_phase(at.model, parts, train, fit, personal=own), tests)
+
+
+def _silo(at: _Setting) -> float:
+    parts, tests = _some_owners(at)
+    per_owner = len(at.data.y) // at.cell.n
+    fit = task.Steps(steps=max(120, 6 * per_owner // 16), lr=0.03, shift=2)
+    return _accuracy(joint.silo(at.model, parts, fit, seed=at.cell.seed), tests)
+
+
+def _fed_avg(at: _Setting) -> float:
+    rounds, change = 15, task.Epochs(1, lr=0.05 if at.cell.n < 100 else 0.1, batch_size=16 if at.cell.n < 100 else 8)
+    return _accuracy(joint.fed_avg(at.model, at.parts, change, rounds=rounds, seed=at.cell.seed), at.tests)
+
+
+def _owner_level(at: _Setting) -> float:
+    import anyorder as ao
+
+    rounds = 4
+    plan = ao.plan(
+        participation=ao.participation.MinSeparation(n=rounds, b=1, k=rounds), batch_size=at.cell.n, unit="owner",
+        epsilon=task.EPSILON, delta=task.DELTA, clip_norm=1.0,
+    )  # fmt: skip
+    model = at.model
+    names = joint.split(model, HEAD).shared
+    optimizer = torch.optim.SGD([model.get_parameter(name) for name in names], lr=0.3)
+    server = ao.federated.Server(plan, model, optimizer, report_goal=at.cell.n, key=bytes([at.cell.seed]) * 32)
+    change, fit = task.Epochs(1, lr=0.02, batch_size=16), task.Head(steps=100, lr=0.03)
+    return _accuracy(joint.owner_level(server, at.parts, change, fit, personal=HEAD, seed=at.cell.seed), at.tests)
+
+
+MODES: dict[str, Callable[[_Setting], float]] = {
+    "full_dp": _full_dp, "two_phase": _two_phase, "users": _users, "personal": _personal, "silo": _silo,
+    "fed_avg": _fed_avg, "owner_level": _owner_level,
+}  # fmt: skip
+
+
+def _remembered(at: _Setting, personal: tuple[str, ...]) -> joint.Train:
+    """Training on records does not ask who owns them: it is made once for all n. What it released is kept meanwhile."""
+
+    def train(model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> Any:
+        state, certificate = _trained(at.cell.dataset, at.cell.seed, personal, len(at.data.y))
+        model.load_state_dict(state)
+        return certificate
+
+    return train
+
+
+@functools.lru_cache(maxsize=2)
+def _trained(dataset: str, seed: int, personal: tuple[str, ...], records: int) -> tuple[dict[str, Any], Any]:
+    model = task.network(seed)
+    data = task.pool(dataset, _folder(), seed, records)
+    shared = joint.split(model, personal).shared
+    certificate = task.Private(data, seed, lr=1.0)(model, [model.get_parameter(name) for name in shared])
+    return model.state_dict(), certificate
+
+
+def _some_owners(at: _Setting) -> tuple[dict[int, Examples], dict[int, Examples]]:
+    """At most 24 owners by lot; each is tested on every fourth of all test images of its classes."""
+    if at.cell.n <= SILO_OWNERS:
+        return at.parts, at.tests
+    chosen = np.random.default_rng(at.cell.seed).choice(at.cell.n, SILO_OWNERS, replace=False).tolist()
+    tests = {}
+    for owner in chosen:
+        own = torch.isin(at.data.test_y, at.parts[owner][1].unique()).nonzero()[:, 0][::4]
+        tests[owner] = (at.data.test_x[own], at.data.test_y[own])
+    return {owner: at.parts[owner] for owner in chosen}, tests
+
+
+def _accuracy(found: Joint, tests: dict[int, Examples]) -> float:
+    """Of all test images, the part that their owner's model gets right."""
+    right = 0
+    with torch.no_grad():
+        for owner, (x, y) in tests.items():
+            right += int((found.model_of(owner)(x).argmax(1) == y).sum())
+    return right / sum(len(y) for _, y in tests.values())
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path | None:
+    folder = Path(os.environ.get("ANYORDER_DATA", ""))
+    return folder if os.environ.get("ANYORDER_DATA") and all((folder / name).is_dir() for name in DATASETS) else None
+
+
+def _kept() -> dict[str, dict[str, float]]:
+    return json.loads(RESULTS.read_text())["cells"] if RESULTS.exists() else {}
+
+
+def _keep(cell: Cell, found: dict[str, float]) -> None:
+    text = json.dumps({"command": COMMAND, "cells": _kept() | {str(cell): found}}, indent=1)
+    partial = RESULTS.with_suffix(".tmp")
+    partial.write_text(text + "\n")
+    partial.replace(RESULTS)
+    print(cell, found, flush=True)
+
+
+def _values(dataset: str, n: int, mode: str) -> list[float]:
+    kept = _kept()
+    found = [kept.get(str(Cell(dataset, n, mode, seed))) for seed in range(SEEDS)]
+    return [cell["accuracy"] for cell in found if cell]
+
+
+def _means() -> Iterator[Row]:
+    yield from ()
+
+
+def tables() -> None:
+    """Write the tables and the plot."""
+    del mean, stdev
