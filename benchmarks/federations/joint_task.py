@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.federated.joint import Examples
+from anyorder.federated.looped import Examples
 from anyorder.federated.messages import Layout
 from anyorder.run import datasets
 
@@ -25,7 +25,7 @@ EPSILON, DELTA = 1.0, 1e-4
 
 
 class TwoHeads(nn.Module):
-    """Two convolutions, then two linear heads side by side, whose outputs are averaged: 60 436 parameters but biases."""
+    """Two convolutions, then two linear heads side by side, whose outputs are averaged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,11 +156,6 @@ class Steps:
         return -(-self.steps * self.batch_size // count)
 
 
-def epochs(count: float, lr: float, batch_size: int = 16) -> "Epochs":
-    """So many passes over an owner's records."""
-    return Epochs(count, lr, batch_size)
-
-
 @dataclass(frozen=True)
 class Epochs:
     """As `Steps`, for passes."""
@@ -177,10 +172,13 @@ class Epochs:
 
 @dataclass(frozen=True)
 class Head:
-    """FC1 fitted on what the other layers, which stand still, make of an owner's images: full gradients; a `Local`."""
+    """FC1 fitted on what the other layers, which stand still, make of an owner's images; a `Local`.
 
-    steps: int
-    lr: float
+    So many steps of full gradients with momentum 0.9, on features less their mean (it goes into the bias) in units of
+    their norm, at learning rate m / 16: few records pull little.
+    """
+
+    steps: int = 40
 
     def __call__(self, model: nn.Module, layout: Layout, examples: Examples, seed: int) -> Tensor:
         """How far FC1 moves; nothing is drawn."""
@@ -190,15 +188,22 @@ class Head:
         x, y = examples
         with torch.no_grad():
             features = model.features(x)
-            fixed = model.fc2(features)
-        head = model.fc1
-        before = torch.cat([p.detach().reshape(-1) for p in head.parameters()])
-        optimizer = torch.optim.SGD(head.parameters(), lr=self.lr, momentum=0.9)
+            fixed = model.fc2(features) + model.fc1(features)
+            middle = features.mean(0)
+            features -= middle
+            scale = float(features.square().sum(1).mean())
+        weight = torch.zeros_like(model.fc1.weight).requires_grad_(True)
+        bias = torch.zeros_like(model.fc1.bias).requires_grad_(True)
+        rate = len(y) / 16
+        optimizer = torch.optim.SGD(
+            [{"params": [weight], "lr": rate / scale}, {"params": [bias], "lr": min(1.0, rate)}], momentum=0.9
+        )
         for _ in range(self.steps):
             optimizer.zero_grad()
-            functional.cross_entropy((head(features) + fixed) / 2, y).backward()
+            functional.cross_entropy((features @ weight.T + bias + fixed) / 2, y).backward()
             optimizer.step()
-        return torch.cat([p.detach().reshape(-1) for p in head.parameters()]) - before
+        with torch.no_grad():
+            return torch.cat([weight.reshape(-1), bias - weight @ middle])
 
 
 @dataclass(frozen=True)

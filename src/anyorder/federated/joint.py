@@ -1,35 +1,35 @@
 """Joint privacy: owners who share some parameters and keep the others; what of it is private, and why.
 
-Owners j = 1..n hold data S_j of many users. They share the parameters u; each keeps parameters x_j of its own. *Jointly*
-private [Huang et al. 2023, Def. 2.2]: whatever all owners but j see or make, (u, x_i for i != j), hardly changes when
-the data of one unit at owner j changes. Owner j's own model may use its own data freely.
+Owners j = 1..n hold data S_j of many users. They share the parameters u; each keeps parameters x_j of its own.
+*Jointly* private [Huang et al. 2023, Def. 2.2]: whatever all owners but j see or make, (u, x_i for i != j), hardly
+changes when the data of one unit at owner j changes. Owner j's own model may use its own data freely.
 
-**The billboard.** Let M be (epsilon, delta)-DP for a unit, and let it write what it releases, u_1, u_2, .., u, where all
-can read it. Let x_i = F_i(u_1, .., u, S_i, coins of i) for every owner i. Then the x_i together are jointly
-(epsilon, delta)-DP for a unit that has data at one owner, j: for S, S' that differ in it, S_i = S'_i for all i != j, so
-(u, x_i for i != j) is one randomised function of the billboard, which is DP: post-processing. QED. x_j itself may be
-anything: it needs no noise, and is covered by nothing, so owner j must show it to nobody.
+**The billboard.** Let M be (epsilon, delta)-DP for a unit, and let it write what it releases, u_1, u_2, .., u, where
+all can read it. Let x_i = F_i(u_1, .., u, S_i, coins of i) for every owner i. Then the x_i together are jointly
+(epsilon, delta)-DP for a unit that has data at one owner, j: for S, S' that differ in it, S_i = S'_i for all i != j,
+so (u, x_i for i != j) is one randomised function of the billboard, which is DP: post-processing. QED. x_j itself may
+be anything: it needs no noise, and is covered by nothing, so owner j must show it to nobody.
 
 What the proof needs is that M is DP *by itself*: that what reaches the billboard depends on the unit's data only in
 ways that M's analysis counts. Two functions here keep to that, each for its own reason, in its docstring:
 `owner_level`, where the unit is all that an owner has, and `two_phase`, where M never reads an x.
 
-**Clipping each record while x_j is trained without noise is not enough**, though it looks like both. Say that in round t
-owner j sends sum over its m records z of clip(grad_u h(x_j, u, z)), with noise for one clipped gradient, and that x_j was
-trained on those records. Another record z' in place of z in round 1 makes another x_j, and with it each of the m terms of
-every later round: sums move by up to 2 m clip norms, in every round, where 2 are accounted for. The record speaks through
-x_j long after it was drawn. Convexity may bound how far x_j moves; for networks nothing does, and an attack shows it:
-`python -m reproductions.joint_algorithm1`.
+**Clipping each record while x_j is trained without noise is not enough**, though it looks like both. Say that in
+round t owner j sends sum over its m records z of clip(grad_u h(x_j, u, z)), with noise for one clipped gradient, and
+that x_j was trained on those records. Another record z' in place of z in round 1 makes another x_j, and with it each
+of the m terms of every later round: sums move by up to 2 m clip norms, in every round, where 2 are accounted for. The
+record speaks through x_j long after it was drawn. Convexity may bound how far x_j moves; for networks nothing does,
+and an attack shows it: `python -m reproductions.joint_algorithm1`.
 
 The functions are simulations: all owners in one process, `Joint.personal` side by side. In deployment the part of an
 owner runs at the owner, and its entry of `personal` is there and nowhere else.
 """
 
 import fnmatch
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,12 +39,11 @@ from anyorder import _check
 from anyorder._closed import final
 from anyorder.certificate import Certificate
 from anyorder.errors import ArgumentError
+from anyorder.federated.looped import Examples
 from anyorder.federated.messages import Layout
+from anyorder.federated.server import Server
 
-__all__ = ["Examples", "Joint", "Local", "Split", "Train", "fed_avg", "full_dp", "owner_level", "silo", "split", "two_phase"]
-
-Examples = tuple[Tensor, Tensor]
-"""(x, y), the first dimension of both: examples."""
+__all__ = ["Joint", "Local", "Split", "Train", "fed_avg", "full_dp", "owner_level", "silo", "split", "two_phase"]
 
 Local = Callable[[nn.Module, Layout, Examples, int], Tensor]
 """(model, layout, examples, seed) -> (layout.size,), how far training on the examples moves the layout's parameters.
@@ -55,6 +54,7 @@ All others stay. `LocalTraining(..).change` is one.
 Train = Callable[[nn.Module, list[nn.Parameter]], Certificate]
 """(model, parameters) -> certificate: trains these parameters of the model privately, in place, by any front end."""
 
+Owner = int | str
 Values = dict[str, Tensor]
 
 
@@ -76,7 +76,7 @@ def split(model: nn.Module, personal: Sequence[str]) -> Split:
     Args:
         model: the owners' common architecture.
         personal: patterns of names as in a shell, "fc1.*" or "*.bias"; case counts. Empty: all are shared.
-    Returns: the names. What matches is personal; the others are shared, but for those that are frozen, which are neither.
+    Returns: the names. What matches is personal; the others are shared, but frozen ones, which are neither.
     Raises: ArgumentError for a pattern that fits no parameter (a misspelt one would share what was to stay at home),
         and for a tensor with two names of which one fits.
     """
@@ -93,7 +93,7 @@ def split(model: nn.Module, personal: Sequence[str]) -> Split:
     for tied in names.values():
         fits = [any(fnmatch.fnmatchcase(name, pattern) for pattern in personal) for name in tied]
         if any(fits) != all(fits):
-            raise ArgumentError(f"{' and '.join(tied)} are one tensor: it must be personal by each of its names or none")
+            raise ArgumentError(f"{' and '.join(tied)} are one tensor: all its names must be personal, or none")
         if fits[0]:
             own.append(tied[0])
         elif model.get_parameter(tied[0]).requires_grad:
@@ -113,10 +113,10 @@ class Joint:
     """
 
     model: nn.Module
-    personal: Mapping[Hashable, Values]
+    personal: Mapping[Owner, Values]
     certificate: Certificate | None = None
 
-    def model_of(self, owner: Hashable) -> nn.Module:
+    def model_of(self, owner: Owner) -> nn.Module:
         """A copy of the model with the personal parameters of an owner: to be used by that owner."""
         if owner not in self.personal:
             raise ArgumentError(f"owner must be one of the {len(self.personal)} that took part, got another")
@@ -128,7 +128,7 @@ class Joint:
 
 def two_phase(
     model: nn.Module,
-    owners: Mapping[Hashable, Examples],
+    owners: Mapping[Owner, Examples],
     train: Train,
     fit: Local,
     *,
@@ -179,8 +179,8 @@ def two_phase(
 
 
 def owner_level(
-    server: Any,
-    owners: Mapping[Hashable, Examples],
+    server: Server,
+    owners: Mapping[Owner, Examples],
     change: Local,
     fit: Local,
     *,
@@ -225,7 +225,7 @@ def owner_level(
             f"{', '.join(server.layout.shapes)}"
         )
     begin = _values(server.model, names.personal)
-    own: dict[Hashable, Values] = {owner: begin for owner in owners}
+    own: dict[Owner, Values] = dict.fromkeys(owners, begin)
     layout = server.layout
     ids = list(owners)
     while server.step < server.plan.n:
@@ -244,7 +244,7 @@ def owner_level(
 # -- to compare with -------------------------------------------------------------------------------------------------
 
 
-def full_dp(model: nn.Module, owners: Mapping[Hashable, Examples], train: Train) -> Joint:
+def full_dp(model: nn.Module, owners: Mapping[Owner, Examples], train: Train) -> Joint:
     """Nothing is personal: one model for all, every parameter of it trained privately. See `two_phase`."""
 
     def nothing(model: nn.Module, layout: Layout, examples: Examples, seed: int) -> Tensor:
@@ -254,19 +254,17 @@ def full_dp(model: nn.Module, owners: Mapping[Hashable, Examples], train: Train)
     return two_phase(model, owners, train, nothing, personal=[])
 
 
-def silo(model: nn.Module, owners: Mapping[Hashable, Examples], fit: Local, *, seed: int = 0) -> Joint:
+def silo(model: nn.Module, owners: Mapping[Owner, Examples], fit: Local, *, seed: int = 0) -> Joint:
     """Each owner alone: everything is personal, and nothing is shared. Jointly DP with epsilon 0."""
     names = split(model, []).shared
     public = _copy(model, {})
     return Joint(public, _fit_all(public, owners, fit, names, {}, seed))
 
 
-def fed_avg(
-    model: nn.Module, owners: Mapping[Hashable, Examples], change: Local, *, rounds: int, seed: int = 0
-) -> Joint:
+def fed_avg(model: nn.Module, owners: Mapping[Owner, Examples], change: Local, *, rounds: int, seed: int = 0) -> Joint:
     """Federated averaging [McMahan et al. 2017], all owners in every round, weights by examples. **Not private.**
 
-        u <- u + sum over j of (m_j / N) change(u, S_j)
+    u <- u + sum over j of (m_j / N) change(u, S_j)
     """
     rounds = _check.integer("rounds", rounds, low=1)
     names = split(model, []).shared
@@ -286,12 +284,12 @@ def fed_avg(
 
 def _fit_all(
     public: nn.Module,
-    owners: Mapping[Hashable, Examples],
+    owners: Mapping[Owner, Examples],
     fit: Local,
     names: tuple[str, ...],
-    begin: Mapping[Hashable, Values],
+    begin: Mapping[Owner, Values],
     seed: int,
-) -> dict[Hashable, Values]:
+) -> dict[Owner, Values]:
     """Every owner's personal part, fitted to the shared one: the last thing that happens. The shared part stands."""
     start = _values(public, names)
     return {
