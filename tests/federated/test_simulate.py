@@ -229,6 +229,8 @@ def test_what_makes_no_sense_is_refused_before_a_round():
     moving = start(neighbours="add-or-remove", mechanism="independent")
     with pytest.raises(PlanError, match="another one would be asked"):
         simulate(moving, examples(), simulated.TRAINING)
+    with pytest.raises(PlanError, match="leaves the record to devices"):
+        simulate(start(on_device=("record",)), examples(), simulated.TRAINING)
     assert server.step == moving.step == 0
 
 

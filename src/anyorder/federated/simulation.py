@@ -86,14 +86,19 @@ def simulate(
     Privacy: the choice of cohorts is public and gives no amplification: the plan's claim holds for any choice. Sizes
         of cohorts depend on availability and record, never on data.
     Raises: PlanError for a plan whose neighbours are add-or-remove: a cohort of a fixed size takes somebody else in
-        for one who is missing. ArgumentError; TrainingError if another process fails. What a client's training raises,
-        with the round discarded and nothing recorded.
+        for one who is missing; for one whose record is on devices. ArgumentError; TrainingError if another process
+        fails. What a client's training raises, with the round discarded and nothing recorded.
     Cost: that of the clients' training, on as many processes as there are; a block of changes in memory.
     """
     if server.plan.neighbours == "add-or-remove":
         raise PlanError(
             "a simulation needs a plan whose neighbours are 'zero-out' or 'replace-one', got 'add-or-remove': its "
             "cohorts have a fixed size, so that without one user another one would be asked"
+        )
+    if "record" in server.plan.on_device:
+        raise PlanError(
+            "a simulation is held to its plan by the server's record, and this plan leaves the record to devices: plan "
+            "without on_device='record', which claims the same"
         )
     if not len(users):
         raise ArgumentError("users must hold at least one user, got none")
