@@ -11,7 +11,7 @@ from tests.federated.test_clients import MODELS, examples_for, layout_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyorder.federated import LocalTraining, vectorised
+from anyorder.federated import LocalTraining, recorded, vectorised
 from anyorder.federated.looped import Examples
 from anyorder.federated.vectorised import mapped, why_looped
 
@@ -64,7 +64,7 @@ LOOPED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "batch norm": (MODELS["batch norm"], "its buffers change"),
     "dropout": (lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 3)), "it draws random numbers"),
     "branches": (Branches, "torch.func.vmap cannot run it: .*control flow"),
-    "large": (lambda: nn.Sequential(nn.Linear(5, 2000), nn.Linear(2000, 3000), nn.Linear(3000, 3)), "large"),
+    "large": (lambda: nn.Sequential(nn.Linear(5, 1000), nn.Linear(1000, 1000), nn.Linear(1000, 3)), "large"),
 }
 COUNTS = (9, 4, 0, 12, 9, 1, 8, 3)
 SETTINGS = {
@@ -193,3 +193,57 @@ def test_only_what_is_shared_is_trained() -> None:
     expected = training.looped(model, shared, cohort, [0] * len(cohort))
     assert expected.shape == (len(cohort), 12)
     torch.testing.assert_close(mapped(training, model, shared, cohort, [0] * len(cohort)), expected)
+
+
+def large() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 1000), nn.ReLU(), nn.Linear(1000, 2000), nn.Linear(2000, 3))
+
+
+def images() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 200, 3), nn.ReLU(), nn.Conv2d(200, 60, 3), nn.Flatten(), nn.Linear(240, 3))
+
+
+@pytest.mark.parametrize("make", [large, images])
+def test_a_list_of_operations_gives_the_bits_of_the_loop(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    layout, cohort, seeds = layout_of(model), cohort_of("convolutions"), list(range(len(COUNTS)))
+    for training in SETTINGS.values():
+        assert why_looped(training, model, layout, cohort[0]) == vectorised.LARGE
+        expected = training.looped(model, layout, cohort, seeds)
+        for _ in range(2):
+            assert torch.equal(training.changes(model, layout, cohort, seeds), expected)
+        assert recorded._known[model], "no list was written down"
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.9)
+
+
+def test_a_list_is_written_anew_where_the_loss_has_changed() -> None:
+    """A number that the loss reads from elsewhere, and that moves between two rounds."""
+    model, weight = large(), [1.0]
+    layout, cohort, seeds = layout_of(model), cohort_of("convolutions", (8, 8)), [1, 2]
+    training = LocalTraining(lambda output, y: weight[0] * F.cross_entropy(output, y), batch_size=4)
+    first = training.changes(model, layout, cohort, seeds)
+    weight[0] = 0.25
+    second = training.changes(model, layout, cohort, seeds)
+    assert torch.equal(second, training.looped(model, layout, cohort, seeds))
+    assert not torch.allclose(first, second)
+
+
+def test_no_list_for_a_model_with_a_state_of_its_own() -> None:
+    """Buffers and frozen parameters would be written down as they are."""
+    model = large()
+    model.register_buffer("scale", torch.ones(1))
+    layout, cohort = layout_of(model), cohort_of("convolutions", (8, 8))
+    SETTINGS["plain"].changes(model, layout, cohort, [1, 2])
+    assert model not in recorded._known
+
+
+def test_what_is_not_finite_in_a_list() -> None:
+    model = large()
+    cohort = cohort_of("convolutions", (8, 8, 8))
+    cohort[0][0][:] = torch.nan
+    found = SETTINGS["plain"].changes(model, layout_of(model), cohort, [0, 1, 2])
+    assert found.isfinite().all(1).tolist() == [False, True, True]

@@ -10,7 +10,7 @@ from anyorder import _check
 from anyorder.errors import ArgumentError
 from anyorder.federated.looped import Examples, looped
 from anyorder.federated.messages import Layout
-from anyorder.federated.vectorised import mapped, why_looped
+from anyorder.federated.vectorised import LARGE, mapped, why_looped
 
 __all__ = ["LocalTraining"]
 
@@ -90,8 +90,11 @@ class LocalTraining:
         result = None
         for group in _alike(cohort):
             some, own = [cohort[i] for i in group], [seeds[i] for i in group]
-            train = mapped if why_looped(self, model, layout, some[0]) is None else looped
-            changes = train(self, model, layout, some, own)
+            reason = why_looped(self, model, layout, some[0])
+            if reason is None:
+                changes = mapped(self, model, layout, some, own)
+            else:
+                changes = looped(self, model, layout, some, own, record=reason == LARGE)
             if len(group) == len(cohort):
                 return changes
             result = changes.new_zeros(len(cohort), layout.size) if result is None else result

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from anyorder.errors import ArgumentError
 from anyorder.federated.messages import Layout
+from anyorder.federated.recorded import Gradients, recorded
 from anyorder.sampling.samplers import key_of, permutation_of
 
 if TYPE_CHECKING:
@@ -61,9 +62,11 @@ def looped(
     layout: Layout,
     cohort: Sequence[Examples],
     seeds: Sequence[int | bytes],
+    *,
+    record: bool = False,
 ) -> Tensor:
-    """(m, size): the change of each client, one after the other."""
-    return _Looped(training, model, layout).changes(cohort, seeds)
+    """(m, size): the change of each client, one after the other; `record` changes no bit of it."""
+    return _Looped(training, model, layout, record).changes(cohort, seeds)
 
 
 class _Looped:
@@ -73,10 +76,11 @@ class _Looped:
         training: what each client does.
         model: not changed.
         layout: of what is shared.
+        record: whether no value of the model decides what is computed, so that `recorded` may serve.
     Cost: one copy of the model; a step is a forward and a backward pass and one update in place.
     """
 
-    def __init__(self, training: "LocalTraining", model: nn.Module, layout: Layout) -> None:
+    def __init__(self, training: "LocalTraining", model: nn.Module, layout: Layout, record: bool) -> None:
         self._training, self._layout, self._given = training, layout, model
         self._model = deepcopy(model).train()
         own = trained(self._model, layout)
@@ -88,6 +92,8 @@ class _Looped:
         self._sent = [b.clone() for b in self._buffers]
         self._device = self._parameters[0].device
         self._channels_last: bool | None = None
+        self._record = record  # not yet tried
+        self._recorded: Gradients | None = None
 
     @torch.enable_grad()
     def changes(self, cohort: Sequence[Examples], seeds: Sequence[int | bytes]) -> Tensor:
@@ -122,13 +128,24 @@ class _Looped:
                 xs = xs.contiguous(memory_format=torch.channels_last)
             size = training.batch_size
             for xb, yb in zip(torch.split(xs, size), torch.split(ys, size), strict=True):
-                loss = training.loss(self._model(xb), yb)
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+                gradients = self._gradients(xb, yb)
                 with torch.no_grad():
                     if velocities:
                         torch._foreach_mul_(velocities, training.momentum)
                         torch._foreach_add_(velocities, gradients)
                     torch._foreach_add_(parameters, velocities or gradients, alpha=-training.lr)
+
+    def _gradients(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Of one batch, at the parameters as they are."""
+        full = len(x) == self._training.batch_size
+        if full and self._record:
+            names = list(self._layout.shapes)
+            self._record, self._recorded = False, recorded(self._training, self._given, self._model, names, x, y)
+        if full and self._recorded is not None:
+            with torch.no_grad():
+                return self._recorded(*self._parameters, x, y)
+        loss = self._training.loss(self._model(x), y)
+        return list(torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True))
 
     def _arrange(self, x: Tensor) -> None:
         """Lay weights and images out channels last where the model takes them so: pools are four times faster."""

@@ -26,10 +26,13 @@ from anyorder.federated.messages import Layout
 if TYPE_CHECKING:
     from anyorder.federated.clients import LocalTraining
 
-__all__ = ["mapped", "why_looped"]
+__all__ = ["LARGE", "mapped", "why_looped"]
 
 _BUSY, _BUSY_IMAGES = 6e5, 2.5e5  # multiplications an operation, from which the call itself no longer costs
 _WEIGHTS, _INPUTS = 2**22, 2**24  # numbers in the stacks of weights, and of examples
+
+LARGE = "its operations are large"
+"""What `why_looped` says of a model that could be mapped: no value in it decides what is computed."""
 
 _known: WeakKeyDictionary[nn.Module, dict[Any, str | None]] = WeakKeyDictionary()
 
@@ -184,9 +187,6 @@ def _reason(training: "LocalTraining", model: nn.Module, layout: Layout, probe: 
         state = torch.get_rng_state()
         with torch.no_grad(), _Count() as count, FlopCounterMode(display=False) as flops:
             client(x[0])
-        busy = _BUSY_IMAGES if takes_channels_last(model, x[0]) else _BUSY
-        if flops.get_total_flops() > 2 * busy * max(1, count.calls):
-            return "its operations are large"
         if not torch.equal(torch.get_rng_state(), state):
             return "it draws random numbers"
         if not all(torch.equal(b, b0) for b, b0 in zip(client.buffers(), before, strict=True)):
@@ -198,4 +198,5 @@ def _reason(training: "LocalTraining", model: nn.Module, layout: Layout, probe: 
                 step({name: w.expand(2, *w.shape) for name, w in weights.items()}, x, y)
         except (RuntimeError, TypeError, ValueError, UserWarning) as error:  # what is wrong in itself, the loop says
             return f"torch.func.vmap cannot run it: {str(error).splitlines()[0]}"
-    return None
+    busy = _BUSY_IMAGES if takes_channels_last(model, x[0]) else _BUSY
+    return LARGE if flops.get_total_flops() > 2 * busy * max(1, count.calls) else None
