@@ -3,7 +3,7 @@
 The task is that of `benchmarks/peers/federated_task.py`, the same for all: the network for MNIST of Kairouz et al. 2021
 (26 010 parameters), one local epoch in batches of 10. One thread each; user and system time, of all processes.
 
-Rows: ours is a `Server` with `LocalTraining.changes`, clipping, noise and ledger; the ratio is peer / ours. Every
+Rows: ours is `ao.federated.simulate`, with clipping, noise and ledger; the ratio is peer / ours. Every
 program runs in a process of its own, all take turns, and a number is the median over the rounds of all turns but the
 first ones of each. Peers run as their users run them, and once more with weights and images laid out channels last, as
 our loop does of itself; Flower averages without privacy.
@@ -13,9 +13,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ import torch
 from torch.nn import functional as F
 
 import anyorder as ao
+from anyorder.federated.looped import Examples
 from anyorder.participation import MinSeparation
 from benchmarks._peers import FLOWER, PFL, interpreter
 from benchmarks._report import Row, judged
@@ -37,7 +38,7 @@ MECHANISMS = {"gaussian": "independent", "banded": "banded, 10 bands", "blt": "b
 
 def rows(quick: bool) -> Iterator[Row]:
     """Ours with each noise beside each peer, and what the server itself takes."""
-    turns, rounds = (1, 5) if quick else (5, 8)
+    turns, rounds = (1, 4) if quick else (5, 8)
     pfl, flower = interpreter(*PFL, module="pfl"), interpreter(*FLOWER, module="flwr")
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -95,43 +96,50 @@ def main() -> None:
     kind, rounds, more = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     x, y = data(bool(more) and kind == "loop")
     users = [(x[i], y[i]) for i in range(USERS)]
-    random = np.random.default_rng(0)
     if kind == "loop":
-        one = partial(_plain, network(bool(more)), users, random)
+        times, model, random = [cpu_seconds()], network(bool(more)), np.random.default_rng(0)
+        for _ in range(rounds + 1):
+            _plain(model, users, random)
+            times.append(cpu_seconds())
     else:
-        one = _ours(kind, users, random, Path(more[0]) / f"{random.integers(2**62)}.ckpt" if more else None)
-    times = [cpu_seconds()]
-    for _ in range(rounds + 1):
-        one()
-        times.append(cpu_seconds())
+        times = _ours(kind, rounds, users, Path(more[0]) / f"{time.time_ns()}.ckpt" if more else None)
     print(json.dumps([after - before for before, after in pairwise(times)]))
 
 
-def _ours(kind: str, users: list, random: np.random.Generator, checkpoint: Path | None):  # noqa: ANN202
+class _Enough(Exception):
+    """The rounds that are timed are made."""
+
+
+def _ours(kind: str, rounds: int, users: list[Examples], checkpoint: Path | None) -> list[float]:
+    """What the processor had done after each round of a simulation; of the server alone, on changes that are there."""
     plan = ao.plan(
         batch_size=COHORT, participation=MinSeparation(ROUNDS, APART), epsilon=8, delta=1e-6, clip_norm=CLIP,
         mechanism=MECHANISMS.get(kind, MECHANISMS["banded"]), unit="user",
     )  # fmt: skip
     model = network()
     server = ao.federated.Server(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), checkpoint=checkpoint)
+    times = [cpu_seconds()]
+    if kind == "server":
+        made = torch.randn(COHORT, server.layout.size)
+        for step in range(rounds + 1):
+            cohort = [(step * COHORT + i) % USERS for i in range(COHORT)]
+            with server.open() as round:
+                round.add_rows(cohort, made)
+            times.append(cpu_seconds())
+        return times
+
+    def clock(step: int, _: torch.nn.Module) -> None:
+        times.append(cpu_seconds())
+        if step > rounds:
+            raise _Enough
+
     training = ao.federated.LocalTraining(F.cross_entropy, lr=LR, batch_size=BATCH)
-    made = torch.randn(COHORT, server.layout.size)
-
-    def one() -> None:
-        free = np.flatnonzero(server.eligible(range(USERS)))
-        cohort = random.choice(free, COHORT, replace=False).tolist()
-        if kind == "server":
-            changes = made
-        else:
-            seeds = [server.step * USERS + user for user in cohort]
-            changes = training.changes(model, server.layout, [users[user] for user in cohort], seeds)
-        with server.open() as round:
-            round.add_rows(cohort, changes)
-
-    return one
+    with suppress(_Enough):
+        ao.federated.simulate(server, users, training, over_selection=1.0, on_round=clock)
+    return times
 
 
-def _plain(model: torch.nn.Module, users: list, random: np.random.Generator) -> None:
+def _plain(model: torch.nn.Module, users: list[Examples], random: np.random.Generator) -> None:
     """Federated averaging as one writes it, without privacy."""
     sent = {name: value.clone() for name, value in model.state_dict().items()}
     mean = {name: torch.zeros_like(value) for name, value in sent.items()}
