@@ -133,6 +133,13 @@ def test_users_are_admitted_before_masks_are_exchanged():
     assert who(run) == [["ann", "bob", "eve"], [], ["ann", "bob", "eve"]]
 
 
+def test_users_whom_the_plan_does_not_allow_are_known_under_other_nodes_too():
+    run = server(masked(rounds=2, goal=3, b=2, k=1))
+    Strategy(run, timeout=0.3, min_nodes=2).start(InProcess(*(Device(i) for i in range(3))), num_rounds=1)
+    start(run, Device(7, "user0"), Device(8, "eve"), Device(9, "bob"))
+    assert who(run) == [["user0", "user1", "user2"], ["bob", "eve"]]
+
+
 def test_with_the_record_on_the_device_too_the_server_learns_no_name():
     class Counter:
         def __init__(self):

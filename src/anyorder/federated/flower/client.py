@@ -129,8 +129,8 @@ class _Device:
 
     def _change(self, message: Message) -> dict[str, Tensor]:
         """What training changed, by the names that the server sent."""
-        sent = message.content.array_records[ARRAYS].to_torch_state_dict()
-        before = {name: value.clone() for name, value in sent.items()}  # apps may train what they were handed
+        # A copy, as all that apps are handed: they may train it.
+        before = dict(message.content.array_records[ARRAYS].to_torch_state_dict())
         try:
             reply = self._call_next(message, self._context)
             if reply.has_error():
