@@ -12,7 +12,7 @@ import anyorder
 ROOMS = [
     "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library",
     "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting",
-    "noise", "ledger", "sampling", "_trusted", "plan", "planner", "receipt", "certificate", "release",
+    "noise", "ledger", "sampling", "_trusted", "plan", "realised", "planner", "receipt", "certificate", "release",
     "audit", "clipping", "train", "federated", "report", "run", "cli", "__main__",
 ]  # fmt: skip
 PURE = [*ROOMS[: ROOMS.index("planner") + 1], "receipt", "certificate", "audit", "report"]  # an auditor and a planner

@@ -5,6 +5,7 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from anyorder.ledger import Ledger
 from anyorder.participation.known import with_names, without_names
 from anyorder.plan import FORMAT as PLAN_FORMAT
 from anyorder.plan import Plan, checked_plan, plan_of
+from anyorder.realised import Realised, read_realised, realised_claim
 from anyorder.receipt import Receipt, receipt_key, receipt_root, receipts
 
 __all__ = ["Certificate", "Evidence", "Verification", "verify"]
@@ -38,6 +40,9 @@ class Certificate:
         record_digest: HMAC-SHA256 of plan, steps and the ledger's history, under a key that only the run's owner has:
             it tells nothing to others, and holds the owner to one record.
         receipt_root: what every unit's `Receipt` leads to; to those who have none it tells nothing.
+        realised: how often units came at most, how far apart, and the epsilon of that; see `anyorder.realised` for what
+            it rests on. It follows from the record that the digest stands for, so that certificates are compared
+            without it. None where it cannot be claimed or was not shown.
     """
 
     plan: Plan
@@ -45,6 +50,7 @@ class Certificate:
     key_fingerprint: str
     record_digest: str
     receipt_root: str
+    realised: Realised | None = field(default=None, compare=False)
 
     def save(self, path: str | Path) -> None:
         """Write the certificate as JSON."""
@@ -53,7 +59,17 @@ class Certificate:
             "plan": self.plan.to_dict(),
             "claims": self.plan.claims(),
             "run": self.run(),
+            **({} if self.realised is None else {"realised": self.realised.to_dict()}),
         })  # fmt: skip
+
+    def facts(self) -> list[tuple[str, str]]:
+        """(name, text): the plan's, and what is known after the run. `print(certificate)` shows them."""
+        first, *rest = self.plan.facts()
+        realised = [] if self.realised is None else [("realised", self.realised.describe())]
+        return [first, *realised, *rest, ("steps", f"{self.steps} of {self.plan.n} taken")]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
 
     def run(self) -> dict[str, Any]:
         """What the file says on the run, beside its plan."""
@@ -65,11 +81,20 @@ class Certificate:
     def check(self, receipt: Receipt, *, large: bool = False) -> None:
         """Raise CertificateError unless the receipt is one of this run's, its steps keep to the plan, and mu follows.
 
+        Its steps must also be no more, and no nearer, than the certificate says of all units.
+
         Args:
             large: compute mu, however long it takes, for files of one's own.
         """
         claim = _claim(self.plan, self.steps, self.key_fingerprint)
         receipt.check(self.plan, self.steps, claim, self.receipt_root, large=large)
+        if self.realised is not None:
+            nearest = min((b - a for a, b in pairwise(receipt.steps)), default=self.plan.n)
+            if len(receipt.steps) > self.realised.max_participations or nearest < self.realised.min_separation:
+                raise CertificateError(
+                    "the receipt's steps are more, or nearer, than the certificate says of all units: what it claims "
+                    "as realised does not hold"
+                )
 
     @classmethod
     def load(cls, path: str | Path, *, large: bool = False) -> "Certificate":
@@ -78,7 +103,8 @@ class Certificate:
 
     @classmethod
     def _of(cls, data: dict[str, Any], large: bool) -> "Certificate":
-        check_names("certificate", data, {"format", "plan", "claims", "run"})
+        optional = {"realised"} & data.keys()  # an owner may not show it, and older ones have none
+        check_names("certificate", data, {"format", "plan", "claims", "run"} | optional)
         run = check_names("run", data["run"], {"steps", "key_fingerprint", "record_digest", "receipt_root"})
         fingerprint, digest = hexadecimal(run, "key_fingerprint", 32), hexadecimal(run, "record_digest", 64)
         root = hexadecimal(run, "receipt_root", 64)
@@ -88,7 +114,11 @@ class Certificate:
             raise CertificateError(
                 f"steps must be an integer from 0 to {plan.n}, the planned ones, got {quoted(steps)}"
             )
-        return cls(plan, steps, fingerprint, digest, root)
+        realised = None
+        if optional:
+            with bounded(not large):
+                realised = read_realised(plan, steps, data["realised"])
+        return cls(plan, steps, fingerprint, digest, root, realised)
 
 
 @dataclass(frozen=True)
@@ -109,6 +139,9 @@ class Evidence:
     key_fingerprint: str
     record_key: bytes = field(repr=False)
     _made: dict[str, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _realised: dict[tuple[int, int], Realised | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def certificate(self) -> Certificate:
@@ -118,6 +151,18 @@ class Evidence:
             self._made.clear()
             self._made[record] = self._certificate(record)
         return self._made[record]
+
+    @property
+    def realised(self) -> Realised | None:
+        """What is known of how often units came, and its epsilon; None where it is no claim, see `anyorder.realised`.
+
+        `Release.certificate()` shows it. The certificate of evidence alone does not: it tells nothing of the record.
+        """
+        bounds = self.ledger.realised_bounds()
+        if bounds not in self._realised:
+            self._realised.clear()
+            self._realised[bounds] = realised_claim(self.plan, *bounds)
+        return self._realised[bounds]
 
     def _certificate(self, record: str) -> Certificate:
         shown, steps = self.plan.public(), self.ledger.step
@@ -189,6 +234,12 @@ class Evidence:
             same = evidence.certificate == certificate
         if not same:
             raise CertificateError("the evidence holds another record than the one that the certificate was made of")
+        shown = certificate.realised
+        if shown is not None and (shown.max_participations, shown.min_separation) != ledger.realised_bounds():
+            raise CertificateError(
+                "the certificate's realised participations are not those of the evidence: units came more often or "
+                "nearer, or less so, than it says"
+            )
         return evidence
 
 

@@ -70,10 +70,11 @@ def verify(
         steps = None if certificate is None else certificate.steps
         outcome = {"ok": True, "file": str(file), "claims": plan.claims(), "checked": checked, "not_checked": unseen}
         mine = None if own is None else {"unit": own.unit, "steps": own.steps, "mu": own.mu}
-        print_json({**outcome, "steps": steps, **({} if mine is None else {"receipt": mine})})
+        after = None if certificate is None or certificate.realised is None else certificate.realised.to_dict()
+        print_json({**outcome, "steps": steps, "realised": after, **({} if mine is None else {"receipt": mine})})
         return
     console = Console()
-    console.print(card(plan))
+    console.print(card(plan if certificate is None else certificate))
     for text in checked:
         console.print(f"ok  {text}", highlight=False, markup=False)
     for text in unseen:
@@ -82,4 +83,6 @@ def verify(
         console.print(facts_panel("receipt", receipt_facts(own, plan)))
     kind = "plan" if certificate is None else "certificate"
     promise = f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}"
+    if certificate is not None and certificate.realised is not None:
+        promise += f"; realised, of who took part: epsilon <= {certificate.realised.epsilon:.4g}"
     console.print(f"verified: this {kind} claims {promise}", style="green")

@@ -5,14 +5,15 @@ from typing import Any
 
 from anyorder import _check
 from anyorder._sealed import printable
+from anyorder.certificate import Certificate
 from anyorder.plan import Plan
 
 __all__ = ["card", "comparison_table", "facts_panel"]
 
 
-def card(plan: Plan, title: str = "privacy card") -> Any:
-    """The plan as a rich panel."""
-    return facts_panel(title, plan.facts())
+def card(claim: Plan | Certificate, title: str = "privacy card") -> Any:
+    """A plan, or the certificate of its run, as a rich panel."""
+    return facts_panel(title, claim.facts())
 
 
 def facts_panel(title: str, rows: Iterable[tuple[str, str]], style: str = "cyan") -> Any:

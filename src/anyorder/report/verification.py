@@ -15,6 +15,11 @@ def verdict(found: Verification) -> tuple[list[str], list[str]]:
     """(what was checked, and holds; what no file, or none that was given, can show)."""
     checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
     unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
+    if found.certificate is not None and found.certificate.realised is not None:
+        checked += ["the realised mu and epsilon, recomputed from how often units came and how far apart"]
+        unseen += [
+            "that neither who took part nor the end of the run was chosen by what was released: see the realised"
+        ]
     named = "record" not in found.plan.on_device
     if found.plan.on_device:
         unseen += [f"what the plan trusts: {trusted_text(found.plan.on_device)}"]
@@ -24,6 +29,8 @@ def verdict(found: Verification) -> tuple[list[str], list[str]]:
             kept if named else "that the evidence names nobody",
             "that the evidence is the one that the certificate was made of",
         ]
+        if found.certificate is not None and found.certificate.realised is not None:
+            checked += ["that no unit came more often or nearer than the realised participation says"]
     elif found.certificate is not None and named:
         unseen += ["who took part in which step: pass --evidence, if you are the owner or the auditor"]
     if found.receipt is not None:

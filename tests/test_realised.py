@@ -1,0 +1,165 @@
+"""The realised epsilon is that of who took part, never less; verify recomputes it; claimed only where it may be."""
+
+import json
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import anyorder as ao
+from anyorder._sealed import save_json
+from anyorder.accounting import gdp_epsilon
+from anyorder.certificate import Certificate
+from anyorder.cli import app
+from anyorder.errors import CertificateError
+from anyorder.ledger import replay
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.realised import realised_claim
+from anyorder.sensitivity import sensitivity
+from laws.cases import STRATEGIES
+
+N = 8
+RULE = MinSeparation(N, b=1, k=4)
+HISTORY = [["a", "b"], ["c"], [], ["a"], ["c", "b"], [], ["a"]]  # at most 3 times, at least 3 apart
+
+
+def planned(strategy="tree", rule=RULE, **changes):
+    settings = {"participation": rule, "batch_size": 4, "epsilon": 4, "delta": 1e-5, "mechanism": strategy}
+    return ao.plan(**{**settings, **changes})
+
+
+def run(history=HISTORY, folder=None, **changes):
+    release = ao.Release(planned(**changes), 3, key=bytes(32))
+    for units in history:
+        release.step(units, np.zeros(3, np.float32))
+    if folder is not None:
+        release.certificate().save(folder / "c.json")
+        release.evidence().save(folder / "e.json")
+    return release
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
+def test_never_below_the_mu_of_any_steps_of_that_kind_nor_above_the_plans(name, neighbours):
+    plan = planned(STRATEGIES[name](N), neighbours=neighbours)
+    for k, b in ((1, N), (2, 1), (2, 5), (3, 3), (4, 1), (4, 2)):
+        claim = realised_claim(plan, k, b)
+        assert claim.mu <= plan.mu
+        assert claim.epsilon <= plan.epsilon
+        for size in range(1, k + 1):
+            for steps in combinations(range(N), size):
+                if all(later - t >= b for t, later in pairwise(steps)):
+                    own = plan.unit_mus(KnownOrder([[0] if t in steps else [] for t in range(N)])).max()
+                    assert own <= claim.mu * (1 + 1e-12)
+        assert claim.epsilon >= gdp_epsilon(claim.mu, plan.delta) * (1 - 1e-9)
+    assert realised_claim(plan, 4, 1).mu == plan.mu
+    assert realised_claim(plan, 0, N).epsilon == 0
+
+
+def test_by_hand():
+    """Independent noise: mu^2 is the number of participations over sigma^2."""
+    plan = planned("independent")
+    assert realised_claim(plan, 1, N).mu == pytest.approx(plan.mu / 2)
+    assert realised_claim(plan, 3, 3).epsilon == pytest.approx(gdp_epsilon(plan.mu * 3**0.5 / 2, 1e-5))
+
+
+def test_the_certificate_shows_it_and_verify_recomputes_it(tmp_path):
+    release = run(folder=tmp_path)
+    shown = release.certificate().realised
+    assert (shown.max_participations, shown.min_separation) == (3, 3)
+    plan = release.plan
+    share = sensitivity(plan.strategy, MinSeparation(N, 3, 3)).value / plan.sensitivity.value
+    assert shown.mu == pytest.approx(plan.mu * share, rel=1e-12)
+    assert shown.epsilon < plan.epsilon
+    found = ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json", receipt=None)
+    assert found.certificate.realised == shown == found.evidence.realised
+    release.evidence().receipt("a").save(tmp_path / "r.json")
+    ao.verify(tmp_path / "c.json", receipt=tmp_path / "r.json")
+    assert dict(release.certificate().facts())["realised"].startswith(
+        f"epsilon <= {shown.epsilon:.4g} of who took part"
+    )
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json"), "--evidence", str(tmp_path / "e.json")])
+    text = " ".join(done.output.split())
+    assert done.exit_code == 0
+    assert f"realised, of who took part: epsilon <= {shown.epsilon:.4g}" in text
+    assert f"claims epsilon <= {plan.epsilon:.4g}" in text
+    assert "not checked: that neither who took part nor the end of the run was chosen by what was released" in text
+    told = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json"), "--json"])
+    assert json.loads(told.output)["realised"] == shown.to_dict()
+
+
+def altered(path, change):
+    data = json.loads(path.read_text())
+    data.pop("sha256")
+    change(data)
+    save_json(path, data)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("mu", 0.1), ("epsilon", 0.1), ("mu", None), ("epsilon", "1"), ("max_participations", 2), ("max_participations", 5),
+    ("max_participations", -1), ("max_participations", True), ("max_participations", 3.0), ("max_participations", 0),
+    ("min_separation", 4), ("min_separation", 0), ("min_separation", 8), ("min_separation", 3.0), ("other", 1),
+])  # fmt: skip
+def test_an_altered_claim_is_refused(name, value, tmp_path):
+    run(folder=tmp_path)
+    altered(tmp_path / "c.json", lambda data: data["realised"].update({name: value}))
+    with pytest.raises(CertificateError):
+        ao.verify(tmp_path / "c.json")
+    altered(tmp_path / "c.json", lambda data: data.update(realised=None))
+    with pytest.raises(CertificateError, match="realised must be an object"):
+        ao.verify(tmp_path / "c.json")
+
+
+def test_a_consistent_lie_is_found_by_evidence_and_receipts(tmp_path):
+    release = run(folder=tmp_path)
+    lie = realised_claim(release.plan, 2, 3)
+    altered(tmp_path / "c.json", lambda data: data.update(realised=lie.to_dict()))
+    assert ao.verify(tmp_path / "c.json").certificate.realised == lie  # the public file alone cannot tell
+    with pytest.raises(CertificateError, match="not those of the evidence"):
+        ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json")
+    release.evidence().receipt("a").save(tmp_path / "r.json")
+    with pytest.raises(CertificateError, match="more, or nearer"):
+        ao.verify(tmp_path / "c.json", receipt=tmp_path / "r.json")
+    altered(tmp_path / "c.json", lambda data: data.update(realised=realised_claim(release.plan, 3, 3).to_dict()))
+    ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json", receipt=tmp_path / "r.json")
+
+
+def test_certificates_without_it_still_verify(tmp_path):
+    run(folder=tmp_path)
+    altered(tmp_path / "c.json", lambda data: data.pop("realised"))
+    found = ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json")
+    assert found.certificate.realised is None
+    assert "realised" not in dict(found.certificate.facts())
+
+
+@pytest.mark.parametrize("changes", [
+    {"neighbours": "add-or-remove"},
+    {"rule": PoissonSampling(N, 0.5), "strategy": "independent"},
+    {"on_device": ("record",)},
+])  # fmt: skip
+def test_no_claim_where_neighbours_differ_in_it_or_nobody_knows(changes, tmp_path):
+    release = run([[]] * 3, folder=tmp_path, **changes) if "rule" not in changes else ao.Release(planned(**changes), 3)
+    assert release.certificate().realised is None
+    assert realised_claim(release.plan, 1, N) is None
+    release.certificate().save(tmp_path / "c.json")
+    assert "realised" not in json.loads((tmp_path / "c.json").read_text())
+    other = {"max_participations": 0, "min_separation": N, "mu": 0.0, "epsilon": 0.0}
+    altered(tmp_path / "c.json", lambda data: data.update(realised=other))
+    with pytest.raises(CertificateError, match="cannot be claimed"):
+        Certificate.load(tmp_path / "c.json")
+
+
+def test_clipping_on_devices_leaves_the_record_here():
+    assert run(on_device=("clipping",)).certificate().realised.max_participations == 3
+
+
+@pytest.mark.parametrize("rule", [SingleEpoch(N), FixedOrder(N, 2, 4), EpochShuffle(2, 4), KnownOrder([[1], [2]] * 4)])
+def test_a_whole_run_in_a_planned_order_has_the_plans_epsilon(rule):
+    plan = planned(rule=rule)
+    history = [[t % 4] for t in range(N)] if rule.max_participations == 2 else [[t] for t in range(N)]
+    history = [[1], [2]] * 4 if isinstance(rule, KnownOrder) else history
+    bounds = replay(rule, history).realised_bounds()
+    assert realised_claim(plan, *bounds).mu <= plan.mu
+    if not isinstance(rule, EpochShuffle):
+        assert realised_claim(plan, *bounds).epsilon == plan.epsilon
