@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyorder.federated.availability import Availability, CheckIn, Diurnal, Uniform
 from anyorder.federated.clients import LocalTraining
+from anyorder.federated.device import DeviceRecord
 from anyorder.federated.joint import Joint, Split, fed_avg, full_dp, owner_level, silo, split, two_phase
 from anyorder.federated.messages import Layout, clip_message
 from anyorder.federated.planning import ReportGoal, at_same_error, epsilon_by_report_goal
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from anyorder.federated import flower as flower
 
 __all__ = [
-    "Availability", "CheckIn", "Diurnal", "Joint", "Layout", "LocalTraining", "ReportGoal", "Round", "Server",
-    "Simulation", "Split", "Uniform", "assist", "at_same_error", "clip_message", "epsilon_by_report_goal", "fed_avg",
-    "full_dp", "owner_level", "silo", "simulate", "split", "two_phase",
+    "Availability", "CheckIn", "DeviceRecord", "Diurnal", "Joint", "Layout", "LocalTraining", "ReportGoal", "Round",
+    "Server", "Simulation", "Split", "Uniform", "assist", "at_same_error", "clip_message", "epsilon_by_report_goal",
+    "fed_avg", "full_dp", "owner_level", "silo", "simulate", "split", "two_phase",
 ]  # fmt: skip
 
 
