@@ -7,7 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from benchmarks.federations import joint_task
 from reproductions import joint_algorithm1, user_mean
+
+from anyorder.federated import Layout
 
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "reproductions").glob("[!_]*.py"))
@@ -86,3 +90,37 @@ def test_the_condition_is_monotone_and_the_networks_is_out_of_reach():
     assert user_mean.beta(10, 4, 1, 1e-4, 0.1, 2.0) == 1.0
     n = user_mean.users_needed(4, 1.0, 1e-4, 0.1, 2.0)
     assert user_mean.beta(n, 4, 1, 1e-4, 0.1, 2.0) <= 0.03 < user_mean.beta(n - 1, 4, 1, 1e-4, 0.1, 2.0)
+
+
+@pytest.mark.parametrize("n", [4, 16, 64])
+def test_owners_of_the_joint_task_have_eight_classes_and_every_record_is_dealt_once(n):
+    generator = torch.Generator().manual_seed(0)
+    y, test_y = torch.randint(10, (1000,), generator=generator), torch.randint(10, (700,), generator=generator)
+    parts, tests = joint_task.owners(joint_task.Pool(torch.arange(1000), y, torch.arange(700), test_y), n, seed=1)
+    assert sorted(i for x, _ in parts.values() for i in x.tolist()) == list(range(1000))
+    assert sorted(i for x, _ in tests.values() for i in x.tolist()) == list(range(700))
+    for owner, (x, labels) in parts.items():
+        assert torch.equal(y[x], labels)
+        assert len(set(labels.tolist())) == 8
+        assert set(tests[owner][1].tolist()) <= set(labels.tolist())
+        assert abs(len(x) - 1000 / n) <= 8 + 20 / n
+
+
+def test_records_of_a_user_lie_side_by_side_and_are_of_one_owner():
+    y = torch.arange(100) % 10
+    data = joint_task.Pool(torch.arange(100), y, torch.arange(0), y[:0])
+    parts = {"a": (torch.arange(7), y[:7]), "b": (torch.arange(7, 20), y[7:20])}
+    assert joint_task.users(data, parts, 5).x.tolist() == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+
+
+def test_the_head_that_is_fitted_fits():
+    """On centred features, with the middle put back into the bias: the loss of the owner's images falls."""
+    model = joint_task.network(0)
+    x, y = torch.randn(40, 1, 28, 28, generator=torch.Generator().manual_seed(2)), torch.arange(40) % 8
+    layout = Layout.of({name: model.get_parameter(name) for name in ("fc1.weight", "fc1.bias")})
+    moved = layout.named(joint_task.Head()(model, layout, (x, y), 0))
+    before = torch.nn.functional.cross_entropy(model(x), y).item()
+    with torch.no_grad():
+        model.fc1.weight += moved["fc1.weight"]
+        model.fc1.bias += moved["fc1.bias"]
+        assert torch.nn.functional.cross_entropy(model(x), y).item() < before / 2
