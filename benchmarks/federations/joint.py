@@ -154,7 +154,7 @@ def _silo(at: _Setting) -> float:
 
 def _fed_avg(at: _Setting) -> float:
     few = at.cell.n < 20  # owners with many steps of their own in a round
-    change = task.Epochs(1, lr=0.05, batch_size=16) if few else task.Epochs(1, lr=0.1, batch_size=8)
+    change = task.Epochs(1, lr=0.05, batch_size=16) if few else task.Epochs(1, lr=0.05, batch_size=8)
     rounds = 8 if few else 12
     return _accuracy(joint.fed_avg(at.model, at.parts, change, rounds=rounds, seed=at.cell.seed), at.tests)
 
