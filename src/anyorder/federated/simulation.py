@@ -35,7 +35,8 @@ class Simulation:
         rounds: that were made, in all sessions of the run.
         planned: (max_participations, min_separation) of the plan.
         realised: the same as it came; None where the claim does not follow from it, or nobody came.
-        planned_epsilon, realised_epsilon: at the plan's delta, for one user.
+        planned_epsilon: at the plan's delta, for one user.
+        realised_epsilon: of what came, where neither that nor the end of the run was chosen by what had been released.
         delta: the plan's.
     """
 

@@ -10,7 +10,7 @@ from anyorder.run.planning import Mechanism
 __all__ = ["FederatedSettings"]
 
 _IMAGES: dict[str, Any] = {
-    "model": "cnn", "users": 1000, "rounds": 100, "report_goal": 100, "clip_norm": 0.3, "client_lr": 0.1,
+    "model": "cnn", "users": 1000, "rounds": 100, "report_goal": 100, "clip_norm": 0.3, "client_lr": 0.2,
     "client_batch": 10, "server_lr": 1.0,
 }  # fmt: skip
 _DEFAULTS: dict[str, dict[str, Any]] = {
