@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -18,9 +18,6 @@ from anyorder.federated.cohorts import choose_cohort, cohort_size
 from anyorder.federated.processes import Block, Team, Users
 from anyorder.federated.server import Server
 from anyorder.noise import NoiseSource
-from anyorder.participation import MinSeparation
-from anyorder.plan import Plan
-from anyorder.planner import with_budget
 
 __all__ = ["Simulation", "simulate"]
 
@@ -135,30 +132,16 @@ def _make(server: Server, team: Team, ids: list[Any], blocks: list[Block]) -> No
 
 def outcome(server: Server) -> Simulation:
     """What a server has done so far."""
-    plan = server.plan
+    plan, realised = server.plan, server.certificate().realised
     rule = plan.participation
-    realised = _realised(server)
     return Simulation(
         rounds=server.step,
         planned=(rule.max_participations, rule.min_separation),
-        realised=realised,
+        realised=None if realised is None else (realised.max_participations, realised.min_separation),
         planned_epsilon=plan.epsilon,
-        realised_epsilon=None if realised is None else _epsilon(plan, *realised),
+        realised_epsilon=None if realised is None else realised.epsilon,
         delta=plan.delta,
     )
-
-
-def _realised(server: Server) -> tuple[int, int] | None:
-    """(max_participations, min_separation) of who came; None where that is not known here."""
-    most, least = server.release.ledger.realised_bounds()
-    return (most, least) if most else None
-
-
-def _epsilon(plan: Plan, most: int, least: int) -> float:
-    """That of the noise that was added, for users who came no oftener and no closer; never above the plan's."""
-    came = replace(plan, participation=MinSeparation(plan.n, least, most))
-    # The same standard deviation; a billionth less, so that no rounding of the way back makes it more.
-    return min(plan.epsilon, with_budget(came, noise_multiplier=plan.noise_multiplier * (1 - 1e-9)).epsilon)
 
 
 def public_source(seed: int) -> NoiseSource:
