@@ -121,6 +121,14 @@ def test_blt_is_better_than_the_restarted_tree_at_the_same_error():
     assert blt.epsilon < once.epsilon < tree[0].epsilon
 
 
+def test_a_size_that_gains_nothing_at_some_goal_is_taken_smaller_there():
+    tree = points([1000, 30_000])
+    many, few = at_same_error(tree, "blt, 2 buffers")
+    assert many.plan.strategy.num_buffers == 2
+    assert few.plan.strategy.num_buffers == 1
+    assert few.epsilon < tree[1].epsilon
+
+
 @pytest.mark.parametrize(
     ("change", "phrase"),
     [

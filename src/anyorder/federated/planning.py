@@ -113,8 +113,8 @@ def epsilon_by_report_goal(
         noise_ratio: noise std over clip norm, of one round (of one node for the tree), over report goal; above 0.
         report_goals: users in a round.
         delta: strictly between 0 and 1.
-        mechanism: "tree", a name that `ao.plan` takes ("blt, 2 buffers", "independent", ..), or "poisson": DP-SGD with
-            secret sampling, which is amplified.
+        mechanism: "tree", a name that `ao.plan` takes ("blt, 2 buffers", "independent", ..; at a goal where so many
+            gain nothing, fewer), or "poisson": DP-SGD with secret sampling, which is amplified.
         order: what keeps a user from coming back: "timer", at least s rounds after the last time, which a server
             enforces (`MinSeparation`); "shuffled", once in each pass of s rounds, in any place of it, where whole
             passes are planned (`EpochShuffle`), as the paper counts.
@@ -209,7 +209,7 @@ def _strategy(mechanism: str, rule: Participation, s: int, restart_every: int, m
         span = restart_every * s
         restarts = range(span, rule.n, span) if span else ()
         return Tree(rule.n, estimator="full", restarts=tuple(restarts))
-    return fit_named(mechanism, Workload(rule.n, momentum=momentum), rule)
+    return fit_named(mechanism, Workload(rule.n, momentum=momentum), rule, at_most=True)
 
 
 def _point(

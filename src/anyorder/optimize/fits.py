@@ -27,6 +27,7 @@ def fit_named(
     objective: str = "mean",
     max_state: int | None = None,
     max_cost: float | None = MAX_COST,
+    at_most: bool = False,
     **tree: Any,
 ) -> Strategy:
     """The strategy that the words name, fitted.
@@ -46,6 +47,7 @@ def fit_named(
         participation: any but PoissonSampling.
         objective: "mean", "max" or "last" error.
         max_state, max_cost: the budget of `choose`, for words without sizes.
+        at_most: take less than the size in the words where more of it lowers no error, and do not refuse.
         tree: `estimator`, `restart_every` and `completion` of `fit_tree`, with the words "tree" alone.
     Raises: ArgumentError for words that name nothing here; PlanError for a size that the fit cannot use.
     """
@@ -59,7 +61,7 @@ def fit_named(
     sizes = _sizes(kind, rest)
     if sizes is not None:
         found = fit(_BY_WORDS[kind].name, workload, participation, objective, **sizes)
-        return _of_size(found, _BY_WORDS[kind], sizes)
+        return found if at_most else _of_size(found, _BY_WORDS[kind], sizes)
     known = choose(workload, participation, max_state, objective, max_cost=max_cost)
     for candidate in known:
         if words in ("auto", candidate.name, kind_in(candidate.name)):
