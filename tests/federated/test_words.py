@@ -122,11 +122,11 @@ def test_the_search_for_a_rate_keeps_what_it_ran(folder, monkeypatch, tmp_path):
     from benchmarks.federations import words
 
     monkeypatch.setattr(words, "RESULTS", tmp_path / "words.jsonl")
-    monkeypatch.setitem(words.RATES, ("none", None), (1.0, 3.0))
+    monkeypatch.setitem(words.RATES, ("none", None, 3), (1.0, 3.0))
     runs = words.Runs(TINY, os.fspath(folder))
-    rate = runs.best_rate("none", None)
+    rate = runs.best_rate(("none", None, 3))
     seen = words.read_results()
     assert [line["lr"] for line in seen] == [1.0, 3.0]
     assert max(seen, key=lambda line: line["accuracy"])["lr"] == rate
-    assert runs.best_rate("none", None) == rate
+    assert runs.best_rate(("none", None, 3)) == rate
     assert words.read_results() == seen
