@@ -36,6 +36,22 @@ class Words(nn.Module):
         return self.out(self.lstm(self.embed(x))[0]).transpose(1, 2)
 
 
+class Remembering(nn.Module):
+    """Adds to its inputs a buffer that it has from the inputs before."""
+
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(5, 3)
+        self.register_buffer("last", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.out(x + self.last)
+        self.last.copy_(x.detach().mean(0))
+        return y
+
+
 def convolutions() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
 
@@ -129,6 +145,26 @@ def test_clients_are_independent_of_each_other() -> None:
     for i in range(4):
         assert torch.equal(training.change(model, layout_of(model), cohort[i], 3 + i), together[i])
     assert not torch.equal(training.change(model, layout_of(model), cohort[0], 4), together[0])
+
+
+def test_no_buffer_takes_one_clients_data_to_the_next() -> None:
+    model = Remembering()
+    training = LocalTraining(F.cross_entropy, batch_size=4)
+    cohort = [examples_for("linear", 8, i) for i in range(3)]
+    for changes in (training.looped, training.changes):
+        together = changes(model, layout_of(model), cohort, [3, 4, 5])
+        for i in range(3):
+            assert torch.equal(training.change(model, layout_of(model), cohort[i], 3 + i), together[i])
+    assert not model.last.any()
+
+
+def test_seeds_draw_the_masks_of_dropout() -> None:
+    """Of one example, whose order no seed changes."""
+    model = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3))
+    training, one = LocalTraining(F.cross_entropy), examples_for("linear", 1, 0)
+    first, second, again = training.looped(model, layout_of(model), [one] * 3, [1, 2, 1])
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
 
 
 def test_seeds_order_the_examples() -> None:

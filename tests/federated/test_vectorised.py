@@ -134,6 +134,22 @@ def test_the_model_and_the_generator_stay_as_they_are(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_whether_clients_are_mapped_is_found_for_each_loss() -> None:
+    """Of one model: a loss without a rule is looped, though another one was mapped before."""
+    model, cohort = model_of("linear"), cohort_of("linear", (8, 8))
+    layout = layout_of(model)
+
+    def branches(output: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(output, y)
+        return loss if loss > 0 else -loss
+
+    for loss, is_mapped in ((F.cross_entropy, True), (branches, False), (F.cross_entropy, True)):
+        training = LocalTraining(loss, lr=0.1, batch_size=4)
+        assert (why_looped(training, model, layout, cohort[0]) is None) == is_mapped
+        expected = training.looped(model, layout, cohort, [1, 2])
+        torch.testing.assert_close(training.changes(model, layout, cohort, [1, 2]), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_a_loss_over_what_counts() -> None:
     """A mean over the labels that are not to be ignored is the mean over the batch's, not a mean of means."""
     model = model_of("linear")
@@ -238,6 +254,11 @@ def test_no_list_for_a_model_with_a_state_of_its_own() -> None:
     model.register_buffer("scale", torch.ones(1))
     layout, cohort = layout_of(model), cohort_of("convolutions", (8, 8))
     SETTINGS["plain"].changes(model, layout, cohort, [1, 2])
+    assert model not in recorded._known
+    model = large()
+    shared = type(layout)({name: shape for name, shape in layout.shapes.items() if not name.startswith("1.")})
+    assert why_looped(SETTINGS["plain"], model, shared, cohort[0]) == vectorised.LARGE
+    SETTINGS["plain"].changes(model, shared, cohort, [1, 2])
     assert model not in recorded._known
 
 
