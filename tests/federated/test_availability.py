@@ -52,6 +52,16 @@ def test_a_day_is_a_wave_and_zones_flatten_it():
     assert opposite == pytest.approx(np.full(48, 0.325), abs=0.04)
 
 
+def test_a_device_stays_in_its_zone():
+    model = Diurnal(1.0, 0.0, zones=(0.0, 12.0))  # one half is there at midnight, the other one at noon
+    there = times(model, 49, 400)
+    assert 150 < there[0].sum() < 250
+    for midnight in (24, 48):
+        assert np.array_equal(there[midnight], there[0])
+    for noon in (12, 36):
+        assert np.array_equal(there[noon], ~there[0])
+
+
 @pytest.mark.parametrize("model", [CheckIn(), CheckIn(10.0, 4.0, 0.5, 0.6), CheckIn(2.5, 1.0, 1.0, 0.0)], ids=repr)
 def test_a_timer_keeps_what_it_promises_and_separation_is_known_afterwards(model):
     there = times(model, 120, 3000)
@@ -69,6 +79,11 @@ def test_check_ins_do_not_come_before_the_timer_has_run():
     there = times(model, 600, 200)
     assert closest(there) >= 100
     assert there.sum(0).min() >= 3  # of 6 hours, at most two apart
+
+
+def test_in_rounds_longer_than_the_timer_everybody_has_checked_in():
+    model = CheckIn(1.0, 0.5, 4.0, 0.0)  # at most two hours between two check-ins of one device
+    assert times(model, 12, 500)[1:].all()
 
 
 def test_time_runs_forward():
