@@ -15,7 +15,7 @@ from torch import nn
 
 import anyorder as ao
 from anyorder.errors import TrainingError
-from anyorder.federated import LocalTraining, Server, Uniform, assist, simulate
+from anyorder.federated import LocalTraining, Server, Uniform, assist, simulate, simulation
 from anyorder.participation import MinSeparation
 
 KEY = bytes(range(32))
@@ -40,11 +40,23 @@ def network():
 TRAINING = LocalTraining(nn.functional.cross_entropy, lr=0.3, batch_size=4)
 
 
-def start(checkpoint=None, **others):
+class Shifted(nn.Module):
+    """Adds a buffer to its inputs."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.layers = network()
+        self.register_buffer("shift", torch.full((5,), shift))
+
+    def forward(self, x):
+        return self.layers(x + self.shift)
+
+
+def start(checkpoint=None, model=None, **others):
     rule = MinSeparation(ROUNDS, APART)
     options = {"batch_size": GOAL, "epsilon": 8, "delta": 1e-5, "mechanism": "tree", "clip_norm": 0.5, "unit": "user"}
     plan = ao.plan(participation=rule, **{**options, **others})
-    model = network()
+    model = network() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     return Server(plan, model, optimizer, report_goal=plan.batch_size, checkpoint=checkpoint, key=KEY)
 
@@ -59,6 +71,17 @@ def whole_run(**options):
     options = {"availability": Uniform(0.8), "drop_out": 0.2, "seed": 3, **options}
     simulate(server, examples(), TRAINING, on_round=lambda done, model: seen.append(weights(model)), **options)
     return torch.stack(seen), server
+
+
+def many_blocks():
+    """As `whole_run`, in blocks of four clients, of a model with a buffer."""
+    server, seen, usual = start(model=Shifted(0.5)), [], simulation._BLOCK
+    simulation._BLOCK = 4
+    try:
+        simulate(server, examples(), TRAINING, seed=3, on_round=lambda done, model: seen.append(weights(model)))
+    finally:
+        simulation._BLOCK = usual
+    return torch.stack(seen)
 
 
 class Failing(nn.Module):
@@ -76,6 +99,13 @@ def scenario_same_bits(folder):
         assist(other, examples(), TRAINING)
         return
     torch.save(whole_run()[0], folder / "models")
+
+
+def scenario_same_bits_of_many_blocks(folder):
+    if dist.get_rank():
+        assist(Shifted(-3.0), examples(), TRAINING)  # the first rank's buffers count too
+        return
+    torch.save(many_blocks(), folder / "models of many blocks")
 
 
 def scenario_a_failure_is_everybodys(folder):
@@ -117,6 +147,7 @@ def scenario_one_dies(folder):
 def main(folder):
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     scenario_same_bits(folder)
+    scenario_same_bits_of_many_blocks(folder)
     scenario_what_the_first_rank_refuses_ends_the_others(folder)
     scenario_a_failure_is_everybodys(folder)
     (folder / f"done {dist.get_rank()}").touch()

@@ -243,4 +243,5 @@ def test_two_processes_give_the_bits_of_one_and_hear_of_each_others_ends(tmp_pat
     for rank in (0, 1):
         assert (tmp_path / f"done {rank}").exists(), done.stderr
     assert torch.equal(torch.load(tmp_path / "models"), reference[0])
+    assert torch.equal(torch.load(tmp_path / "models of many blocks"), simulated.many_blocks())
     assert (tmp_path / "noticed").exists(), done.stderr
