@@ -88,6 +88,22 @@ def test_epsilon_is_that_of_its_plan_and_follows_from_the_sensitivity():
         assert point.epsilon >= gdp_epsilon(mu, DELTA)
 
 
+def test_momentum_and_restarts_are_those_that_are_asked_for():
+    """A population of 1000 in rounds of 100: passes of ten rounds."""
+
+    def of(**chosen):
+        (point,) = epsilon_by_report_goal(1000, 40, 0.02, [100], DELTA, **chosen)
+        return point.plan
+
+    assert of(momentum=0.9).workload.momentum == 0.9
+    assert of().workload.momentum == 0
+    for every, restarts in ((0, ()), (1, (10, 20, 30)), (2, (20,)), (3, (30,))):
+        assert tuple(of(restart_every=every).strategy.restarts) == restarts
+        start = epsilon_by_report_goal(1000, 40, 0.02, [100], DELTA, mechanism="independent")
+        (other,) = at_same_error(start, "tree", restart_every=every)
+        assert tuple(other.plan.strategy.restarts) == restarts
+
+
 def test_looser_conversions_are_above_the_exact_one():
     exact, rdp, zcdp = (points([1000], conversion=word)[0].epsilon for word in ("exact", "rdp", "zcdp"))
     assert exact < rdp < zcdp

@@ -37,6 +37,19 @@ def test_json_has_every_point_of_every_mechanism():
     assert (last["max_participations"], last["min_separation"], last["report_goal"]) == (24, 67, 5060)
 
 
+@pytest.mark.parametrize(("first", "other"), [("tree", "independent"), ("independent", "tree")])
+def test_options_reach_the_points(first, other):
+    """Restarts, momentum and conversion, of the first mechanism and of one that is compared with it."""
+    words = ["--restart-every", 2, "--momentum", 0.5, "--conversion", "zcdp", "--mechanism", first, "--compare", other]
+    outcome = invoke("--goals", "1000,5060", *words, "--json")
+    assert outcome.exit_code == 0, outcome.output
+    chosen = {"mechanism": first, "restart_every": 2, "momentum": 0.5, "conversion": "zcdp"}
+    points = epsilon_by_report_goal(342_477, 1600, 0.00149, [1000, 5060], 1e-6, **chosen)
+    lines = {first: points, other: at_same_error(points, other, restart_every=2)}
+    expected = {name: [point.to_dict() for point in line] for name, line in lines.items()}
+    assert json.loads(outcome.stdout)["mechanisms"] == json.loads(json.dumps(expected))
+
+
 def test_table_and_plot(tmp_path):
     pytest.importorskip("matplotlib")
     outcome = invoke("--order", "shuffled", "--conversion", "rdp", "--goals", "1000", "--plot", tmp_path / "goals.png")
