@@ -133,7 +133,7 @@ def test_the_messages_are_those_of_alternating_training():
     model, owners = Two(), some_owners(1)
     server = server_of(model)
     seen = released(server)
-    ao.federated.owner_level(server, owners, LOCAL.change, LOCAL.change, personal=PERSONAL, seed=5)
+    found = ao.federated.owner_level(server, owners, LOCAL.change, LOCAL.change, personal=PERSONAL, seed=5)
     again = server_of(Two())
     expected = released(again)
     own = {name: again.model.get_parameter(name).detach().clone() for name in ("mine.weight", "mine.bias")}
@@ -147,6 +147,35 @@ def test_the_messages_are_those_of_alternating_training():
         change = LOCAL.change(at_home, again.layout, owners["owner 0"], second)
         again.round({"owner 0": again.layout.named(change)})
     assert all(torch.equal(a, b) for a, b in zip(seen, expected, strict=True))
+    last = joint._copy(again.model, own)  # once more, from where the owner is
+    moved = layout.named(LOCAL.change(last, layout, owners["owner 0"], joint._seeds(5, 2**32 - 1, 0)[0]))
+    for name, value in own.items():
+        assert torch.equal(found.personal["owner 0"][name], value + moved[name])
+
+
+def test_every_training_has_a_seed_of_its_own():
+    """Owners, rounds, and the two trainings of a round."""
+    seeds = []
+
+    def nothing(model, layout, examples, seed):
+        seeds.append(seed)
+        return torch.zeros(layout.size)
+
+    ao.federated.owner_level(server_of(Two()), some_owners(), nothing, nothing, personal=PERSONAL)
+    assert len(set(seeds)) == len(seeds) == 4 * 3 * 2 + 4
+
+
+def test_what_is_shared_afterwards_has_the_personal_part_from_before():
+    """Even where the server's own has been written to."""
+    server, before = server_of(Two()), Two()
+
+    def fit(model, layout, examples, seed):
+        with torch.no_grad():
+            server.model.mine.weight.fill_(7.0)
+        return torch.ones(layout.size)
+
+    found = ao.federated.owner_level(server, some_owners(), LOCAL.change, fit, personal=PERSONAL)
+    assert torch.equal(found.model.mine.weight, before.mine.weight)
 
 
 @pytest.mark.parametrize("poison", [math.nan, 12345.678])
