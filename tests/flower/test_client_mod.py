@@ -78,6 +78,12 @@ def test_an_app_that_trains_what_it_was_handed_moves_the_model_all_the_same():
     assert norm(made(asked(instruction()))) == pytest.approx(0.3, rel=1e-5)
 
 
+def test_it_is_cut_where_the_server_says_which_may_be_above_the_norm():
+    reply = device(moved(5.0))(asked(instruction(clip_norm=1.0, cut=2.0)))
+    assert norm(reply) == pytest.approx(2.0, rel=1e-5)
+    assert norm(reply) <= 2.0
+
+
 @pytest.mark.parametrize("kind", ["evaluate", "query", "train.special"])
 def test_nothing_but_training_is_answered(kind):
     made = device(moved(0.1))

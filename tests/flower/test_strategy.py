@@ -1,6 +1,8 @@
 """Flower's messages become rounds of the server, and nothing else of them does."""
 
+import io
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 import anyorder as ao
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.federated.flower import Strategy
+from anyorder.federated.flower.instruction import array_of
 from flower.in_process import Device, InProcess, fixed, plan, server, weights
 
 
@@ -119,6 +122,23 @@ def test_what_is_no_message_is_zeros_and_its_user_was_there(reply, caplog):
     assert who(run) == [["user0", "user1", "user2"]] * 4
 
 
+def test_bytes_of_a_client_run_no_code_and_are_arrays_or_nothing(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "trapped"),)
+
+    def saved(write, *values, **options):
+        file = io.BytesIO()
+        write(file, *values, **options)
+        return file.getvalue()
+
+    assert array_of(saved(np.save, np.array([Trap()], dtype=object), allow_pickle=True)) is None
+    assert not (tmp_path / "trapped").exists()
+    assert array_of(saved(np.savez, np.ones(3))) is None  # an archive of arrays is none
+    assert array_of(b"") is None
+    assert np.array_equal(array_of(saved(np.save, np.arange(3))), np.arange(3))
+
+
 def other_round(message):
     return of_user("user2", anyorder=ConfigRecord({"round": 99, "user": "user2"}))(message)
 
@@ -165,6 +185,57 @@ def test_a_reply_that_comes_again_is_added_once():
         replies = list(strategy._replies(grid, messages))
         strategy.aggregate_train(t, [*replies, *replies] if t == 1 else twice(replies))
     assert torch.allclose(weights(run), reference(server(plan(rounds=2)), rounds=2), atol=2e-6)
+
+
+def test_without_names_too_a_reply_that_comes_again_is_added_once():
+    """No ledger of users stands behind it: the node that was asked has answered."""
+
+    class Counter:
+        def may(self, step):
+            return True
+
+        def take(self, step):
+            pass
+
+    nameless = plan(rounds=1, on_device=("record",))
+    run, once = server(nameless), server(nameless)
+    grid = InProcess(*(Device(i, record=lambda context: Counter()) for i in range(3)))
+    strategy = Strategy(run, timeout=0.3)
+    messages = list(strategy.configure_train(1, strategy._arrays(), ConfigRecord(), grid))
+    replies = sorted(strategy._replies(grid, messages), key=lambda reply: reply.metadata.src_node_id)
+    strategy.aggregate_train(1, [replies[0], replies[0], replies[1], replies[0], replies[2]])
+    arrays = {name: p.detach() for name, p in once.model.named_parameters()}
+    once.round([fixed(arrays, i) for i in range(3)])
+    assert torch.allclose(weights(run), weights(once), atol=2e-6)
+
+
+def test_a_name_that_a_device_tells_though_nobody_asked_stops_nothing():
+    class Counter:
+        def may(self, step):
+            return True
+
+        def take(self, step):
+            pass
+
+    def telling(message):
+        record = ConfigRecord({"round": message.content["anyorder"]["round"], "user": "ann"})
+        return of_user("ann", anyorder=record)(message)
+
+    run, silent = (server(plan(rounds=2, on_device=("record",))) for _ in range(2))
+    start(run, *(Device(i, record=lambda context: Counter(), reply=telling) for i in range(3)))
+    start(silent, *(Device(i, record=lambda context: Counter()) for i in range(3)))
+    assert torch.allclose(weights(run), weights(silent), atol=2e-6)
+    assert who(run) == [[], []]
+
+
+def test_a_user_who_is_refused_takes_nobodys_place():
+    run = server(plan(rounds=1, goal=2))
+    grid = InProcess(Device(0, "ann"), Device(1, "ann"), Device(2, "bob"))
+    strategy = Strategy(run, timeout=0.3, cohort=3)
+    messages = list(strategy.configure_train(1, strategy._arrays(), ConfigRecord(), grid))
+    replies = sorted(strategy._replies(grid, messages), key=lambda reply: reply.metadata.src_node_id)
+    strategy.aggregate_train(1, replies)
+    assert who(run) == [["ann", "bob"]]
 
 
 def test_a_reply_of_the_round_before_is_left_out():
@@ -288,6 +359,19 @@ def test_a_grid_that_breaks_leaves_the_round_to_the_resumed_run(tmp_path):
     start(run, *(Device(i) for i in range(3)))
     assert torch.allclose(weights(run), reference(server(plan())), atol=2e-6)
     assert who(run) == [["user0", "user1", "user2"]] * 4
+
+
+def test_what_apps_are_told_and_what_is_said_of_each_round():
+    run = server(plan(rounds=2))
+    grid = InProcess(*(Device(i) for i in range(3)))
+    result = Strategy(run, timeout=0.3).start(
+        grid,
+        train_config=ConfigRecord({"lr": 0.25}),
+        evaluate_fn=lambda t, arrays: MetricRecord({"round": t}) if t else None,
+    )
+    assert {message.content["config"]["lr"] for message in grid.sent} == {0.25}
+    assert grid.sent[-1].content["config"]["server-round"] == 2
+    assert {t: said["round"] for t, said in result.evaluate_metrics_serverapp.items()} == {1: 1, 2: 2}
 
 
 def test_where_the_norm_moves_devices_leave_room_above_it():
