@@ -92,6 +92,7 @@ def test_what_the_server_sees_of_a_device_is_masked():
         for reply in grid.replies.values():
             assert not reply.content.array_records
             assert not reply.content.metric_records
+            assert set(reply.content) <= {RECORD_KEY_CONFIGS, "anyorder"}
             parts = reply.content[RECORD_KEY_CONFIGS].get(Key.MASKED_PARAMETERS)
             if parts is not None:
                 seen.append(bytes_to_ndarray(parts[1]))
@@ -119,12 +120,34 @@ def test_devices_that_drop_out_one_in_each_stage():
     assert torch.equal(weights(run), plainly(1, [range(5)], goal=8))
 
 
-def test_too_few_to_unmask_is_a_round_of_nobody():
+@pytest.mark.parametrize("stages", [(2, 2), (3, 3), (2, 3)])
+def test_too_few_to_unmask_is_a_round_of_nobody(stages):
+    """A sum that two of four unmask would be noise of its masks, with users on record."""
     run = server(masked(rounds=1))
-    start(run, Device(0), Device(1), Dropping(2, 2), Dropping(3, 2), timeout=0.2)
+    start(run, Device(0), Device(1), *(Dropping(2 + i, stage) for i, stage in enumerate(stages)), timeout=0.2)
     assert run.step == 1
     assert who(run) == [[]]
     assert torch.equal(weights(run), plainly(1, [()]))
+
+
+def test_a_sum_that_was_not_unmasked_is_asked_for_again():
+    """Two do not answer the first time; one of them is gone at the second."""
+
+    class Late(Device):
+        def __init__(self, node, *, gone):
+            super().__init__(node)
+            self.missed, self.gone = False, gone
+
+        def __call__(self, message):
+            if stage_of(message) == Stage.COLLECT_MASKED_VECTORS and not self.missed:
+                self.missed = True
+                return None
+            return None if self.missed and self.gone else super().__call__(message)
+
+    run = server(masked(rounds=1))
+    start(run, Device(0), Device(1), Late(2, gone=False), Late(3, gone=True), timeout=0.2)
+    assert who(run) == [["user0", "user1", "user2"]]
+    assert torch.equal(weights(run), plainly(1, [range(3)]))
 
 
 def test_users_are_admitted_before_masks_are_exchanged():
@@ -183,6 +206,62 @@ def test_a_vector_that_is_none_counts_as_no_answer():
     assert torch.equal(weights(run), plainly(1, [range(3)]))
 
 
+def answering(key, change):
+    """A reply function that changes the answers in which there is this key."""
+
+    def reply(message):
+        if not message.has_content():
+            return message
+        record = dict(message.content.config_records.get(RECORD_KEY_CONFIGS, {}))
+        if key not in record:
+            return message
+        changed = ConfigRecord(record | change(record))
+        content = RecordDict(dict(message.content.items()) | {RECORD_KEY_CONFIGS: changed})
+        return Message(content, metadata=message.metadata)
+
+    return reply
+
+
+def test_who_shares_with_some_has_not_answered():
+    def less(record):
+        return {name: record[name][:-1] for name in (Key.DESTINATION_LIST, Key.CIPHERTEXT_LIST)}
+
+    run = server(masked(rounds=1))
+    start(run, Device(0), Device(1), Device(2), Device(3, reply=answering(Key.DESTINATION_LIST, less)))
+    assert who(run) == [["user0", "user1", "user2"]]
+    assert torch.equal(weights(run), plainly(1, [range(3)]))
+
+
+def test_shares_under_other_names_are_left_out():
+    run = server(masked(rounds=1))
+    devices = [Device(i) for i in range(4)]
+    start(run, answers(devices[0], lambda record: {Key.NODE_ID_LIST: record[Key.NODE_ID_LIST][::-1]}), *devices[1:])
+    assert who(run) == [[f"user{i}" for i in range(4)]]
+    assert torch.equal(weights(run), plainly(1, [range(4)]))
+
+
+def answers(device, change):
+    device.reply = answering(Key.NODE_ID_LIST, change)
+    return device
+
+
+def test_shares_that_are_made_up_stop_no_run():
+    run = server(masked(rounds=1))
+    devices = [Device(i) for i in range(4)]
+    start(run, answers(devices[0], lambda record: {Key.SHARE_LIST: [b"x"] * len(record[Key.SHARE_LIST])}), *devices[1:])
+    assert run.step == 1
+    assert who(run) == [[]]
+    assert torch.equal(weights(run), plainly(1, [()]))
+
+
+@pytest.mark.parametrize("weights_off", [-1, 1])
+def test_a_sum_whose_weights_are_off_is_none(weights_off):
+    masking = Masking(1.0, 2.0**-20)
+    total = np.full(5, 3 * masking.bound)
+    assert masking.unshift(total, 6 * masking.bound, 3).tolist() == [0] * 5
+    assert masking.unshift(total, 6 * masking.bound + weights_off, 3) is None
+
+
 def test_a_sum_that_no_messages_have_is_zeros_and_its_users_were_there():
     def large(record):
         from flwr.common import ndarray_to_bytes
@@ -221,6 +300,38 @@ def test_devices_refuse_settings_that_round_or_show_their_message(values, words)
         masking.check_setup(record)
     masking, record = told()
     masking.check_setup(record)
+
+
+class Curious(Device):
+    """Reached by a server that asks for more; keeps what is answered to that."""
+
+    def __init__(self, node, stage, change):
+        super().__init__(node)
+        self.stage, self.alter, self.said = stage, change, []
+
+    def __call__(self, message):
+        if stage_of(message) != self.stage:
+            return super().__call__(message)
+        record = message.content[RECORD_KEY_CONFIGS]
+        record.update(self.alter(dict(record)))
+        reply = super().__call__(message)
+        self.said.append(reply)
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "words"),
+    [
+        (Stage.SETUP, lambda record: {Key.THRESHOLD: 2}, "more than half"),
+        (Stage.SETUP, lambda record: {Key.MAX_WEIGHT: 1000.0}, "needs the settings"),
+        (Stage.UNMASK, lambda record: {Key.DEAD_NODE_ID_LIST: record[Key.ACTIVE_NODE_ID_LIST][-1:]}, "would unmask it"),
+    ],
+)
+def test_a_device_answers_no_server_that_asks_for_what_shows_a_message(stage, change, words):
+    device = Curious(0, stage, change)
+    start(server(masked(rounds=1)), device, *(Device(i) for i in range(1, 4)))
+    assert device.said
+    assert all(words in reply.error.reason for reply in device.said)
 
 
 def test_devices_do_not_tell_both_secrets_of_another():
