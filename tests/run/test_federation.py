@@ -18,14 +18,17 @@ pytest.importorskip("sklearn")
 
 from typer.testing import CliRunner
 
+import anyorder as ao
 from anyorder.certificate import verify
 from anyorder.cli import app
+from anyorder.cli.federated import _rows
 from anyorder.errors import ArgumentError, CheckpointError
-from anyorder.federated import CheckIn, Diurnal, Uniform
+from anyorder.federated import CheckIn, Diurnal, Simulation, Uniform
 from anyorder.plan import Plan
 from anyorder.release import checkpoint
-from anyorder.run import FederatedSettings, Observer, by_key, federate, resume_federation, split_by_class
+from anyorder.run import FederatedSettings, Observer, by_key, federate, models, resume_federation, split_by_class
 from anyorder.run.federated_data import accuracy, federation
+from anyorder.run.federation import FederatedResult
 
 KEY = bytes(range(32))
 FILES = {
@@ -77,6 +80,7 @@ def test_the_command_prints_both_epsilons_and_leaves_a_folder_that_verifies(run_
         assert phrase in text, phrase
     assert "loss" not in text
     assert {path.name for path in folder.iterdir()} >= FILES
+    assert "for one user in at most 3 rounds, 4 apart" in text
     verify(folder / "run.privacy.json")
     assert invoke("verify", folder / "run.privacy.json", "--evidence", folder / "run.evidence.json").exit_code == 0
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -88,6 +92,19 @@ def test_the_command_prints_both_epsilons_and_leaves_a_folder_that_verifies(run_
     assert [done for done, _ in metrics["test_accuracy"]] == list(range(1, 13))
     plan = Plan.load(folder / "plan.json")
     assert (plan.unit, plan.batch_size, plan.dataset_size, plan.neighbours) == ("user", 8, 40, "zero-out")
+
+
+def test_what_was_realised_is_shown_as_it_came(run_folder):
+    """Two rounds where three were planned, five apart where four were."""
+    folder, _ = run_folder
+    settings = FederatedSettings(**json.loads((folder / "metrics.json").read_text())["settings"])
+    outcome = Simulation(12, (3, 4), (2, 5), 8.0, 5.25, 1e-5)
+    plan = Plan.load(folder / "plan.json")
+    rows = dict(_rows(FederatedResult(folder, settings, plan, "b = 4", [(6, 0.5), (12, 0.75)], outcome, 1.0)))
+    assert rows["planned"] == "epsilon <= 8 at delta = 1e-05, for one user in at most 3 rounds, 4 apart"
+    came = "nobody was in more than 2 rounds, or in two less than 5 apart"
+    assert rows["realised"] == f"epsilon <= 5.25 at delta = 1e-05: {came}"
+    assert rows["test accuracy"] == "75.00 % (50.0 % after 6)"
 
 
 def test_git_sees_no_secret_of_a_folder(run_folder):
@@ -191,9 +208,94 @@ def test_users_and_model_of_ones_own(tmp_path, monkeypatch):
     assert result["realised"]["max_participations"] == 2
 
 
+OPTIONS = {
+    "dataset": "digits", "model": "linear", "users": 50, "classes_per_user": 3, "epsilon": 5.0, "delta": 1e-6,
+    "rounds": 9, "report_goal": 7, "clip_norm": 0.7, "mechanism": "tree", "min_separation": 2,
+    "max_participations": 3, "availability": "check-in", "available": 0.9, "timer_hours": 3.0, "round_hours": 0.5,
+    "over_selection": 1.7, "drop_out": 0.3, "client_lr": 0.04, "client_batch": 5, "local_epochs": 4,
+    "max_examples": 11, "server_optimizer": "adam", "server_lr": 0.6, "momentum": 0.8, "seed": 12,
+}  # fmt: skip
+
+
+class Reached(Exception):
+    """Has what a run was about to do."""
+
+
+@pytest.mark.parametrize("options", [OPTIONS, {"noise_multiplier": 2.0, "data_dir": "there", "user_key": "writer"}])
+def test_every_option_is_in_the_settings(options, monkeypatch):
+    def reached(settings, output, **others):
+        raise Reached(settings, output, others["processes"])
+
+    monkeypatch.setattr("anyorder.run.federate", reached)
+    outcome = invoke("federated", *words(**options), "--output", "there", "--processes", 3)
+    settings, output, processes = outcome.exception.args
+    assert settings == FederatedSettings.of(**options)
+    assert {name: getattr(settings, name) for name in options} == options
+    assert (output, processes) == (Path("there"), 3)
+
+
+def about_to(settings, path, monkeypatch):
+    """What a run hands to `simulate`."""
+
+    def reached(*given, **options):
+        raise Reached(given, options)
+
+    monkeypatch.setattr("anyorder.run.federation.simulate", reached)
+    with pytest.raises(Reached) as caught:
+        federate(settings, path, key=KEY)
+    return caught.value.args
+
+
+def test_every_setting_is_in_what_is_run(tmp_path, monkeypatch):
+    settings = FederatedSettings.of(**OPTIONS)
+    (server, users, training), options = about_to(settings, tmp_path / "run", monkeypatch)
+    plan = server.plan
+    assert (plan.delta, plan.clip_norm, plan.batch_size, plan.n, plan.dataset_size) == (1e-6, 0.7, 7, 9, 50)
+    assert plan.epsilon == pytest.approx(5.0, rel=1e-4)
+    assert plan.workload.momentum == 0.8
+    assert (plan.participation.min_separation, plan.participation.max_participations) == (2, 3)
+    assert (training.lr, training.batch_size, training.epochs, training.max_examples) == (0.04, 5, 4, 11)
+    assert [options[name] for name in ("availability", "over_selection", "drop_out", "seed")] == [
+        CheckIn(3.0, 1.5, 0.5), 1.7, 0.3, 12,
+    ]  # fmt: skip
+    expected = federation("digits", users=50, classes_per_user=3, seed=12).users
+    assert users.keys() == expected.keys()
+    assert all(torch.equal(users[user][0], expected[user][0]) for user in users)
+    group = server._optimizer.param_groups[0]
+    assert (type(server._optimizer), group["lr"], group["betas"][0]) == (torch.optim.Adam, 0.6, 0.8)
+    torch.manual_seed(12)
+    assert torch.equal(server.model.state_dict()["1.weight"], models.build("linear", (1, 8, 8), 10)[1].weight)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", torch.optim.SGD), ("ftrl", ao.FTRL)])
+def test_the_servers_optimizer(name, kind, tmp_path, monkeypatch):
+    settings = small(server_optimizer=name, server_lr=0.3, momentum=0.7)
+    (server, *_), _ = about_to(settings, tmp_path / "run", monkeypatch)
+    group = server._optimizer.param_groups[0]
+    assert (type(server._optimizer), group["lr"], group["momentum"]) == (kind, 0.3, 0.7)
+
+
+def test_the_separation_leaves_room_for_all_who_are_asked(tmp_path, monkeypatch):
+    """Of 100 users, 40 are asked in each round, and 20 are added."""
+    settings = small(users=100, report_goal=20, over_selection=2.0)
+    (server, *_), _ = about_to(settings, tmp_path / "run", monkeypatch)
+    assert server.plan.participation.min_separation == Uniform().separation(12, 100, 40, 20) == 4
+
+
+def test_a_command_that_is_stopped_says_how_to_go_on_and_fails(tmp_path, monkeypatch):
+    def stopped(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("anyorder.run.federation.simulate", stopped)
+    outcome = invoke("federated", *words(**SMALL), "--output", tmp_path / "run")
+    assert outcome.exit_code == 1
+    assert "stopped; go on with: anyorder federated --resume" in " ".join(outcome.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "phrase"),
     [
+        (["--resume", "absent", "--output", "there"], "leave out --output"),
         (["--epsilon", "-1"], "epsilon must be above 0, got -1.0"),
         (["--epsilon", "8", "--noise-multiplier", "1"], "exactly one of epsilon and noise_multiplier"),
         (["--users", "2000"], "users must be at most 718, so that each of them has 2 of the 1437"),
