@@ -1,6 +1,7 @@
 """The server: what it releases, whom it lets in, and what stops it."""
 
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 from torch import nn
 
 import anyorder as ao
+import anyorder.federated.rounds as rounds
 from anyorder.clipping import Adaptive, Flat, PerGroup
+from anyorder.clipping.units import step_of
 from anyorder.errors import ArgumentError, ParticipationError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.federated import Server
 from anyorder.noise import NoiseSource
@@ -146,6 +149,34 @@ def test_sums_of_others_in_exact_integers():
     assert same(one, other)
 
 
+@pytest.mark.parametrize("times", [1, 3, 7])
+def test_rows_that_are_added_in_blocks_are_all_added(times, monkeypatch):
+    one, other = make(), make()
+    monkeypatch.setattr(rounds, "_ROWS", times * one.layout.size + 1)
+    vectors = torch.randn(10, one.layout.size, generator=torch.Generator().manual_seed(0))
+    with one.open() as opened:
+        opened.add_rows(range(10), vectors)
+    other.round({user: other.layout.named(vector) for user, vector in enumerate(vectors)})
+    assert same(one, other)
+
+
+def test_a_sum_is_truncated_as_messages_are():
+    """What is below one step leaves no bit; so the order of sums leaves none either."""
+    given = dataclasses.replace(plan(), on_device=("clipping",))
+    step = step_of(given.clip_norm)
+    rows = []
+    for total in ([0.9, -0.9, 0.0], [0.0, 0.0, 0.0], [1.9, -1.9, 1.0], [1.0, -1.0, 1.0]):
+        model = nn.Linear(2, 1, dtype=torch.float64)
+        server = Server(given, model, torch.optim.SGD(model.parameters(), lr=1.0), key=KEY)
+        own = released(server)
+        with server.open() as opened:
+            opened.add_sum([1], step * torch.tensor(total, dtype=torch.float64))
+        rows += own
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[2], rows[3])
+    assert not np.array_equal(rows[0], rows[2])
+
+
 @pytest.mark.parametrize("rule", [Flat(), PerGroup(), PerGroup(groups=(("one",), ("norm",)), shares=(0.6, 0.8))])
 def test_rules_keep_a_user_within_the_norm(rule):
     quiet, loud = make(independent(), rule=rule), make(independent(), rule=rule)
@@ -216,6 +247,85 @@ def test_a_second_message_of_a_user_is_refused_and_changes_nothing():
         with pytest.raises(ParticipationError, match="before"):
             opened.add_rows([5, 5], torch.ones(2, other.layout.size))
     assert same(one, other)
+
+
+def test_a_refused_sum_leaves_nothing():
+    given = dataclasses.replace(plan(), on_device=("clipping",))
+    one, other = make(given), make(given)
+    ones = torch.ones(one.layout.size)
+    with one.open() as opened:
+        opened.add_sum([5, 7], ones)
+        for users in ([7], [7, 8], [9, 9], ["ann"]):
+            with pytest.raises((ParticipationError, ArgumentError)):
+                opened.add_sum(users, 1e3 * ones)
+    with other.open() as opened:
+        opened.add_sum([5, 7], ones)
+    with one.open() as opened, pytest.raises(ParticipationError):
+        opened.add_sum([5, 1], 1e3 * ones)
+    other.round({})
+    assert same(one, other)
+
+
+@pytest.mark.parametrize("users", [[1], [1, 2, 3], []])
+def test_each_row_has_one_user(users):
+    """One more or less would be a message of nobody, or a user without one."""
+    one, other = make(), make()
+    with one.open() as opened:
+        with pytest.raises(ArgumentError):
+            opened.add_rows(users, torch.ones(2, one.layout.size))
+        opened.add_rows([1, 4], torch.ones(2, one.layout.size))
+    with other.open() as opened:
+        opened.add_rows([1, 4], torch.ones(2, one.layout.size))
+    assert same(one, other)
+
+
+class Slow(dict):
+    """A message that is read while another thread comes with something."""
+
+    def __init__(self, given, act):
+        super().__init__(given)
+        self._act, self._come = act, False
+
+    def __len__(self):
+        if not self._come:
+            self._come = True
+            self._act()
+        return super().__len__()
+
+
+@pytest.mark.parametrize("way", ["add", "add_rows", "discard"])
+def test_messages_that_come_at_the_same_time_wait_for_each_other(way):
+    server, other = make(), make()
+    opened = server.open()
+    first, second = message(server, 1), message(server, 2)
+    acts = {
+        "add": lambda: opened.add(7, second),
+        "add_rows": lambda: opened.add_rows([7], server.layout.flat(second)[None]),
+        "discard": opened.discard,
+    }
+    threads, refused = [], []
+
+    def act():
+        try:
+            acts[way]()
+        except ParticipationError:
+            refused.append(way)
+
+    def come():
+        threads.append(threading.Thread(target=act))
+        threads[0].start()
+        threads[0].join(0.2)
+        assert threads[0].is_alive()  # it waits
+
+    opened.add(7, Slow(first, come))
+    threads[0].join()
+    if way == "discard":
+        assert server.step == 0
+        return
+    opened.close()
+    assert refused == [way]
+    other.round({7: first})
+    assert same(server, other)
 
 
 def test_a_late_message_is_refused():
@@ -313,6 +423,20 @@ def test_only_what_the_optimizer_holds_is_shared():
     assert not server.model.personal.weight.requires_grad
 
 
+def test_what_is_shared_stays_what_it_was():
+    """To freeze or thaw a parameter between rounds would change what the noise was planned for."""
+    server = make()
+    for p, trained in ((server.model.personal.weight, True), (server.model.one.weight, False)):
+        p.requires_grad_(trained)
+        with pytest.raises(TrainingError):
+            server.round({})
+        with pytest.raises(TrainingError):
+            server.open()
+        p.requires_grad_(not trained)
+    assert server.step == 0
+    server.round({})
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -393,8 +517,8 @@ def _after(server, sent):
     return server
 
 
-def test_a_step_that_is_broken_off_is_not_gone_on_from():
-    server = make()
+def test_a_step_that_is_broken_off_is_not_gone_on_from(tmp_path):
+    server = make(checkpoint=tmp_path / "run")
     real = server._optimizer.step
 
     def breaks():
@@ -402,10 +526,14 @@ def test_a_step_that_is_broken_off_is_not_gone_on_from():
 
     server._optimizer.step = breaks
     with pytest.raises(KeyboardInterrupt):
-        server.round({})
+        server.round({1: message(server, 1)})
     server._optimizer.step = real
     with pytest.raises(TrainingError, match="broken off"):
         server.round({})
+    with pytest.raises(TrainingError, match="broken off"):
+        server.save()  # the model lacks the round
+    server.close()
+    assert same(make(checkpoint=tmp_path / "run"), _after(make(), {1: message(server, 1)}))
 
 
 def test_the_certificate_is_the_runs():
