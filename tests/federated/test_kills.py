@@ -151,6 +151,51 @@ def pending_file(path):
     return path.with_name(path.name + ".pending")
 
 
+def test_a_round_comes_to_the_disk_in_this_order(tmp_path, monkeypatch):
+    """What a loss of power leaves is what was brought to the disk: a kill alone would not tell."""
+    server = run(make(checkpoint=tmp_path / "run"), until=2)
+    seen = []
+
+    def noted(name, show):
+        real = getattr(os, name)
+
+        def call(*given, **named):
+            seen.append((name, show(*given)))
+            return real(*given, **named)
+
+        monkeypatch.setattr(os, name, call)
+
+    def file_of(descriptor):
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return "a new file" if name.endswith(".tmp") else name
+
+    noted("fsync", file_of)
+    noted("replace", lambda old, new: os.path.basename(new))
+    noted("unlink", lambda path, *_: os.path.basename(path))
+    run(server, until=3)
+    folder = ("fsync", tmp_path.name)
+    written = [("fsync", "a new file"), ("replace", "{}"), folder]
+    assert seen == [
+        *((act, name.format("run.pending")) for act, name in written),
+        ("fsync", ".run.journal"),
+        ("fsync", "run.ledger"),
+        *((act, name.format("run")) for act, name in written),
+        ("unlink", "run.pending"),
+        folder,
+    ]
+
+
+@pytest.mark.parametrize("point", range(0, 14, 2))
+def test_a_kill_while_a_left_round_is_made_loses_it_no_more(tmp_path, point):
+    path = tmp_path / "run"
+    killed_with_a_round_left(path)
+    killed_at(point, lambda: make(checkpoint=path))
+    resumed = make(checkpoint=path)
+    assert resumed.step == 3
+    assert not pending_file(path).exists()
+    assert same(run(resumed), run(make()))
+
+
 def test_a_round_that_was_left_is_readable_by_the_owner_only(tmp_path):
     killed_with_a_round_left(tmp_path / "run")
     assert pending_file(tmp_path / "run").stat().st_mode & 0o777 == 0o600
@@ -168,6 +213,9 @@ def test_without_the_file_of_the_round_the_noise_is_not_used_again(tmp_path):
     with pytest.raises(CheckpointError, match="other data"):
         server.round(messages(server, 2, kind=1))
     assert server.step == 2
+    assert not pending_file(path).exists()  # a restart could not make it
+    server.close()
+    server = make(checkpoint=path)
     assert same(run(server), run(make()))  # the same messages are the same round
 
 
@@ -279,6 +327,24 @@ def test_a_given_up_round_leaves_nothing_behind(tmp_path, monkeypatch):
     opened.discard()
     assert not pending_file(tmp_path / "run").exists()
     assert same(run(server), run(make()))
+
+
+def test_a_save_by_hand_leaves_a_round_that_is_not_made_yet(tmp_path, monkeypatch):
+    """Its noise is used on its sum: without the file nobody could make it again."""
+    server = run(make(checkpoint=tmp_path / "run"), until=2)
+    sent = messages(server, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("anyorder.release.noise.SharedNoise.add_to", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            server.round(sent)
+    assert server.step == 2
+    server._made = None
+    server.save()
+    assert pending_file(tmp_path / "run").exists()
+    server.close()
+    again = make(checkpoint=tmp_path / "run")
+    assert again.step == 3
+    assert same(run(again), run(make()))
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------
