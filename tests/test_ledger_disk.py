@@ -129,6 +129,26 @@ def test_nothing_is_made_over_what_is_no_ledger(tmp_path):
         Ledger.create(RULE, tmp_path / "nowhere" / "x", RUN)
 
 
+def test_what_a_mark_vouches_for_was_brought_to_the_disk(tmp_path, monkeypatch):
+    """And the file's name with its first line: after a loss of power a run without its ledger cannot go on."""
+    real, synced = os.fsync, []
+
+    def fsync(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append((path, os.path.getsize(path) if os.path.isfile(path) else None))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "x"
+    ledger = Ledger.create(RULE, path, RUN)
+    assert synced == [(str(path), path.stat().st_size), (str(tmp_path), None)]
+    for t, units in enumerate(NAMES):
+        ledger.record(t, units)
+    synced.clear()
+    ledger.settle()
+    assert synced == [(str(path), path.stat().st_size)]
+
+
 def test_what_was_prepared_does_not_count(tmp_path):
     ledger = on_disk(tmp_path / "x", NAMES[:2])
     before = ledger.settle(), ledger.digest(), ledger.realised_bounds()
@@ -158,6 +178,32 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch):
         ledger.record(t, NAMES[t])
     assert ledger.settle() == on_disk(tmp_path / "y", NAMES).settle()
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+
+
+@pytest.mark.parametrize("way", ["prepared", "full disk", "resumed"])
+def test_who_was_not_in_a_step_leaves_no_trace_in_the_file(way, tmp_path, monkeypatch):
+    """The file follows from the history alone: ids of a try that was not released are gone from it."""
+    path, crowd = tmp_path / "x", [f"nobody {i}" for i in range(50)]
+    ledger = on_disk(path, NAMES[:2])
+    mark, real = ledger.settle(), os.pwrite
+    match way:
+        case "prepared":
+            ledger.prepare(2, crowd)
+        case "full disk":
+            ledger.prepare(2, [])
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "pwrite", lambda fd, data, place: real(fd, data[:-9], place) and 0)
+                with pytest.raises(CheckpointError, match="Make room"):
+                    ledger.prepare(2, crowd)
+        case "resumed":
+            ledger.prepare(2, crowd)
+            ledger.close()
+            ledger = resumed(path, mark)
+    assert b"nobody" in path.read_bytes()
+    for t in (2, 3):  # what lies behind is dropped by the step after, at the latest
+        ledger.record(t, [])
+    on_disk(tmp_path / "y", [*NAMES[:2], [], []])
+    assert path.read_bytes() == (tmp_path / "y").read_bytes()
 
 
 def test_resuming_replays_the_rule(tmp_path):

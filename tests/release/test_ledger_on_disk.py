@@ -131,6 +131,25 @@ def test_what_the_journal_refuses_leaves_no_trace(tmp_path):
     assert (tmp_path / "run.pt.ledger").read_bytes().startswith(data)
 
 
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_step_for_which_the_record_has_no_room_used_no_noise(rows, tmp_path, monkeypatch):
+    """So whoever is there when there is room again may take it."""
+    with begun(tmp_path / "run.pt", mechanism="independent") as release:
+
+        def step(units, t):
+            if rows:
+                return release.step_rows(units, [1, 2], total(t, (2, 4)))
+            return release.step(units, total(t))
+
+        step(who(0), 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+            with pytest.raises(CheckpointError, match="step 1 was not released: .* Make room"):
+                step(who(1), 1)
+        step(who(2), 2)
+        assert [sorted(ids) for ids in release.ledger.history()] == [sorted(who(0)), sorted(who(2))]
+
+
 PROGRAM = """
     import os, signal, sys
     sys.path.insert(0, {tests!r})
