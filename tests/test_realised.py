@@ -125,6 +125,49 @@ def test_a_consistent_lie_is_found_by_evidence_and_receipts(tmp_path):
     ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json", receipt=tmp_path / "r.json")
 
 
+@pytest.mark.parametrize(("history", "honest", "lie"), [
+    ([["a"], ["b"], ["a"], [], [], [], []], (2, 2), (2, 5)),
+    ([["a"], ["b"], ["a"], [], [], [], ["b"]], (2, 2), (2, 6)),
+])  # fmt: skip
+def test_a_lie_about_the_separation_alone_is_found(history, honest, lie, tmp_path):
+    release = run(history, folder=tmp_path)
+    release.evidence().receipt("a").save(tmp_path / "r.json")
+    ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json", receipt=tmp_path / "r.json")
+    shown = release.certificate().realised
+    assert (shown.max_participations, shown.min_separation) == honest
+    claim = realised_claim(release.plan, *lie)
+    assert claim.mu < shown.mu
+    altered(tmp_path / "c.json", lambda data: data.update(realised=claim.to_dict()))
+    with pytest.raises(CertificateError, match="not those of the evidence"):
+        ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json")
+    with pytest.raises(CertificateError, match="more, or nearer"):
+        ao.verify(tmp_path / "c.json", receipt=tmp_path / "r.json")
+
+
+@pytest.mark.parametrize(("steps", "k", "b", "fits"), [
+    (4, 3, 1, True), (4, 3, 2, False), (5, 3, 2, True), (5, 3, 3, False), (3, 2, 2, True), (3, 2, 3, False),
+    (2, 2, 1, True), (2, 3, 1, False), (1, 1, N, True), (0, 1, N, False), (1, 1, N - 1, False), (0, 0, N, True),
+])  # fmt: skip
+def test_a_claim_is_refused_for_which_there_were_too_few_steps(steps, k, b, fits, tmp_path):
+    release = run([[]] * steps, folder=tmp_path)
+    altered(tmp_path / "c.json", lambda data: data.update(realised=realised_claim(release.plan, k, b).to_dict()))
+    if fits:
+        assert ao.verify(tmp_path / "c.json").certificate.realised.min_separation == b
+        return
+    with pytest.raises(CertificateError, match="must be an integer from"):
+        ao.verify(tmp_path / "c.json")
+
+
+def test_either_of_fewer_times_and_further_apart_costs_less():
+    plan = planned()
+    shares = {(k, b): realised_claim(plan, k, b).mu / plan.mu for k, b in ((4, 1), (4, 2), (3, 1), (3, 2))}
+    assert shares[4, 1] == 1 > max(shares[4, 2], shares[3, 1])
+    assert shares[3, 2] < min(shares[4, 2], shares[3, 1])
+    for (k, b), share in shares.items():
+        own = sensitivity(plan.strategy, MinSeparation(N, b, k)).value / plan.sensitivity.value
+        assert share == pytest.approx(own, rel=1e-12)
+
+
 def test_certificates_without_it_still_verify(tmp_path):
     run(folder=tmp_path)
     altered(tmp_path / "c.json", lambda data: data.pop("realised"))

@@ -109,6 +109,17 @@ def test_certificate_and_evidence_name_nobody(tmp_path):
         release.evidence().receipt(1)
 
 
+def test_evidence_that_names_somebody_is_refused(tmp_path):
+    """Even where all else agrees: who writes it says that the core learnt no ids."""
+    release = ao.Release(planned(**RECORD), SIZE, key=KEY)
+    evidence = release.evidence()
+    evidence.ledger.record(0, [7])
+    evidence.certificate.save(tmp_path / "c.json")
+    evidence.save(tmp_path / "e.json")
+    with pytest.raises(CertificateError, match="names units"):
+        ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json")
+
+
 def test_the_engine_sees_all_and_trusts_no_devices():
     for words in (("clipping",), ("record",)):
         with pytest.raises(PlanError, match="the engine sees every example"):
