@@ -106,6 +106,49 @@ def test_refuses_where_it_does_not_know(tmp_path):
         DeviceRecord(tmp_path / "no folder" / "x", (1, 1, 0.0)).take(0)
 
 
+@pytest.mark.parametrize("other", [(3, 2, 24.0), (2, 3, 24.0), (2, 2, 23.0), (1, 2, 24.0), (2, 1, 24.0)])
+def test_a_record_without_a_plan_is_of_its_limits(other, tmp_path):
+    """Others would let the device forget: it could come more often, or sooner, than the first ones said."""
+    clock = Clock()
+    DeviceRecord(tmp_path / "x", (2, 2, 24.0), clock=clock).take(0)
+    clock.hours += 100
+    for act in (DeviceRecord.may, DeviceRecord.take):
+        with pytest.raises(CheckpointError, match="other limits"):
+            act(DeviceRecord(tmp_path / "x", other, clock=clock), 50)
+    DeviceRecord(tmp_path / "x", (2, 2, 24.0), clock=clock).take(50)
+
+
+def test_the_record_is_read_and_written_under_one_lock(tmp_path, monkeypatch):
+    """Who reads before it has the lock may hold a state that another process has spent since."""
+    first, second = (DeviceRecord(tmp_path / "x", (1, 1, 0.0)) for _ in range(2))
+    real = module.fcntl.flock
+
+    def waits(descriptor, how):
+        monkeypatch.setattr(module.fcntl, "flock", real)
+        first.take(3)  # while the second one waits for the lock
+        real(descriptor, how)
+
+    monkeypatch.setattr(module.fcntl, "flock", waits)
+    with pytest.raises(ParticipationError, match="1 times"):
+        second.take(3)
+    first_inode = os.stat(tmp_path / "x.lock").st_ino
+    descriptor = os.open(tmp_path / "x.lock", os.O_RDWR)
+    seen = []
+
+    def tried(given, how):
+        real(given, how)
+        with pytest.raises(BlockingIOError):  # shared locks would let several in
+            real(descriptor, module.fcntl.LOCK_SH | module.fcntl.LOCK_NB)
+        seen.append(os.fstat(given).st_ino)
+
+    monkeypatch.setattr(module.fcntl, "flock", tried)
+    with pytest.raises(ParticipationError):
+        first.take(5)
+    assert seen == [first_inode]
+    real(descriptor, module.fcntl.LOCK_EX | module.fcntl.LOCK_NB)  # it was let go
+    os.close(descriptor)
+
+
 class Killed(BaseException):
     pass
 
