@@ -279,6 +279,20 @@ def test_dense_ids_then_a_sparse_one():
     ledger.record(3, [5, 0, -1])
 
 
+@pytest.mark.parametrize("late", [[1 << 50], [-1], [2**22]])
+def test_what_is_known_of_dense_ids_stays_known_when_a_sparse_one_comes(late):
+    """Their last step and their count: not that they came alone."""
+    dense, sparse = Ledger(MinSeparation(12, b=3, k=3)), Ledger(MinSeparation(12, b=3, k=3))
+    everyone = list(range(10))
+    for t, units in enumerate([[3, 9], [4], [7], [3], [4, 5], [9], [3], [], late, [7]]):
+        dense.record(t, units)
+        sparse.record(t, [f"{unit}" for unit in units])
+        for later in range(t + 1, 12):
+            expected = sparse.allowed(later, [f"{unit}" for unit in everyone])
+            assert np.array_equal(dense.allowed(later, everyone), expected)
+        assert dense.realised_bounds() == sparse.realised_bounds()
+
+
 def test_hundred_thousand_units_over_a_thousand_steps():
     units, steps, batch = 100_000, 1_000, 1_000
     rule = EpochShuffle(k=steps * batch // units, steps_per_epoch=units // batch)
