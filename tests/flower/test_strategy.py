@@ -66,7 +66,7 @@ def test_rounds_over_flower_are_those_of_the_server():
 def test_the_mean_is_over_the_report_goal_whoever_answers():
     run = server(plan(goal=3))
     devices = [Device(i) for i in range(3)]
-    devices[2].change = lambda arrays: 1 / 0
+    devices[2].reply = failed
     start(run, *devices)
     assert torch.allclose(weights(run), reference(server(plan()), users=range(2)), atol=2e-6)
     assert who(run) == [["user0", "user1"]] * 4
@@ -267,14 +267,85 @@ def test_a_device_that_hides_its_past_is_refused_by_the_ledger():
     assert who(run) == [["user0", "user1"], ["user9"]]
 
 
-def test_cohorts_take_turns_and_rounds_end_with_the_report_goal():
+def test_cohorts_take_turns_and_all_whom_a_round_asked_are_in_it():
     run = server(plan(rounds=4, goal=2))
     devices = [Device(i) for i in range(4)]
     start(run, *devices)
     assert [device.trained for device in devices] == [2, 2, 2, 2]
     run = server(plan(rounds=1, goal=2))
     start(run, *(Device(i) for i in range(4)), cohort=4)
-    assert len(who(run)[0]) == 2
+    assert len(who(run)[0]) == 4  # whoever is faster, nobody's message chooses whose is left out
+
+
+def test_a_training_that_fails_on_its_data_changes_nothing_but_its_own_message():
+    """Neighbours: all messages of a user are zero; its training raises. Everybody else is where they were."""
+
+    def seen(change):
+        run = server(plan(rounds=4, goal=2, b=2, k=2))
+        sums = []
+        run.release.on_release(lambda step, vector: sums.append(vector.clone()))
+        devices = [Device(0, change=change), *(Device(i) for i in range(1, 6))]
+        start(run, *devices, cohort=3, min_nodes=1)
+        return who(run), torch.stack(sums)
+
+    fails, zeros = seen(lambda arrays: 1 / 0), seen(lambda arrays: {n: torch.zeros_like(v) for n, v in arrays.items()})
+    assert fails[0] == zeros[0]
+    assert torch.equal(fails[1], zeros[1])
+    assert any("user0" in users for users in fails[0])
+
+
+class Hostile:
+    """Raises at whatever it is asked, but what it was told to answer."""
+
+    def __init__(self, **answers):
+        self.__dict__.update(answers)
+
+    def __getattr__(self, name):
+        raise RuntimeError("the loss of patient 17")
+
+
+def hostile(part):
+    """A reply function: of the right node, and with something in it that raises when it is looked at."""
+
+    def reply(message):
+        whole = Hostile(metadata=message.metadata, has_error=lambda: False, has_content=lambda: True)
+        own = message.content
+        answers = {"config_records": own.config_records, "array_records": own.array_records}
+        match part:
+            case "metadata":
+                return Hostile(metadata=Hostile(reply_to_message_id=message.metadata.reply_to_message_id))
+            case "content":
+                return whole
+            case "records":
+                answers["config_records"] = Hostile()
+            case "user":
+                answers["config_records"] = {"anyorder": {"round": own["anyorder"]["round"], "user": Named("user2")}}
+            case "arrays":
+                answers["array_records"] = Hostile()
+            case "array":
+                answers["array_records"] = {"arrays": {name: Hostile() for name in own["arrays"]}}
+            case "data":
+                answers["array_records"] = {"arrays": {name: Hostile(data=Hostile()) for name in own["arrays"]}}
+        whole.content = Hostile(**answers)
+        return whole
+
+    return reply
+
+
+class Named(str):
+    __slots__ = ()
+
+    def __hash__(self):
+        raise RuntimeError("the loss of patient 17")
+
+
+@pytest.mark.parametrize("part", ["metadata", "content", "records", "user", "arrays", "array", "data"])
+def test_a_reply_that_raises_when_it_is_looked_at_stops_nobody(part):
+    run = server(plan(rounds=2))
+    start(run, Device(0), Device(1), Device(2, reply=hostile(part)))
+    there = part in {"arrays", "array", "data"}  # its message is none, and counts as zeros
+    assert who(run) == [["user0", "user1", *["user2"] * there]] * 2
+    assert torch.allclose(weights(run), reference(server(plan(rounds=2)), rounds=2, users=range(2)), atol=2e-6)
 
 
 def test_nothing_that_has_no_noise_is_read_logged_or_returned(caplog, capfd):

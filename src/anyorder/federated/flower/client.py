@@ -49,6 +49,11 @@ def client_mod(
     and the words of an exception stay on the device. It answers to train messages of
     `anyorder.federated.flower.Strategy` alone: evaluation on private data has no noise.
 
+    A training that fails is a change of zero, which is sent and recorded as every other: whether it fails may depend on
+    the data, and a device that then kept silent would make room for another one. List this mod first, so that what
+    other mods raise is caught as well. What it cannot answer for is a process that its data kills, and data that take
+    longer than a round: bound memory and steps of the training by something else than the data.
+
     Under secure aggregation (`on_device=("clipping",)`) the message is integers on the plan's grid, and Flower's
     `secaggplus_mod` masks them; do not list that mod too. The device then refuses to tell both secrets of another
     one, and thresholds of half the devices or fewer.
@@ -58,10 +63,11 @@ def client_mod(
             counts. The same person on two devices is the same user. None where the record is kept on the device.
         record: where the plan keeps the record on the device (`on_device=("record",)`): a function of the context that
             opens its `DeviceRecord`; the server then learns no name.
-    Guarantee: the change's norm is at most the clip norm that the server told; one that is not finite is zero.
-    Raises: ArgumentError unless there is one of user and record. The mod raises TrainingError, without words of the
-        data, where training fails or the server's plan keeps its record elsewhere; Flower tells the server so, which
-        goes on without this device.
+    Guarantee: the change's norm is at most the clip norm that the server told; one that is not finite, or that could
+        not be made, is zero. Whether and what the device answers beside it is no function of its data.
+    Raises: ArgumentError unless there is one of user and record. The mod raises TrainingError where the server's plan
+        keeps its record elsewhere, or its message is none; Flower tells the server so, which goes on without this
+        device.
     """
     if (user is None) == (record is None):
         raise ArgumentError(
@@ -128,7 +134,11 @@ class _Device:
         return reply
 
     def _change(self, message: Message) -> dict[str, Tensor]:
-        """What training changed, by the names that the server sent."""
+        """What training changed, by the names that the server sent; zeros where it failed, for the device's log alone.
+
+        An error in place of zeros would tell the server that training fails on this data, and would leave the device
+        out of the round and of the record, so that another one is taken in: its data would move more than its message.
+        """
         # A copy, as all that apps are handed: they may train it.
         before = dict(message.content.array_records[ARRAYS].to_torch_state_dict())
         try:
@@ -137,10 +147,9 @@ class _Device:
                 raise TrainingError(f"the app answered with an error: {reply.error.reason}")
             after = _trained(reply.content, before)
             return {name: after[name].to(value.dtype) - value for name, value in before.items()}
-        except Exception:
-            _log.exception("training on this device failed; the server is told that it did, and not why")
-        # Outside of the handler: an error in it would carry the first one, and its words, to the server.
-        raise TrainingError("training on this device failed; the device's log says why")
+        except (Exception, SystemExit):
+            _log.exception("training on this device failed; its message is zero, and the server is not told why")
+        return {name: torch.zeros_like(value) for name, value in before.items()}
 
     def _take(self, instruction: Instruction) -> None:
         if self._kept is not None:

@@ -82,7 +82,7 @@ def of_reply(content: RecordDict, step: int, *, named: bool) -> tuple[bool, str 
     if not named:
         return True, None
     user = record.get("user")
-    return (True, user) if isinstance(user, str) and 0 < len(user) <= _LONGEST else (False, None)
+    return (True, user) if type(user) is str and 0 < len(user) <= _LONGEST else (False, None)
 
 
 def record_of(content: RecordDict, name: str) -> dict[str, Any]:

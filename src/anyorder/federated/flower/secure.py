@@ -88,7 +88,10 @@ class MaskedSum:
         secrets = self._secrets(head, list(vectors), [node for node in forwarded if node not in vectors])
         if secrets is None:
             return None
-        total = self._unmasked(vectors, secrets)
+        try:
+            total = self._unmasked(vectors, secrets)
+        except Exception:  # secrets that somebody made up: whatever the cryptography raises for what is no key
+            return None
         whole = self.masking.unshift(total[1:], int(total[0]), len(vectors))
         return list(vectors), torch.zeros(self.size, dtype=torch.int64) if whole is None else whole
 
@@ -105,8 +108,10 @@ class MaskedSum:
         for node, answer in answers.items():
             record = record_of(answer, RECORD_KEY_CONFIGS)
             to, what = record.get(Key.DESTINATION_LIST), record.get(Key.CIPHERTEXT_LIST)
-            others = self._keys.keys() - {node}
-            if isinstance(to, list) and isinstance(what, list) and len(to) == len(what) and set(to) == others:
+            others = sorted(self._keys.keys() - {node})
+            if not isinstance(to, list) or not isinstance(what, list) or len(to) != len(what):
+                continue
+            if all(type(i) is int for i in to) and sorted(to) == others and all(isinstance(c, bytes) for c in what):
                 shared[node] = dict(zip(to, what, strict=True))
         return {
             node: {
@@ -146,7 +151,7 @@ class MaskedSum:
             return None
         try:
             return {node: combine_shares(parts) for node, parts in shares.items()}
-        except ValueError:  # shares that somebody made up
+        except Exception:  # shares that somebody made up
             return None
 
     def _unmasked(self, vectors: Mapping[int, NDArray[np.int64]], secrets: Mapping[int, bytes]) -> NDArray[np.int64]:
@@ -170,4 +175,11 @@ class MaskedSum:
 def _public_keys(answer: RecordDict) -> list[bytes] | None:
     record = record_of(answer, RECORD_KEY_CONFIGS)
     first, second = record.get(Key.PUBLIC_KEY_1), record.get(Key.PUBLIC_KEY_2)
-    return [first, second] if isinstance(first, bytes) and isinstance(second, bytes) else None
+    if not isinstance(first, bytes) or not isinstance(second, bytes):
+        return None
+    try:
+        for key in (first, second):
+            bytes_to_public_key(key)
+    except Exception:  # none that others could use: their part would fail
+        return None
+    return [first, second]

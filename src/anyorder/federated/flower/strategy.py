@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from logging import INFO
 from typing import TYPE_CHECKING, Any
@@ -31,14 +32,15 @@ _ATTEMPTS = 3  # at a sum under masks: one that was not unmasked released nothin
 class Strategy(flower.Strategy):
     """Runs the rounds of a `Server` over Flower, in place of FedAvg inside a wrapper for differential privacy.
 
-        strategy = Strategy(Server(plan, model, optimizer, report_goal=100, checkpoint="run.checkpoint"))
+        strategy = Strategy(Server(plan, model, optimizer, checkpoint="run.checkpoint"))
         result = strategy.start(grid)
 
     Each round it asks clients, adds what their `client_mod` answers to `Server.open()`, each message once and each user
-    once, and closes the round: the mean is over the report goal, whoever answered. Clients that fail, answer late,
-    twice, or for a user that the plan does not allow now, are left out and the round goes on; a message that is none is
-    zeros. It reads no metric, loss, count of examples or word of an error, and returns and logs none; there is no
-    evaluation on clients. The clip norm in force and the round are told to the clients beside the parameters.
+    once, and closes the round when all whom it asked have answered, or the time is up. The mean is over the report
+    goal, and all who answered are in it, also beyond the goal. Clients that are lost, answer late, twice, or for a user
+    that the plan does not allow now, are left out and the round goes on; a message that is none is zeros. It reads no
+    metric, loss, count of examples or word of an error, and returns and logs none; there is no evaluation on clients.
+    The clip norm in force and the round are told to the clients beside the parameters.
 
     With a plan that trusts clipping to the devices (`on_device=("clipping",)`), sums are made under Flower's SecAgg+
     masks, of integers on the plan's grid, exactly; see docs/flower.md for what these masks are worth.
@@ -48,11 +50,13 @@ class Strategy(flower.Strategy):
 
     Args:
         server: the run; its model, or its checkpoint's, is what is trained.
-        cohort: how many clients are asked in a round: the report goal and some more for those that fail. A round of
-            single messages ends with the report goal's last answer.
+        cohort: how many clients are asked in a round: the report goal and some more for those that are lost. The
+            answers of all count: to end with the first so many would let one client's speed, which its data may decide,
+            choose whose message is left out.
         min_nodes: how many clients must be connected before a round begins; the report goal if None. After the
             timeout it begins with those that are.
-        timeout: seconds that a round waits for connections, and for answers, in each stage.
+        timeout: seconds that a round waits for connections, and for answers, in each stage: longer than any client's
+            training takes, whatever its data.
 
     Raises: ArgumentError; PlanError if the sum of a cohort's integers could wrap around modulo 2^32, or if clipping is
         trusted to the devices without a grid.
@@ -183,11 +187,8 @@ class Strategy(flower.Strategy):
         if self._masked:
             raise TrainingError("sums under masks take several messages a round: use start()")
         with self._server.open() as opened:
-            left = self._goal
             for reply in replies:
-                left -= self._add(opened, reply)
-                if not left:
-                    break  # whoever comes later is late
+                self._add(opened, reply)
         self._waiting = {}
         return self._arrays(), None
 
@@ -203,23 +204,29 @@ class Strategy(flower.Strategy):
 
     # -- one round ---------------------------------------------------------------------------------------------------
 
-    def _add(self, opened: Any, reply: Message) -> bool:
-        """Add a reply if it may be in this round; whether it is."""
-        step = self._server.step
-        node = reply.metadata.src_node_id
-        if self._waiting.get(node) != step or reply.has_error():
-            return False
-        belongs, user = of_reply(reply.content, step, named=self._named)
-        if not belongs:
-            return False
+    def _add(self, opened: Any, reply: Message) -> None:
+        """Add a reply if it may be in this round."""
+        head = self._head(reply)
+        if head is None:
+            return
+        node, user = head
         del self._waiting[node]
         if user is not None:
             self._users[node] = user
+        with suppress(ParticipationError):  # the plan does not allow this user now, or it came from another device
+            opened.add(user, _message(reply))
+
+    def _head(self, reply: Message) -> tuple[int, str | None] | None:
+        """(node, user) of a reply of this round; None if it is none, or not from whom was asked."""
+        step = self._server.step
         try:
-            opened.add(user, _message(reply.content))
-        except ParticipationError:  # the plan does not allow this user now, or it came from another device
-            return False
-        return True
+            node = reply.metadata.src_node_id
+            if self._waiting.get(node) != step or reply.has_error():
+                return None
+            belongs, user = of_reply(reply.content, step, named=self._named)
+        except Exception:  # whatever a stranger's reply does when it is looked at, it is none, and stops nobody
+            return None
+        return (node, user) if belongs else None
 
     def _masked_round(self, grid: Grid, messages: Iterable[Message]) -> None:
         """A round of a sum under masks; of nobody where none of some attempts could be unmasked."""
@@ -259,7 +266,12 @@ class Strategy(flower.Strategy):
         group = str(self._server.step + 1)
         messages = [Message(content, node, MessageType.TRAIN, group_id=group) for node, content in told.items()]
         replies = self._replies(grid, messages)
-        return {reply.metadata.src_node_id: reply.content for reply in replies if reply.has_content()}
+        answers = {}
+        for reply in replies:
+            with suppress(Exception):  # a reply that cannot be looked at is none
+                if reply.has_content():
+                    answers[reply.metadata.src_node_id] = reply.content
+        return answers
 
     def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
         """Replies as they come, until all are there or the time is up."""
@@ -321,7 +333,9 @@ def _array(value: Tensor) -> Any:
     return value.to("cpu", dtype).numpy().copy()
 
 
-def _message(content: RecordDict) -> dict[str, Any] | None:
+def _message(reply: Message) -> dict[str, Any] | None:
     """A reply's change by names; None, which counts as zeros, where there is none that can be read."""
-    record = content.array_records.get(ARRAYS)
-    return None if record is None else {name: array_of(array.data) for name, array in record.items()}
+    try:
+        return {name: array_of(array.data) for name, array in reply.content.array_records[ARRAYS].items()}
+    except Exception:  # as in `_head`; its user was there
+        return None
