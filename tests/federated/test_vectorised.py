@@ -236,6 +236,27 @@ def test_a_list_of_operations_gives_the_bits_of_the_loop(make: Callable[[], nn.M
                 p.mul_(0.9)
 
 
+def test_what_a_list_is_compared_with_is_the_first_step() -> None:
+    """Each block of clients takes one gradient by autograd, and that is no further one."""
+    model, calls = large(), [0]
+    layout, cohort, seeds = layout_of(model), cohort_of("convolutions", (8, 8)), [1, 2]
+
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return F.cross_entropy(output, y)
+
+    training = LocalTraining(loss, batch_size=4)
+    expected = training.looped(model, layout, cohort, seeds)
+    training.changes(model, layout, cohort, seeds)
+    calls[0] = 0
+    assert torch.equal(training.changes(model, layout, cohort, seeds), expected)
+    assert calls[0] == 1
+    (run,) = recorded._known[model].values()
+    turn = torch.ops.aten.t.default
+    nodes = run.__self__.graph.nodes  # type: ignore[attr-defined]
+    assert not any(node.target is turn and node.args[0].target is turn for node in nodes)
+
+
 def test_a_list_is_written_anew_where_the_loss_has_changed() -> None:
     """A number that the loss reads from elsewhere, and that moves between two rounds."""
     model, weight = large(), [1.0]

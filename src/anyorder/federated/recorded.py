@@ -34,7 +34,7 @@ def gradients_of(training: "LocalTraining", model: nn.Module, names: list[str]) 
 
 def recorded(
     training: "LocalTraining", given: nn.Module, client: nn.Module, names: list[str], x: Tensor, y: Tensor
-) -> Gradients | None:
+) -> tuple[Gradients | None, list[Tensor] | None]:
     """The gradients for batches like this one, from a list of operations written down once; None if they differ.
 
     For models in which no value decides what is computed, and whose whole state is the parameters: `why_looped` tries
@@ -46,9 +46,10 @@ def recorded(
         client: the copy of it that is trained.
         names: of the parameters that are trained.
         x, y: one batch.
+    Returns: the list, and the gradients of this batch by autograd; None for both where nothing is tried.
     """
     if len(names) < len(list(client.parameters())) or list(client.buffers()):
-        return None
+        return None, None
     own = dict(client.named_parameters())
     parameters = [own[name].detach().clone() for name in names]
     lists = _known.setdefault(given, {})
@@ -60,16 +61,18 @@ def recorded(
             found = run(*parameters, x, y)
         if all(map(torch.equal, found, expected)):
             lists[key] = run
-            return run
-    return None
+            return run, expected
+    return None, expected
 
 
 def _record(gradients: Gradients, given: list[Tensor]) -> Gradients:
     module = make_fx(gradients)(*given)
+    aten = torch.ops.aten
     for node in list(module.graph.nodes):
-        if node.target is torch.ops.aten.detach.default:  # there is nothing to detach from
+        if node.target is aten.detach.default:  # there is nothing to detach from
             node.replace_all_uses_with(node.args[0])
-            module.graph.erase_node(node)
+        elif node.target is aten.t.default and node.args[0].target is aten.t.default:  # turned twice
+            node.replace_all_uses_with(node.args[0].args[0])
     module.graph.eliminate_dead_code()
     module.recompile()
     run: Gradients = module.forward
