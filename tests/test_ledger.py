@@ -284,7 +284,7 @@ def test_what_is_known_of_dense_ids_stays_known_when_a_sparse_one_comes(late):
     """Their last step and their count: not that they came alone."""
     dense, sparse = Ledger(MinSeparation(12, b=3, k=3)), Ledger(MinSeparation(12, b=3, k=3))
     everyone = list(range(10))
-    for t, units in enumerate([[3, 9], [4], [7], [3], [4, 5], [9], [3], [], late, [7]]):
+    for t, units in enumerate([[3, 9], [4], [7], [3], [4, 5], [9], [3], [8, 5], late, [7]]):
         dense.record(t, units)
         sparse.record(t, [f"{unit}" for unit in units])
         for later in range(t + 1, 12):
