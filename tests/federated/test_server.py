@@ -233,6 +233,16 @@ def test_too_early_users_are_refused_before_anything_is_added():
     assert list(server.release.ledger.history())[1].tolist() == [2]
 
 
+def test_eligible_is_who_may_come_in_the_next_round_and_no_later_one():
+    server = make()
+    server.round({0: message(server, 1)})
+    may = []
+    while server.step < 5:
+        may.append(server.eligible([0, 5]).tolist())
+        server.round({})
+    assert may == [[False, True], [False, True], [True, True], [True, True]]
+
+
 def test_a_second_message_of_a_user_is_refused_and_changes_nothing():
     one, other = make(), make()
     first, second = message(one, 1), message(one, 2)
@@ -486,6 +496,18 @@ def test_complex_parameters_are_refused():
     model = nn.ParameterList([nn.Parameter(torch.ones(2, dtype=torch.complex64))])
     with pytest.raises(ArgumentError, match="floats"):
         Server(plan(), model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def test_sums_for_wide_parameters_are_wide():
+    fine = 2.0**-2 + 2.0**-27  # of more digits than float32 has
+    rows = []
+    for sent in ({}, {1: {"weight": torch.full((1, 2), fine, dtype=torch.float64)}}):
+        model = nn.Linear(2, 1, bias=False, dtype=torch.float64)
+        server = Server(plan(), model, torch.optim.SGD(model.parameters(), lr=1.0), key=KEY)
+        seen = released(server)
+        server.round(sent)
+        rows += seen
+    assert np.allclose((rows[1] - rows[0]) * GOAL, fine, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
