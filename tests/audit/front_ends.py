@@ -234,10 +234,10 @@ def server_summing(make):
     """Replaces the sum of a round by one of the users' examples, a row each."""
     finish = Server._finish
 
-    def replaced(self, users, total):
+    def replaced(self, users, total, *cut):
         named, vectors = COLLECTED
         wrong = torch.from_numpy(make(vectors, named, self.clip_norm)).to(total.dtype)
-        finish(self, users, torch.cat([wrong, total[self.layout.size :]]))
+        finish(self, users, torch.cat([wrong, total[self.layout.size :]]), *cut)
 
     return patched(Server, "_finish", replaced)
 

@@ -1,7 +1,8 @@
 """One round: who has sent a message, and the sum of what was sent, each message cut to the clip norm."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from anyorder.clipping.clip_rules import Cut
 from anyorder.clipping.units import ClippedSum, step_of
-from anyorder.errors import ArgumentError, ParticipationError, PlanError, TrainingError
+from anyorder.errors import AnyorderError, ArgumentError, ParticipationError, PlanError, TrainingError
 from anyorder.federated.messages import Layout
 from anyorder.ledger import Units, as_units
+from anyorder.ledger.ids import plain
 from anyorder.release import Release
 
 __all__ = ["Round", "sum_of_nobody"]
@@ -38,7 +40,11 @@ class Round:
     its user has taken part. A *user* that the plan does not let take part now, or who was added before, is refused
     before anything is added, and the round goes on: that depends on who came and when, not on what was sent.
 
-    Made by `Server.open`. As a context manager it closes itself, or, left by an error, discards itself.
+    What else stops an `add` half way (an interrupt, no memory) leaves a sum of which nobody can say whose messages are
+    in it: such a round takes nothing more and is never released, `discard` it.
+
+    Made by `Server.open`. As a context manager it closes itself, or, left by an error, discards itself. Several threads
+    may add at once; one at a time is let in.
     """
 
     def __init__(
@@ -46,16 +52,18 @@ class Round:
         release: Release,
         layout: Layout,
         total: ClippedSum,
-        finish: Callable[[Units, Tensor], None],
+        finish: Callable[[Units, Tensor, int, float], None],
         end: Callable[[], None],
+        alone: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._release, self._layout, self._clipped = release, layout, total
-        self._finish, self._end = finish, end
+        self._finish, self._end, self._alone = finish, end, alone
         self._dtype = torch.float64 if release.plan.grid is None else torch.int64
         self._sums = torch.zeros(layout.size, dtype=self._dtype)  # what others have added up
         self._users: set[int | str] = set()
-        self._step, self._open = release.steps_taken, True
-        self._free = threading.Lock()
+        self._step, self._clip_norm = release.steps_taken, release.clip_norm
+        self._open = self._whole = True  # whole: the sum is that of the messages of these users, and of no others
+        self._free = threading.RLock()  # of the thread: one that was interrupted with it does not wait for itself
         on_device = release.plan.on_device
         self._sums_allowed, self._nameless = "clipping" in on_device, "record" in on_device
 
@@ -70,10 +78,9 @@ class Round:
             end of the round.
         Cost: O(size).
         """
-        with self._free:
-            known = self._known(None if user is None else [user])
-            self._add(self._layout.flat(message)[None])
-            self._users |= known
+        row = self._layout.flat(message)[None]
+        with self._adding(None if user is None else [user]):
+            self._add(row)
 
     def add_rows(self, users: Iterable[Any] | None, rows: Any) -> None:
         """Add many users' messages, which are vectors already: the fast way for simulations.
@@ -84,13 +91,11 @@ class Round:
                 zero vector.
         Raises: as `add`, of any of them: none was added. ArgumentError for rows of another shape or type.
         """
-        with self._free:
-            tensor = _rows_of(rows, self._layout.size)
-            known = self._known(users, len(tensor))
-            most = max(1, _ROWS // self._layout.size)
+        tensor = _rows_of(rows, self._layout.size)
+        most = max(1, _ROWS // self._layout.size)
+        with self._adding(users, len(tensor)):
             for start in range(0, len(tensor), most):
                 self._add(tensor[start : start + most])
-            self._users |= known
 
     def add_sum(self, users: Iterable[Any] | None, total: Any) -> None:
         """Add a sum that somebody else made of messages that the clients have cut: under secure aggregation.
@@ -108,11 +113,9 @@ class Round:
                 "add_sum() takes sums of which nobody sees that each message was clipped, and the plan does not trust "
                 "the devices with that: plan with on_device=('clipping',), or give single messages to add()"
             )
-        with self._free:
-            own = self._sum_of(total)
-            known = self._known(users)
+        own = self._sum_of(total)
+        with self._adding(users):
             self._sums += own
-            self._users |= known
 
     def close(self) -> None:
         """End the round: its sum gets the noise of the step, and the optimizer moves the model.
@@ -122,20 +125,20 @@ class Round:
         Raises: CheckpointError where the files cannot be written. If `server.step` has not moved, the round is still
             open, and may be closed again; else it was made, and `server.save()` is to be called again.
         """
-        with self._free:
+        with self._free, self._alone():
             self._check_open()
             parts = self._clipped.finish()
             vector = torch.cat([parts[name].reshape(-1) for name in self._layout.shapes]) + self._sums
             further = [parts[name].reshape(1) for name in parts.keys() - self._layout.shapes.keys()]
             try:
-                self._finish(as_units(self._users), torch.cat([vector, *further]))
+                self._finish(as_units(self._users), torch.cat([vector, *further]), self._step, self._clip_norm)
             finally:
                 if self._release.steps_taken != self._step:
                     self._ended()
 
     def discard(self) -> None:
         """Forget the round: nothing of it was released or recorded."""
-        with self._free:
+        with self._alone():
             if self._open:
                 self._ended()
 
@@ -160,28 +163,47 @@ class Round:
                 f"round {self._step} is over: what comes late is left out, and its sender may take part in a later "
                 "round that the plan allows"
             )
+        if not self._whole:
+            raise TrainingError(
+                f"round {self._step} was broken off while a message was added, and nobody can say what is in its sum: "
+                "discard() it, and open another one; nothing of it was released or recorded"
+            )
 
-    def _known(self, users: Iterable[Any] | None, count: int | None = None) -> set[Any]:
+    @contextmanager
+    def _adding(self, users: Iterable[Any] | None, count: int | None = None) -> Iterator[None]:
+        """Where messages of these users are added: in the sum and among the users, or the round is not whole."""
+        given = None if users is None else as_units(users)
+        with self._free:
+            self._check_open()
+            self._whole = False  # before the look at who is there: what comes in between is refused
+            try:
+                known = self._known(given, count)
+            except AnyorderError:  # refused, with nothing added
+                self._whole = True
+                raise
+            yield
+            self._users |= known
+            self._whole = True
+
+    def _known(self, users: Units | None, count: int | None = None) -> set[Any]:
         """The ids, none of which may have been added before; the caller adds them when their messages are in."""
-        self._check_open()
         if self._nameless:
             if users is not None:
                 raise ArgumentError("the plan leaves the record to the devices: the server takes no ids, give None")
             return set()
         if users is None:
             raise ArgumentError("users must name who sent the messages, got None")
-        given = as_units(users)
-        if count is not None and len(given) != count:
-            raise ArgumentError(f"users must be {count} ids, one for each row, got {len(given)}")
-        ids = set(given if isinstance(given, list) else given.tolist())
+        if count is not None and len(users) != count:
+            raise ArgumentError(f"users must be {count} ids, one for each row, got {len(users)}")
+        ids = set(plain(users))
         if ids and self._users and type(next(iter(ids))) is not type(next(iter(self._users))):
             raise ArgumentError("users must be all integers or all strings; one under two names would be two")
-        if len(ids) < len(given) or not self._users.isdisjoint(ids):
+        if len(ids) < len(users) or not self._users.isdisjoint(ids):
             raise ParticipationError(
                 f"round {self._step}: a user sent a message before, and each has one a round. Nothing was added, and "
                 "the round goes on: drop the second one, from another device or repeated"
             )
-        self._release.check(given)
+        self._release.check(users)
         return ids
 
     def _add(self, rows: Tensor) -> None:

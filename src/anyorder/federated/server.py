@@ -1,6 +1,7 @@
 """The server: rounds of clipped messages, released by the plan, that move one model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ class Server:
         self._round: Round | None = None
         self._made: int | None = None  # the round that is being made; None between rounds
         self._unsaved = self._moving = False
+        self._within: dict[str, object] = {}
         try:
             self.layout = _layout_of(self._held.named)
             wide = any(p.dtype == torch.float64 for p in self._held.named.values())
@@ -134,7 +136,7 @@ class Server:
         if state is not None:
             self._restore(state)
         elif path is not None:
-            self.save()  # from here on the key is on the disk, and with it what a round is made again by
+            self._save()  # from here on the key is on the disk, and with it what a round is made again by
         if left is None:
             return
         if left.step > self.step:
@@ -168,19 +170,22 @@ class Server:
                     round.add(None, message)
             round.close()
         finally:
-            self._round = None  # where the files failed, what is in <checkpoint>.pending stays: a restart makes it
+            if self._round is round:
+                self._round = None  # where the files failed, what is in <checkpoint>.pending stays: a restart makes it
 
     def open(self) -> Round:
         """The next round, for messages as they come: see `Round`.
 
         Raises: StepsExhaustedError after the last round; TrainingError while another one is open.
         """
-        if self._round is not None:
-            raise TrainingError(f"round {self.step} is open already: close() or discard() it first")
-        self._check()
-        total = sum_of_nobody(self.layout, self._dtype, self.release, self._cut)
-        self._round = opened = Round(self.release, self.layout, total, self._finish, self._ended)
-        return opened
+        with self._one_at_a_time():
+            if self._round is not None:
+                raise TrainingError(f"round {self.step} is open already: close() or discard() it first")
+            self._check()
+            total = sum_of_nobody(self.layout, self._dtype, self.release, self._cut)
+            end = self._finish, self._ended, self._one_at_a_time
+            self._round = opened = Round(self.release, self.layout, total, *end)
+            return opened
 
     def eligible(self, users: Iterable[Any]) -> NDArray[np.bool_]:
         """(m,) bool: whom of the users the plan lets take part in the next round. Choose cohorts among them."""
@@ -189,9 +194,23 @@ class Server:
             return np.zeros(len(ids), np.bool_)
         return self.release.ledger.allowed(self.step, ids)
 
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """Two rounds at one step would be two sums under one noise, or a sum cut at a norm that is not in force."""
+        own = object()
+        try:  # a dict's setdefault is one act, and leaves nothing behind that an interrupt could keep locked
+            if self._within.setdefault("here", own) is not own:
+                raise TrainingError(
+                    "the server is being used already, by another thread or around this observer: one at a time"
+                )
+            yield
+        finally:
+            if self._within.get("here") is own:
+                del self._within["here"]
+
     def _ended(self) -> None:
         self._round = None
-        if self._pending.step == self.step:
+        if self._pending.step == self.step and not self.release.may_have_committed:
             self._pending.remove()  # of a round that is given up after its close() had failed
 
     def _check(self) -> None:
@@ -201,12 +220,18 @@ class Server:
                 "checkpoint, which finishes it"
             )
         if self._unsaved:
-            self.save()
-        self._held.check()
+            self._save()
+        self._held.check_optimizer()
         self.release.check(None)
 
-    def _finish(self, users: Units, total: Tensor) -> None:
-        """Release a round's sum, and move the model; the round is on the disk before and after."""
+    def _finish(self, users: Units, total: Tensor, step: int, clip_norm: float) -> None:
+        """Release a round's sum, cut at clip_norm, and move the model; the round is on the disk before and after."""
+        if (step, clip_norm) != (self.step, self.clip_norm):
+            raise TrainingError(
+                f"a sum of round {step}, cut at norm {clip_norm:g}, is none of round {self.step}, whose norm is "
+                f"{self.clip_norm:g}: discard() it"
+            )
+        self._held.check_optimizer()
         ids = self.release.check(users)
         pending = PendingRound(self.step, ids, total if self.plan.grid is not None else total.to(self._dtype))
         if not self.release.repeats:  # else what its noise was used on is settled, by another one's messages perhaps
@@ -214,6 +239,8 @@ class Server:
         self._make(pending)
 
     def _make(self, pending: PendingRound) -> None:
+        self._held.check_optimizer()
+        self.release.check(pending.users)
         self._made = pending.step
         (private,) = self.release.take(pending.users, [pending.total.clone()], "Server.round")
         self._move(private[: self.layout.size])
@@ -221,7 +248,7 @@ class Server:
             self.release.clip.record(pending.step, float(count), Alone())
         self._made, self._unsaved = None, self._path is not None
         if self._unsaved:
-            self.save()
+            self._save()
         self.release.tell(pending.step, lambda: private)
 
     def _move(self, mean: Tensor) -> None:
@@ -269,8 +296,12 @@ class Server:
     def save(self) -> None:
         """Write the checkpoint. Every round does; call it after a change of `extra`, or when a round could not.
 
-        Raises: CheckpointError; the file of the last save is intact.
+        Raises: CheckpointError, TrainingError where a round was broken off; the file of the last save is intact.
         """
+        with self._one_at_a_time():
+            self._save()
+
+    def _save(self) -> None:
         if self._made is not None and self._made != self.step:
             self._check()
         own = {
@@ -305,7 +336,8 @@ class Server:
         """Let another process resume this run. The end of the process does the same."""
         if self._round is not None:
             self._round.discard()
-        self.release.close()
+        with self._one_at_a_time():
+            self.release.close()
 
 
 def _check_plan(plan: Plan, report_goal: int | None) -> None:

@@ -265,6 +265,7 @@ class Release:
         if self._closed:
             raise TrainingError("this release was closed: another process may have resumed its run")
         self._files.check_process()
+        self._files.check_open()
         step = self.ledger.step
         if step >= self._n:
             raise StepsExhaustedError(f"all {self._n} planned steps are used; a longer run needs its own plan")
@@ -394,6 +395,15 @@ class Release:
         return self._files.has(self.ledger.step)
 
     @property
+    def may_have_committed(self) -> bool:
+        """Whether the journal may have the next step: then its noise is for the sum that it was committed with alone.
+
+        Also after a commit that was broken off, of which nobody knows how far it came, and where the run has gone on
+        in another object.
+        """
+        return self._files.may_have(self.ledger.step)
+
+    @property
     def clip_norm(self) -> float:
         """The norm that a unit's part of the next total may have. It is public."""
         return self.clip.current
@@ -450,6 +460,8 @@ class Release:
             raise CheckpointError("this run has no file: give checkpoint=")
         if self._closed:
             raise CheckpointError("this run was closed: another process may have resumed it")
+        self._files.check_open()
+        self._noise.check(self.ledger.step)
 
     def close(self) -> None:
         """Let another process resume this run. The end of the process does the same."""

@@ -57,6 +57,11 @@ class RunFiles:
                 "that one, or begin a run of its own here"
             )
 
+    def check_open(self) -> None:
+        """Refuse, before anything is written, where another object of this process has resumed the run since."""
+        if self._journal is not None:
+            self._journal.check_open()
+
     def load(self, place: str, plan: Plan, key: bytes | None) -> State | None:
         """The state that the checkpoint file holds; None where there is no file.
 
@@ -126,8 +131,12 @@ class RunFiles:
         path = Path(os.path.realpath(self._path))
         path = path.with_name(f"{path.name}.ledger")
         if state is None:
-            return Ledger.create(participation, path, self._run_id)
-        return Ledger.resume(participation, path, self._run_id, Mark(**state["ledger"]))
+            ledger = Ledger.create(participation, path, self._run_id)
+        else:
+            ledger = Ledger.resume(participation, path, self._run_id, Mark(**state["ledger"]))
+        assert self._journal is not None
+        self._journal.on_close = ledger.close  # who has lost the journal would write over what the next one writes
+        return ledger
 
     def kept(self, ledger: Ledger) -> bytes | dict[str, Any]:
         """What the checkpoint keeps of it: the whole record, or where its own file stands, which is on the disk then.
@@ -213,6 +222,10 @@ class RunFiles:
     def has(self, step: int) -> bool:
         """Whether the noise of a step was used before: what is made now is that step again."""
         return self._journal is not None and step < self._journal.next_step
+
+    def may_have(self, step: int) -> bool:
+        """`has`, or what is behind the journal's end, or done by another object, is not known."""
+        return self.has(step) or (self._journal is not None and not self._journal.is_settled)
 
     def commit(self, place: str, step: int, units: Units, own: list[Tensor], population: bytes = b"") -> None:
         """Write down what the step uses its noise on, and who is in it, before anything noised is released.

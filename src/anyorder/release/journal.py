@@ -7,6 +7,7 @@ import re
 import struct
 import time
 import weakref
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -54,6 +55,7 @@ class Journal:
     def __init__(self, descriptor: int, path: Path, run_id: str) -> None:
         self._descriptor = descriptor
         self.path = path
+        self.on_close: Callable[[], None] | None = None  # of what else the one who has the journal may write
         self.doubt: str | None = None
         self.renewals: list[tuple[int, bytes]] = []
         self._head = _MARK + run_id.encode() + b"\n"
@@ -284,6 +286,11 @@ class Journal:
         return len(self._entries)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the file holds what this object knows, and nothing behind it, as of a commit that was broken off."""
+        return self._descriptor >= 0 and os.fstat(self._descriptor).st_size == self._size
+
+    @property
     def next_step(self) -> int:
         """The first step of which nothing is written."""
         return max([t + 1 for t in self._entries] + [t for t, _ in self.renewals], default=0)
@@ -297,6 +304,8 @@ class Journal:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+            if self.on_close is not None:
+                self.on_close()
         _open_journals.discard(self)
 
     def __del__(self) -> None:

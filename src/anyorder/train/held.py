@@ -86,13 +86,26 @@ class Held:
                 "gradient now: no noise is planned for it. Give it to the optimizer before make_private, or freeze it"
             )
 
+    def check_optimizer(self) -> None:
+        """Refuse a step of the optimizer that would move more than what is released.
+
+        A gradient that was left on a frozen parameter, by an earlier training perhaps, would go in without noise, and
+        again in every step; so would those of a group that was added later.
+        """
+        self.check()
+        self._check_known(self._known)
+        if any(id(p) not in self._known and p.grad is not None for p in self._parameters()):
+            raise TrainingError(
+                "the optimizer holds a frozen parameter that has a gradient, which each step would add to it: no noise "
+                "covers it. Set the gradient to None, or leave the parameter out of the optimizer"
+            )
+
     def check_step(self) -> None:
         """Refuse a step of another optimizer state, and gradients that did not come through the private model.
 
         They would be lost, or not be private.
         """
-        self.check()
-        self._check_known(self._known)
+        self.check_optimizer()
         for name, p in self.named.items():
             own, version = self._written.get(p, (None, 0))
             if p.grad is None or (p.grad is own and own._version == version) or not local(p.grad).any():
