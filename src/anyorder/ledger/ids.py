@@ -37,10 +37,12 @@ def as_units(units: Iterable[Any]) -> Units:
     if kinds == {str}:
         return values
     if values and all(issubclass(kind, str) for kind in kinds):
-        return [str(value) for value in values]
+        return [str.__str__(value) for value in values]  # the characters: a subclass's own str() may say another name
     if not all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ArgumentError(f"units must be all integers or all strings, got {names}")
+    if kinds != {int}:  # the number itself, whatever a subclass says that it is
+        values = [int.__int__(value) if isinstance(value, int) else np.generic.item(value) for value in values]
     try:
         return np.array(values, dtype=np.int64)
     except OverflowError as problem:
