@@ -174,3 +174,10 @@ def test_a_client_can_ask_what_is_wrong():
     assert "finite" in LAYOUT.problem({**GOOD, "b": torch.full((2,), float("nan"))})
     assert "names" in LAYOUT.problem({"w": torch.ones(2, 3)})
     assert "dict" in LAYOUT.problem(None)
+
+
+def test_a_problem_of_names_says_which():
+    assert LAYOUT.problem(GOOD) is None
+    assert LAYOUT.problem({"module.w": GOOD["w"], "b": GOOD["b"]}).endswith("got missing w; extra module.w")
+    assert LAYOUT.problem({**GOOD, **{f"n{i}": 0 for i in range(5)}}).endswith("got extra n0, n1, n2 and 2 more")
+    assert LAYOUT.problem({}).endswith("got missing w, b")

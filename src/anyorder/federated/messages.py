@@ -60,8 +60,10 @@ class Layout:
         """What is wrong with a message, or None: for a client with data of its own, never for a server."""
         if not isinstance(message, Mapping):
             return f"a message is a dict of {{name: tensor}}, got {type(message).__name__}"
-        if len(message) != len(self.shapes) or any(name not in message for name in self.shapes):
-            return f"its names must be those of the {len(self.shapes)} shared parameters, got {len(message)} others"
+        missing, extra = [n for n in self.shapes if n not in message], [n for n in message if n not in self.shapes]
+        if missing or extra:
+            wrong = [f"{what} {_few(names)}" for what, names in (("missing", missing), ("extra", extra)) if names]
+            return f"its names must be those of the {len(self.shapes)} shared parameters, got {'; '.join(wrong)}"
         for name, shape in self.shapes.items():
             problem = _problem_of(message[name], shape)
             if problem is not None:
@@ -89,6 +91,11 @@ class Layout:
             name: piece.view(*vector.shape[:-1], *shape)
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
+
+
+def _few(names: list[Any]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(str, names[:3])) + more
 
 
 _TENSORS = (Tensor, nn.Parameter)  # these very classes: one derived from them may answer as it likes
