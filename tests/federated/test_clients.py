@@ -236,3 +236,93 @@ def test_refused_examples() -> None:
 
 def test_it_is_public() -> None:
     assert ao.federated.LocalTraining is LocalTraining
+
+
+class Continued(nn.Module):
+    """An LSTM that begins each batch with the state that the last one left, in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out, self.last = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        fits = self.last is not None and self.last[0].shape[1] == len(x)
+        y, last = self.lstm(x, self.last if fits else None)
+        self.last = tuple(part.detach() for part in last)
+        return self.out(y[:, -1])
+
+
+class Centred(nn.Module):
+    """Takes away a running mean: a plain tensor that is made anew, or changed in place, in a list, or a lost buffer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.out, self.kind, self.mean, self.kept = nn.Linear(4, 3), kind, torch.zeros(4), [torch.zeros(4)]
+        self.register_buffer("other", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = 0.5 * x.detach().flatten(1, -2).mean((0, 1)).abs()
+        match self.kind:
+            case "anew":
+                self.mean = 0.5 * self.mean + moved
+            case "in place":
+                self.mean.mul_(0.5).add_(moved)
+            case "list":
+                self.kept[0] = 0.5 * self.kept[0] + moved
+            case "buffer":
+                self.other = 0.5 * self.other + moved
+        return self.out((x - self.mean - self.kept[0] - self.other).flatten(1, -2).mean(1))
+
+
+class Weighted(nn.Module):
+    """A loss that remembers how large it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 1.0
+
+    def forward(self, scores: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(scores, y)
+        self.largest = max(self.largest + 0.1, float(loss.detach()))
+        return loss / self.largest
+
+
+STATEFUL: dict[str, Callable[[], nn.Module]] = {
+    "lstm": Continued,
+    **{kind: (lambda kind=kind: Centred(kind)) for kind in ("anew", "in place", "list", "buffer")},
+    "loss": lambda: nn.Sequential(nn.Flatten(), nn.Linear(20, 3)),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize("way", ["changes", "looped"])
+def test_what_a_model_keeps_in_plain_attributes_does_not_reach_the_next_client(name: str, way: str) -> None:
+    torch.manual_seed(0)
+    model = STATEFUL[name]()
+    layout = Layout.of(dict(model.named_parameters()))
+    training = LocalTraining(Weighted() if name == "loss" else F.cross_entropy, lr=0.5, batch_size=4, epochs=2)
+    generator = torch.Generator().manual_seed(1)
+    cohort = [
+        (torch.randn(8, 5, 4, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(4)
+    ]
+    alone = torch.stack([training.change(model, layout, examples, i) for i, examples in enumerate(cohort)])
+    together = getattr(training, way)(model, layout, cohort, list(range(4)))
+    assert torch.equal(together, alone)
+    assert together.norm() > 0
+
+
+def test_state_that_only_some_data_leave_is_refused_where_clients_share_a_model() -> None:
+    class Odd(nn.Linear):
+        largest = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[-2] == 3:  # as any condition that the trial does not meet
+                self.largest = self.largest + 1
+            return super().forward(x)
+
+    model = Odd(5, 3)
+    layout = Layout.of(dict(model.named_parameters()))
+    training = LocalTraining(F.cross_entropy, lr=0.5, batch_size=4)
+    cohort = [(torch.randn(7, 5), torch.zeros(7, dtype=torch.int64)) for _ in range(3)]
+    with pytest.raises(ArgumentError, match="keeps state in plain attributes"):
+        training.changes(model, layout, cohort, [0, 1, 2])

@@ -351,3 +351,10 @@ def test_fed_avg_weighs_by_examples_and_claims_nothing():
     assert found.certificate is None
     moved = found.model.base.weight - Two().base.weight
     torch.testing.assert_close(moved, torch.full_like(moved, 2 * (1 / 4 * 1 + 3 / 4 * 3)))
+
+
+def test_what_owners_have_is_not_printed():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    made = joint.Joint(model, {"hospital": {"1.weight": torch.full((2, 2), 0.123)}})
+    assert "0.123" not in repr(made)
+    assert "hospital" not in repr(made)

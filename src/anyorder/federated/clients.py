@@ -27,7 +27,8 @@ class LocalTraining:
 
     Only the parameters of the layout are trained; the others stay as the server sent them. The model that is given is
     never changed, nor is torch's generator: clients train a copy, in training mode, whose buffers begin with the given
-    ones for each client and are dropped after it.
+    ones for each client and are dropped after it. So does what a model or a loss keeps in plain attributes, but not
+    what functions close over: that would go from client to client.
 
     Args:
         loss: loss(model(x), y) -> the mean over a batch, a scalar.

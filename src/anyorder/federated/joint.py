@@ -28,7 +28,7 @@ owner runs at the owner, and its entry of `personal` is there and nowhere else.
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -113,7 +113,7 @@ class Joint:
     """
 
     model: nn.Module
-    personal: Mapping[Owner, Values]
+    personal: Mapping[Owner, Values] = field(repr=False)  # what is printed is seen by others
     certificate: Certificate | None = None
 
     def model_of(self, owner: Owner) -> nn.Module:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from anyorder.errors import ArgumentError
 from anyorder.federated.messages import Layout
 from anyorder.federated.recorded import Gradients, recorded
+from anyorder.federated.state import HIDDEN, Snapshot, same, snapshot
 from anyorder.sampling.samplers import key_of, permutation_of
 
 if TYPE_CHECKING:
@@ -82,18 +83,41 @@ class _Looped:
 
     def __init__(self, training: "LocalTraining", model: nn.Module, layout: Layout, record: bool) -> None:
         self._training, self._layout, self._given = training, layout, model
-        self._model = deepcopy(model).train()
-        own = trained(self._model, layout)
+        self._channels_last: bool | None = None
+        self._record = record  # not yet tried
+        self._recorded: Gradients | None = None
+        self._begin()
+        self._device = self._parameters[0].device
+
+    def _begin(self) -> None:
+        """A copy of the model, and of a loss that is one: for the first client, and after one that left a trace."""
+        self._model, self._loss = deepcopy((self._given, self._training.loss))
+        self._model.train()
+        if self._channels_last:  # first of all: buffers of images become other objects
+            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        own = trained(self._model, self._layout)
         for p in self._model.parameters():
             p.grad = None
             p.requires_grad_(False)
         self._parameters = [p.requires_grad_() for p in own.values()]
         self._buffers = list(self._model.buffers())
         self._sent = [b.clone() for b in self._buffers]
-        self._device = self._parameters[0].device
-        self._channels_last: bool | None = None
-        self._record = record  # not yet tried
-        self._recorded: Gradients | None = None
+        self._state = self._snapshots()
+
+    def _snapshots(self) -> list[Snapshot]:
+        return [snapshot(self._model), snapshot(self._loss)]
+
+    def _end(self, before: list[Tensor]) -> None:
+        """Make everything as it was before a client."""
+        if not all(map(same, self._state, self._snapshots())):
+            if self._record or self._recorded is not None:
+                raise ArgumentError(HIDDEN)
+            self._begin()
+            return
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, before)
+            for b, b0 in zip(self._buffers, self._sent, strict=True):
+                b.copy_(b0)
 
     @torch.enable_grad()
     def changes(self, cohort: Sequence[Examples], seeds: Sequence[int | bytes]) -> Tensor:
@@ -114,9 +138,7 @@ class _Looped:
                 self._train(*cohort[i], order)
                 with torch.no_grad():
                     torch._foreach_copy_(row, torch._foreach_sub(self._parameters, before))
-                    torch._foreach_copy_(self._parameters, before)
-                    for b, b0 in zip(self._buffers, self._sent, strict=True):
-                        b.copy_(b0)
+                self._end(before)
         return result
 
     def _train(self, x: Tensor, y: Tensor, order: list[Tensor]) -> None:
@@ -147,7 +169,7 @@ class _Looped:
         if full and self._recorded is not None:
             with torch.no_grad():
                 return self._recorded(*self._parameters, x, y)
-        loss = self._training.loss(self._model(x), y)
+        loss = self._loss(self._model(x), y)
         return list(torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True))
 
     def _arrange(self, x: Tensor) -> None:
@@ -155,7 +177,7 @@ class _Looped:
         if self._channels_last is None:
             self._channels_last = takes_channels_last(self._given, x)
             if self._channels_last:
-                self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                self._begin()
 
 
 def takes_channels_last(model: nn.Module, x: Tensor) -> bool:

@@ -85,7 +85,8 @@ def simulate(
         of cohorts depend on availability and record, never on data.
     Raises: PlanError for a plan whose neighbours are add-or-remove: a cohort of a fixed size takes somebody else in
         for one who is missing; for one whose record is on devices. ArgumentError; TrainingError if another process
-        fails. What a client's training raises, with the round discarded and nothing recorded.
+        fails. What a client's training raises, with the round discarded and nothing recorded. That it
+        does is a function of the data: where they are private, a release that epsilon does not count.
     Cost: that of the clients' training, on as many processes as there are; a block of changes in memory.
     """
     if server.plan.neighbours == "add-or-remove":

@@ -20,8 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from anyorder.errors import ArgumentError
 from anyorder.federated.looped import Examples, dtype_of, kept_generator, order_of, takes_channels_last, trained
 from anyorder.federated.messages import Layout
+from anyorder.federated.state import HIDDEN, KEEPS, same, snapshot
 
 if TYPE_CHECKING:
     from anyorder.federated.clients import LocalTraining
@@ -48,6 +50,7 @@ def why_looped(training: "LocalTraining", model: nn.Module, layout: Layout, exam
       once for all saves nothing; from 250 000 where images can be laid out channels last, which vmap cannot.
     - What torch.func cannot do: random numbers (dropout), buffers that change (batch norm), values that decide what is
       computed, operations without a rule.
+    - State in plain attributes, which would go from client to client: the loop makes a new copy for each.
 
     Cost: two small passes, once for a model and these shapes.
     """
@@ -73,7 +76,7 @@ def mapped(
     Cost: the weights of at most 2^22 / size clients at a time, thrice (weights, gradients, velocities), and their
     examples. A call a step for all full batches, and one for each length of a short one.
     """
-    step, before = _step(training, model, layout)
+    step, before, untouched = _step(training, model, layout)
     device = next(iter(before.values())).device
     result = torch.zeros(len(cohort), layout.size, dtype=dtype_of(list(before.values())), device=device)
     order = sorted(range(len(cohort)), key=lambda i: -len(cohort[i][0]))
@@ -86,21 +89,26 @@ def mapped(
         _train(training, step, weights, [cohort[i] for i in chosen], [seeds[i] for i in chosen])
         pieces = [(weights[name] - p).reshape(len(chosen), -1) for name, p in before.items()]
         result[chosen] = torch.cat(pieces, 1).to(result.dtype)
+    if not untouched():
+        raise ArgumentError(HIDDEN)
     return result
 
 
 Step = Callable[[dict[str, Tensor], Tensor, Tensor], dict[str, Tensor]]
 
 
-def _step(training: "LocalTraining", model: nn.Module, layout: Layout) -> tuple[Step, dict[str, Tensor]]:
-    """Gradients of m clients from their weights and batches, and the weights that all begin with."""
-    client = deepcopy(model).train()
+def _step(
+    training: "LocalTraining", model: nn.Module, layout: Layout
+) -> tuple[Step, dict[str, Tensor], Callable[[], bool]]:
+    """Gradients of m clients from weights and batches, the weights that all begin with, whether no state was left."""
+    client, own_loss = deepcopy((model, training.loss))
+    client.train()
     before = {name: p.detach().clone() for name, p in trained(client, layout).items()}
     for p in client.parameters():
         p.requires_grad_(False)
 
     def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return training.loss(functional_call(client, weights, (x,)), y)
+        return own_loss(functional_call(client, weights, (x,)), y)
 
     mean = vmap(grad(loss))
 
@@ -109,7 +117,8 @@ def _step(training: "LocalTraining", model: nn.Module, layout: Layout) -> tuple[
             gradients: dict[str, Tensor] = mean(weights, x, y)
         return gradients
 
-    return step, before
+    state = [snapshot(client), snapshot(own_loss)]
+    return step, before, lambda: all(map(same, state, [snapshot(client), snapshot(own_loss)]))
 
 
 @torch.no_grad()
@@ -184,19 +193,23 @@ def _reason(training: "LocalTraining", model: nn.Module, layout: Layout, probe: 
     x, y = probe[0].to(device), probe[1].to(device)
     before = [b.clone() for b in client.buffers()]
     with kept_generator(device):
-        state = torch.get_rng_state()
+        state, made_of = torch.get_rng_state(), snapshot(client)
         with torch.no_grad(), _Count() as count, FlopCounterMode(display=False) as flops:
             client(x[0])
         if not torch.equal(torch.get_rng_state(), state):
             return "it draws random numbers"
         if not all(torch.equal(b, b0) for b, b0 in zip(client.buffers(), before, strict=True)):
             return "its buffers change"
-        step, weights = _step(training, model, layout)
+        if not same(made_of, snapshot(client)):
+            return KEEPS
+        step, weights, untouched = _step(training, model, layout)
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", "There is a performance drop", UserWarning)
                 step({name: w.expand(2, *w.shape) for name, w in weights.items()}, x, y)
         except (RuntimeError, TypeError, ValueError, UserWarning) as error:  # what is wrong in itself, the loop says
             return f"torch.func.vmap cannot run it: {str(error).splitlines()[0]}"
+        if not untouched():
+            return KEEPS
     busy = _BUSY_IMAGES if takes_channels_last(model, x[0]) else _BUSY
     return LARGE if flops.get_total_flops() > 2 * busy * max(1, count.calls) else None
