@@ -78,9 +78,8 @@ class Round:
             end of the round.
         Cost: O(size).
         """
-        row = self._layout.flat(message)[None]
         with self._adding(None if user is None else [user]):
-            self._add(row)
+            self._add(self._layout.flat(message)[None])
 
     def add_rows(self, users: Iterable[Any] | None, rows: Any) -> None:
         """Add many users' messages, which are vectors already: the fast way for simulations.
@@ -138,7 +137,7 @@ class Round:
 
     def discard(self) -> None:
         """Forget the round: nothing of it was released or recorded."""
-        with self._alone():
+        with self._alone(), self._free:  # at once, or never: not after a close() that is under way
             if self._open:
                 self._ended()
 
