@@ -1,5 +1,6 @@
 """Flower's messages become rounds of the server, and nothing else of them does."""
 
+import dataclasses
 import io
 import logging
 import os
@@ -13,7 +14,7 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 import anyorder as ao
-from anyorder.errors import ArgumentError, TrainingError
+from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.federated.flower import Strategy
 from anyorder.federated.flower.instruction import array_of
 from flower.in_process import Device, InProcess, fixed, plan, server, weights
@@ -460,3 +461,9 @@ def test_the_certificate_of_the_run_verifies(tmp_path):
     start(run, *(Device(i) for i in range(3)))
     run.certificate().save(tmp_path / "run.privacy.json")
     ao.verify(tmp_path / "run.privacy.json")
+
+
+def test_a_cohort_of_fixed_size_needs_neighbours_who_stay():
+    other = dataclasses.replace(plan(), neighbours="add-or-remove")
+    with pytest.raises(PlanError, match="would ask somebody else"):
+        Strategy(server(other))

@@ -72,6 +72,11 @@ class Strategy(flower.Strategy):
         min_nodes: int | None = None,
         timeout: float = 3600.0,
     ) -> None:
+        if server.plan.neighbours == "add-or-remove":
+            raise PlanError(
+                "a strategy needs a plan whose neighbours are 'zero-out' or 'replace-one', got 'add-or-remove': "
+                "without one user a cohort of fixed size would ask somebody else"
+            )
         goal = server.plan.batch_size
         self._server = server
         self._goal = goal
