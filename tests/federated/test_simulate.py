@@ -245,3 +245,11 @@ def test_two_processes_give_the_bits_of_one_and_hear_of_each_others_ends(tmp_pat
     assert torch.equal(torch.load(tmp_path / "models"), reference[0])
     assert torch.equal(torch.load(tmp_path / "models of many blocks"), simulated.many_blocks())
     assert (tmp_path / "noticed").exists(), done.stderr
+
+
+def test_too_few_users_for_the_rounds_are_known_before():
+    few = dict(list(examples().items())[:40])
+    with pytest.warns(
+        UserWarning, match="40 users in at most 3 rounds each are 120 messages, and 6 rounds of 24 want 144"
+    ):
+        simulate(start(), few, simulated.TRAINING)

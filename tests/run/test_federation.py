@@ -199,19 +199,22 @@ def test_users_and_model_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     options = {"dataset": "own_users:users", "rounds": 20, "report_goal": 6, "noise_multiplier": 0.1, "clip_norm": 1}
-    outcome = invoke("federated", *words(**options, max_participations=2), "--json")
+    with pytest.warns(UserWarning, match="30 users in at most 2 rounds each are 60 messages"):
+        outcome = invoke("federated", *words(**options, max_participations=2), "--json")
     assert outcome.exit_code == 0, outcome.output
     result = json.loads(outcome.stdout)
     assert result["output"].startswith("runs/own_users.users-")
     assert result["test_accuracy"][-1][1] > 0.7
     assert result["claims"]["noise_std"] == pytest.approx(0.1)
     assert result["realised"]["max_participations"] == 2
+    idle = ("users", "model", "classes_per_user", "timer_hours", "round_hours")
+    assert [result["settings"][name] for name in idle] == [None] * 5
 
 
 OPTIONS = {
     "dataset": "digits", "model": "linear", "users": 50, "classes_per_user": 3, "epsilon": 5.0, "delta": 1e-6,
     "rounds": 9, "report_goal": 7, "clip_norm": 0.7, "mechanism": "tree", "min_separation": 2,
-    "max_participations": 3, "availability": "check-in", "available": 0.9, "timer_hours": 3.0, "round_hours": 0.5,
+    "max_participations": 3, "availability": "check-in", "timer_hours": 3.0, "round_hours": 0.5,
     "over_selection": 1.7, "drop_out": 0.3, "client_lr": 0.04, "client_batch": 5, "local_epochs": 4,
     "max_examples": 11, "server_optimizer": "adam", "server_lr": 0.6, "momentum": 0.8, "seed": 12,
 }  # fmt: skip
@@ -221,7 +224,10 @@ class Reached(Exception):
     """Has what a run was about to do."""
 
 
-@pytest.mark.parametrize("options", [OPTIONS, {"noise_multiplier": 2.0, "data_dir": "there", "user_key": "writer"}])
+OTHERS = {"noise_multiplier": 2.0, "data_dir": "there", "user_key": "writer", "available": 0.9}
+
+
+@pytest.mark.parametrize("options", [OPTIONS, OTHERS])
 def test_every_option_is_in_the_settings(options, monkeypatch):
     def reached(settings, output, **others):
         raise Reached(settings, output, others["processes"])
@@ -308,6 +314,12 @@ def test_a_command_that_is_stopped_says_how_to_go_on_and_fails(tmp_path, monkeyp
         (["--processes", "0"], "processes must be"),
         (["--mechanism", "poisson"], "needs secret sampling"),
         (["--resume", "absent", "--rounds", "3"], "leave out --rounds"),
+        (["--dataset", "mine:users", "--users", "30"], "users has no effect with dataset 'mine:users'"),
+        (["--dataset", "mine:users", "--model", "cnn"], "model has no effect"),
+        (["--dataset", "mine:users", "--classes-per-user", "3"], "classes_per_user has no effect"),
+        (["--timer-hours", "3"], "timer_hours has no effect with availability 'uniform'"),
+        (["--availability", "check-in", "--available", "0.5"], "available has no effect"),
+        (["--users", "20", "--report-goal", "21"], "at most the number of users, 20, got 21"),
     ],
 )
 def test_a_bad_value_is_one_line_and_leaves_no_folder(arguments, phrase, tmp_path, monkeypatch):
@@ -391,3 +403,9 @@ def test_words_for_availability():
         0.5, 0.1, round_hours=2.0
     )
     assert small(availability="check-in").who_is_there() == CheckIn(24.0, 12.0, 1.0)
+
+
+def test_poisson_is_not_offered():
+    text = " ".join(invoke("federated", "--help").stdout.replace("│", " ").split())
+    assert "DP-FTRL" in text
+    assert "poisson" not in text

@@ -13,6 +13,7 @@ from anyorder.report import facts_panel
 
 __all__ = ["federated"]
 
+_MECHANISM = MECHANISM.replace("[bold]poisson[/bold] (DP-SGD with amplification), ", "")  # a choice that is public
 _AVAILABILITY = (
     "Who is there: [bold]uniform[/bold] (the same chance in every round), [bold]diurnal[/bold] (a daily wave), or "
     "[bold]check-in[/bold] (a timer on each device, so that rounds between two of a user are known only afterwards)."
@@ -38,7 +39,7 @@ def federated(
     rounds: Annotated[int | None, typer.Option(help="Rounds of the plan.")] = None,
     report_goal: Annotated[int | None, typer.Option(help="Users in a round; sums are divided by it.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="L2 bound on one user's change of the model.")] = None,
-    mechanism: Annotated[str | None, typer.Option(help=MECHANISM)] = None,
+    mechanism: Annotated[str | None, typer.Option(help=_MECHANISM)] = None,
     min_separation: Annotated[
         int | None, typer.Option(help="Rounds between two of a user. Default: what population and availability keep.")
     ] = None,

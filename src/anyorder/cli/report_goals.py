@@ -47,7 +47,7 @@ def report_goals(
     plot: Annotated[Path | None, typer.Option(help="Write a PNG: epsilon against report goal.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Epsilon against report goal: what more users in a round buy, for a population, at the same utility.
+    """Epsilon against report goal: what more users in a round buy, for a population.
 
     $ anyorder report-goals --population 342477 --rounds 1600 --noise-ratio 0.00149 --delta 1e-6 --goals 100,1000,5060
 
@@ -87,7 +87,9 @@ def report_goals(
     console.print(comparison_table(f"{population} users, {rounds} rounds, delta {delta:g}", _COLUMNS, rows))
     console.print(
         "goal: users in a round; times: rounds of one user at most, so many rounds apart; noise: std over clip norm of "
-        "a round or a tree's node; error: that of a weight, root mean square over rounds, for learning rate 1."
+        "a round or a tree's node; error: that of a weight, root mean square over rounds, for learning rate 1. "
+        "The error tells how good the model is: with a fresh tree in each pass it grows with the number of passes; "
+        "--restart-every 0 keeps one tree."
     )
 
 

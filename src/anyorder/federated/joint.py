@@ -29,7 +29,7 @@ import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -128,7 +128,7 @@ class Joint:
 
 def two_phase(
     model: nn.Module,
-    owners: Mapping[Owner, Examples],
+    owners: Mapping[Any, Examples],
     train: Train,
     fit: Local,
     *,
@@ -180,7 +180,7 @@ def two_phase(
 
 def owner_level(
     server: Server,
-    owners: Mapping[Owner, Examples],
+    owners: Mapping[Any, Examples],
     change: Local,
     fit: Local,
     *,
@@ -209,6 +209,8 @@ def owner_level(
         what the plan accounts for in each participation, over adaptive rounds: x_j may carry anything from round to
         round, as no matter what it carries the message is in the ball. Other owners' messages and x_i are functions of
         the billboard and of S_i. QED by the billboard.
+    A server's checkpoint holds what is shared and no personal parameters: in deployment each owner keeps its own. Here
+        a simulation that is killed and goes on with the server's next round begins the personal parts anew.
     Cost: the noise is that of n owners, not of their records: few owners learn little from each other this way.
     Returns: the server's model, personal parameters, the server's certificate.
     Raises: ArgumentError for a plan of another unit, and for an optimizer that holds other parameters.
@@ -244,7 +246,7 @@ def owner_level(
 # -- to compare with -------------------------------------------------------------------------------------------------
 
 
-def full_dp(model: nn.Module, owners: Mapping[Owner, Examples], train: Train) -> Joint:
+def full_dp(model: nn.Module, owners: Mapping[Any, Examples], train: Train) -> Joint:
     """Nothing is personal: one model for all, every parameter of it trained privately. See `two_phase`."""
 
     def nothing(model: nn.Module, layout: Layout, examples: Examples, seed: int) -> Tensor:
@@ -254,14 +256,14 @@ def full_dp(model: nn.Module, owners: Mapping[Owner, Examples], train: Train) ->
     return two_phase(model, owners, train, nothing, personal=[])
 
 
-def silo(model: nn.Module, owners: Mapping[Owner, Examples], fit: Local, *, seed: int = 0) -> Joint:
+def silo(model: nn.Module, owners: Mapping[Any, Examples], fit: Local, *, seed: int = 0) -> Joint:
     """Each owner alone: everything is personal, and nothing is shared. Jointly DP with epsilon 0."""
     names = split(model, []).shared
     public = _copy(model, {})
     return Joint(public, _fit_all(public, owners, fit, names, {}, seed))
 
 
-def fed_avg(model: nn.Module, owners: Mapping[Owner, Examples], change: Local, *, rounds: int, seed: int = 0) -> Joint:
+def fed_avg(model: nn.Module, owners: Mapping[Any, Examples], change: Local, *, rounds: int, seed: int = 0) -> Joint:
     """Federated averaging [McMahan et al. 2017], all owners in every round, weights by examples. **Not private.**
 
     u <- u + sum over j of (m_j / N) change(u, S_j)
@@ -284,7 +286,7 @@ def fed_avg(model: nn.Module, owners: Mapping[Owner, Examples], change: Local, *
 
 def _fit_all(
     public: nn.Module,
-    owners: Mapping[Owner, Examples],
+    owners: Mapping[Any, Examples],
     fit: Local,
     names: tuple[str, ...],
     begin: Mapping[Owner, Values],

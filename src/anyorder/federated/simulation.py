@@ -1,5 +1,6 @@
 """A federation in one place: the server of a deployment, and clients that are computed."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def simulate(
         progress: whether a bar of the rounds is drawn; it shows their number alone.
     Privacy: the choice of cohorts is public and gives no amplification: the plan's claim holds for any choice. Sizes
         of cohorts depend on availability and record, never on data.
+    Warns: UserWarning where users * max_participations is below rounds * report goal: some rounds must be short.
     Raises: PlanError for a plan whose neighbours are add-or-remove: a cohort of a fixed size takes somebody else in
         for one who is missing; for one whose record is on devices. ArgumentError; TrainingError if another process
         fails. What a client's training raises, with the round discarded and nothing recorded. That it
@@ -104,6 +106,14 @@ def simulate(
     there = Uniform() if availability is None else availability
     source = public_source(seed)
     goal = server.plan.batch_size
+    most = server.plan.participation.max_participations
+    if len(users) * most < server.plan.n * goal:
+        warnings.warn(
+            f"rounds will be short of users: {len(users)} users in at most {most} rounds each are "
+            f"{len(users) * most} messages, and {server.plan.n} rounds of {goal} want {server.plan.n * goal}; sums are "
+            "divided by the report goal all the same",
+            UserWarning, stacklevel=2,
+        )  # fmt: skip
     cohort_size(goal, over_selection)  # refused before anybody is told of a round
     ids = list(users) if isinstance(users, Mapping) else list(range(len(users)))
     team = Team(server.model, server.layout, users, training)

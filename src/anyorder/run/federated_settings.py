@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from anyorder import _check
+from anyorder.errors import ArgumentError
 from anyorder.federated import Availability, CheckIn, Diurnal, Uniform
 from anyorder.run.planning import Mechanism
 
@@ -46,14 +47,16 @@ class FederatedSettings:
         server_optimizer: "sgd", "ftrl" or "adam".
         server_lr, momentum: of the server's optimizer; Adam's first beta.
         seed: of initial weights, the split and all chance of the simulation; never of the noise.
+
+    What has no effect beside the others is None: `of` refuses it where it is given.
     """
 
     dataset: str
     data_dir: str | None = None
-    model: str = "mlp"
-    users: int = 100
+    model: str | None = "mlp"
+    users: int | None = 100
     user_key: str | None = None
-    classes_per_user: int = 2
+    classes_per_user: int | None = 2
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
@@ -64,9 +67,9 @@ class FederatedSettings:
     min_separation: int | None = None
     max_participations: int | None = None
     availability: str = "uniform"
-    available: float = 1.0
-    timer_hours: float = 24.0
-    round_hours: float = 1.0
+    available: float | None = 1.0
+    timer_hours: float | None = 24.0
+    round_hours: float | None = 1.0
     over_selection: float = 1.3
     drop_out: float = 0.1
     client_lr: float = 0.1
@@ -84,10 +87,16 @@ class FederatedSettings:
         chosen = {name: value for name, value in given.items() if value is not None}
         if "epsilon" not in chosen and "noise_multiplier" not in chosen:
             chosen["epsilon"] = 8.0
+        for name, why in _idle(dataset, chosen.get("user_key"), chosen.get("availability", "uniform")).items():
+            if name in chosen:
+                raise ArgumentError(f"{name} has no effect {why}, got {chosen[name]!r}: leave it out")
         return cls(dataset=dataset, **{**_DEFAULTS.get(dataset, {}), **chosen})
 
     def __post_init__(self) -> None:
-        _check.integer("users", self.users, low=1)
+        for name in _idle(self.dataset, self.user_key, self.availability):
+            object.__setattr__(self, name, None)
+        if self.users is not None:
+            _check.integer("users", self.users, low=1)
         _check.integer("rounds", self.rounds, low=1)
         _check.integer("report_goal", self.report_goal, low=1)
         _check.integer("seed", self.seed, low=0, high=2**63 - 1)
@@ -100,11 +109,13 @@ class FederatedSettings:
         """The model of availability."""
         match self.availability:
             case "uniform":
-                return Uniform(self.available)
+                return Uniform(_number(self.available))
             case "diurnal":
-                return Diurnal(self.available, self.available / 5, round_hours=self.round_hours)
+                peak = _number(self.available)
+                return Diurnal(peak, peak / 5, round_hours=_number(self.round_hours))
             case _:
-                return CheckIn(self.timer_hours, self.timer_hours / 2, self.round_hours)
+                timer = _number(self.timer_hours)
+                return CheckIn(timer, timer / 2, _number(self.round_hours))
 
     @property
     def noise(self) -> Mechanism:
@@ -114,3 +125,26 @@ class FederatedSettings:
     def to_dict(self) -> dict[str, Any]:
         """JSON values; `FederatedSettings(**values)` makes equal settings."""
         return asdict(self)
+
+
+def _idle(dataset: str, user_key: str | None, availability: str) -> dict[str, str]:
+    """{setting: where it has no effect}."""
+    found: dict[str, str] = {}
+    if ":" in dataset:
+        own = f"with dataset {dataset!r}, which brings users and a model of its own"
+        found |= dict.fromkeys(("data_dir", "model", "users", "user_key", "classes_per_user"), own)
+    elif user_key is not None:
+        found |= dict.fromkeys(("users", "classes_per_user"), "with user_key, which says whose a row is")
+    if availability != "check-in":
+        found["timer_hours"] = f"with availability {availability!r}, only with 'check-in'"
+    else:
+        found["available"] = "with availability 'check-in', where timers say who is there"
+    if availability == "uniform":
+        found["round_hours"] = "with availability 'uniform', only with 'diurnal' and 'check-in'"
+    return found
+
+
+def _number(value: float | None) -> float:
+    if value is None:
+        raise ArgumentError("a number that availability needs must be given, got None")
+    return value

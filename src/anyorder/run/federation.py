@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from anyorder import _check
-from anyorder.errors import CheckpointError
+from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.federated import LocalTraining, Server, Simulation, simulate
 from anyorder.federated.cohorts import cohort_size
 from anyorder.participation import MinSeparation
@@ -133,10 +133,9 @@ class _Parts:
 
     def __init__(self, settings: FederatedSettings) -> None:
         self.settings = settings
-        self.federation: Federation = federation(
-            settings.dataset, data_dir=settings.data_dir, model=settings.model, users=settings.users,
-            user_key=settings.user_key, classes_per_user=settings.classes_per_user, seed=settings.seed,
-        )  # fmt: skip
+        names = ("data_dir", "model", "users", "user_key", "classes_per_user")
+        given = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+        self.federation: Federation = federation(settings.dataset, seed=settings.seed, **given)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             self.model: nn.Module = self.federation.make_model()
@@ -161,6 +160,11 @@ class _Parts:
 def _plan(settings: FederatedSettings, num_users: int) -> tuple[Plan, str]:
     """The plan, and why its separation is what it is."""
     goal, rounds = settings.report_goal, settings.rounds
+    if goal > num_users:
+        raise ArgumentError(
+            f"report_goal must be at most the number of users, {num_users}, got {goal}: no round could be full; set "
+            "--report-goal"
+        )
     asked = cohort_size(goal, settings.over_selection)
     b = settings.min_separation
     if b is not None:
