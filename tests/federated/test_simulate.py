@@ -253,3 +253,15 @@ def test_too_few_users_for_the_rounds_are_known_before():
         UserWarning, match="40 users in at most 3 rounds each are 120 messages, and 6 rounds of 24 want 144"
     ):
         simulate(start(), few, simulated.TRAINING)
+
+
+def test_what_is_of_another_kind_is_named():
+    server = start()
+    with pytest.raises(ArgumentError, match=r"Uniform\(0.3\), got float"):
+        simulate(server, examples(), simulated.TRAINING, availability=0.3)
+    with pytest.raises(ArgumentError, match="messages must be a dict .* got NoneType"):
+        server.round(None)
+    with pytest.raises(ArgumentError, match="users must be a list or an array of ids, got int"):
+        server.eligible(3)
+    assert server.step == 0
+    server.round({})  # nothing stayed open

@@ -159,6 +159,8 @@ class Server:
         Raises: ParticipationError if the plan does not let one of the users take part now, StepsExhaustedError after
             the last round; nothing changed. CheckpointError as `Round.close`.
         """
+        if not isinstance(messages, Iterable):
+            raise ArgumentError(f"messages must be a dict {{user: message}}, got {type(messages).__name__}")
         round = self.open()
         try:
             if isinstance(messages, Mapping):
@@ -189,6 +191,8 @@ class Server:
 
     def eligible(self, users: Iterable[Any]) -> NDArray[np.bool_]:
         """(m,) bool: whom of the users the plan lets take part in the next round. Choose cohorts among them."""
+        if not isinstance(users, Iterable):
+            raise ArgumentError(f"users must be a list or an array of ids, got {type(users).__name__}")
         ids = as_units(users)
         if self.step >= self.plan.n:
             return np.zeros(len(ids), np.bool_)

@@ -104,6 +104,10 @@ def simulate(
     if not len(users):
         raise ArgumentError("users must hold at least one user, got none")
     there = Uniform() if availability is None else availability
+    if not callable(getattr(there, "present", None)):
+        raise ArgumentError(
+            f"availability must be a model of who is there, such as Uniform(0.3), got {type(there).__name__}"
+        )
     source = public_source(seed)
     goal = server.plan.batch_size
     most = server.plan.participation.max_participations
