@@ -133,8 +133,8 @@ def _noises_all(self, mean, real=Server._move):
         buffer += torch.ones_like(buffer)
 
 
-def _divides_by_answers(self, users, total, real=Server._finish):
-    real(self, users, total * (GOAL / max(len(users), 1)))
+def _divides_by_answers(self, users, total, *cut, real=Server._finish):
+    real(self, users, total * (GOAL / max(len(users), 1)), *cut)
 
 
 def _does_not_clip(self, squares, clip_norm, real=Cut.apply):
