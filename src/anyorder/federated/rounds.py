@@ -20,6 +20,7 @@ from anyorder.release import Release
 __all__ = ["Round", "sum_of_nobody"]
 
 _ROWS = 1 << 24  # numbers of messages that are copied at once
+_MOST = 1 << 22  # messages of a round whose users nobody names: so many add up exactly
 
 
 def sum_of_nobody(layout: Layout, dtype: torch.dtype, release: Release, cut: Cut) -> ClippedSum:
@@ -55,9 +56,11 @@ class Round:
         finish: Callable[[Units, Tensor, int, float], None],
         end: Callable[[], None],
         alone: Callable[[], AbstractContextManager[None]],
+        *,
+        largest: float,
     ) -> None:
         self._release, self._layout, self._clipped = release, layout, total
-        self._finish, self._end, self._alone = finish, end, alone
+        self._finish, self._end, self._alone, self._largest = finish, end, alone, largest
         self._dtype = torch.float64 if release.plan.grid is None else torch.int64
         self._sums = torch.zeros(layout.size, dtype=self._dtype)  # what others have added up
         self._users: set[int | str] = set()
@@ -100,7 +103,8 @@ class Round:
         """Add a sum that somebody else made of messages that the clients have cut: under secure aggregation.
 
         Only a plan that says so (`on_device=("clipping",)`) has it: the server cannot see that no message in the sum is
-        longer than the clip norm. A sum that is not finite, which no cut messages have, is zero.
+        longer than the clip norm. A sum that no cut messages have is zero: one that is not finite, or not in the
+        model's precision, or that is longer than the clip norm times the number of users, by more than rounding.
 
         Args:
             users: whose messages are in it; None where the plan leaves the record to the devices.
@@ -113,8 +117,9 @@ class Round:
                 "the devices with that: plan with on_device=('clipping',), or give single messages to add()"
             )
         own = self._sum_of(total)
-        with self._adding(users):
-            self._sums += own
+        with self._adding(users) as known:
+            if self._is_possible(own, _MOST if self._nameless else len(known)):
+                self._sums += own
 
     def close(self) -> None:
         """End the round: its sum gets the noise of the step, and the optimizer moves the model.
@@ -169,7 +174,7 @@ class Round:
             )
 
     @contextmanager
-    def _adding(self, users: Iterable[Any] | None, count: int | None = None) -> Iterator[None]:
+    def _adding(self, users: Iterable[Any] | None, count: int | None = None) -> Iterator[set[Any]]:
         """Where messages of these users are added: in the sum and among the users, or the round is not whole."""
         given = None if users is None else as_units(users)
         with self._free:
@@ -180,7 +185,7 @@ class Round:
             except AnyorderError:  # refused, with nothing added
                 self._whole = True
                 raise
-            yield
+            yield known
             self._users |= known
             self._whole = True
 
@@ -208,6 +213,16 @@ class Round:
     def _add(self, rows: Tensor) -> None:
         if len(rows):
             self._clipped.add(self._layout.named(rows), torch.arange(len(rows)), complete=True)
+
+    def _is_possible(self, own: Tensor, most: int) -> bool:
+        """Whether so many cut messages can have this sum, and the model's precision the mean: a public rule.
+
+        Of devices that keep their promise all sums are; of one that does not, the model would be infinite for ever.
+        """
+        grid = self._release.plan.grid or 1.0
+        norm = float(torch.linalg.vector_norm(own.double())) * grid
+        largest = float((self._sums + own).double().abs().max()) * grid
+        return norm <= 1.01 * most * self._release.clip_norm and largest <= self._largest
 
     def _sum_of(self, total: Any) -> Tensor:
         grid, size = self._release.plan.grid, self._layout.size

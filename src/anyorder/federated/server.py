@@ -51,7 +51,8 @@ class Server:
     With `checkpoint` every round is on the disk before `round` or `close` return. A server that was killed, at whatever
     point, goes on from there: a round whose messages were all in is made again, on the same sum and with the same
     noise; nothing is lost but a round that was still collecting. The files hold the noise key, and between two
-    instants of a round its un-noised sum: keep them as safe as the data.
+    instants of a round its un-noised sum: keep them as safe as the data. The model is in them whole: so is what you put
+    into its parameters that are not shared, or its buffers, of somebody's personal values.
 
     Args:
         plan: what to run. Its `unit` says who sends: "user", "owner".
@@ -185,8 +186,9 @@ class Server:
                 raise TrainingError(f"round {self.step} is open already: close() or discard() it first")
             self._check()
             total = sum_of_nobody(self.layout, self._dtype, self.release, self._cut)
+            least = min(torch.finfo(p.dtype).max for p in self._held.named.values())
             end = self._finish, self._ended, self._one_at_a_time
-            self._round = opened = Round(self.release, self.layout, total, *end)
+            self._round = opened = Round(self.release, self.layout, total, *end, largest=least * self.plan.batch_size)
             return opened
 
     def eligible(self, users: Iterable[Any]) -> NDArray[np.bool_]:
