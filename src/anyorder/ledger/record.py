@@ -171,12 +171,13 @@ class Ledger:
         if self._written is None or self._written[0] is not ids:
             self._write(t, ids)
         assert self._written is not None
+        self._allowed = None
+        self._seen.add(t, ids)  # first: interrupted after it, the ledger refuses too much, and never too little
         self._store.keep(ids)
         self._hash = self._written[1]
         if len(ids):
             self._is_string = isinstance(ids, list)
-        self._allowed = self._written = None
-        self._seen.add(t, ids)
+        self._written = None
 
     def _write(self, t: int, ids: Units) -> None:
         digest = sha256(self._hash + t.to_bytes(8, "little") + canonical_bytes(ids)).digest()

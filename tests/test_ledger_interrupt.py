@@ -1,0 +1,29 @@
+"""A step that is broken off while it is recorded leaves nobody less guarded."""
+
+import pytest
+
+from anyorder.errors import ParticipationError
+from anyorder.ledger import Ledger
+from anyorder.participation import MinSeparation
+
+
+class Broken(BaseException):
+    """As a key that is pressed."""
+
+
+@pytest.mark.parametrize("units", [[3, 7], ["ann", "bob"]])
+def test_who_was_in_a_step_that_was_broken_off_is_refused_in_the_next(units, monkeypatch):
+    ledger = Ledger(MinSeparation(10, b=4, k=2))
+    keep = type(ledger._store).keep
+
+    def interrupted(self, ids):
+        keep(self, ids)
+        raise Broken
+
+    monkeypatch.setattr(type(ledger._store), "keep", interrupted)
+    with pytest.raises(Broken):
+        ledger.record(0, units)
+    monkeypatch.undo()
+    assert ledger.step == 1
+    with pytest.raises(ParticipationError):
+        ledger.check(1, units)
