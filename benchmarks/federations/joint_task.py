@@ -1,7 +1,8 @@
 """The task of Huang et al. 2023, section 4: 10 000 images of two data sets at n owners, a network with two heads.
 
-What the paper leaves open is chosen here: pixels are moved and scaled by public constants, each owner has exactly 8 of
-the 10 classes, the second head, FC1, begins at zero, an owner alone shifts its images by up to two pixels.
+What the paper leaves open is chosen here: pixels are moved and scaled by public constants, the classes of an owner are
+those of 8 shards by lot, the second head, FC1, begins at zero, an owner alone shifts images (of mnist) by up to two
+pixels.
 """
 
 import functools
@@ -92,27 +93,24 @@ def pool(name: str, folder: Path, seed: int, records: int = RECORDS) -> Pool:
 
 
 def owners(data: Pool, n: int, seed: int) -> tuple[dict[int, Examples], dict[int, Examples]]:
-    """The records and the test images of each owner: of the same 8 classes, about as many for everyone.
+    """The records and the test images of each owner: of the same classes, at most 8, about as many for everyone.
 
-    The records of each class are cut into shards of about m / 8, 8 n in all; owners in turn take one of each of the
-    8 classes of which most shards are left, ties by lot. Test images of a class are dealt to the owners who have it.
+    The records of each class are cut into shards of about m / 8, 8 n in all, which are shuffled and dealt, 8 to each
+    owner [as McMahan et al. 2017, section 3, with 2]; its test images are dealt likewise.
     """
     generator = np.random.default_rng([seed, n])
     labels = data.y.numpy()
     share = np.bincount(labels, minlength=CLASSES) * PER_OWNER * n / len(labels)
-    left = np.floor(share).astype(int)
-    left[np.argsort(left - share)[: PER_OWNER * n - left.sum()]] += 1  # the largest remainders
-    classes = []
-    for _ in range(n):
-        classes.append(np.argsort(-(left + generator.random(CLASSES) * 0.99))[:PER_OWNER])
-        left[classes[-1]] -= 1
+    shards = np.floor(share).astype(int)
+    shards[np.argsort(shards - share)[: PER_OWNER * n - shards.sum()]] += 1  # the largest remainders
+    dealt = generator.permutation(np.repeat(np.arange(CLASSES), shards)).reshape(n, PER_OWNER)
 
     def deal(x: Tensor, y: Tensor) -> dict[int, Examples]:
         parts: list[list[np.ndarray]] = [[] for _ in range(n)]
         for c in range(CLASSES):
-            who = [j for j in range(n) if c in classes[j]]
+            owner_of_shard = np.nonzero(dealt == c)[0]
             mixed = generator.permutation(np.flatnonzero(y.numpy() == c))
-            for j, part in zip(who, np.array_split(mixed, len(who)), strict=True):
+            for j, part in zip(owner_of_shard, np.array_split(mixed, len(owner_of_shard)), strict=True):
                 parts[j].append(part)
         return {j: (x[np.concatenate(part)], y[np.concatenate(part)]) for j, part in enumerate(parts)}
 
