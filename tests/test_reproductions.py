@@ -93,7 +93,7 @@ def test_the_condition_is_monotone_and_the_networks_is_out_of_reach():
 
 
 @pytest.mark.parametrize("n", [4, 16, 64])
-def test_owners_of_the_joint_task_have_eight_classes_and_every_record_is_dealt_once(n):
+def test_owners_of_the_joint_task_have_at_most_eight_classes_and_every_record_is_dealt_once(n):
     generator = torch.Generator().manual_seed(0)
     y, test_y = torch.randint(10, (1000,), generator=generator), torch.randint(10, (700,), generator=generator)
     parts, tests = joint_task.owners(joint_task.Pool(torch.arange(1000), y, torch.arange(700), test_y), n, seed=1)
@@ -101,7 +101,7 @@ def test_owners_of_the_joint_task_have_eight_classes_and_every_record_is_dealt_o
     assert sorted(i for x, _ in tests.values() for i in x.tolist()) == list(range(700))
     for owner, (x, labels) in parts.items():
         assert torch.equal(y[x], labels)
-        assert len(set(labels.tolist())) == 8
+        assert 2 <= len(set(labels.tolist())) <= 8  # those of eight shards by lot
         assert set(tests[owner][1].tolist()) <= set(labels.tolist())
         assert abs(len(x) - 1000 / n) <= 8 + 20 / n
 
