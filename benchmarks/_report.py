@@ -5,6 +5,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable
+from importlib import import_module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,13 @@ def options(description: str, *, only: Iterable[str] = ()) -> argparse.Namespace
     if parts := list(only):
         parser.add_argument("--only", choices=parts, action="append", help="this part; may be repeated")
     return parser.parse_args()
+
+
+def run_parts(description: str, package: str, parts: Iterable[str]) -> None:
+    """The command of a benchmark in parts: modules of a package here, each with `rows(quick) -> Iterator[Row]`."""
+    chosen = options(description, only=parts)
+    for part in chosen.only or parts:
+        show(import_module(f"benchmarks.{package}.{part}").rows(chosen.quick), chosen.json)
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:

@@ -7,18 +7,14 @@
 A part is a module of `benchmarks/audits` with `rows(quick) -> Iterator[Row]`; its first lines say what its rows mean.
 """
 
-from importlib import import_module
-
-from benchmarks._report import options, show
+from benchmarks._report import run_parts
 
 PARTS = ("power", "null", "faults", "peers", "secrets", "scripts")
 
 
 def main() -> None:
     """Attack and print."""
-    chosen = options(__doc__ or "", only=PARTS)
-    for part in chosen.only or PARTS:
-        show(import_module(f"benchmarks.audits.{part}").rows(chosen.quick), chosen.json)
+    run_parts(__doc__ or "", "audits", PARTS)
 
 
 if __name__ == "__main__":

@@ -8,20 +8,14 @@ A part is a module of `benchmarks/federations` with `rows(quick) -> Iterator[Row
 its rows mean.
 """
 
-from importlib import import_module
-from pathlib import Path
+from benchmarks._report import run_parts
 
-from benchmarks._report import options, show
-
-ORDER = ("speed", "ledger", "faults", "words", "joint", "flower_wrappers")
-PARTS = tuple(part for part in ORDER if (Path(__file__).parent / "federations" / f"{part}.py").exists())
+PARTS = ("speed", "ledger", "faults", "words", "joint", "flower_wrappers")
 
 
 def main() -> None:
     """Measure and print."""
-    chosen = options(__doc__ or "", only=PARTS)
-    for part in chosen.only or PARTS:
-        show(import_module(f"benchmarks.federations.{part}").rows(chosen.quick), chosen.json)
+    run_parts(__doc__ or "", "federations", PARTS)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from anyorder.errors import CertificateError
 
 __all__ = [
     "brief", "canonical", "check_names", "hexadecimal", "load_json", "printable", "quoted", "read_json", "save_json",
+    "sync_folder",
 ]  # fmt: skip
 
 _MAX_DIGITS = 32
@@ -225,3 +226,12 @@ def brief(problem: BaseException) -> str:
 
 def _name(path: str | Path) -> str:
     return printable(str(path))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new name in a folder outlast a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

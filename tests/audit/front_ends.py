@@ -173,10 +173,14 @@ engine = FrontEnd("torch engine", run_engine, engine_summing, engine_sampled, CL
 ADAPTIVE = Adaptive(quantile=0.5, learning_rate=0.3, share=0.1)
 
 
-def run_adaptive(trial):
-    """With a clip norm that follows the units' norms."""
-    for clip_norm, row in gradients(trial, ADAPTIVE):
+def moved(trial, steps):
+    """Rows whose clip norm follows the units' norms."""
+    for clip_norm, row in steps:
         yield Moved(row, clip_norm, clip_norm / (trial.plan.clip_norm * ADAPTIVE.gradient_share))
+
+
+def run_adaptive(trial):
+    return moved(trial, gradients(trial, ADAPTIVE))
 
 
 adaptive = FrontEnd(
@@ -331,8 +335,7 @@ federated_rows = FrontEnd(
 
 
 def run_federated_adaptive(trial):
-    for clip_norm, row in means(trial, by_rows, rule=ADAPTIVE):
-        yield Moved(row, clip_norm, clip_norm / (trial.plan.clip_norm * ADAPTIVE.gradient_share))
+    return moved(trial, means(trial, by_rows, rule=ADAPTIVE))
 
 
 federated_adaptive = FrontEnd(

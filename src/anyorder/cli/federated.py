@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from anyorder.cli.options import MECHANISM, Epsilon, Json, Noise
-from anyorder.cli.output import fail, one_line_errors, print_json
-from anyorder.errors import ArgumentError
+from anyorder.cli.output import one_line_errors, print_json
+from anyorder.cli.running import run_or_resume
 from anyorder.report import facts_panel
 
 __all__ = ["federated"]
@@ -108,22 +108,13 @@ def federated(
 
     console = Console(stderr=as_json)
     observer = RoundsBar(console)
-    try:
-        if resume is None:
-            settings = job.FederatedSettings.of(**given)
-            result = job.federate(settings, output, observer=observer, processes=processes)
-        else:
-            if given or output is not None:
-                names = [*given, "output"] if output is not None else list(given)
-                extra = ", ".join("--" + name.replace("_", "-") for name in names)
-                raise ArgumentError(f"--resume takes the settings from its folder: leave out {extra}")
-            result = job.resume_federation(resume, observer=observer, processes=processes)
-    except KeyboardInterrupt:
-        observer.stop()
-        hint = "" if observer.path is None else f"; go on with: anyorder federated --resume {observer.path}"
-        fail(f"stopped{hint}", 1)
-    finally:
-        observer.stop()
+    result = run_or_resume(
+        "federated", observer, given, output, resume,
+        start=lambda: job.federate(
+            job.FederatedSettings.of(**given), output, observer=observer, processes=processes
+        ),
+        go_on=lambda folder: job.resume_federation(folder, observer=observer, processes=processes),
+    )  # fmt: skip
     if as_json:
         print_json({"output": str(result.path), **result.to_dict()})
         return

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from anyorder.cli.options import COMPLETION, ESTIMATOR, MECHANISM, ORDER, Epsilon, Json, Noise, RestartEvery
-from anyorder.cli.output import fail, one_line_errors, print_json
-from anyorder.errors import ArgumentError
+from anyorder.cli.output import one_line_errors, print_json
+from anyorder.cli.running import run_or_resume
 from anyorder.report import facts_panel
 
 __all__ = ["train"]
@@ -80,21 +80,11 @@ def train(
 
     console = Console(stderr=as_json)
     observer = ProgressBar(console)
-    try:
-        if resume is None:
-            result = job.train(job.Settings.of(**given), output, observer=observer, tensorboard=tensorboard)
-        else:
-            if given or output is not None:
-                names = [*given, "output"] if output is not None else list(given)
-                extra = ", ".join("--" + name.replace("_", "-") for name in names)
-                raise ArgumentError(f"--resume takes the settings from its folder: leave out {extra}")
-            result = job.resume(resume, observer=observer, tensorboard=tensorboard)
-    except KeyboardInterrupt:
-        observer.stop()
-        hint = "" if observer.path is None else f"; go on with: anyorder train --resume {observer.path}"
-        fail(f"stopped{hint}", 1)
-    finally:
-        observer.stop()
+    result = run_or_resume(
+        "train", observer, given, output, resume,
+        start=lambda: job.train(job.Settings.of(**given), output, observer=observer, tensorboard=tensorboard),
+        go_on=lambda folder: job.resume(folder, observer=observer, tensorboard=tensorboard),
+    )  # fmt: skip
     if as_json:
         print_json({"output": str(result.path), **result.to_dict()})
         return

@@ -32,11 +32,10 @@ from typing import Any
 
 from anyorder import _check
 from anyorder._closed import final
-from anyorder._sealed import canonical
+from anyorder._sealed import canonical, sync_folder
 from anyorder._trusted import check_on_device
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError
 from anyorder.plan import Plan
-from anyorder.release.checkpoint import sync_folder
 
 __all__ = ["DeviceRecord"]
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from anyorder._sealed import sync_folder
 from anyorder.errors import CheckpointError
 from anyorder.ledger import Units, as_units
-from anyorder.release.checkpoint import load, save_atomic, sync_folder
+from anyorder.release.checkpoint import load, save_atomic
 
 __all__ = ["Pending", "PendingRound"]
 

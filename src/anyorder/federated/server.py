@@ -146,6 +146,7 @@ class Server:
                 "the run's last one, and the rounds between would have to be made again; put the last one back"
             )
         if left.step == self.step:
+            self._allowed(left.users)
             self._make(left)
         self._pending.remove()
 
@@ -237,16 +238,19 @@ class Server:
                 f"a sum of round {step}, cut at norm {clip_norm:g}, is none of round {self.step}, whose norm is "
                 f"{self.clip_norm:g}: discard() it"
             )
-        self._held.check_optimizer()
-        ids = self.release.check(users)
-        pending = PendingRound(self.step, ids, total if self.plan.grid is not None else total.to(self._dtype))
+        pending = PendingRound(
+            self.step, self._allowed(users), total if self.plan.grid is not None else total.to(self._dtype)
+        )
         if not self.release.repeats:  # else what its noise was used on is settled, by another one's messages perhaps
             self._pending.write(pending)
         self._make(pending)
 
-    def _make(self, pending: PendingRound) -> None:
+    def _allowed(self, users: Units) -> Units:
+        """The users, whom the plan lets make this round now, with an optimizer that moves what is released alone."""
         self._held.check_optimizer()
-        self.release.check(pending.users)
+        return self.release.check(users)
+
+    def _make(self, pending: PendingRound) -> None:
         self._made = pending.step
         (private,) = self.release.take(pending.users, [pending.total.clone()], "Server.round")
         self._move(private[: self.layout.size])

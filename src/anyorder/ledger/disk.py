@@ -35,6 +35,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from anyorder._sealed import sync_folder
 from anyorder.errors import CheckpointError
 from anyorder.ledger.ids import Integers, Units
 from anyorder.ledger.memory import integers_from, integers_raw
@@ -90,7 +91,7 @@ class Disk:
             os.ftruncate(descriptor, 0)
             _write(descriptor, head, 0)
             os.fsync(descriptor)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except OSError as problem:
             _close(descriptor)
             raise CheckpointError(f"the ledger {path} cannot be written: {problem}") from problem
@@ -253,13 +254,4 @@ def _write(descriptor: int, data: bytes, place: int) -> None:
 
 def _close(descriptor: int) -> None:
     if descriptor >= 0:
-        os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new name in a folder outlast a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
         os.close(descriptor)

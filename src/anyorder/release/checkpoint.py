@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from anyorder._sealed import sync_folder
 from anyorder.errors import CheckpointError
 
-__all__ = ["load", "save_atomic", "sync_folder"]
+__all__ = ["load", "save_atomic"]
 
 _MAGIC = b"anyorder checkpt"
 _VERSION = 3
@@ -152,15 +153,6 @@ def _write(descriptor: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while len(view):
         view = view[os.write(descriptor, view[: 1 << 30]) :]
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a new name in a folder outlast a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_stale(target: Path) -> None:

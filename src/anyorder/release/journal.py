@@ -12,8 +12,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from anyorder import _check
+from anyorder._sealed import sync_folder
 from anyorder.errors import ArgumentError, CheckpointError
-from anyorder.release.checkpoint import sync_folder
 
 __all__ = ["Journal"]
 

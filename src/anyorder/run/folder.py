@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from anyorder._sealed import read_json as read_object
+from anyorder._sealed import sync_folder
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
-from anyorder.release.checkpoint import sync_folder
 from anyorder.release.journal import Journal
 
 __all__ = [
