@@ -13,7 +13,7 @@ ROOMS = [
     "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library",
     "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting",
     "noise", "ledger", "sampling", "_trusted", "plan", "realised", "planner", "receipt", "certificate", "release",
-    "audit", "clipping", "train", "federated", "report", "run", "cli", "__main__",
+    "audit", "clipping", "sparse", "train", "federated", "report", "run", "cli", "__main__",
 ]  # fmt: skip
 PURE = [*ROOMS[: ROOMS.index("planner") + 1], "receipt", "certificate", "audit", "report"]  # an auditor and a planner
 PURE.remove("sampling")  # of torch's loaders; a plan asks for it where it is given one

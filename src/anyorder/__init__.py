@@ -3,7 +3,7 @@
 The rooms, in reading order: workload (A), participation (who takes part when), strategy (C), sensitivity, error,
 optimize (choose C), accounting (epsilon), noise (addressable), sampling (loaders and their order), plan (the claim),
 ledger (enforces the claim), receipt (a unit's own part in it), certificate (shows it), release (carries it out),
-audit (attacks it), clipping, train (the engine), federated (users and owners).
+audit (attacks it), clipping, sparse (wide tables), train (the engine), federated (users and owners).
 
 What a planner needs is here at once; audits, and what needs torch, are loaded when they are first asked for.
 """
@@ -21,7 +21,7 @@ from anyorder.receipt import Receipt
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 
 if TYPE_CHECKING:
-    from anyorder import audit, clipping, federated, release, sampling, train
+    from anyorder import audit, clipping, federated, release, sampling, sparse, train
     from anyorder.audit import check
     from anyorder.clipping import bounded_sum, check_model
     from anyorder.release import Release
@@ -59,6 +59,7 @@ __all__ = [
     "rmse",
     "sampling",
     "sensitivity",
+    "sparse",
     "strategy",
     "train",
     "unit_sensitivities",
@@ -81,6 +82,7 @@ _LAZY = {
     "federated": "",
     "release": "",
     "sampling": "",
+    "sparse": "",
     "train": "",
 }
 """Name -> the room it is from, or "" for a room itself."""

@@ -1,0 +1,3 @@
+"""Wide tables: noise only where it is needed, lazily and exactly, or on rows that are chosen privately."""
+
+__all__: list[str] = []
