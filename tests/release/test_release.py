@@ -152,10 +152,18 @@ def test_large_finite_totals_pass():
     assert np.isfinite(release.step([1], np.full(SIZE, 1.7e308))).all()
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.5, "12", True])
-def test_sizes_are_positive_integers(size):
+@pytest.mark.parametrize("size", [-1, 2.5, "12", True])
+def test_sizes_are_integers_that_are_not_negative(size):
     with pytest.raises(ArgumentError, match="size"):
         ao.Release(planned(), size)
+
+
+def test_a_release_of_size_0_takes_no_step_without_tables():
+    release = ao.Release(planned(), 0)
+    for refused in (lambda: release.step([0], np.zeros(0, np.float32)), lambda: release.check(None)):
+        with pytest.raises(TrainingError, match="size 0 has tables alone"):
+            refused()
+    assert release.steps_taken == 0
 
 
 def test_a_plan_and_a_key_are_needed_as_they_are(tmp_path):

@@ -1,10 +1,7 @@
 """A plan carried out, whatever made the sums: the one place where a sum becomes a release."""
 
-import json
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,30 +10,23 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from anyorder import _check
-from anyorder.certificate import Certificate, Evidence
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.ledger import Units
-from anyorder.noise import NoiseSource
 from anyorder.plan import Plan
-from anyorder.release.clip_norm import ClipNorm
 from anyorder.release.coins import Coins
-from anyorder.release.files import RunFiles
-from anyorder.release.noise import SharedNoise
+from anyorder.release.observers import Guest, Observer, check_guest, joined, tell_each
 from anyorder.release.ranks import Coordinates, OneProcess
+from anyorder.release.run import Run
 from anyorder.release.schedules import Fixed, Schedule
-from anyorder.release.totals import Rows, copy_of, like, piece_of
+from anyorder.release.tables import Attached, Part, with_guest
+from anyorder.release.totals import Rows, like, piece_of
 
 __all__ = ["Release"]
 
-Observer = Callable[[int, Any], object]
-
-Guest = Callable[[int, list[Tensor], float], list[Tensor]]
-"""(step, a total in pieces, what the noised total will be divided by) -> new pieces, with what it adds."""
-
-_OWN = {"plan", "key", "stream", "clip_norm", "ledger", "extra", "ranks", "renewals", "machine", "coins"}
+_OWN = {"plan", "key", "stream", "clip_norm", "ledger", "extra", "ranks", "renewals", "machine", "coins", "tables"}
 
 
-class Release:
+class Release(Run):
     """Carries one plan out: you bring the sum of each step, and get it back private.
 
     Step t, given the units in it and the sum of what they add, returns
@@ -71,7 +61,7 @@ class Release:
 
     Args:
         plan: what to run.
-        size: elements of a total.
+        size: elements of a total; 0 where tables alone are released (`attach`).
         key: 32 bytes for reproducible tests. In use, leave it out: the key then comes from the operating system, and
             a release whose key is known has no privacy.
         checkpoint: file for `save`; where it exists, the release goes on from there. Its folder must exist.
@@ -80,6 +70,7 @@ class Release:
 
     Attributes:
         plan, size: as given.
+        of_tables: what the step before released of tables that select rows; none of lazy ones.
         ledger: who took part in which step; `ledger.step` is the next step.
         extra: what the checkpoint's `save(extra=..)` was given; empty for a new release.
         unreturned: (step, private) of a step that was taken, and whose observer raised; else None.
@@ -93,15 +84,13 @@ class Release:
         (3,)
     """
 
-    resumed: dict[str, Any] | None  # for a front end, whose half of the state is in it
-    _coins: Coins | None = None
     _guest: Guest | None = None
 
     def __init__(
         self, plan: Plan, size: int, *, key: bytes | None = None, checkpoint: str | Path | None = None,
         ledger_on_disk: bool = False,
     ) -> None:  # fmt: skip
-        coordinates = OneProcess(_check.integer("size", size, low=1))
+        coordinates = OneProcess(_check.integer("size", size, low=0))
         self._begin(
             plan, coordinates, Fixed(), key=key, checkpoint=checkpoint, place="Release", ledger_on_disk=ledger_on_disk
         )
@@ -138,55 +127,9 @@ class Release:
         release._begin(plan, coordinates, schedule, **files)
         return release
 
-    def _begin(
-        self,
-        plan: Plan,
-        coordinates: Coordinates,
-        schedule: Schedule,
-        *,
-        key: bytes | None,
-        checkpoint: str | Path | None,
-        place: str,
-        ledger_on_disk: bool = False,
-    ) -> None:
-        if not isinstance(plan, Plan):
-            raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
-        given = None if key is None else NoiseSource(key).key
-        self.plan, self.size, self._n = plan, coordinates.size, plan.n
-        self.clip, self._group = ClipNorm(plan, schedule), coordinates.group
-        self._path = None if checkpoint is None else Path(checkpoint)
-        self._files = RunFiles(self._path, self._group, ledger_on_disk)
-        state = self._files.load(place, plan, given)
-        if state is not None:
-            self.clip.check(state["clip_norm"])
-        fresh = given or NoiseSource.random().key
-        self._key = self._group.from_first(fresh) if state is None else state["key"]
-        # A key is bound to its plan: under another plan the same 32 bytes give unrelated noise.
-        own = NoiseSource(self._key).derive(plan.digest.encode())
-        self._source = self._files.begin(place, own, plan, state)
-        try:
-            self._noise = SharedNoise(plan.strategy, self._source, plan.noise_std, coordinates, plan.grid)
-            self.ledger = self._files.ledger(plan.participation, state)
-            if state is not None:
-                self._noise.load_state_dict({
-                    **state["stream"], "state": [values.numpy() for values in state["stream"]["state"]]
-                })  # fmt: skip
-                self.clip.load_state_dict(state.get("clip_norm"))
-        except BaseException:
-            self._files.close()
-            raise
-        self.resumed = state
-        self.extra: dict[str, Any] = {} if state is None else state["extra"]
-        record = self._source.derive(b"record").key
-        self._evidence = Evidence(plan, self.ledger, self._source.fingerprint(), record)
-        self._observers: list[Observer] = []
-        self.unreturned: tuple[int, Any] | None = None
-        self._closed = False
-        self._free_now = threading.Lock()
-
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def step(self, units: Iterable[Any] | None, total: Any) -> Any:
+    def step(self, units: Iterable[Any] | None, total: Any, tables: Sequence[Part] = ()) -> Any:
         """The private mean of the next step.
 
         Args:
@@ -194,6 +137,8 @@ class Release:
                 twice, and is one unit. A step of nobody is a step. Where the plan's record is on devices, None.
             total: the un-noised sum: a NumPy array or a torch tensor of `size` elements in any shape, float32 or
                 float64; it is not written. For a plan with a grid int64, in grid steps.
+            tables: of each attached table its part, such as `LazyTable.rows` gives: a unit's vector is its part of
+                `total` and of these together, of norm at most `clip_norm`.
         Returns: like `total`, a fresh array; for a plan with a grid float64.
         Raises: ParticipationError, StepsExhaustedError, ArgumentError, TrainingError, CheckpointError; with nothing
             changed. What an observer raises comes after the step: see `on_release`.
@@ -201,7 +146,7 @@ class Release:
         """
         with self._one_at_a_time():
             piece = piece_of(total, self.size, self.plan.grid)
-            return self._step(units, [piece], lambda made: like(made[0], total))
+            return self._step(units, [piece], lambda made: like(made[0], total), tables)
 
     def step_rows(self, units: Iterable[Any] | None, rows: ArrayLike, values: Any) -> Any:
         """The next step of a (num_rows, width) table of which only some rows are released, at the cost of these rows.
@@ -242,16 +187,24 @@ class Release:
             )
         return self._coins.draw(self.ledger.step, num_units)
 
-    def _step(self, units: Iterable[Any] | None, own: list[Tensor] | Rows, give: Callable[[list[Tensor]], Any]) -> Any:
+    def _step(
+        self,
+        units: Iterable[Any] | None,
+        own: list[Tensor] | Rows,
+        give: Callable[[list[Tensor]], Any],
+        tables: Sequence[Part] = (),
+    ) -> Any:
         unnamed = "record" in self.plan.on_device
         if units is None and not unnamed:
             raise ArgumentError("units must name whose parts are in the total, got None; a step of nobody has []")
         ids = self.check([] if units is None else units)
         pieces = [own.values] if isinstance(own, Rows) else own
-        if not len(ids) and not unnamed and any(bool(piece.any()) for piece in pieces):
+        parts = self._tables.in_order(tables)
+        somebody = any(bool(piece.any()) for piece in pieces) or not all(part.is_zero for part in parts)
+        if not len(ids) and not unnamed and somebody:
             raise ArgumentError("a total of nobody must be zero: name all units whose parts are in it")
         t = self.ledger.step
-        private = give(self.take(ids, own))
+        private = give(self.take(ids, own, tables=parts))
         self.tell(t, lambda: private)
         return private
 
@@ -262,14 +215,12 @@ class Release:
             units: None where they are not known yet.
         Returns: the units, distinct and sorted.
         """
-        if self._closed:
-            raise TrainingError("this release was closed: another process may have resumed its run")
-        self._files.check_process()
-        self._files.check_open()
+        self.check_usable()
         step = self.ledger.step
         if step >= self._n:
             raise StepsExhaustedError(f"all {self._n} planned steps are used; a longer run needs its own plan")
         self._noise.check(step)
+        self._tables.check(step)
         self.clip.check_step(step)
         if units is None:
             return []
@@ -287,7 +238,13 @@ class Release:
             )
         return ids
 
-    def take(self, units: Iterable[Any], own: list[Tensor] | Rows, place: str = "Release.step") -> list[Tensor]:
+    def take(
+        self,
+        units: Iterable[Any],
+        own: list[Tensor] | Rows,
+        place: str = "Release.step",
+        tables: Sequence[Part] = (),
+    ) -> list[Tensor]:
         """The step itself, after `check`: journal, noise, constant, ledger.
 
         A ledger on disk has the step written before the journal commits it, where it does not count: so nothing that
@@ -296,44 +253,80 @@ class Release:
         Args:
             units: what `check` returned.
             own: this rank's part of the total in pieces, which are overwritten.
-        Returns: the private pieces: `own` itself, or new ones on a grid.
+            tables: the parts of the attached tables; see `anyorder.release.tables`.
+        Returns: the private pieces: `own` itself, or new ones on a grid. What tables release is in `of_tables`.
         """
         step = self.ledger.step
         population = b"" if self._coins is None else self._coins.population
         ids = self._checked(step, units)
+        parts = self._tables.in_order(tables)
         if isinstance(own, Rows) and self._guest is not None:
             raise TrainingError("canaries are added to whole totals: an audited run takes step(), not step_rows()")
         self.ledger.prepare(step, ids)
+        self._begun = True
         if isinstance(own, Rows):
             self._files.commit(place, step, ids, own.parts(), population)
             private = [self._noise.add_to_rows(own.rows, own.values, self.clip.divisor)]
         else:
-            own = self.clip.planned(own)
+            own, parts = self.clip.planned(own), [part.planned(self.clip) for part in parts]
             if self._guest is not None:
-                own = self._guest(step, own, self.clip.divisor)
-            self._files.commit(place, step, ids, own, population)
+                own, parts = with_guest(self._guest, step, own, parts, self.clip.divisor)
+            told = [tensor for part in parts for tensor in part.parts()]
+            self._files.commit(place, step, ids, [*own, *told], population)
             private = self._noise.add_to(own, self.clip.divisor)
+            settled = [part.settle(step, self.clip) for part in parts]
+            self.of_tables = [released for released in settled if released is not None]
         self.ledger.record(step, ids)
+        self._tables.flush_again(step + 1)
         return private
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    def attach(self, table: Attached) -> int:
+        """Take in a table, before the first step; for those of `anyorder.sparse`, which call it themselves.
+
+        Its coordinates lie behind those of the release and of the tables before it. On a resume the run's tables are
+        attached in their order, and go on from the checkpoint.
+
+        Returns: its first coordinate.
+        Raises: PlanError among several ranks, for a plan with a grid, or for a selection where the table has none, and
+            the other way round; TrainingError after the first step; CheckpointError for another table than the run's.
+        """
+        self.check_usable()
+        return self._tables.attach(table, self.ledger.step, self._begun)
+
+    @property
+    def whole_size(self) -> int:
+        """Number of coordinates, with those of the tables."""
+        return self.size + self._tables.size
+
+    def flush(self) -> None:
+        """Bring all rows of all lazy tables up to date, and show the tables: `LazyTable.flush`.
+
+        A table may be shown only so: which rows lack noise tells which rows were touched. The journal has it first, so
+        that a process that resumes from an older checkpoint shows the same tables at the same step, and no others.
+
+        Raises: CheckpointError while lost steps are repeated, where the lost process did not flush; TrainingError where
+            a step was broken off. Nothing is shown then.
+        Cost: the noise of all rows that lack some, and with a checkpoint a hash of the tables.
+        """
+        with self._one_at_a_time():
+            self.check_usable()
+            self._tables.check_whole(self.ledger.step)
+            self._tables.flush(self.ledger.step)
+
+    # -- who looks on ------------------------------------------------------------------------------------------------
 
     def admit(self, guest: Guest) -> None:
         """Let a guest add to every total before it is noised: for `anyorder.audit.plant`, which says what it may add.
+
+        It sees whole tables behind the dense total, and observers see all of them at every step.
 
         Raises: TrainingError after the first step, for a second guest, among several ranks, or with a checkpoint: what
             the guest adds would have to be the same, bit for bit, after a resume.
         """
         self.check(None)
-        problem = None
-        if self.ledger.step:
-            problem = "after its first step: what was released before knows nothing of them"
-        elif self._guest is not None:
-            problem = "a second time"
-        elif self._group.size > 1:
-            problem = "among several ranks, each of which has a part of the total: audit in one process"
-        elif self._path is not None:
-            problem = "with a checkpoint: a resumed run would have to add the same ones; audit without checkpoint="
-        if problem is not None:
-            raise TrainingError(f"canaries cannot be planted in a run {problem}")
+        check_guest(self.ledger.step, self._guest, self._group.size, self._path is not None)
         self._guest = guest
 
     def on_release(self, callback: Observer) -> Callable[[], None]:
@@ -342,7 +335,8 @@ class Release:
         It sees what is released and nothing else: a copy of what `step` returns (of an engine: all private gradients
         one behind the other, of this rank's coordinates where there are several). One that raises changes nothing: the
         step was taken before and is in the ledger, all other observers are called, the error goes up to the caller of
-        `step`, and `unreturned` has what `step` would have returned.
+        `step`, and `unreturned` has what `step` would have returned. With tables that select rows it is the pair
+        (private, [a sparse tensor for each table]); of a lazy table nothing is released at a step.
 
         Returns: a function that ends it.
         """
@@ -357,18 +351,10 @@ class Release:
         if not self._observers:
             return
         released = private()
+        if self.of_tables:
+            released = joined([released, *self.of_tables]) if self._guest is not None else (released, self.of_tables)
         self.unreturned = step, released
-        problems = []
-        for observer in tuple(self._observers):
-            try:
-                observer(step, copy_of(released))
-            except Exception as problem:
-                problem.add_note(f"(an observer's; step {step} was taken, and `unreturned` has its result)")
-                problems.append(problem)
-        if len(problems) > 1:
-            raise ExceptionGroup(f"{len(problems)} observers of step {step} failed", problems)
-        if problems:
-            raise problems[0]
+        tell_each(self._observers, step, released)
         self.unreturned = None
 
     @contextmanager
@@ -381,97 +367,3 @@ class Release:
             yield
         finally:
             self._free_now.release()
-
-    # -- what is shown and kept --------------------------------------------------------------------------------------
-
-    @property
-    def steps_taken(self) -> int:
-        """Number of steps taken."""
-        return self.ledger.step
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the next step was released before, by a process that went on from this checkpoint or an older one."""
-        return self._files.has(self.ledger.step)
-
-    @property
-    def may_have_committed(self) -> bool:
-        """Whether the journal may have the next step: then its noise is for the sum that it was committed with alone.
-
-        Also after a commit that was broken off, of which nobody knows how far it came, and where the run has gone on
-        in another object.
-        """
-        return self._files.may_have(self.ledger.step)
-
-    @property
-    def clip_norm(self) -> float:
-        """The norm that a unit's part of the next total may have. It is public."""
-        return self.clip.current
-
-    def derived(self, label: bytes) -> NoiseSource:
-        """A source of the run's own for another purpose, such as the order of examples. Renewals do not touch it."""
-        return self._source.own.derive(label)
-
-    def coins(self) -> NoiseSource:
-        """Where secret coins come from: rows are steps, and renewed where steps are."""
-        return self._files.coins(self.derived(b"sampling"))
-
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
-
-        With what was `realised`: how often units came at most, how far apart, and the epsilon of that.
-        """
-        return replace(self._evidence.certificate, realised=self._evidence.realised)
-
-    def evidence(self) -> Evidence:
-        """Who took part in which step: what backs the certificate. As secret as the data."""
-        return self._evidence
-
-    def save(self, extra: dict[str, Any] | None = None) -> None:
-        """Write the checkpoint: one file, replaced atomically.
-
-        The file holds the noise key: whoever has it can remove the noise. Steps after the last save are repeated when
-        the run is resumed, and must come out bit for bit as they were: save often.
-
-        Args:
-            extra: arrays, tensors and plain values of your own, found in `extra` after a resume; arrays as tensors.
-        Raises: CheckpointError; the file of the last save is intact.
-        """
-        self.save_all("Release.save()", {}, extra)
-
-    def save_all(self, place: str, front_end: dict[str, Any], extra: dict[str, Any] | None) -> None:
-        """`save`, with what a front end adds. All ranks call it, and the first one writes."""
-        self.check_save()
-        coins = {} if self._coins is None else {"coins": self._coins.state_dict()}
-        state = {
-            "plan": json.dumps(self.plan.to_dict()),
-            "key": self._key,
-            "stream": self._noise.state_dict(),
-            "clip_norm": self.clip.state_dict(),
-            "ledger": self._files.kept(self.ledger),
-            "extra": extra or {},
-        }
-        self._files.save(place, {**state, **coins, **front_end})
-
-    def check_save(self) -> None:
-        """Raise CheckpointError where nothing can be saved."""
-        self._files.check_process()
-        if self._path is None:
-            raise CheckpointError("this run has no file: give checkpoint=")
-        if self._closed:
-            raise CheckpointError("this run was closed: another process may have resumed it")
-        self._files.check_open()
-        self._noise.check(self.ledger.step)
-
-    def close(self) -> None:
-        """Let another process resume this run. The end of the process does the same."""
-        self._files.check_process()
-        self.ledger.close()
-        self._files.close()
-        self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()

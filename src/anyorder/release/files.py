@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import warnings
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -145,11 +146,19 @@ class RunFiles:
         """
         return ledger.settle()._asdict() if self._ledger_on_disk else ledger.to_bytes()
 
-    def coins(self, source: NoiseSource) -> NoiseSource:
-        """A source whose rows are steps, renewed from the same steps on."""
+    def by_step(self, source: NoiseSource, first_row: Callable[[int], int] = int) -> NoiseSource:
+        """A source renewed from the same steps on.
+
+        Args:
+            first_row: step -> its first row; by default rows are steps.
+        """
         for step, nonce in self._renewals:
-            source = source.renewed(step, nonce)
+            source = source.renewed(first_row(step), nonce)
         return source
+
+    def renewed_since(self) -> list[int]:
+        """The steps from which on noise was drawn anew."""
+        return [step for step, _ in self._renewals]
 
     def _begin(self, strategy: Strategy, state: State | None) -> list[tuple[int, bytes]]:
         if self._path is None:
@@ -250,6 +259,19 @@ class RunFiles:
             self._journal.commit(step, digest, self._hint)
 
         self._group.by_first(place, write)
+
+    def commit_flush(self, step: int, tables: Sequence[Tensor]) -> None:
+        """Write down that the tables are shown before a step, before they are. Of one process.
+
+        Raises: CheckpointError if other tables were shown there, or a lost process has gone on without showing them.
+        """
+        if self._journal is not None:
+            head = repr([(str(x.dtype), *x.shape) for x in tables]).encode()
+            self._journal.commit_flush(step, self._digest(b"flush", head, *(x.cpu().numpy() for x in tables)))
+
+    def has_flush(self, step: int) -> bool:
+        """Whether tables were shown before this step."""
+        return self._journal is not None and self._journal.has_flush(step)
 
     def _digest(self, *parts: Any) -> bytes:
         """Of bytes and arrays that have their elements one behind the other."""

@@ -21,6 +21,7 @@ _MARK = b"anyorder journal 2\n"
 _ANY_MARK = b"anyorder journal "
 _RECORD = struct.Struct("<cQ16sQ8s")  # kind, number, content, time of the change in ns, checksum
 _STEP, _RENEWAL, _FILE = b"s", b"r", b"f"  # (step, digest), (step, nonce), (inode, nothing)
+_FLUSH = b"t"  # (next step, digest of the tables that were shown)
 _SAME_TIME = 100_000  # ns by which the file's own time may be later than that in its last record
 _TICK = 10_000_000  # and earlier: systems note the time of their last tick
 _ATTEMPTS = 8
@@ -60,6 +61,7 @@ class Journal:
         self.renewals: list[tuple[int, bytes]] = []
         self._head = _MARK + run_id.encode() + b"\n"
         self._entries: dict[int, bytes] = {}
+        self._flushes: dict[int, bytes] = {}
         self._size = 0  # bytes that are valid
         self._last = (0, 0)  # inode, and time of the last record
         _open_journals.add(self)
@@ -162,7 +164,7 @@ class Journal:
         end = len(data.rstrip(b"\0"))  # zeros behind it are what a loss of power leaves
         while self._size + _RECORD.size <= len(data) and self._size < end:
             kind, number, content, when, checksum = _RECORD.unpack_from(data, self._size)
-            known = kind in (_RENEWAL, _FILE) or (kind == _STEP and number not in self._entries)
+            known = kind in (_RENEWAL, _FILE, _FLUSH) or (kind == _STEP and number not in self._entries)
             if not known or checksum != self._checksum(kind, number, content, when):
                 if end - self._size < 2 * _RECORD.size:
                     break  # nothing whole follows
@@ -189,6 +191,8 @@ class Journal:
             self._entries[number] = content
         elif kind == _RENEWAL:
             self.renewals.append((number, content))
+        elif kind == _FLUSH:
+            self._flushes[number] = content
         self._last = (number if kind == _FILE else self._last[0], when)
         self._size += _RECORD.size
 
@@ -222,6 +226,40 @@ class Journal:
                 f"step {step} was not released: the journal {self.path} cannot be written: {problem}. Make room, and "
                 "take the step again"
             ) from problem
+
+    def commit_flush(self, step: int, digest: bytes) -> None:
+        """Write down, on the disk, that tables were brought up to date before `step`; call it before they are shown.
+
+        Where they were shown at this step before, by a process that was lost, they must be the same. Elsewhere they
+        must not be shown while lost steps are repeated: the rows' noise over this step would be out in two draws.
+
+        Raises: CheckpointError; then the tables must not be shown.
+        """
+        self.check_open()
+        if step in self._flushes:
+            if self._flushes[step] != digest:
+                raise CheckpointError(
+                    f"other tables were shown before step {step}: never two draws of one noise. A replay needs the "
+                    "same batches, model and settings, rows read at the same steps, and a machine that rounds alike, "
+                    "as the run that was lost. Restore them, resume from a later checkpoint, or start a new run"
+                )
+            return
+        if step < self.next_step:
+            raise CheckpointError(
+                f"the tables were not shown before step {step} by the process that took it, and it was lost: take "
+                f"steps {step} to {self.next_step - 1} again first, and flush then"
+            )
+        try:
+            self._put(_FLUSH, step, digest)
+        except OSError as problem:
+            raise CheckpointError(
+                f"the tables were not shown: the journal {self.path} cannot be written: {problem}. Make room, and "
+                "flush again"
+            ) from problem
+
+    def has_flush(self, step: int) -> bool:
+        """Whether tables were shown before this step."""
+        return step in self._flushes
 
     def check_open(self) -> None:
         """Raise CheckpointError where this object no longer stands for the run."""

@@ -13,7 +13,7 @@ from anyorder.noise import GridStream, NoiseSource, NoiseStream
 from anyorder.release.ranks import Coordinates
 from anyorder.strategy import Strategy
 
-__all__ = ["SharedNoise"]
+__all__ = ["SharedNoise", "TableNoise"]
 
 
 class SharedNoise:
@@ -88,9 +88,7 @@ class SharedNoise:
         """
         (stream,) = self._streams
         saved = stream.state_dict()
-        noise = torch.from_numpy(stream.rows(stream.t, rows, values.shape[1])).to(values.device)
-        scale = 1 / divisor
-        made = (values + noise).mul_(scale if values.dtype == torch.float64 else float(np.float32(scale)))
+        made = _noised(values, stream.rows(stream.t, rows, values.shape[1]), divisor)
         stream.load_state_dict({**saved, "t": saved["t"] + 1})  # without a state, that is a step
         return made
 
@@ -115,3 +113,32 @@ class SharedNoise:
             cut = {"start": start, "size": size} if saved["size"] == self._size and saved["start"] == 0 else {}
             state = [array[..., start : start + size] for array in saved["state"]]
             stream.load_state_dict({**saved, **cut, "state": state})
+
+
+class TableNoise:
+    """The noise of a run in rows of tables, whose coordinates lie behind the dense ones; nothing is kept.
+
+    Args:
+        strategy, source, std: as for `NoiseStream`; a strategy without a state.
+        start, size: first coordinate of the tables, and how many they have.
+    """
+
+    def __init__(self, strategy: Strategy, source: NoiseSource, std: float, start: int, size: int) -> None:
+        self._stream = NoiseStream(strategy, source, std, size, start=start)
+
+    def add_to_rows(self, step: int, offset: int, rows: NDArray[np.int64], values: Tensor, divisor: float) -> Tensor:
+        """(values + noise of the step) / divisor on some rows of a table, bit for bit as a whole step has it there.
+
+        Args:
+            step: the release takes each once; asked for again, it is that noise again.
+            offset: place of the table among the coordinates of all tables.
+            rows: (k,) row numbers.
+            values: (k, width), float32 or float64; they are not written.
+        """
+        return _noised(values, self._stream.rows(step, rows, values.shape[1], offset=offset), divisor)
+
+
+def _noised(values: Tensor, noise: NDArray[np.float32], divisor: float) -> Tensor:
+    scale = 1 / divisor
+    made = values + torch.from_numpy(noise).to(values.device)
+    return made.mul_(scale if values.dtype == torch.float64 else float(np.float32(scale)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from anyorder.errors import ArgumentError
 from anyorder.plan import Plan
 
-__all__ = ["Rows", "copy_of", "like", "piece_of"]
+__all__ = ["Rows", "like", "piece_of"]
 
 _FLOATS = (torch.float32, torch.float64)
 
@@ -37,15 +37,6 @@ def like(piece: Tensor, total: Any) -> Any:
     """A private piece in the shape and kind of the total."""
     shaped = piece.view(tuple(total.shape))
     return shaped if isinstance(total, Tensor) else shaped.numpy()
-
-
-def copy_of(released: Any) -> Any:
-    """A copy for observers: of an array one that cannot be written."""
-    if isinstance(released, Tensor):
-        return released.clone()
-    copy = released.copy()
-    copy.flags.writeable = False
-    return copy
 
 
 @dataclass(frozen=True)

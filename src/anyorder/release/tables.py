@@ -1,0 +1,260 @@
+"""Tables of a release: what it asks of them, and of their part of a step.
+
+A table's coordinates lie behind those of the release's dense vector, in the order in which tables are attached,
+row-major. A step of a release with tables has one part for each of them; it is refused without. In `Release.take`:
+
+    parts are checked; what a guest adds is added; the journal gets a digest of the dense total and of `part.parts()`;
+    then the dense total is noised, and every part settled: `part.settle(step, clip)`, after which the step counts.
+
+So nothing noised exists of a step that the journal does not have, and a settle that is broken off leaves a release that
+refuses to go on: its table's `check` says so, or the ledger lacks the step.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
+from anyorder.plan import Plan
+from anyorder.release.clip_norm import ClipNorm
+from anyorder.release.files import RunFiles
+from anyorder.release.observers import Guest
+
+__all__ = ["Attached", "Lazy", "Part", "Tables", "has_selection", "with_guest"]
+
+_PARTS = {"anyorder.sparse.lazy_table.LazyRows", "anyorder.sparse.selected.Selection"}  # rooms below: by their names
+
+
+class Attached(Protocol):
+    """A table, or several under one selection, that a release has the noise of.
+
+    Attributes:
+        size: number of coordinates.
+        selects: whether it releases rows that are chosen privately, at every step, and keeps nothing; else it is a
+            `Lazy` one: noised as the dense run is, all of it at every step, and released by `Release.flush` alone.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def selects(self) -> bool: ...
+
+
+class Lazy(Attached, Protocol):
+    """A table that is brought up to date where it is read; see `anyorder.sparse.LazyTable`.
+
+    Attributes:
+        by_value: whether its noise is that of the dense run by value, and not in law alone.
+    """
+
+    @property
+    def by_value(self) -> bool: ...
+
+    def begin(self, first: int, saved: dict[str, Any] | None) -> None:
+        """Take the first coordinate, and go on from what `state_dict` gave; CheckpointError if it is another's."""
+
+    def check(self, step: int) -> None:
+        """Raise TrainingError unless all steps before this one are settled, wholly."""
+
+    def is_current(self) -> bool:
+        """Whether every row has the noise of all steps that were taken."""
+
+    def bring_up(self) -> Tensor:
+        """Give all rows the noise that they lack. Returns: the table, which is not shown yet."""
+
+    def show(self) -> None:
+        """Let everybody read the table, whose rows are up to date, and of which the journal knows."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: of the same size whatever rows were touched."""
+
+
+class Part(Protocol):
+    """What a table gets in a step: sums of some of its rows. Values, not written by those who have them.
+
+    Attributes:
+        table: the attached one that it is of.
+        is_zero: whether nobody has added anything.
+    """
+
+    @property
+    def table(self) -> Any: ...
+    @property
+    def is_zero(self) -> bool: ...
+
+    def parts(self) -> list[Tensor]:
+        """What the journal is told, contiguous: a head of int64 with every length in it, then rows and values."""
+
+    def planned(self, clip: ClipNorm) -> "Part":
+        """Sums of vectors of the norm in force as sums of vectors of the planned norm; see `ClipNorm.planned`."""
+
+    def whole(self) -> Tensor:
+        """(size,) the sums of all coordinates, as a dense run would have them: for an audit."""
+
+    def of_whole(self, total: Tensor) -> "Part":
+        """The part of a dense total: all rows are in it. `settle` then returns all coordinates, dense: (size,)."""
+
+    def settle(self, step: int, clip: ClipNorm) -> Any:
+        """Noise and update, after the commit; the values are those of `planned`, and `clip.divisor` divides them.
+
+        Returns: what is released of the table at this step; None where nothing is.
+        """
+
+
+class Tables:
+    """The tables that are attached to a release.
+
+    Args:
+        size: coordinates before them.
+        ranks: processes of the run.
+        files: of the run, whose journal knows of flushes.
+        saved: what `state` gave, where the run is resumed; None for a new one.
+    """
+
+    def __init__(self, plan: Plan, size: int, ranks: int, files: RunFiles, saved: list[Any] | None) -> None:
+        self._plan, self._first, self._ranks = plan, size, ranks
+        self._files, self._saved = files, saved
+        self._attached: list[Any] = []
+        self._broken = False  # while a flush is under way
+
+    @property
+    def size(self) -> int:
+        """Coordinates of all tables together."""
+        return sum(int(table.size) for table in self._attached)
+
+    @property
+    def _lazy(self) -> list[Lazy]:
+        return [table for table in self._attached if not table.selects]
+
+    def attach(self, table: Attached, step: int, begun: bool) -> int:
+        """Take a table in, and let it go on from its state. Returns: its first coordinate.
+
+        Args:
+            step: the next one.
+            begun: whether this object has taken steps.
+        """
+        selection = has_selection(self._plan)
+        if self._ranks > 1:
+            raise PlanError(f"tables are trained by one process, and this run has {self._ranks} ranks")
+        if self._plan.grid is not None:
+            raise PlanError("tables have no exact integers: plan without secure=")
+        if table.selects != selection:
+            raise PlanError(
+                "the plan has a selection of rows, and a lazy table releases all of them: plan without selection="
+                if selection
+                else "the plan has no selection of rows, and the table chooses some: plan with selection="
+            )
+        place = len(self._attached)
+        if place and selection:
+            raise PlanError("rows are selected among those of all tables together: attach them as one")
+        if begun or (place >= len(self._saved) if self._saved is not None else step > 0):
+            raise TrainingError(
+                "a table is attached before the first step, and on a resume in the order of the run: the steps that "
+                "were taken knew nothing of this one"
+            )
+        entry = None if self._saved is None else self._saved[place]
+        if entry is not None and entry["size"] != table.size:
+            raise CheckpointError(
+                f"table {place} of the checkpoint has {entry['size']} coordinates, and this one {table.size}: resume "
+                "with the model of the run"
+            )
+        first = self._first + self.size
+        if not table.selects:
+            lazy: Any = table
+            lazy.begin(first, None if entry is None else entry["state"])
+            self._check_renewals(lazy, step)
+        self._attached.append(table)
+        if self._saved is not None and len(self._attached) == len(self._saved):
+            self.flush_again(step)
+        return first
+
+    def _check_renewals(self, table: Lazy, step: int) -> None:
+        """Refuse where the noise of a copied run cannot be drawn anew.
+
+        The other copy may go on, and both may show the table. A row's jump over the step of the renewal would be drawn
+        twice, and how much two tables then differ in a row tells when it was touched last: no composition of two runs
+        covers that. With all rows up to date at that step, what both have in common does not depend on the data.
+        """
+        for since in self._files.renewed_since():
+            current = table.by_value or since < step or (since == step and table.is_current())
+            if not current and not self._files.has_flush(since):
+                raise CheckpointError(
+                    f"the noise of lazy tables cannot be drawn anew from step {since} on: rows lack noise of the steps "
+                    "before, and if another copy of this run goes on, the two tables would tell which rows were "
+                    "touched. Resume from the files that the run itself wrote; before a run is copied or moved, call "
+                    "flush() and save(), in this order"
+                )
+
+    def check(self, step: int) -> None:
+        """Raise unless the next step may be taken."""
+        self.check_whole(step)
+        if has_selection(self._plan) and not self._attached:
+            raise PlanError(
+                "the plan has a selection of rows: it needs a table, as make_private has it for nn.Embedding("
+                "sparse=True); for a sum without tables plan without selection="
+            )
+        if not self._attached and not self._first:
+            raise TrainingError("a release of size 0 has tables alone: attach one before its first step")
+        if self._broken:
+            raise TrainingError("a flush of the tables was broken off: flush again, or resume from the last checkpoint")
+
+    def check_whole(self, step: int) -> None:
+        """Raise unless all tables of the run are there, and have settled the steps before this one."""
+        if self._saved is not None and len(self._attached) < len(self._saved):
+            raise TrainingError(
+                f"the run has {len(self._saved)} table(s), and {len(self._attached)} are attached: attach the others"
+            )
+        for table in self._lazy:
+            table.check(step)
+
+    def in_order(self, parts: Sequence[Part]) -> list[Part]:
+        """The parts of a step, in the order of their tables. Raises: ArgumentError unless there is one for each."""
+        for part in parts:
+            if f"{type(part).__module__}.{type(part).__qualname__}" not in _PARTS:
+                raise ArgumentError(f"tables must be what LazyTable.rows gives, got a {type(part).__name__}")
+        ordered = [part for table in self._attached for part in parts if part.table is table]
+        if len(parts) != len(self._attached) or len({id(part.table) for part in ordered}) != len(self._attached):
+            raise ArgumentError(
+                f"tables must have one part for each of the {len(self._attached)} tables that are attached (of no rows "
+                f"where a step touches none), got {len(parts)} part(s), {len(ordered)} of them of these tables"
+            )
+        return ordered
+
+    def flush(self, step: int) -> None:
+        """Bring all rows of all lazy tables up to date, write that to the journal, and show the tables.
+
+        Raises: CheckpointError if another table was shown at this step before, or later steps were taken without.
+        """
+        self._broken = True
+        tables = self._lazy
+        brought = [table.bring_up() for table in tables]
+        self._files.commit_flush(step, brought)
+        for table in tables:
+            table.show()
+        self._broken = False
+
+    def flush_again(self, step: int) -> None:
+        """Flush where the journal has it: a process that was lost has shown the tables at this step."""
+        if self._lazy and self._files.has_flush(step):
+            self.flush(step)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: an entry, or nothing where there are no tables."""
+        if not self._attached:
+            return {}
+        states = [None if table.selects else table.state_dict() for table in self._attached]
+        return {"tables": [{"size": t.size, "state": s} for t, s in zip(self._attached, states, strict=True)]}
+
+
+def has_selection(plan: Plan) -> bool:
+    """Whether its claim is for rows that are chosen."""
+    return getattr(plan, "selection", None) is not None
+
+
+def with_guest(
+    guest: Guest, step: int, own: list[Tensor], parts: Sequence[Part], divisor: float
+) -> tuple[list[Tensor], list[Part]]:
+    """A step's total and parts with what a guest adds, who sees the whole tables behind the dense total."""
+    pieces = guest(step, [*own, *(part.whole() for part in parts)], divisor)
+    return pieces[: len(own)], [part.of_whole(x) for part, x in zip(parts, pieces[len(own) :], strict=True)]
