@@ -97,7 +97,7 @@ def select_top(
     Returns: (k,) int64.
     Privacy: k adaptive draws of bounded range e0 = (largest - least change of a row's score between neighbours) /
         scale, which is 2 S0 / scale for scores clipped to [0, S0].
-    Guarantee: within k 2^-49 (1 + max |score / scale|) of the exact law in total variation.
+    Guarantee: within k 2^-49 (1 + log V + max |score / scale|) of the exact law in total variation.
     Cost: O(touched log touched + k log k) time and memory.
     Raises: ArgumentError; no message has an id or a score.
     """
