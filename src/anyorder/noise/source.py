@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
 from anyorder.errors import ArgumentError
@@ -156,6 +156,25 @@ class NoiseSource:
         _fill(result, start, make)
         return result
 
+    def normal_at(self, rows: ArrayLike, starts: ArrayLike, width: int) -> NDArray[np.float32]:
+        """Z[rows[i], starts[i] : starts[i] + width] for many rows and places: the same bits as `normal`.
+
+        Args:
+            rows: (k,) integers, 0 <= row < 2^63.
+            starts: (k,) integers, the first element of each.
+            width: elements of each; all of them lie below 2^62.
+        Returns: (k, width) float32, a fresh array.
+        """
+        width = _check.integer("width", width, low=0, high=_MAX_ELEMENT)
+        rows = _places("rows", rows, _MAX_ROW)
+        starts = _places("starts", starts, _MAX_ELEMENT - width)
+        if len(rows) != len(starts):
+            raise ArgumentError(f"rows and starts must be equally many, got {len(rows)} and {len(starts)}")
+        result = np.empty((len(rows), width), np.float32)
+        for i, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
+            result[i] = self.normal(row, start, start + width)
+        return result
+
     def words(self, row: int, start: int, stop: int) -> NDArray[np.uint32]:
         """Uniform 32-bit words for coins and shuffles, from blocks that no normal uses (counter bit 62).
 
@@ -182,6 +201,15 @@ def _check_range(row: int, start: int, stop: int) -> None:
     _check.integer("row", row, low=0, high=_MAX_ROW)
     _check.integer("start", start, low=0, high=_MAX_ELEMENT)
     _check.integer("stop", stop, low=start, high=_MAX_ELEMENT)
+
+
+def _places(name: str, values: ArrayLike, high: int) -> NDArray[np.int64]:
+    result = np.asarray(values)
+    if result.ndim != 1 or (result.size and result.dtype.kind not in "iu"):
+        raise ArgumentError(f"{name} must be a list of integers, got {result.dtype} of shape {result.shape}")
+    if result.size and not 0 <= int(result.min()) <= int(result.max()) <= high:
+        raise ArgumentError(f"{name} must lie in 0 .. {high}, got {result.min()} .. {result.max()}")
+    return result.astype(np.int64)
 
 
 def _fill(result: NDArray[Any], start: int, make: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> None:
