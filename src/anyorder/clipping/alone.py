@@ -1,7 +1,7 @@
 """A module as a function of one example alone, in the form that torch.func maps over a batch."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,9 @@ from anyorder.errors import AnyorderError, ModelError
 __all__ = ["Alone", "Tensors", "check_argument", "check_nothing_kept", "mappable"]
 
 Tensors = tuple[Tensor, ...]
+Within = Callable[[dict[str, Tensor]], AbstractContextManager[Any]]
 
+_NOTHING = nullcontext()
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _SETTING = (type(None), bool, int, float, str)
 _PLAIN = frozenset(_SETTING)
@@ -105,28 +107,38 @@ class Alone:
         self._output = places, structure
         return tuple(differentiable), tuple(others)
 
-    def explain(self, error: Exception, parameters: dict[str, Tensor], tensors: Tensors) -> str:
+    def explain(
+        self,
+        error: Exception,
+        parameters: dict[str, Tensor],
+        tensors: Tensors,
+        within: Within = lambda _: _NOTHING,
+    ) -> str:
         """Why the module cannot be mapped; raises what the first example alone raises without vmap, if that fails too.
 
         The caller keeps the random numbers as they are.
+
+        Args:
+            within: what a module with these parameters runs in.
         """
         parameters = {name: p.clone() for name, p in parameters.items()}
         with torch.no_grad():
             try:
-                self(parameters, tuple(t[0] for t in tensors))
+                self(parameters, tuple(t[0] for t in tensors), within(parameters))
             except AnyorderError:
                 raise
             except Exception as own:
-                raise own_error(own, self._module, self.tensors, lambda: self._on_batch(parameters)) from own
+                raise own_error(own, self._module, self.tensors, lambda: self._on_batch(parameters, within)) from own
         return unmapped(self._module, error)
 
-    def _on_batch(self, parameters: dict[str, Tensor]) -> None:
+    def _on_batch(self, parameters: dict[str, Tensor], within: Within) -> None:
         """The module on the whole batch, as without a guarantee."""
         leaves = list(self._settings)
         for slot, tensor in zip(self._slots, self.tensors, strict=True):
             leaves[slot] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        with stand_in(self._module, {name: b.clone() for name, b in self._buffers.items()} | parameters):
+        held = {name: b.clone() for name, b in self._buffers.items()} | parameters
+        with stand_in(self._module, held), within(parameters):
             self._module(*args, **kwargs)
 
     def assemble(self, differentiable: Tensors, others: Tensors) -> Any:

@@ -2,14 +2,47 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-__all__ = ["PerUnitClipping", "Receive"]
+__all__ = ["PerUnitClipping", "Receive", "Table", "count_of"]
 
 Receive = Callable[[dict[str, Tensor]], None]
 """Takes the sum over units of their clipped gradients, by parameter name, and of their schedule's own coordinates."""
+
+
+class Table(Protocol):
+    """A parameter of which a model reads rows and nothing else: how they are read."""
+
+    @property
+    def num_rows(self) -> int:
+        """V, from 1 to 2^40."""
+
+    @property
+    def width(self) -> int:
+        """D."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the rows."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+
+    def read(self, ids: Tensor) -> Tensor:
+        """(*ids.shape, D), the rows as they are now, a tensor of its own; ids are integers from 0 to V - 1.
+
+        It is called once for each lookup of a forward pass, with the ids of all its examples; and again for examples
+        whose forward runs again, where it must return the same.
+        """
+
+
+def count_of(name: str) -> str:
+    """The name under which the rows of a table are counted; see `make_clipping`."""
+    return f"{name} (count)"
 
 
 class PerUnitClipping(ABC):

@@ -1,6 +1,7 @@
 """Per-unit clipping in one forward and one backward pass, without a gradient for each example where that is dear."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,12 @@ from torch import Tensor, nn
 
 from anyorder import _check
 from anyorder.clipping.alone import Alone, Tensors
-from anyorder.clipping.base import PerUnitClipping, Receive
+from anyorder.clipping.base import PerUnitClipping, Receive, Table
 from anyorder.clipping.batch import Settings, check_groups
 from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.functional import FunctionalClipping
 from anyorder.clipping.kept import Made
+from anyorder.clipping.lookups import Tables
 from anyorder.clipping.passes import Pass, Sums, TooLarge, Unmapped
 from anyorder.clipping.plain import Plain
 from anyorder.clipping.units import NON_FINITE, check_finite
@@ -43,7 +45,7 @@ class GhostClipping(PerUnitClipping):
             size every chunk's forward is run twice, with the same random numbers. None takes the whole batch, or
             as many as keep the gradients made by autograd under 256 MiB, or half when a GPU's memory runs out.
         rule: how norms become factors.
-        non_finite: see `make_clipping`.
+        non_finite, tables, count_norm: see `make_clipping`.
     """
 
     def __init__(
@@ -52,12 +54,16 @@ class GhostClipping(PerUnitClipping):
         chunk_size: int | None = None,
         rule: Rule | None = None,
         non_finite: str = "zero",
+        *,
+        tables: Mapping[str, Table] | None = None,
+        count_norm: float | None = None,
     ) -> None:
         self._module = module
         self._fixed = chunk_size is not None
         self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
         self._rule, self._cut = rule, Cut.of(rule)
         self._non_finite = _check.choice("non_finite", non_finite, NON_FINITE)
+        self._tables = Tables.of(module, tables or {}, count_norm)
         self._unmapped = self._mapped = False
         self._made: Made = []
 
@@ -75,18 +81,21 @@ class GhostClipping(PerUnitClipping):
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
-        plain = None if self._mapped or self._unmapped else Plain.of(self._module, args, kwargs, self._made)
+        tables = self._tables.by_name
+        plain = None if self._mapped or self._unmapped else Plain.of(self._module, args, kwargs, self._made, tables)
         call = plain or Alone(self._module, args, kwargs, self._made, mapped=self._mapped)
         check_groups(groups, call.size)
         clip_norm = _check.positive("clip_norm", clip_norm)
         if call.size:
             scale = _check.positive("scale", scale)
-        if not call.size or not torch.is_grad_enabled() or self._unmapped:  # nothing to clip, or not by this engine
+        nothing = not call.size or not torch.is_grad_enabled()
+        if (nothing or self._unmapped) and not tables:  # nothing to clip, or not by this engine
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
         start = Settings.now(call.tensors[0].device)
         groups = groups.detach().cpu()
         refuse = self._non_finite == "refuse"
-        job = _Job(self._module, call, parameters, groups, self._cut, refuse, clip_norm, scale, receive, start)
+        options = self._cut, self._tables, refuse, clip_norm, scale, receive, start
+        job = _Job(self._module, call, parameters, groups, *options)
         while True:
             try:
                 return job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
@@ -99,6 +108,11 @@ class GhostClipping(PerUnitClipping):
                 if not job.call.mapped:
                     job.call.mapped = self._mapped = True
                     continue
+                if tables:
+                    raise ModelError(
+                        f"{error}\nRow-sparse sums need a model that runs in one pass; with sparse=False its tables "
+                        "are trained like any other parameter"
+                    ) from cause
                 self._unmapped, self._mapped = True, False
                 outputs = self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
                 warnings.warn(
@@ -142,6 +156,7 @@ class _Job:
     parameters: dict[str, Tensor]
     groups: Tensor
     cut: Cut
+    tables: Tables
     refuse: bool
     clip_norm: float
     scale: float
@@ -151,11 +166,15 @@ class _Job:
 
     def outputs(self, chunk_size: int | None, direct_bytes: int | None) -> Any:
         """The module's outputs, attached to autograd."""
+        if not self.call.size:
+            return self._of_nobody()
         cuts = _cut(self.groups, chunk_size)
         held = (*self.parameters.values(), *self.call.tensors)
         if cuts is None:
             whole = self._pass(self.groups, self._finish)
             differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
+            if not torch.is_grad_enabled():
+                return self.call.assemble(differentiable, others)
             return self.call.assemble(_Whole.apply(anchor, self, len(held), *held, *differentiable), others)  # type: ignore[no-untyped-call]
         pieces = []
         for cut in cuts:
@@ -165,12 +184,28 @@ class _Job:
             tuple(_put_together(cuts, parts) for parts in zip(*group, strict=True))
             for group in zip(*pieces, strict=True)
         )
+        if not torch.is_grad_enabled():
+            return self.call.assemble(joined, rest)
         root = torch.zeros((), device=held[0].device, requires_grad=True)
         return self.call.assemble(_Chunked.apply(root, self, cuts, len(held), *held, *joined), rest)  # type: ignore[no-untyped-call]
+
+    def _of_nobody(self) -> Any:
+        """The outputs of no example, of the shapes that those of an example of zeros have."""
+        zeros = tuple(t.new_zeros(1, *t.shape[1:]) for t in self.call.tensors)
+        with self.settings.random_again(), torch.no_grad():
+            differentiable, others, _ = self._pass(self.groups).outputs(zeros)
+        empty, rest = (tuple(t[:0] for t in group) for group in (differentiable, others))
+        if not torch.is_grad_enabled():
+            return self.call.assemble(empty, rest)
+        root = torch.zeros((), device=zeros[0].device, requires_grad=True)
+        return self.call.assemble(_Chunked.apply(root, self, [], 0, *empty), rest)  # type: ignore[no-untyped-call]
 
     def backward_in_chunks(self, cuts: list[Tensor], grads: Tensors) -> None:
         """Every chunk's forward pass again, and its backward pass."""
         found: list[Sums] = []
+        if not cuts:
+            self._pass(self.groups, self._finish).nobody()
+            return
         with self.settings.random_again(), self.settings.autocast_again(), torch.enable_grad():
             for cut in cuts:
                 chunk = self._pass(self.groups[cut], found.append)
@@ -195,7 +230,7 @@ class _Job:
         self.done = True
 
     def _pass(self, groups: Tensor, receive: Any = None) -> Pass:
-        options = self.cut, self.clip_norm, self.scale, receive
+        options = self.cut, self.clip_norm, self.scale, receive, self.tables
         return Pass(self.module, self.call, self.parameters, groups, self.settings, *options)
 
     def _finish(self, found: Sums) -> None:

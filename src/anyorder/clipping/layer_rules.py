@@ -36,8 +36,8 @@ Rule = TypeVar("Rule", bound=LayerRule)
 
 _RULES: dict[type[nn.Module], LayerRule] = {}
 _OURS = frozenset({
-    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention,
-    nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell,
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm,
+    nn.MultiheadAttention, nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell,
 })  # fmt: skip
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of the gradient's norm; else HALF
 _HALF = 5e-2

@@ -45,7 +45,7 @@ from anyorder.clipping.uses import (
     Use,
 )
 
-__all__ = ["Settled", "Weights", "settle"]
+__all__ = ["RowsRead", "Settled", "Weights", "settle"]
 
 PIECE = 512  # numbers in a dot product that runs in the accumulator's precision
 SPARE = 1.01  # for the terms of higher order in u
@@ -91,6 +91,21 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class RowsRead:
+    """Which units read which rows of a table: K pairs, of R rows.
+
+    Attributes:
+        owner: (K,) the unit.
+        place: (K,) the row, as its place in `distinct`, ascending.
+        distinct: (R,) the rows, ascending.
+    """
+
+    owner: Tensor
+    place: Tensor
+    distinct: Tensor
+
+
+@dataclass(frozen=True)
 class Settled:
     """A parameter whose per-unit norms are known.
 
@@ -98,11 +113,13 @@ class Settled:
         squares: (U,) float64, not below the squared norm of what a unit adds to `total` with weights of 1.
         total: the weighted sum, (*shape).
         kept: (U, *shape), the units' gradients, where they are kept.
+        rows: of a table whose sum is sparse, which units read which rows.
     """
 
     squares: Tensor
     total: Callable[[Weights], Tensor]
     kept: Tensor | None = None
+    rows: RowsRead | None = None
 
     @classmethod
     def keep(cls, gradients: Tensor, squares: Tensor | None = None) -> "Settled":

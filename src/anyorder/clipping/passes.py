@@ -1,8 +1,8 @@
 """One forward and one backward pass over some examples, and the clipped sum of their units."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -18,18 +18,21 @@ from anyorder.clipping.clip_rules import Cut
 from anyorder.clipping.explain import FAILURES
 from anyorder.clipping.kept import one_pass
 from anyorder.clipping.layer_rules import layers_with_rules
+from anyorder.clipping.lookups import NO_TABLES, Tables, settle_lookups
 from anyorder.clipping.norms import Settled, Weights, settle
 from anyorder.clipping.plain import NotPlain, Plain
 from anyorder.clipping.recurrent_rule import recurrent_layers
-from anyorder.clipping.rules import RULES
-from anyorder.clipping.tracing import Part, Tracer, for_each_example
+from anyorder.clipping.rules import FUNCTION_RULES
+from anyorder.clipping.table_rules import TABLE_RULES, Reading
+from anyorder.clipping.tracing import Part, Tracer, for_each_example, other_use
 from anyorder.clipping.units import accumulator_dtype, round_down, sums_of
-from anyorder.clipping.uses import DirectUse, Use
+from anyorder.clipping.uses import DirectUse, EmbeddingUse, Use
 from anyorder.errors import AnyorderError, ModelError
 
 __all__ = ["Pass", "Sums", "TooLarge", "Unmapped"]
 
 
+RULES = FUNCTION_RULES | TABLE_RULES
 _NO_HOOKS = "they would run or move parts of the model outside of vmap"
 
 
@@ -60,8 +63,12 @@ class Sums:
     units: int
 
     def __add__(self, other: "Sums") -> "Sums":
-        sums = {name: value.add_(other.sums[name]) for name, value in self.sums.items()}
+        sums = {name: _added(value, other.sums[name]) for name, value in self.sums.items()}
         return Sums(sums, self.bad + other.bad, self.units + other.units)
+
+
+def _added(to: Tensor, other: Tensor) -> Tensor:
+    return (to + other).coalesce() if to.is_sparse else to.add_(other)
 
 
 class Pass:
@@ -75,14 +82,16 @@ class Pass:
         settings: of torch, where the call began.
         cut, clip_norm, scale: see `GhostClipping`, `PerUnitClipping`.
         receive: takes the `Sums`.
+        tables: the parameters that are read by lookups alone.
     """
 
     def __init__(
         self, module: nn.Module, call: Alone | Plain, parameters: dict[str, Tensor], groups: Tensor, settings: Settings,
-        cut: Cut, clip_norm: float, scale: float, receive: Callable[[Sums], None],
+        cut: Cut, clip_norm: float, scale: float, receive: Callable[[Sums], None], tables: Tables = NO_TABLES,
     ) -> None:  # fmt: skip
         self._module, self._call, self.parameters, self._settings = module, call, parameters, settings
         self._cut, self._clip_norm, self._scale, self._receive = cut, clip_norm, scale, receive
+        self._tables = tables
         self._device = call.tensors[0].device
         self._units = UnitMap.of(groups, self._device)
         self._dtypes = {name: accumulator_dtype(p) for name, p in parameters.items()}
@@ -106,7 +115,7 @@ class Pass:
         call = self._call
         # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
         anchor, *copies = _Root.apply(root, self, size, *self.parameters.values())  # type: ignore[no-untyped-call]
-        tracer = Tracer(RULES, self.parameters, self._dtypes, anchor, self, call.made)
+        tracer = Tracer(RULES, self.parameters, self._dtypes, anchor, self, call.made, self._tables.by_name)
 
         def example(token: Tensor, *tensors: Tensor) -> tuple[Tensors, Tensors]:
             copies = dict(zip(self.parameters, tensors, strict=False))
@@ -134,6 +143,7 @@ class Pass:
                 "them now. Load a saved state, and keep such updates out of forward"
             )
         check_nothing_kept(self._module)
+        self._refuse(tracer.direct)
         each = sum(self.parameters[n].numel() * self._dtypes[n].itemsize for n in tracer.direct)
         if direct_bytes is not None and each * size > direct_bytes and size > 1:
             raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
@@ -142,7 +152,7 @@ class Pass:
     def _on_batch(self, call: Plain, root: Tensor, x: Tensor) -> tuple[Tensors, Tensors, Tensor]:
         """The same of a plain model. Where that fails, running it on one example alone tells why."""
         (anchor,) = _Root.apply(root, self, 0)  # type: ignore[no-untyped-call]
-        tracer = Tracer({}, self.parameters, self._dtypes, anchor, self, call.made)
+        tracer = Tracer({}, self.parameters, self._dtypes, anchor, self, call.made, self._tables.by_name)
         try:
             with disable_saved_tensors_hooks(_NO_HOOKS):
                 return (call(tracer, x),), (), anchor
@@ -160,8 +170,18 @@ class Pass:
             raise
         except FAILURES as error:
             with torch.random.fork_rng([self._device.index] if self._device.type == "cuda" else []):
-                reason = call.explain(error, self.parameters, tensors)
+                reason = call.explain(error, self.parameters, tensors, self._reading)
             raise Unmapped(reason) from error
+
+    def _reading(self, parameters: dict[str, Tensor]) -> AbstractContextManager[Any]:
+        """What a model whose tables stand elsewhere runs in, without vmap."""
+        tables = self._tables.by_name
+        return Reading({id(parameters[name]): table for name, table in tables.items()}) if tables else nullcontext()
+
+    def _refuse(self, names: Iterable[str]) -> None:
+        """Refuse tables that are used in another way than lookups."""
+        for name in self._tables.by_name.keys() & set(names):
+            raise ModelError(other_use(name, "a function that has no rule for it"))
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
@@ -175,7 +195,7 @@ class Pass:
             self._uses[part.name].append((part, use))
             return
         with full_precision(self._device):
-            settled = settle([use], self._units)
+            settled = self._settle_uses(part.name, [use])
         self._settled[part.name] = part, settled
         if settled.kept is None:
             self._uses[part.name].append((part, use))
@@ -187,6 +207,7 @@ class Pass:
         Args:
             direct: for each parameter, the per-example gradients (b, *shape) that came by autograd, or None.
         """
+        self._refuse(name for name, values in zip(self.parameters, direct, strict=True) if values is not None)
         with full_precision(self._device):
             settled = {name: self._settle(name, values) for name, values in zip(self.parameters, direct, strict=True)}
             self._uses, self._settled = {}, {}
@@ -203,7 +224,22 @@ class Pass:
                 return Settled.keep(kept + self._units.sum(direct.to(kept.dtype)))
         if direct is not None:
             uses.append((Part(name), DirectUse(direct, self._dtypes[name])))
+        if name in self._tables.by_name:
+            return self._settle_uses(name, [use for _, use in uses]) if uses else None
         return _settle_parts(uses, parameter, self._units) if uses else None
+
+    def _settle_uses(self, name: str, uses: list[Use]) -> Settled:
+        """Settle all uses of a parameter, which none of them is of a view of."""
+        if name not in self._tables.by_name:
+            return settle(uses, self._units)
+        lookups = [use for use in uses if isinstance(use, EmbeddingUse)]
+        if len(lookups) < len(uses):
+            raise ModelError(other_use(name, "a layer with a rule of its own"))
+        return settle_lookups(lookups, self._units)
+
+    def nobody(self) -> None:
+        """Give `receive` the sums of no unit at all."""
+        self._receive(self._clipped({}))
 
     def _clipped(self, settled: dict[str, Settled]) -> Sums:
         if settled:
@@ -223,6 +259,9 @@ class Pass:
         sums = {}
         for name, parameter in self.parameters.items():
             dtype = self._dtypes[name]
+            if name not in settled and name in self._tables.by_name:
+                sums[name] = self._tables.nothing(name, dtype, self._device)
+                continue
             if name not in settled:
                 sums[name] = parameter.new_zeros(parameter.shape, dtype=dtype)
                 continue
@@ -231,6 +270,7 @@ class Pass:
                 weights[key] = self._weights(self._scale * factors[name], dtype, bad)
             sums[name] = settled[name].total(weights[key])
         sums |= sums_of(further, self._dtypes)
+        sums |= self._tables.counts(settled, self._units.count, self._device)
         return Sums(sums, 0 if bad is None else int(bad.sum()), self._units.count)
 
     def _weights(self, factors: Tensor, dtype: torch.dtype, bad: Tensor | None) -> Weights:

@@ -20,14 +20,17 @@ is not plain in every respect is run on each example alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anyorder.clipping.base import Table
 from anyorder.clipping.kept import Made, one_pass
-from anyorder.clipping.rules import Convolution, LayerNorm, LinearMap, Table
+from anyorder.clipping.rules import Convolution, LayerNorm, LinearMap
+from anyorder.clipping.table_rules import Bag, Lookup, rows_of
 from anyorder.clipping.tracing import Part, Tracer
 from anyorder.clipping.uses import Geometry
 
@@ -55,14 +58,15 @@ class Plain:
 
     @classmethod
     def of(
-        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made | None = None
-    ) -> "Plain | None":
+        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made | None = None,
+        tables: Mapping[str, Table] | None = None,
+    ) -> "Plain | None":  # fmt: skip
         """The call, or None where model or arguments are not in this form."""
         if len(args) != 1 or kwargs or type(args[0]) is not Tensor or not _alone(args[0]):
             return None
         names: dict[int, str] = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
         try:
-            layers = list(_layers(module, names))
+            layers = list(_layers(module, _Trained(names, tables or {})))
         except NotPlain:
             return None
         return cls(args[0], layers, Made() if made is None else made)
@@ -119,7 +123,22 @@ _FOR_ALL_MODULES: list[Mapping[Any, Any]] = [
 # -- which layers ----------------------------------------------------------------------------------------------------
 
 
-def _layers(module: nn.Module, names: Mapping[int, str]) -> Iterator[Layer]:
+@dataclass(frozen=True)
+class _Trained:
+    """The names of trained parameters by their id, and how those are read that are tables."""
+
+    names: Mapping[int, str]
+    tables: Mapping[str, Table]
+
+    def part(self, parameter: Any) -> Part | None:
+        name = self.names.get(id(parameter))
+        return None if name is None else Part(name)
+
+    def is_table(self, parameter: Any) -> bool:
+        return self.names.get(id(parameter)) in self.tables
+
+
+def _layers(module: nn.Module, trained: _Trained) -> Iterator[Layer]:
     """The layers in order; raises NotPlain."""
     kind, own = type(module), vars(module)
     known = _KINDS.get(kind)
@@ -129,13 +148,15 @@ def _layers(module: nn.Module, names: Mapping[int, str]) -> Iterator[Layer]:
         if own["_parameters"]:
             raise NotPlain
         for part in own["_modules"].values():
-            yield from _layers(part, names)
+            yield from _layers(part, trained)
         return
     settings = [own[name] for name in ("training", *known[2])]
     if own["_modules"] or not all(map(_is_setting, settings)) or own.get("inplace") or own.get("return_indices"):
         raise NotPlain
     if kind in _WITH_PARAMETERS:
-        yield _WITH_PARAMETERS[kind](own, names)
+        if kind not in _LOOKUPS and any(map(trained.is_table, own["_parameters"].values())):
+            raise NotPlain
+        yield _WITH_PARAMETERS[kind](own, trained)
         return
     if own["_parameters"]:
         raise NotPlain
@@ -164,20 +185,20 @@ def _of_rows(kind: type[nn.Module], own: dict[str, Any]) -> Layer:
     return layer
 
 
-def _parameters(own: dict[str, Any], names: Mapping[int, str], *wanted: str) -> tuple[list[Any], list[Any]]:
+def _parameters(own: dict[str, Any], trained: _Trained, *wanted: str) -> tuple[list[Any], list[Any]]:
     """The parameters of a layer, cut off, and their parts: None for frozen ones."""
     held = own["_parameters"]
     if tuple(held) != wanted or any(p is not None and type(p) is not nn.Parameter for p in held.values()):
         raise NotPlain
-    parts = [Part(names[id(p)]) if id(p) in names else None for p in held.values()]
+    parts = [trained.part(p) for p in held.values()]
     return [None if p is None else p.detach() for p in held.values()], parts
 
 
 # -- layers with parameters ------------------------------------------------------------------------------------------
 
 
-def _linear(own: dict[str, Any], names: Mapping[int, str]) -> Layer:
-    (w, b), parts = _parameters(own, names, "weight", "bias")
+def _linear(own: dict[str, Any], trained: _Trained) -> Layer:
+    (w, b), parts = _parameters(own, trained, "weight", "bias")
     if w is None or w.dim() != 2 or (b is not None and b.shape != w.shape[:1]) or _bias_alone(parts):
         raise NotPlain
 
@@ -193,8 +214,8 @@ def _linear(own: dict[str, Any], names: Mapping[int, str]) -> Layer:
     return layer
 
 
-def _convolution(own: dict[str, Any], names: Mapping[int, str]) -> Layer:
-    (w, b), parts = _parameters(own, names, "weight", "bias")
+def _convolution(own: dict[str, Any], trained: _Trained) -> Layer:
+    (w, b), parts = _parameters(own, trained, "weight", "bias")
     spatial = 0 if w is None else w.dim() - 2
     odd = any(type(own[name]) is not tuple for name in ("kernel_size", "stride", "padding", "dilation"))
     odd = odd or own["padding_mode"] != "zeros" or own["transposed"] or len(own["kernel_size"]) != spatial
@@ -215,8 +236,9 @@ def _convolution(own: dict[str, Any], names: Mapping[int, str]) -> Layer:
     return layer
 
 
-def _table(own: dict[str, Any], names: Mapping[int, str]) -> Layer:
-    (w,), (part,) = _parameters(own, names, "weight")
+def _table(own: dict[str, Any], trained: _Trained) -> tuple[Any, Part | None, int | None]:
+    """Where the rows of a table come from, its part, and the row of padding."""
+    (w,), (part,) = _parameters(own, trained, "weight")
     padding = own["padding_idx"]
     if (
         w is None
@@ -226,31 +248,54 @@ def _table(own: dict[str, Any], names: Mapping[int, str]) -> Layer:
         or own["scale_grad_by_freq"]
     ):
         raise NotPlain
-    padding = None if padding is None else padding % len(w)
+    source = w if part is None else trained.tables.get(part.name, w)
+    return source, part, None if padding is None else padding % rows_of(source)
+
+
+def _embedding(own: dict[str, Any], trained: _Trained) -> Layer:
+    source, part, padding = _table(own, trained)
 
     def layer(tracer: Tracer, x: Tensor) -> Tensor:
         if part is None:
-            return F.embedding(x, w)
+            return F.embedding(x, source)
         tracer.expect(part)
-        result: Tensor = tracer.anchored(Table, tracer, part, padding, x, w)
+        result: Tensor = tracer.anchored(Lookup, tracer, part, padding, x, source)
         return result
 
     return layer
 
 
-def _layer_norm(own: dict[str, Any], names: Mapping[int, str]) -> Layer:
-    (w, b), parts = _parameters(own, names, "weight", "bias")
+def _bag(own: dict[str, Any], trained: _Trained) -> Layer:
+    source, part, padding = _table(own, trained)
+    mode = own["mode"]
+    if mode not in ("sum", "mean") or own["include_last_offset"]:
+        raise NotPlain
+
+    def layer(tracer: Tracer, x: Tensor) -> Tensor:
+        if x.dim() != 2:
+            raise NotPlain
+        if part is None:
+            return F.embedding_bag(x, source, mode=mode, padding_idx=padding)
+        tracer.expect(part)
+        result: Tensor = tracer.anchored(Bag, tracer, part, padding, mode, x.unsqueeze(1), None, source)
+        return result.squeeze(1)
+
+    return layer
+
+
+def _layer_norm(own: dict[str, Any], trained: _Trained) -> Layer:
+    (w, b), parts = _parameters(own, trained, "weight", "bias")
     shape, eps = own["normalized_shape"], own["eps"]
     if type(shape) is not tuple or any(p is not None and p.shape != shape for p in (w, b)):
         raise NotPlain
-    trained = parts[0] is not None
-    if (b is not None and (parts[1] is not None) != trained) or (w is None and b is not None):
+    learns = parts[0] is not None
+    if (b is not None and (parts[1] is not None) != learns) or (w is None and b is not None):
         raise NotPlain
 
     def layer(tracer: Tracer, x: Tensor) -> Tensor:
         if x.dim() <= len(shape) or tuple(x.shape[-len(shape) :]) != shape:
             raise NotPlain
-        if not trained:
+        if not learns:
             return F.layer_norm(x, shape, w, b, eps)
         if x.dtype not in (torch.float32, torch.float64) or any(p is not None and p.dtype != x.dtype for p in (w, b)):
             raise NotPlain
@@ -266,11 +311,12 @@ def _bias_alone(parts: list[Part | None]) -> bool:
     return parts[0] is None and parts[1] is not None
 
 
-_WITH_PARAMETERS: dict[type[nn.Module], Callable[[dict[str, Any], Mapping[int, str]], Layer]] = {
+_WITH_PARAMETERS: dict[type[nn.Module], Callable[[dict[str, Any], _Trained], Layer]] = {
     nn.Linear: _linear,
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
-    nn.Embedding: _table,
+    nn.Embedding: _embedding,
+    nn.EmbeddingBag: _bag,
     nn.LayerNorm: _layer_norm,
 }
 
@@ -327,8 +373,13 @@ _ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {  # what its class gives 
     nn.Embedding: (
         "num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse",
     ),
+    nn.EmbeddingBag: (
+        "num_embeddings", "embedding_dim", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse",
+        "include_last_offset", "padding_idx",
+    ),
     nn.LayerNorm: ("normalized_shape", "eps", "elementwise_affine"),
 }  # fmt: skip
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 _EVERY_MODULE = vars(nn.Module()).keys()
 _EMPTY = tuple(_EVERY_MODULE - {"training", "_parameters", "_modules"})
 _KINDS = {kind: (kind.forward, _EVERY_MODULE | set(names), names) for kind, names in _ATTRIBUTES.items()}

@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from anyorder.clipping.arithmetic import BLOCK
 from anyorder.clipping.tracing import Tracer
-from anyorder.clipping.uses import ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse
+from anyorder.clipping.uses import ConvolutionUse, DirectUse, Geometry, LinearUse
 
-__all__ = ["RULES", "Convolution", "LayerNorm", "LinearMap", "Table", "backward_as_forward"]
+__all__ = ["FUNCTION_RULES", "Convolution", "LayerNorm", "LinearMap", "backward_as_forward"]
 
 
 def backward_as_forward(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,11 +43,6 @@ def _reshaped(tensor: Tensor, *shape: int) -> Tensor:
     """As `view`, of a tensor that nobody else has: nothing after it could write a view in place."""
     result: Tensor = torch.ops.aten._unsafe_view(tensor, shape)
     return result
-
-
-def _positions(tensor: Tensor) -> Tensor:
-    """(B, T, n) of (B, ..., n)."""
-    return tensor.reshape(len(tensor), -1, tensor.shape[-1])
 
 
 # -- linear maps -----------------------------------------------------------------------------------------------------
@@ -172,42 +167,6 @@ def _convolution(
 def _per_dimension(value: Any, spatial: int) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * spatial if len(values) == 1 else values
-
-
-# -- tables ----------------------------------------------------------------------------------------------------------
-
-
-class Table(torch.autograd.Function):
-    """Rows of a table."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Any, tracer: Any, part: Any, padding: Any, ids: Tensor, w: Tensor) -> Any:
-        ctx.tracer, ctx.part, ctx.padding, ctx.size = tracer, part, padding, len(w)
-        ctx.save_for_backward(ids)
-        return F.embedding(ids, w)
-
-    @staticmethod
-    @backward_as_forward
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (ids,) = ctx.saved_tensors
-        flat = ids.reshape(len(ids), -1)
-        ctx.tracer.enter(ctx.part, lambda dtype: EmbeddingUse(flat, _positions(grad), ctx.size, ctx.padding, dtype))
-        return (None,) * 6
-
-
-def _embedding(
-    tracer: Tracer, func: Any, input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None,
-    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
-) -> Any:  # fmt: skip
-    del norm_type, sparse
-    part = tracer.part(weight)
-    if part is None or weight.dim() != 2 or max_norm is not None or scale_grad_by_freq:
-        return NotImplemented
-    size = weight.shape[0]
-    padding = None if padding_idx is None else padding_idx % size
-    tracer.expect(part)
-    own = tracer.tensor(part)
-    return tracer.on_batch(lambda ids: tracer.anchored(Table, tracer, part, padding, ids, own), input)
 
 
 # -- normalised layers -----------------------------------------------------------------------------------------------
@@ -357,13 +316,12 @@ def _looked_into(func: Any, tracer: Tracer) -> Callable[..., Any]:
     return call
 
 
-RULES: dict[Any, Callable[..., Any]] = {
+FUNCTION_RULES: dict[Any, Callable[..., Any]] = {
     F.linear: _linear,
     torch.matmul: _matmul, Tensor.matmul: _matmul, Tensor.__matmul__: _matmul, torch.mm: _matmul, Tensor.mm: _matmul,
     torch.addmm: _addmm,
     torch.conv1d: _convolution, torch.conv2d: _convolution, torch.conv3d: _convolution,
     F.conv1d: _convolution, F.conv2d: _convolution, F.conv3d: _convolution,
-    F.embedding: _embedding,
     F.layer_norm: _layer_norm, torch.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm, torch.rms_norm: _rms_norm,
     F.scaled_dot_product_attention: _attention,

@@ -17,8 +17,10 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from anyorder.clipping.base import Table
 from anyorder.clipping.kept import Made, note
 from anyorder.clipping.uses import Use
 from anyorder.errors import ModelError
@@ -30,7 +32,7 @@ with suppress(ImportError):
 _functorch: Any = torch._C._functorch
 _nesting = getattr(_functorch, "_vmap_increment_nesting", None), getattr(_functorch, "_vmap_decrement_nesting", None)
 
-__all__ = ["Book", "Part", "Tracer", "for_each_example"]
+__all__ = ["LOOKUPS", "Book", "Part", "Tracer", "for_each_example", "other_use"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Tracer(TorchFunctionMode):
         anchor: a scalar that requires a gradient; what is computed from a parameter depends on it.
         book: told of every use.
         made: see `kept`.
+        tables: the parameters that are read by lookups alone, and how; see `table_rules`.
 
     Attributes:
         direct: names of the parameters whose gradients will come from autograd, (B, *shape) each, as far as is seen.
@@ -100,9 +103,10 @@ class Tracer(TorchFunctionMode):
         anchor: Tensor,
         book: Book,
         made: Made,
+        tables: Mapping[str, Table],
     ) -> None:
         super().__init__()
-        self._rules = rules
+        self._rules, self._tables = rules, tables
         self._parameters, self._dtypes, self._anchor, self._book = parameters, dtypes, anchor, book
         self._made = made
         self._parts: dict[int, Part] = {}
@@ -119,7 +123,10 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = self._rules.get(func)
-        if rule is not None and not self.nested():
+        table = self._table_among((*args, *kwargs.values())) if self._tables else None
+        if table is not None and func in _OF_SHAPE:
+            return func(self._shape_of(table), *args[1:], **kwargs)
+        if rule is not None and (table is None or func in LOOKUPS) and not self.nested():
             result = rule(self, func, *args, **kwargs)
             if result is not NotImplemented:
                 for made in result if isinstance(result, (tuple, list)) else (result,):
@@ -127,6 +134,8 @@ class Tracer(TorchFunctionMode):
                         self._made.append(weakref.ref(made))
                 return result
         name = getattr(func, "__name__", "")
+        if table is not None and func not in _OF_KIND:
+            raise ModelError(other_use(table, name))
         writes = name.endswith("_") and (name == "__setitem__" or not name.endswith("__"))
         if writes and args and self._is_parameter(args[0]):
             raise ModelError(
@@ -144,6 +153,22 @@ class Tracer(TorchFunctionMode):
         elif isinstance(result, Tensor):
             self.direct.update(part.name for part in used)
         return result
+
+    def _table_among(self, arguments: Any) -> str | None:
+        """The name of a table that a function is given."""
+        for argument in arguments:
+            part = self._parts.get(id(argument))
+            if part is not None and part.name in self._tables:
+                return part.name
+            found = self._table_among(argument) if isinstance(argument, (tuple, list)) else None
+            if found is not None:
+                return found
+        return None
+
+    def _shape_of(self, table: str) -> Tensor:
+        """A tensor without numbers, of the table's shape, which its parameter may not have."""
+        own = self._tables[table]
+        return torch.empty(own.num_rows, own.width, dtype=own.dtype, device="meta")
 
     def _is_parameter(self, tensor: Any) -> bool:
         """Whether a tensor lies in the memory of a parameter."""
@@ -189,6 +214,11 @@ class Tracer(TorchFunctionMode):
     def tensor(self, part: Part) -> Tensor:
         """The part of the parameter itself."""
         return part.of(self._parameters[part.name])
+
+    def source(self, part: Part) -> Tensor | Table:
+        """Where the rows of a table come from: the part of the parameter, or what stands behind it."""
+        table = self._tables.get(part.name)
+        return self.tensor(part) if table is None else table
 
     def enter(self, part: Part, make: Callable[[torch.dtype], Use]) -> None:
         """Write a use down."""
@@ -280,6 +310,22 @@ def _plain(arguments: Any) -> bool:
     return arguments is None or arguments is Ellipsis or isinstance(arguments, int)
 
 
+def other_use(name: str, function: str) -> str:
+    """Why a model with a table is refused."""
+    return (
+        f"forward uses the table {name} in {function}. A sparse table is there for lookups alone: torch.nn.Embedding, "
+        "and torch.nn.EmbeddingBag of ids (B, L), mode sum or mean, without offsets, max_norm and scale_grad_by_freq. "
+        "Whatever else it is used for has a gradient of the table's whole size: give that a parameter of its own, or "
+        "set sparse=False"
+    )
+
+
+LOOKUPS = (F.embedding, F.embedding_bag)
+_OF_SHAPE = {Tensor.shape.__get__, Tensor.ndim.__get__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}  # type: ignore[attr-defined]
+_OF_KIND = {
+    Tensor.dtype.__get__, Tensor.device.__get__, Tensor.is_cuda.__get__, Tensor.layout.__get__,  # type: ignore[attr-defined]
+    Tensor.requires_grad.__get__, Tensor.is_floating_point, Tensor.element_size,  # type: ignore[attr-defined]
+}  # fmt: skip
 _TURNS = (torch.t, Tensor.t, Tensor.T.__get__)  # type: ignore[attr-defined]
 _VIEWS = {
     torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.unbind, Tensor.unbind, Tensor.__getitem__,
