@@ -11,6 +11,7 @@ import pytest
 
 import anyorder as ao
 from anyorder import participation
+from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError, PlanError
@@ -45,6 +46,9 @@ FINAL = [
     Cut,
     ao.Plan,
     Bound,
+    Counts,
+    Top,
+    Uniform,
 ]
 OBJECTS = {
     **{name: make(N) for name, make in STRATEGIES.items()},

@@ -11,8 +11,8 @@ import anyorder
 
 ROOMS = [
     "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library",
-    "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting",
-    "noise", "ledger", "sampling", "_trusted", "plan", "realised", "planner", "receipt", "certificate", "release",
+    "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting", "noise",
+    "ledger", "sampling", "_trusted", "_fits", "plan", "realised", "planner", "receipt", "certificate", "release",
     "audit", "clipping", "sparse", "train", "federated", "report", "run", "cli", "__main__",
 ]  # fmt: skip
 PURE = [*ROOMS[: ROOMS.index("planner") + 1], "receipt", "certificate", "audit", "report"]  # an auditor and a planner

@@ -13,14 +13,17 @@ from numpy.typing import NDArray
 
 from anyorder import _check, participation, strategy, workload
 from anyorder._closed import final
+from anyorder._fits import check_exact, check_neighbours, check_selected
 from anyorder._limits import bounded
 from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
 from anyorder._trusted import check_on_device, trusted_text
-from anyorder.accounting.curves import NEIGHBOURS, Curve, Gaussian, Sampled
+from anyorder.accounting import selection as selections
+from anyorder.accounting.curves import NEIGHBOURS, Curve
+from anyorder.accounting.selection import Counts, Selection, Top, check_selection, plan_curve, step_mu
 from anyorder.error import row_variances
 from anyorder.error.variance import has_variances
 from anyorder.errors import CertificateError, PlanError
-from anyorder.noise.discrete import check_combination, check_grid
+from anyorder.noise.discrete import check_grid
 from anyorder.participation import KnownOrder, Participation
 from anyorder.participation.known import without_names
 from anyorder.participation.rules import check_kind as check_participation
@@ -71,6 +74,9 @@ class Plan:
         on_device: what is trusted to the users' own devices, of "clipping" (who carries the plan out sees sums alone)
             and "record" (it learns no ids: devices count and time their own messages, for SingleEpoch and
             MinSeparation). The claim then holds if the devices keep to it. Empty for nothing.
+        selection: which rows of sparse tables get noise, chosen at each step by `Counts`, `Top` or `Uniform`, as a part
+            of the claim: mu, `curve` and epsilon are those of both, sigma, `sensitivity` and `noise_std` of the release
+            alone. None: every row gets noise. See `anyorder.accounting.selection`.
     """
 
     participation: Participation
@@ -85,6 +91,7 @@ class Plan:
     dataset_size: int | None = None
     grid: float | None = None
     on_device: tuple[str, ...] = ()
+    selection: Selection | None = None
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
@@ -100,8 +107,10 @@ class Plan:
         lengths = {"participation": self.participation.n, "strategy": self.strategy.n, "workload": self.workload.n}
         if len(set(lengths.values())) != 1:
             raise PlanError(f"participation, strategy and workload must have the same number of steps, got {lengths}")
-        _check_neighbours(self.neighbours, self.participation, self.strategy)
+        check_neighbours(self.neighbours, self.participation, self.strategy)
         object.__setattr__(self, "on_device", check_on_device(self.on_device, self.participation))
+        check_selection(self.selection, with_sigma=True)
+        check_selected(self.selection, self.strategy, self.grid is not None, self.on_device)
         if self.grid is not None:
             check_exact(self.neighbours, self.strategy)
             check_grid(self.grid, self.clip_norm, self.noise_std)
@@ -137,14 +146,27 @@ class Plan:
         """noise_std / clip_norm, as DP-SGD means it, and Kairouz et al. 2021 at each node of a tree."""
         return self.noise_std / self.clip_norm
 
+    @property
+    def selection_std(self) -> float | None:
+        """Standard deviation of the noise on a step's counts, in counts; rounded up. None but for `Counts`."""
+        chosen = self.selection
+        if type(chosen) is not Counts or chosen.sigma is None:
+            return None
+        visits = 1.0 if self.participation.secret else sensitivity(Independent(self.n), self.participation).value
+        return nextafter(chosen.sigma * chosen.count_norm * visits, inf)
+
+    @property
+    def selection_scale(self) -> float | None:
+        """Scale of the Gumbel noise on a step's scores, rounded up. None but for `Top`."""
+        chosen = self.selection
+        if type(chosen) is not Top or chosen.sigma is None:
+            return None
+        return nextafter(chosen.sigma * chosen.score_norm, inf)
+
     @cached_property
     def curve(self) -> Curve:
         """epsilon(delta) and delta(epsilon) of the whole plan; `anyorder.compose` joins it with those of others."""
-        coin = self.participation.coin
-        if coin is not None:
-            return Sampled(self.sigma, coin, self.n, unit=self.unit)
-        mu = NEIGHBOURS[self.neighbours] / self.sigma
-        return Gaussian(mu, neighbours=self.neighbours, unit=self.unit)
+        return plan_curve(self.sigma, self.selection, self.participation, self.neighbours, self.unit)
 
     @property
     def mu(self) -> float | None:
@@ -170,7 +192,11 @@ class Plan:
         if order is None:
             raise PlanError("unit_mus() needs a plan for a KnownOrder; in other orders every unit has the plan's mu")
         own = unit_sensitivities(self.strategy, order) * (1 + self.rounding)
-        return np.asarray(NEIGHBOURS[self.neighbours] * self.clip_norm / self.noise_std * own)
+        released = np.asarray(NEIGHBOURS[self.neighbours] * self.clip_norm / self.noise_std * own)
+        if self.selection is None:
+            return released
+        visits = unit_sensitivities(Independent(self.n), order)
+        return np.asarray(np.hypot(released, step_mu(self.selection, self.neighbours, self.selection_std) * visits))
 
     @property
     def reaches_iterates(self) -> bool:
@@ -201,7 +227,8 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """What the plan fixes, as JSON values; what follows from it is in `claims`.
 
-        "on_device" is there where something is trusted to devices: without it a plan has the digest that it always had.
+        "on_device" and "selection" are there where something is trusted to devices, and where rows are selected:
+        without them a plan has the digest that it always had.
         """
         fixed = {
             "participation": self.participation.to_dict(),
@@ -216,12 +243,15 @@ class Plan:
             "dataset_size": self.dataset_size,
             "grid": self.grid,
         }
-        return fixed | ({"on_device": list(self.on_device)} if self.on_device else {})
+        devices = {"on_device": list(self.on_device)} if self.on_device else {}
+        return fixed | devices | ({} if self.selection is None else {"selection": selections.to_dict(self.selection)})
 
     def claims(self) -> dict[str, Any]:
         """What follows from the plan; a verifier recomputes it."""
         values = (self.sensitivity.value, self.sensitivity.exact, self.noise_std, self.mu, self.epsilon)
-        return dict(zip(_CLAIMS, values, strict=True))
+        noises = {"selection_std": self.selection_std, "selection_scale": self.selection_scale}
+        claimed = {name: value for name, value in noises.items() if value is not None}
+        return {**dict(zip(_CLAIMS, values, strict=True)), **claimed}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Plan":
@@ -230,8 +260,8 @@ class Plan:
         What it makes must be described by the same data again: no unknown field, no number as text.
         """
         names = {f.name for f in fields(cls)}
-        if isinstance(data, dict) and "on_device" not in data:
-            names.remove("on_device")
+        if isinstance(data, dict):
+            names -= {"on_device", "selection"} - data.keys()
         check_names("plan", data, names)
         try:
             parts = {
@@ -239,6 +269,8 @@ class Plan:
                 "strategy": strategy.from_dict(data["strategy"]),
                 "workload": workload.from_dict(data["workload"]),
             }
+            if "selection" in data:
+                parts["selection"] = selections.from_dict(data["selection"])
             plan = cls(**{**data, **parts})
             same = canonical(plan.to_dict()) == canonical(data)
         except CertificateError:
@@ -290,11 +322,16 @@ class Plan:
         ]
         if self.mu is not None:
             kind = "exact" if sens.exact else "upper bound"
-            rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind}); mu = {self.mu:.5g} (Gaussian DP)"))
+            whole = "" if self.selection is None else " with the selection"
+            told = f"mu = {self.mu:.5g} (Gaussian DP{whole})"
+            rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind}); {told}"))
         if type(self.participation) is KnownOrder:
             mus = self.unit_mus()
             spread = f"mu from {mus.min():.4g} to {mus.max():.4g}, median {np.median(mus):.4g}"
             rows.append(("its own steps", f"{spread}, over {len(mus)} units of privacy"))
+        if self.selection is not None:
+            noise = self.selection_std or self.selection_scale
+            rows.append(("selection", selections.card_text(self.selection, self.neighbours, noise)))
         if self.on_device:
             rows.append(("trusts", trusted_text(self.on_device)))
         if self.grid is not None:
@@ -315,35 +352,6 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
-
-
-def _check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:
-    if order.secret:
-        if type(chosen) is not Independent:
-            raise PlanError(f"PoissonSampling is accounted for independent noise only, got {chosen!r}")
-        if neighbours != "add-or-remove":
-            raise PlanError(f"PoissonSampling is accounted for add-or-remove neighbours only, got {neighbours!r}")
-    elif neighbours == "add-or-remove" and order.absence_moves_others:
-        raise moves_others(type(order).__name__)
-
-
-def moves_others(order: str) -> PlanError:
-    """The error for add-or-remove neighbours in an order in which a unit's absence moves others."""
-    return PlanError(
-        f"neighbours 'add-or-remove' do not fit {order}: without one unit, a loader would put others into other "
-        "batches; use 'zero-out' (its gradients replaced by zero) or 'replace-one'"
-    )
-
-
-def check_exact(neighbours: str, chosen: Strategy) -> None:
-    """On a grid, a unit must change nothing but its own integers, and noise must be computable to any precision."""
-    check_combination(chosen)
-    if neighbours == "add-or-remove":
-        raise PlanError(
-            "exact integers (grid, secure) need neighbours 'zero-out' or 'replace-one', got 'add-or-remove' (which "
-            "Poisson sampling implies): a batch with one unit less has another shape, in which the floating-point "
-            "gradients of the other units may differ in their last bits, and so their integers too"
-        )
 
 
 # -- plans in files --------------------------------------------------------------------------------------------------
@@ -367,13 +375,13 @@ def checked_plan(data: Any, claims: Any, *, large: bool) -> Plan:
 
 def check_claims(plan: Plan, claims: dict[str, Any]) -> None:
     """Recompute the claims of a file. Raises CertificateError naming the first that does not follow."""
-    check_names("claims", claims, set(_CLAIMS))
     try:
         true = plan.claims()
     except CertificateError:
         raise
     except Exception as problem:  # a plan whose parts are well formed, and that nobody could run
         raise CertificateError(f"the claims cannot be recomputed: {brief(problem)}") from problem
+    check_names("claims", claims, set(true))
     for name, value in true.items():
         claimed = claims[name]
         same = claimed is value if value is None or isinstance(value, bool) else close(claimed, value)

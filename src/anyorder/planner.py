@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 from numpy.typing import ArrayLike
 
 from anyorder import _check, accounting
+from anyorder._fits import check_exact, check_selected, moves_others
 from anyorder._trusted import check_on_device
 from anyorder.accounting.curves import NEIGHBOURS
+from anyorder.accounting.selection import Selection, check_selection, plan_curve
+from anyorder.accounting.split import for_epsilon, for_sigma, shared
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose
 from anyorder.optimize.candidates import MAX_COST, rows_touched
@@ -23,10 +26,10 @@ from anyorder.participation import (
     PoissonSampling,
     SingleEpoch,
 )
-from anyorder.plan import Plan, check_exact, moves_others
+from anyorder.plan import Plan
 from anyorder.sensitivity import sensitivity
 from anyorder.sensitivity.rounding import rounding
-from anyorder.strategy import Combination, Independent, Strategy
+from anyorder.strategy import Combination, Independent, Strategy, Tree
 from anyorder.workload import Workload, from_optimizer
 from anyorder.workload import check_kind as check_workload
 
@@ -65,6 +68,7 @@ def plan(
     neighbours: str = "zero-out",
     secure: bool = False,
     on_device: tuple[str, ...] = (),
+    selection: Selection | None = None,
 ) -> Plan:
     """Join an order, a mechanism and a budget into a `Plan`.
 
@@ -110,6 +114,8 @@ def plan(
             of 2^-20 clip norms, rounded down to a power of two. "auto" then chooses among the mechanisms that allow
             it. For another grid, `dataclasses.replace(plan, grid=...)`.
         on_device: what is trusted to the users' own devices, of "clipping" and "record"; see `Plan`.
+        selection: of rows of sparse tables that get noise, `Counts`, `Top` or `Uniform`; see `Plan`. One without a
+            sigma gets its share of the budget; sigma and noise_multiplier are of the release alone, epsilon of both.
     Raises: ArgumentError for arguments that break their rule or do not go together; PlanError for parts that do not
         fit, and where no mechanism keeps to the memory.
     Cost: that of the fit, seconds for 1000 steps; fits are kept on disk.
@@ -149,31 +155,38 @@ def plan(
         raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
     on_device = check_on_device(on_device, rule)  # before a fit that may take long
     work = _workload(rule.n, workload, optimizer, scheduler, momentum, learning_rates)
+    check_selection(selection)  # before a fit that may take long
     tree = {"estimator": estimator, "restart_every": restart_every, "completion": completion}
     limits = _Limits(
         _vectors(memory, model_size, secure), None if max_cost is None else _check.real("max_cost", max_cost, low=1.0)
     )
+    if selection is not None:
+        limits = limits._replace(state=0)  # the noise of chosen rows is made for them alone
     chosen = _strategy(
-        mechanism, work, rule, secure, objective, limits, {k: v for k, v in tree.items() if v is not None}
-    )
+        mechanism, work, rule, secure or selection is not None, objective, limits,
+        {k: v for k, v in tree.items() if v is not None},
+    )  # fmt: skip
     if rule.secret and neighbours == "zero-out":
         neighbours = "add-or-remove"  # what the sampler's accounting is about
     if secure:
         check_exact(neighbours, chosen)  # before a calibration that may take long
+    check_selected(selection, chosen, secure, on_device)  # before a calibration that may take long
+    noise, selection = _noise(chosen, rule, neighbours, delta, selection, **budget)
     return Plan(
-        participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, delta=delta,
-        sigma=_sigma(chosen, rule, neighbours, delta, **budget),
+        participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, delta=delta, sigma=noise,
         batch_size=batch_size, unit=unit, neighbours=neighbours, dataset_size=dataset_size,
-        grid=_default_grid(clip_norm) if secure else None, on_device=on_device,
+        grid=_default_grid(clip_norm) if secure else None, on_device=on_device, selection=selection,
     )  # fmt: skip
 
 
 def with_budget(
     base: Plan, *, epsilon: float | None = None, noise_multiplier: float | None = None, sigma: float | None = None
 ) -> Plan:
-    """The plan with as much noise as another budget asks for; exactly one, see `plan`."""
+    """The plan with as much noise as another budget asks for; exactly one, see `plan`. A selection keeps its share."""
     budget = _budget(epsilon, noise_multiplier, sigma)
-    return replace(base, sigma=_sigma(base.strategy, base.participation, base.neighbours, base.delta, **budget))
+    kept = shared(base.selection, base.sigma, _visits(base.participation))
+    noise, selection = _noise(base.strategy, base.participation, base.neighbours, base.delta, kept, **budget)
+    return replace(base, sigma=noise, selection=selection)
 
 
 def _budget(epsilon: float | None, noise_multiplier: float | None, sigma: float | None) -> dict[str, float | None]:
@@ -269,7 +282,7 @@ class _Limits(NamedTuple):
 
 
 def _strategy(
-    mechanism: str | Strategy, work: Workload, order: Participation, secure: bool, objective: str,
+    mechanism: str | Strategy, work: Workload, order: Participation, combined: bool, objective: str,
     limits: _Limits, tree: dict[str, Any],
 ) -> Strategy:  # fmt: skip
     if tree and mechanism != "tree":
@@ -292,10 +305,12 @@ def _strategy(
         raise PlanError(f"mechanism 'poisson' needs secret sampling (order='poisson'), got {order.describe()}")
     if mechanism == "auto":
         known = choose(work, order, limits.state, objective, max_cost=limits.chosen_cost)
-        return next(one.strategy for one in known if not secure or isinstance(one.strategy, Combination))
+        return next(one.strategy for one in known if not combined or isinstance(one.strategy, Combination))
     found = fit_named(
         mechanism, work, order, objective=objective, max_state=limits.state, max_cost=limits.chosen_cost, **tree
     )
+    if type(found) is Tree and limits.state == 0:
+        found = Tree(found.n, found.estimator, found.restarts, found.completion, regenerate=True)
     return _within(found, limits)
 
 
@@ -342,20 +357,32 @@ def _vectors(memory: int | str | None, model_size: int | None, secure: bool) -> 
 # -- the noise -------------------------------------------------------------------------------------------------------
 
 
-def _sigma(
-    chosen: Strategy, rule: Participation, neighbours: str, delta: float, *,
+def _visits(rule: Participation) -> int:
+    """The most steps of a unit that its claim counts: secret sampling is accounted by the step."""
+    return 1 if rule.secret else rule.max_participations
+
+
+def _noise(
+    chosen: Strategy, rule: Participation, neighbours: str, delta: float, selection: Selection | None, *,
     epsilon: float | None, noise_multiplier: float | None, sigma: float | None,
-) -> float:  # fmt: skip
-    """The least sigma that keeps (epsilon, delta), or that of the multiplier; exactly one is given."""
-    if sigma is not None:
-        return sigma
-    if noise_multiplier is not None:
-        sens = 1.0 if rule.secret else sensitivity(chosen, rule).value * (1 + rounding(chosen, rule))
-        return noise_multiplier / sens
-    assert epsilon is not None
+) -> tuple[float, Selection | None]:  # fmt: skip
+    """(the least sigma that keeps (epsilon, delta), or that of the multiplier; the selection with its own)."""
+    visits = _visits(rule)
+    if epsilon is None:
+        if sigma is None:
+            assert noise_multiplier is not None
+            sens = 1.0 if rule.secret else sensitivity(chosen, rule).value * (1 + rounding(chosen, rule))
+            sigma = noise_multiplier / sens
+        return sigma, for_sigma(sigma, selection, visits)
     if rule.coin is not None:
-        return accounting.calibrate_poisson(epsilon, delta, rule.coin, rule.n)
-    return nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
+        total = accounting.calibrate_poisson(epsilon, delta, rule.coin, rule.n)
+    else:
+        total = nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
+
+    def cost(sigma: float, beside: Selection) -> float:
+        return plan_curve(sigma, beside, rule, neighbours, "unit").epsilon(delta)
+
+    return for_epsilon(epsilon, total, selection, visits, cost)
 
 
 def _default_grid(clip_norm: float) -> float:

@@ -14,6 +14,8 @@ steps in pi are a pattern of S, and float32 coefficients move sens(C, S) by no l
 allows no fewer participations. So mu above is at least that of pi. And it is a function of pi alone: to show it shows
 nothing in which neighbours differ.
 
+A selection of rows (`Plan.selection`) in k steps counts beside the release: mu^2 is the sum of both.
+
 **Where it may not.** Where what was released decided who came, or when to stop, the smaller number is no claim: a run
 that ends when its releases happen to say much about somebody has lost more than its length tells. The plan's epsilon
 holds there too; to stop early costs it nothing. Under `add-or-remove`, pi differs between neighbours by the very unit,
@@ -22,13 +24,15 @@ record is on users' devices, nobody has pi. In all of these `realised_claim` is 
 """
 
 from dataclasses import dataclass
-from math import inf, nextafter
+from math import inf, nextafter, sqrt
 from typing import Any
 
 from anyorder._closed import final
 from anyorder._limits import bounded
 from anyorder._sealed import check_names, quoted
-from anyorder.accounting.curves import Gaussian
+from anyorder.accounting import compose_mus
+from anyorder.accounting.curves import NEIGHBOURS, Gaussian
+from anyorder.accounting.selection import step_mu
 from anyorder.errors import CertificateError
 from anyorder.participation import MinSeparation, Participation
 from anyorder.plan import Plan, close
@@ -95,9 +99,19 @@ def realised_claim(plan: Plan, max_participations: int, min_separation: int) -> 
             return None
         check_plan(_described(plan, order))
         share = sensitivity(plan.strategy, order).value / plan.sensitivity.value
-        mu = min(mu, nextafter(mu * nextafter(share, inf), inf))
+        if plan.selection is None:
+            mu = min(mu, nextafter(mu * nextafter(share, inf), inf))
+        else:
+            mu = min(mu, _of_both(plan, nextafter(share, inf), k))
     curve = Gaussian(mu, neighbours=plan.neighbours, unit=plan.unit)
     return Realised(k, b, mu, min(curve.epsilon(plan.delta), plan.epsilon))
+
+
+def _of_both(plan: Plan, share: float, k: int) -> float:
+    """The mu of a selection in k steps and of the release of this share of the plan's sensitivity."""
+    released = NEIGHBOURS[plan.neighbours] / plan.sigma * share
+    selected = step_mu(plan.selection, plan.neighbours, plan.selection_std) * sqrt(k)
+    return nextafter(compose_mus(nextafter(released, inf), nextafter(selected, inf)), inf)
 
 
 def _is_dear(plan: Plan, order: Participation) -> bool:

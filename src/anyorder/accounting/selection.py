@@ -1,0 +1,317 @@
+"""Which rows of wide tables get noise, chosen at each step: a closed union, `Selection = Counts | Top | Uniform`.
+
+A step selects, and then releases what was selected: noise is added to the chosen rows of the gradient alone, and the
+others stay as they are. The two are one claim.
+
+**Why the two compose exactly, in any order of the data (`Counts`).** Let a step t release, one after the other,
+
+    y_t = counts_t + s z_t                 counts_t: (rows,), a sum over units of vectors of norm <= count_norm
+    x_t = M_t (g_t + noise_std (K Z)_t)    g_t: a sum over units of M_t times gradients of norm <= clip_norm
+
+with M_t the rows that y_t chooses. To leave out rows of a unit's gradient shortens it, so g_t is a row of the matrix G
+of the plan's mechanism. Put the rows of both in the order in which they are released: counts_1, g_1, counts_2, g_2, ..
+The whole is a matrix mechanism of 2n rows with a lower triangular C: the identity on the counts, the strategy's C on
+the gradients. Of its release of g_t only M_t is shown, a choice that was released before. Each row depends on what was
+released before it, which for a lower triangular C and Gaussian noise costs no more than rows that are fixed [Denisov et
+al. 2022, Theorem 2.1]. A unit whose steps are pi moves it, in units of its noise, by at most
+
+    mu^2 = (f count_norm ||I pi|| / s)^2 + (f clip_norm sens(C, pi) / noise_std)^2 <= mu_sel^2 + mu_rel^2
+
+    s = sigma_sel count_norm sens(I, participation),   mu_sel = f / sigma_sel,   mu_rel = f / sigma
+
+f = 1 for `zero-out` and `add-or-remove`, 2 for `replace-one`. Under secret sampling, with independent noise, a step is
+one Gaussian mechanism of both under one coin: sigma_eff = (sigma_sel^-2 + sigma^-2)^-1/2, amplified as a pair.
+
+`Top` has bounded range instead (see `BoundedRange`), and `Uniform` looks at no data, so it costs nothing.
+"""
+
+from dataclasses import dataclass, field, fields
+from math import inf, nextafter, sqrt
+from typing import Any, ClassVar, assert_never
+
+from anyorder import _check
+from anyorder._closed import final
+from anyorder._sealed import check_names, quoted
+from anyorder.accounting.bounded_range import bounded_range_mu
+from anyorder.accounting.curves import NEIGHBOURS, Curve, Gaussian, Sampled
+from anyorder.accounting.gaussian import compose_mus
+from anyorder.errors import ArgumentError, CertificateError, PlanError
+from anyorder.participation import Participation
+
+__all__ = [
+    "Counts", "Selection", "Top", "Uniform", "card_text", "check_selection", "from_dict", "plan_curve",
+    "refuse_selection", "step_mu", "to_dict",
+]  # fmt: skip
+
+_SHARE = 0.1
+_MAX_ROWS = 2**40
+
+
+@final
+@dataclass(frozen=True)
+class Counts:
+    """The rows whose noisy count of units reaches a threshold: an independent choice for each row.
+
+        row r is chosen where   sum over units of counts[r] + s N(0, 1) >= threshold
+        s = sigma count_norm sens(I, participation)                 `Plan.selection_std`
+
+    A unit counts min(1, count_norm / sqrt(m)) on each of the m rows that it touches: a vector of norm count_norm at
+    most. Its Gaussian noise composes with that of the release exactly; see `anyorder.accounting.selection`.
+
+    Attributes:
+        threshold: in counts. Rows that nobody touched are chosen with probability Phi(-threshold / s) each: with a
+            million rows and threshold / s = 4, about 32 a step.
+        share: of the plan's mu^2 that the choice may take, strictly between 0 and 1, where sigma is to be found by
+            `anyorder.plan`; 0.1 if neither is given. None in a plan, whose sigma is found.
+        count_norm: L2 bound on one unit's counts in one step.
+        sigma: noise against the whole sensitivity of the counts, unitless: mu_sel = 1 / sigma (2 / sigma for
+            replace-one).
+    Raises: ArgumentError.
+
+    Example:
+        >>> Counts(5.0)
+        Counts(threshold=5.0, share=0.1, count_norm=1.0, sigma=None)
+    """
+
+    kind: ClassVar[str] = "counts"
+
+    threshold: float
+    share: float | None = None
+    count_norm: float = 1.0
+    sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        _set(self, "threshold", _check.real("threshold", self.threshold))
+        _set(self, "count_norm", _check.positive("count_norm", self.count_norm))
+        _check_noise(self)
+
+    def describe(self) -> str:
+        """In a phrase, for the card."""
+        bound = f"a unit's counts to L2 norm {self.count_norm:g}"
+        return f"rows of tables with a noisy count of {self.threshold:g} or more ({bound})"
+
+
+@final
+@dataclass(frozen=True)
+class Top:
+    """The rows of largest scores under Gumbel noise: so many draws of the exponential mechanism without replacement.
+
+        the `rows` largest of   score[r] + s Gumbel(0, 1),         s = sigma score_norm       `Plan.selection_scale`
+
+    A unit moves the score of each row by 0 to score_norm, in one direction: scores are sums over units of numbers in
+    [0, score_norm], as its counts are. Only how far a single score moves matters, not how many do. So a draw has range
+    e0 = 1 / sigma (2 / sigma for replace-one, where scores may move both ways), see `BoundedRange`, and one unit enters
+    `rows` draws in each step in which it takes part.
+
+    Attributes:
+        rows: chosen in a step, 1 or more.
+        share: of the plan's privacy, as for `Counts`, measured in zero-concentrated DP: draws e0^2 / 8 beside
+            mu_rel^2 / 2.
+        score_norm: the most one unit moves the score of any row in one step.
+        sigma: scale of the Gumbel noise over score_norm, unitless.
+    Raises: ArgumentError.
+
+    Example:
+        >>> round(Top(200, sigma=40.0).e0("replace-one"), 6)
+        0.05
+    """
+
+    kind: ClassVar[str] = "top"
+
+    rows: int
+    share: float | None = None
+    score_norm: float = 1.0
+    sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        _set(self, "rows", _check.integer("rows", self.rows, low=1, high=_MAX_ROWS))
+        _set(self, "score_norm", _check.positive("score_norm", self.score_norm))
+        _check_noise(self)
+
+    def e0(self, neighbours: str) -> float:
+        """The range of one draw, rounded up. Raises: ArgumentError where sigma is not known yet."""
+        return _over_sigma(self, neighbours)
+
+    def describe(self) -> str:
+        """In a phrase, for the card."""
+        return f"the {self.rows} rows of tables with the largest noisy scores (a unit adds 0 to {self.score_norm:g})"
+
+
+@final
+@dataclass(frozen=True)
+class Uniform:
+    """Rows that are drawn uniformly at each step, without looking at any data: no cost, and little use where few count.
+
+    Attributes:
+        rows: chosen in a step, 1 or more.
+    Raises: ArgumentError.
+    """
+
+    kind: ClassVar[str] = "uniform"
+
+    rows: int
+    sigma: None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _set(self, "rows", _check.integer("rows", self.rows, low=1, high=_MAX_ROWS))
+
+    def describe(self) -> str:
+        """In a phrase, for the card."""
+        return f"{self.rows} rows of tables, drawn uniformly"
+
+
+Selection = Counts | Top | Uniform
+"""All there are."""
+
+
+def plan_curve(
+    sigma: float, selection: Selection | None, participation: Participation, neighbours: str, unit: str
+) -> Curve:
+    """The curve of a plan: of its release, and of its selection.
+
+    Args:
+        sigma: of the release.
+        selection: with a sigma of its own, if it needs one.
+    """
+    coin = participation.coin
+    visits = 1 if coin is not None else participation.max_participations
+    chosen = _selection_mu(selection, neighbours, visits)
+    if coin is None:
+        mu = NEIGHBOURS[neighbours] / sigma
+        return Gaussian(compose_mus(mu, chosen) if chosen else mu, neighbours=neighbours, unit=unit)
+    if chosen:
+        sigma = nextafter(1 / compose_mus(nextafter(1 / sigma, inf), chosen), 0.0)
+    return Sampled(sigma, coin, participation.n, unit=unit)
+
+
+def _selection_mu(selection: Selection | None, neighbours: str, visits: int) -> float:
+    """The mu of the selections of a unit's steps, rounded up.
+
+    Args:
+        visits: the most steps that a unit takes part in.
+    """
+    match selection:
+        case None | Uniform():
+            return 0.0
+        case Counts():  # its noise grows with the visits, so that they all together cost this
+            return _over_sigma(selection, neighbours)
+        case Top():
+            return nextafter(bounded_range_mu(selection.e0(neighbours)) * sqrt(visits * selection.rows), inf)
+        case _:
+            assert_never(selection)
+
+
+def step_mu(selection: Selection | None, neighbours: str, std: float | None) -> float:
+    """The mu of the selection of one step in which a unit takes part; of k steps it is sqrt(k) times that.
+
+    Args:
+        std: of the counts' noise, where the selection is `Counts`.
+    """
+    if type(selection) is Counts and std is not None:
+        return nextafter(NEIGHBOURS[neighbours] * selection.count_norm / std, inf)
+    return _selection_mu(selection, neighbours, 1)
+
+
+def check_selection(selection: Any, *, with_sigma: bool = False) -> None:
+    """Raise PlanError for what is no selection, and, for one in a plan, ArgumentError where its noise is not known."""
+    match selection:
+        case Counts() | Top():
+            if with_sigma and selection.sigma is None:
+                raise ArgumentError(
+                    f"selection must have a sigma in a Plan, got {selection!r}: ao.plan(selection=..) finds it by the "
+                    "share"
+                )
+        case Uniform() | None:
+            pass
+        case _:
+            raise PlanError(
+                "selection must be Counts, Top, Uniform (of anyorder.sparse) or None, got " + type(selection).__name__
+            )
+
+
+def card_text(selection: Selection, neighbours: str, noise: float | None) -> str:
+    """What the card says of it.
+
+    Args:
+        noise: std of its counts or scale of its Gumbel noise, where it has any.
+    """
+    match selection:
+        case Counts():
+            cost = f"; noise of std {noise:.5g} counts, mu = {_over_sigma(selection, neighbours):.5g} of the whole"
+        case Top():
+            e0 = selection.e0(neighbours)
+            cost = f"; Gumbel noise of scale {noise:.5g}, {selection.rows} draws a step of range {e0:.5g}"
+        case Uniform():
+            cost = ": costs nothing"
+        case _:
+            assert_never(selection)
+    return selection.describe() + cost
+
+
+def refuse_selection(selection: Selection | None, by: str) -> None:
+    """Raise PlanError where a plan selects rows and there is no table to select them from.
+
+    Args:
+        selection: a plan's.
+        by: what carries the plan out, as in "the federated server".
+    """
+    if selection is not None:
+        raise PlanError(
+            f"{by} carries out no plan with a selection of rows, got {selection!r}: it needs a table, an "
+            "nn.Embedding(sparse=True) or nn.EmbeddingBag(sparse=True) under make_private; plan with selection=None"
+        )
+
+
+def _set(selection: Any, name: str, value: Any) -> None:
+    object.__setattr__(selection, name, value)
+
+
+def _check_noise(selection: Any) -> None:
+    """Either sigma, or a share by which it is to be found."""
+    sigma, share = selection.sigma, selection.share
+    if sigma is not None:
+        if share is not None:
+            raise ArgumentError(
+                f"share and sigma say the same thing: give one of them, got share={share!r}, sigma={sigma!r}"
+            )
+        _set(selection, "sigma", _check.positive("sigma", sigma))
+    else:
+        _set(selection, "share", _check.probability("share", _SHARE if share is None else share))
+
+
+def _over_sigma(selection: "Counts | Top", neighbours: str) -> float:
+    """That is f / sigma, rounded up."""
+    if selection.sigma is None:
+        raise ArgumentError(f"selection must have a sigma before it has a cost, got {selection!r}")
+    return nextafter(NEIGHBOURS[_check.choice("neighbours", neighbours, NEIGHBOURS)] / selection.sigma, inf)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def to_dict(selection: Selection) -> dict[str, Any]:
+    """JSON values."""
+    match selection:
+        case Counts():
+            return {
+                "kind": Counts.kind, "threshold": selection.threshold, "count_norm": selection.count_norm,
+                "sigma": selection.sigma,
+            }  # fmt: skip
+        case Top():
+            return {
+                "kind": Top.kind, "rows": selection.rows, "score_norm": selection.score_norm, "sigma": selection.sigma,
+            }  # fmt: skip
+        case Uniform():
+            return {"kind": Uniform.kind, "rows": selection.rows}
+        case _:
+            assert_never(selection)
+
+
+def from_dict(data: Any) -> Selection:
+    """The selection that `to_dict` described. Raises: CertificateError for what it never writes."""
+    kind = data.get("kind") if isinstance(data, dict) else None
+    found = next((one for one in (Counts, Top, Uniform) if one.kind == kind), None)
+    if found is None:
+        raise CertificateError(f"a selection must be of kind counts, top or uniform, got {quoted(kind)}")
+    check_names("selection", data, {"kind"} | {name.name for name in fields(found) if name.init} - {"share"})
+    return found(**{name: value for name, value in data.items() if name != "kind"})
