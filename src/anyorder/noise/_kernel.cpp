@@ -37,10 +37,12 @@ static uint32_t turn(uint32_t v, int n) { return v << n | v >> (32 - n); }
 // The extension block that belongs to a counter, one by one: one group of blocks in 512 needs it.
 static __attribute__((noinline)) void extension(const Step &step, uint64_t row, const Counters &counters, int i,
                                                 uint32_t *out) {
+    const uint32_t row_low = step.rows ? counters.row_low[i] : (uint32_t)row;
+    const uint32_t row_high = step.rows ? counters.row_high[i] : (uint32_t)(row >> 32);
     const uint32_t start[16] = {
         0x61707865, 0x3320646e, 0x79622d32, 0x6b206574, step.key[0], step.key[1], step.key[2], step.key[3],
         step.key[4], step.key[5], step.key[6], step.key[7], counters.low[i], counters.high[i] | EXTENSION,
-        (uint32_t)row, (uint32_t)(row >> 32)};
+        row_low, row_high};
     memcpy(out, start, sizeof start);
     const auto quarter = [out](int a, int b, int c, int d) {
         out[a] += out[b]; out[d] = turn(out[d] ^ out[a], 16);
@@ -241,7 +243,10 @@ static void run_scattered(const Work &work, float *tiles, uint64_t first, uint64
             if (length > segment.length - skip) length = segment.length - skip;
             const int needed = (int)((within + length + BLOCK - 1) / BLOCK);
             pieces[count++] = {&segment, step.types[s], skip, blocks * BLOCK + within, (int)length};
-            for (int i = 0; i < needed; ++i) counters.set(blocks + i, element / BLOCK + i);
+            for (int i = 0; i < needed; ++i) {
+                counters.set(blocks + i, element / BLOCK + i);
+                if (step.rows) counters.set_row(blocks + i, step.rows[s]);
+            }
             blocks += needed;
             skip += length;
             if (blocks == TILE_BLOCKS) {
@@ -296,7 +301,7 @@ static void run_parallel(Work &work, int threads, void *parallel) {
 extern "C" {
 
 // Number of this interface: of the records in _kernel.h and of these functions.
-int anyorder_version() { return 1; }
+int anyorder_version() { return 2; }
 
 // The digest of the sources that this was made of; setup.py gives it.
 uint64_t anyorder_sources() { return ANYORDER_SOURCES; }

@@ -53,6 +53,7 @@ struct Step {
     float *const *arrays;     // over whole blocks; index 0 is element `origin`, a multiple of 16
     const Segment *segments;
     const int32_t *types;     // of each segment
+    const uint64_t *rows;     // of each segment, in the place of the one of every GAUSS; null, or `scattered`
     uint64_t num_ops, num_tiles, num_segments, origin;
     double scale;
     float std;
@@ -62,9 +63,14 @@ struct Step {
 
 struct Counters {  // of the blocks of a tile
     uint32_t low[TILE_BLOCKS], high[TILE_BLOCKS];
+    uint32_t row_low[TILE_BLOCKS], row_high[TILE_BLOCKS];  // where the segments have rows of their own
     void set(int i, uint64_t counter) {
         low[i] = (uint32_t)counter;
         high[i] = (uint32_t)(counter >> 32);
+    }
+    void set_row(int i, uint64_t row) {
+        row_low[i] = (uint32_t)row;
+        row_high[i] = (uint32_t)(row >> 32);
     }
 };
 

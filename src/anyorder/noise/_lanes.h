@@ -105,14 +105,14 @@ INLINE void quarter(U &a, U &b, U &c, U &d) {
     c += d; b = rotate<7>(b ^ c);
 }
 
-// Word i of the blocks with these counters in x[i], a block to a lane.
-INLINE void keystream(const uint32_t *key, int rounds, uint64_t row, U low, U high, U x[16]) {
+// Word i of the blocks with these rows and counters in x[i], a block to a lane.
+INLINE void keystream(const uint32_t *key, int rounds, U row_low, U row_high, U low, U high, U x[16]) {
     const U zero = {};
     const uint32_t head[12] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574, key[0], key[1],
                                key[2], key[3], key[4], key[5], key[6], key[7]};
     for (int i = 0; i < 12; ++i) x[i] = zero + head[i];
     x[12] = low; x[13] = high;
-    x[14] = zero + (uint32_t)row; x[15] = zero + (uint32_t)(row >> 32);
+    x[14] = row_low; x[15] = row_high;
     for (int i = 0; i < rounds; i += 2) {
         quarter(x[0], x[4], x[8], x[12]); quarter(x[1], x[5], x[9], x[13]);
         quarter(x[2], x[6], x[10], x[14]); quarter(x[3], x[7], x[11], x[15]);
@@ -121,7 +121,7 @@ INLINE void keystream(const uint32_t *key, int rounds, uint64_t row, U low, U hi
     }
     for (int i = 0; i < 12; ++i) x[i] += head[i];
     x[12] += low; x[13] += high;
-    x[14] += (uint32_t)row; x[15] += (uint32_t)(row >> 32);
+    x[14] += row_low; x[15] += row_high;
 }
 
 // ---- transform ------------------------------------------------------------------------------------------------------
@@ -265,11 +265,16 @@ INLINE F &part(F z[16], int lane, int i) { return z[i * LANES + lane]; }
 template <bool GAUSSIAN, class Put>
 INLINE void generate(const Step &step, const Op &op, const Counters &counters, int size, Put put) {
     const uint32_t domain = GAUSSIAN ? 0 : (uint32_t)op.count;
+    U row_low = U{} + (uint32_t)op.row, row_high = U{} + (uint32_t)(op.row >> 32);
     for (int block = 0; block < size / BLOCK; block += LANES) {
         U low, high, x[16];
         memcpy(&low, counters.low + block, sizeof low);
         memcpy(&high, counters.high + block, sizeof high);
-        keystream(step.key, step.rounds, op.row, low, high | domain, x);
+        if (step.rows) {
+            memcpy(&row_low, counters.row_low + block, sizeof row_low);
+            memcpy(&row_high, counters.row_high + block, sizeof row_high);
+        }
+        keystream(step.key, step.rounds, row_low, row_high, low, high | domain, x);
         F z[16];
         if (GAUSSIAN)
             normals(x, z, [&](int lane, uint32_t *more) { extension(step, op.row, counters, block + lane, more); });

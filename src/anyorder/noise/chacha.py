@@ -11,7 +11,7 @@ ROUNDS = (8, 12, 20)
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32)
 
 
-def blocks(key: Words, counters: NDArray[np.uint64], nonce: int, rounds: int) -> Words:
+def blocks(key: Words, counters: NDArray[np.uint64], nonce: int | NDArray[np.uint64], rounds: int) -> Words:
     """One block of keystream for each counter.
 
     State words: 0-3 constants, 4-11 key, 12-13 counter, 14-15 nonce, the low half of each first.
@@ -19,7 +19,7 @@ def blocks(key: Words, counters: NDArray[np.uint64], nonce: int, rounds: int) ->
     Args:
         key: (8,) the key as little-endian words.
         counters: (B,) 64-bit block counters, in any order.
-        nonce: 0 <= nonce < 2^64.
+        nonce: 0 <= nonce < 2^64; or (B,), one for each counter.
         rounds: 8, 12 or 20.
     Returns: (16, B), word i of every block in row i. Cost: 5 word operations per word and round.
     """
@@ -28,8 +28,9 @@ def blocks(key: Words, counters: NDArray[np.uint64], nonce: int, rounds: int) ->
     start[4:12] = key[:, None]
     start[12] = counters.astype(np.uint32)
     start[13] = (counters >> np.uint64(32)).astype(np.uint32)
-    start[14] = nonce & 0xFFFFFFFF
-    start[15] = nonce >> 32
+    row = np.asarray(nonce, np.uint64)
+    start[14] = row & np.uint64(0xFFFFFFFF)
+    start[15] = row >> np.uint64(32)
     state = start.copy()
     a, b, c, d = state[0:4], state[4:8], state[8:12], state[12:16]
     spare = np.empty_like(a)

@@ -24,14 +24,14 @@ from anyorder.noise.program import NONE, OP, TERM, Kind, Program
 
 __all__ = ["SEGMENT", "TYPES", "Kernel", "describe", "kernel", "warn_if_missing"]
 
-_VERSION = 1  # of the library's interface
+_VERSION = 2  # of the library's interface
 _SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h")
 _LARGE = 1 << 20  # coordinates from which the missing kernel is worth a word
 
 SEGMENT = np.dtype([("data", "u8"), ("element", "u8"), ("length", "u8")])
-# As in _kernel.h: key, rounds, result; addresses of ops, terms, arrays, segments, types; num_ops, num_tiles,
-# num_segments, origin; scale, std, add, scattered.
-_STEP = struct.Struct("@32s2i9Qdf2i4x")
+# As in _kernel.h: key, rounds, result; addresses of ops, terms, arrays, segments, types, rows; num_ops,
+# num_tiles, num_segments, origin; scale, std, add, scattered.
+_STEP = struct.Struct("@32s2i10Qdf2i4x")
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3, "uint32": 4}
 
 
@@ -60,6 +60,7 @@ class Kernel:
         add: bool = False,
         scale: float = 1.0,
         scattered: bool = False,
+        rows: NDArray[np.uint64] | None = None,
         threads: int | None = None,
     ) -> None:
         """Segment = (segment + std * result) * scale, or without the first segment where `add` is false.
@@ -71,14 +72,16 @@ class Kernel:
             segments: SEGMENT records: address, first element, length. They follow each other, or are `scattered`.
             types: of the segments' memory, one of TYPES each.
             arrays: addresses of float32 arrays from element `origin` on, a multiple of 16, over whole groups of 256.
+            rows: of Z, one for each segment, in the place of the program's; segments are `scattered`, arrays are none.
             std, scale: factors. Sum and products are rounded to float32 each (float64 for such memory).
             threads: at most so many; by default torch's number, or one for each core.
         Raises: MemoryError if there is no memory for tiles; nothing was done.
         """
         step = _STEP.pack(
             key.tobytes(), rounds, program.result, program.ops.ctypes.data, program.terms.ctypes.data,
-            0 if arrays is None else arrays.ctypes.data, segments.ctypes.data, types.ctypes.data, len(program.ops),
-            program.num_tiles, len(segments), origin, scale, std, add, scattered,
+            0 if arrays is None else arrays.ctypes.data, segments.ctypes.data, types.ctypes.data,
+            0 if rows is None else rows.ctypes.data, len(program.ops), program.num_tiles, len(segments), origin, scale,
+            std, add, scattered,
         )  # fmt: skip
         count = _threads() if threads is None else threads
         if self._library.anyorder_run(step, self._path, count, parallel() if count > 1 else None):
@@ -92,6 +95,22 @@ class Kernel:
         segments = np.array([(out.ctypes.data, start, out.size)], SEGMENT)
         types = np.array([TYPES[out.dtype.name]], np.int32)
         self.run(key, rounds, Program.of_row(row, raw=raw), segments, types, origin=start // 16 * 16, threads=threads)
+
+    def fill_at(
+        self,
+        key: NDArray[np.uint32],
+        rounds: int,
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        out: NDArray[Any],
+    ) -> None:
+        """Out[i] = normals starts[i], .. of row rows[i]; out (k, width) float32, contiguous, not empty."""
+        segments = np.empty(len(rows), SEGMENT)
+        segments["data"] = out.ctypes.data + np.arange(len(rows), dtype=np.uint64) * np.uint64(out.strides[0])
+        segments["element"], segments["length"] = starts, out.shape[1]
+        own = np.ascontiguousarray(rows).view(np.uint64)
+        types = np.full(len(rows), TYPES[out.dtype.name], np.int32)
+        self.run(key, rounds, Program.of_row(0), segments, types, scattered=True, rows=own)
 
     def transform(self, words: NDArray[np.uint32], further: NDArray[np.uint32]) -> NDArray[np.float32]:
         """`transform.normals` of (16, B) words, B a multiple of 16, with the extension words of every block at hand."""

@@ -171,8 +171,14 @@ class NoiseSource:
         if len(rows) != len(starts):
             raise ArgumentError(f"rows and starts must be equally many, got {len(rows)} and {len(starts)}")
         result = np.empty((len(rows), width), np.float32)
-        for i, (row, start) in enumerate(zip(rows.tolist(), starts.tolist(), strict=True)):
-            result[i] = self.normal(row, start, start + width)
+        if not self._later:
+            self._fill_at(rows, starts, result)
+            return result
+        which = np.searchsorted([row for row, _ in self._later], rows, side="right")
+        for i in np.unique(which).tolist():
+            here = which == i
+            source = self._later[i - 1][1] if i else self.own
+            result[here] = source.normal_at(rows[here], starts[here], width)
         return result
 
     def words(self, row: int, start: int, stop: int) -> NDArray[np.uint32]:
@@ -190,7 +196,28 @@ class NoiseSource:
         _fill(result, start, lambda counters: self._blocks(row, counters | _RAW))
         return result
 
-    def _blocks(self, row: int, counters: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    def _fill_at(self, rows: NDArray[np.int64], starts: NDArray[np.int64], result: NDArray[np.float32]) -> None:
+        if self.kernel is not None and result.size:
+            self.kernel.fill_at(self._key_words, self._rounds, rows, starts, result)
+            return
+        width = result.shape[1]
+        blocks = np.arange((width + 2 * _BLOCK - 2) // _BLOCK, dtype=np.uint64)  # wherever a range begins in its first
+        at_once = max(1, _CHUNK // max(1, len(blocks)))
+        for i in range(0, len(rows), at_once):
+            here = slice(i, i + at_once)
+            first, skip = np.divmod(starts[here], _BLOCK)
+            counters = (first.astype(np.uint64)[:, None] + blocks).ravel()
+            nonces = np.repeat(rows[here].astype(np.uint64), len(blocks))
+
+            def further(
+                columns: NDArray[np.intp], counters: NDArray[np.uint64] = counters, nonces: NDArray[np.uint64] = nonces
+            ) -> NDArray[np.uint32]:
+                return self._blocks(nonces[columns], counters[columns] | _EXTENSION)
+
+            whole = transform.normals(self._blocks(nonces, counters), further).T.reshape(len(first), -1)
+            result[here] = np.take_along_axis(whole, skip[:, None] + np.arange(width), axis=1)
+
+    def _blocks(self, row: int | NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.uint32]:
         return chacha.blocks(self._key_words, counters, row, self._rounds)
 
     def __repr__(self) -> str:
