@@ -60,7 +60,8 @@ def plant(
     Args:
         release: an `anyorder.Release` or an engine after `make_private`; before its first step, in one process, and
             without a checkpoint: canaries would have to come back after a resume with the coins that they had.
-        canaries: of `release.size` coordinates; for an engine all trainable parameters, one behind the other.
+        canaries: of `release.whole_size` coordinates: the release's, and those of its tables behind them; for an engine
+            all trainable parameters, one behind the other.
         steps: of each canary, or of all, as `scores` takes them; each must be allowed by the plan's participation. None
             for `worst_steps`.
         key: 32 bytes for the coins of reproducible tests; None for coins from the operating system.
@@ -102,8 +103,8 @@ class PlantedCanaries:
             raise ArgumentError(f"release must be an anyorder Release or an engine, got {type(release).__name__}")
         if not isinstance(canaries, Canaries):
             raise ArgumentError(f"canaries must be anyorder.audit.Canaries, got {type(canaries).__name__}")
-        if canaries.size != release.size:
-            raise ArgumentError(f"canaries must have the release's size={release.size}, got {canaries.size}")
+        if canaries.size != release.whole_size:
+            raise ArgumentError(f"canaries must have the release's size={release.whole_size}, got {canaries.size}")
         plan = release.plan
         self.plan, self.canaries = plan, canaries
         source = NoiseSource.random() if key is None else NoiseSource(key)

@@ -19,7 +19,7 @@ from anyorder.strategy import Strategy
 if TYPE_CHECKING:
     from anyorder.noise.device import DeviceNoise
 
-__all__ = ["NoiseStream"]
+__all__ = ["NoiseStream", "round_up"]
 
 Vector = NDArray[np.float32]
 
@@ -73,7 +73,7 @@ class NoiseStream:
     ) -> None:
         self._strategy = strategy
         self._source = source
-        self._std = _round_up(_check.real("std", std, low=1e-30, high=1e30))
+        self._std = round_up(_check.real("std", std, low=1e-30, high=1e30))
         self._size = _check.integer("size", size, low=0, high=_MAX_ELEMENT)
         self._start = _check.integer("start", start, low=0, high=_MAX_ELEMENT - self._size)
         most = self._affordable(memory)
@@ -230,7 +230,7 @@ class NoiseStream:
         return most
 
 
-def _round_up(std: float) -> np.float32:
+def round_up(std: float) -> np.float32:
     """The least float32 not below std: the noise is never less than was accounted for."""
     result = np.float32(std)
     return result if float(result) >= std else np.nextafter(result, np.float32(np.inf))

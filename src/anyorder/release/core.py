@@ -312,6 +312,7 @@ class Release(Run):
         """
         with self._one_at_a_time():
             self.check_usable()
+            self._noise.check(self.ledger.step)
             self._tables.check_whole(self.ledger.step)
             self._tables.flush(self.ledger.step)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from anyorder.errors import TrainingError
 from anyorder.noise import GridStream, NoiseSource, NoiseStream
+from anyorder.noise.stream import round_up
 from anyorder.release.ranks import Coordinates
 from anyorder.strategy import Strategy
 
@@ -26,6 +27,9 @@ class SharedNoise:
         strategy, source, std: as for `NoiseStream`.
         shards: whose coordinates `add_to` covers, and in which order.
         grid: None, or as for `GridStream`, which then takes the place of `NoiseStream`.
+
+    Attributes:
+        std: as it is made, rounded up to float32.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class SharedNoise:
     ) -> None:
         self._group = shards.group
         self._size = shards.size
+        self.std = float(round_up(std))
         self._grid, self._ranges = grid, shards.ranges
         self._streams: list[Any] = [
             NoiseStream(strategy, source, std, j - i, start=i)

@@ -132,6 +132,16 @@ class Run:
         """
         return self._files.by_step(self.derived(b"lazy tables"), lambda step: (step + 1) * (self._n + 1) * width)
 
+    @property
+    def std(self) -> float:
+        """Standard deviation of the noise as it is made: the plan's, rounded up to float32."""
+        return self._noise.std
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether another process may have resumed the run."""
+        return self._closed
+
     def table_noise(self, first: int, size: int) -> TableNoise:
         """The noise of the run itself at these coordinates, step by step, for rows of them."""
         return TableNoise(self.plan.strategy, self._source, self.plan.noise_std, first, size)

@@ -64,22 +64,30 @@ class Rows:
                 "before: plan with a tree of regenerate=True, a banded inverse or independent noise, or give the whole "
                 "table to step()"
             )
-        asked = np.asarray(rows)
-        tensor = _tensor("values", values)
-        if tensor.dtype not in _FLOATS or tensor.dim() != 2:
-            raise ArgumentError(
-                f"values must be (k, width) in float32 or float64, got {values.dtype} of shape {tuple(values.shape)}"
-            )
+        tensor = _values(values)
         width = tensor.shape[1]
         if not width or size % width:
             raise ArgumentError(f"values must be as wide as the table, whose {size} elements are no rows of {width}")
+        return cls._checked(rows, tensor, size // width)
+
+    @classmethod
+    def fitting(cls, rows: ArrayLike, values: Any, num_rows: int, width: int) -> "Rows":
+        """Raises: ArgumentError if they do not fit the table."""
+        tensor = _values(values)
+        if tensor.shape[1] != width:
+            raise ArgumentError(f"values must be as wide as the table, (k, {width}), got {tuple(tensor.shape)}")
+        return cls._checked(rows, tensor, num_rows)
+
+    @classmethod
+    def _checked(cls, rows: ArrayLike, tensor: Tensor, num_rows: int) -> "Rows":
+        asked = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
         if asked.ndim != 1 or (asked.size and asked.dtype.kind not in "iu") or len(asked) != len(tensor):
             raise ArgumentError(
                 f"rows must be a list of {len(tensor)} integers, one for each row of values, got {asked.dtype} of "
                 f"shape {asked.shape}"
             )
-        if asked.size and not 0 <= asked.min() <= asked.max() < size // width:
-            raise ArgumentError(f"rows must lie in 0 .. {size // width - 1}, the rows of the table, and some do not")
+        if asked.size and not 0 <= asked.min() <= asked.max() < num_rows:
+            raise ArgumentError(f"rows must lie in 0 .. {num_rows - 1}, the rows of the table, and some do not")
         if len(np.unique(asked)) != len(asked):
             raise ArgumentError("rows must be distinct: one that is named twice would be released twice; add them up")
         _check_finite("values", tensor)
@@ -89,6 +97,15 @@ class Rows:
         """What a journal is told: other rows, another width, or no rows, are other data."""
         head = np.concatenate([[-1, *self.values.shape], self.rows])
         return [torch.from_numpy(head), self.values]
+
+
+def _values(values: Any) -> Tensor:
+    tensor = _tensor("values", values)
+    if tensor.dtype not in _FLOATS or tensor.dim() != 2:
+        raise ArgumentError(
+            f"values must be (k, width) in float32 or float64, got {values.dtype} of shape {tuple(values.shape)}"
+        )
+    return tensor
 
 
 def _tensor(name: str, values: Any) -> Tensor:

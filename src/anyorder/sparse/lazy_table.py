@@ -1,0 +1,396 @@
+"""A wide table with the noise of the dense run, at the cost of the rows that are read."""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from anyorder import _check
+from anyorder._closed import final
+from anyorder.errors import ArgumentError, CheckpointError, TrainingError
+from anyorder.release import Release
+from anyorder.release.clip_norm import ClipNorm
+from anyorder.release.totals import Rows
+from anyorder.sparse.late import ByJumps, ByValue, Late
+
+__all__ = ["LazyRows", "LazyTable", "stand_ins_allowed"]
+
+_CHUNK = 1 << 20  # float64 numbers of a flush at a time
+_ALLOWED: ContextVar[bool] = ContextVar("stand-ins of lazy tables may be saved", default=False)
+_TABLES: Any = WeakTensorKeyDictionary()  # weight -> its table, which is not kept alive by it
+
+
+class LazyTable:
+    """A table (V, D) trained by SGD under a plan, every row noised at every step, at the cost of the rows it reads.
+
+    Row r of step t of the dense run is, for sums G of clipped rows and the plan's noise,
+
+        u = ( G[t, r] + noise_std (K Z)[t, r] ) / plan.batch_size
+        v <- momentum v + u,    theta <- theta - lr v        (nesterov: theta - lr (u + momentum v))
+
+    A row that no step reads needs none of this until it is read. `read` gives it all noise that it has missed in one
+    jump, drawn from its exact law (`anyorder.noise.lazy`): for independent noise, BLTs, banded strategies and banded
+    inverses. So the table is, in law, that of the dense run, padding row and all: torch keeps the gradient of a
+    `padding_idx` row zero, and the noise moves it here as there.
+
+    Guarantee: that of the plan, for the table as `flush` shows it and all that the release returns. **An unflushed
+    table must not be shown**: which rows lack noise tells which rows were touched. So `embedding.weight` is an empty
+    (0, D) stand-in from the first gradient on until `flush()`, which puts the whole table there, and the next gradient
+    takes it away again. The un-noised sum of a row is never in memory without the noise of its step.
+
+    Why two lives of a run cannot show two draws of one noise. The normals of a jump are functions of the key, the row
+    and the interval (t1, t2), so a life that reads the same rows at the same steps has the same bits. A life that reads
+    others has other draws; each sum of a step that depends on them then differs from what the journal has, and the step
+    is refused; and what no released sum depended on nobody has seen. A table is seen by a flush alone. That has a
+    record of its own, with a digest of the whole table, on the disk before the table is shown: a life that comes to
+    that step again flushes again, by itself, and refuses unless the table is the same bit for bit. And where an earlier
+    life took a step, none can flush before it that the earlier one did not. Past the last record nothing was shown. A
+    journal that may lack records (a copy's) leads to a fresh key for jumps that end after what it has, if all rows were
+    up to date there, as after a flush; else the run is refused, as what two copies have in common in a row would tell
+    when it was read.
+
+    Args:
+        embedding: an `nn.Embedding` or `nn.EmbeddingBag` in float32 or float64, without `max_norm` and
+            `scale_grad_by_freq`. Its weight is used by lookups alone, which read rows by `read`.
+        release: of a plan without a selection, before its first step. It may be of size 0. The table's coordinates lie
+            behind those of the release, row-major.
+        lr: rate of the next step; a public number, which may be set before any step: `table.lr = ..`.
+        momentum, nesterov: of `torch.optim.SGD`, without dampening. Adam, averages of weights and weight decay have no
+            exact jump and are not offered: on rows without a gradient they are no linear maps of public coefficients,
+            or move the row itself; `sparse=False` has them with dense noise.
+        replay: make every missed step by value, in the order and with the roundings of the dense run: slow, for tests;
+            for strategies with noise of chosen rows (no state).
+
+    Attributes:
+        num_rows, width, dtype, device: of the table.
+        flushed: whether `embedding.weight` is the table.
+
+    Raises: ArgumentError, PlanError (the strategy cannot jump; `secure`; several ranks), TrainingError (after the first
+        step, or for a weight that has a table), CheckpointError.
+    Cost: `read` and a step: the rows. Memory: the table, and `kept` arrays of its size: the strategy's state, and one
+        for momentum; 4 bytes a row. How long a read takes tells how many rows lacked noise.
+
+    Example:
+        >>> plan = ao.plan(dataset_size=4, batch_size=2, epochs=1, epsilon=1, delta=1e-6, mechanism="independent")
+        >>> table = ao.sparse.LazyTable(torch.nn.Embedding(1000, 8), ao.Release(plan, 0), lr=0.1)
+        >>> table.step([0, 1], [3, 7], np.full((2, 8), plan.clip_norm / 4))  # a unit each, of norm below clip_norm
+        >>> table.flush()
+    """
+
+    selects = False
+
+    def __init__(
+        self,
+        embedding: nn.Embedding | nn.EmbeddingBag,
+        release: Release,
+        *,
+        lr: float = 0.1,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        replay: bool = False,
+    ) -> None:
+        weight = _weight_of(embedding)
+        if not isinstance(release, Release):
+            raise ArgumentError(f"release must be an anyorder Release, got {type(release).__name__}")
+        self.lr = lr
+        momentum = _check.real("momentum", momentum, low=0.0)
+        if momentum >= 1:
+            raise ArgumentError(f"momentum must be below 1, got {momentum}")
+        if nesterov and not momentum:
+            raise ArgumentError("nesterov needs a momentum above 0, got 0")
+        self._late: Late = (ByValue if replay else ByJumps)(release, momentum, nesterov)
+        self._release, self._weight = release, weight
+        self.num_rows, self.width = embedding.num_embeddings, embedding.embedding_dim
+        self.dtype, self.device = weight.dtype, weight.device
+        self._stand_in = torch.empty(0, self.width, dtype=self.dtype, device=self.device)
+        self._table = weight.data if weight.data.is_contiguous() else weight.data.contiguous()
+        self._kept = torch.zeros(self._late.kept, self.num_rows, self.width, dtype=self.dtype, device=self.device)
+        self._last = np.zeros(self.num_rows, np.int32)  # steps whose noise a row has
+        self._steps = 0  # that are settled
+        self._busy = False  # while rows are written
+        self.flushed = True
+        release.attach(self)
+        _TABLES[weight] = weakref.ref(self)
+        embedding.register_state_dict_pre_hook(_refuse_stand_in)  # type: ignore[no-untyped-call]
+
+    # -- for those who train -----------------------------------------------------------------------------------------
+
+    @property
+    def lr(self) -> float:
+        """The rate of the next step."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._lr = _check.real("lr", value, low=0.0)
+
+    @property
+    def kept(self) -> int:
+        """Arrays of the table's size that are kept beside it."""
+        return self._late.kept
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Rows as they are now, brought up to date first.
+
+        A resumed run must read the same rows at the same steps, as forward passes of the same batches do.
+
+        Args:
+            ids: integers of any shape, 0 .. num_rows - 1.
+        Returns: (*ids.shape, width), a copy without gradient, on the table's device. Not to be shown.
+        Raises: ArgumentError for ids beyond the table; TrainingError where a step was broken off, or for closed runs.
+        """
+        flat = ids.detach().reshape(-1)
+        if flat.is_floating_point() or flat.is_complex() or flat.dtype == torch.bool:
+            raise ArgumentError(f"ids must be integers, got {ids.dtype}")
+        asked = flat.cpu().numpy().astype(np.int64, copy=False)
+        if asked.size and not 0 <= asked.min() <= asked.max() < self.num_rows:
+            raise ArgumentError(f"ids must lie in 0 .. {self.num_rows - 1}, the rows of the table, and some do not")
+        self._release.check_usable()
+        self.check(self._release.steps_taken)
+        self._bring(np.unique(asked))
+        return self._table.index_select(0, flat.to(self.device, torch.int64)).view(*ids.shape, self.width)
+
+    def rows(self, rows: ArrayLike, values: Any) -> "LazyRows":
+        """Sums of some rows as a part of a step: `release.step(units, total, tables=[table.rows(..)])`.
+
+        Args:
+            rows: (k,) distinct row numbers, those that units of the step touch; perhaps none.
+            values: (k, width) sums over units, float32 or float64, an array or a tensor; they are copied. A unit's
+                vector, here and in the rest of the step's total, has norm at most `clip_norm`;
+                `anyorder.sparse.bounded_rows` makes such sums.
+        Raises: ArgumentError for rows or values that do not fit or are not finite; see `Release` on the latter.
+        """
+        asked = Rows.fitting(rows, values, self.num_rows, self.width)
+        return LazyRows(self, asked.rows, asked.values)
+
+    def step(self, units: Iterable[Any] | None, rows: ArrayLike, values: Any) -> None:
+        """The next step of a release of size 0 with no other table; see `Release.step` and `rows`."""
+        if self._release.size:
+            raise ArgumentError(
+                f"the release has {self._release.size} coordinates beside the table: give both to "
+                "release.step(units, total, tables=[table.rows(rows, values)])"
+            )
+        self._release.step(units, np.zeros(0, np.float32), [self.rows(rows, values)])
+
+    def flush(self) -> None:
+        """Bring all rows up to date, and show the table in `embedding.weight`; see `Release.flush`.
+
+        All lazy tables of the release are flushed together.
+        """
+        self._release.flush()
+
+    # -- for the release ---------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates."""
+        return self.num_rows * self.width
+
+    @property
+    def by_value(self) -> bool:
+        """Whether the noise is that of the dense run by value, and not in law alone."""
+        return self._late.by_value
+
+    def begin(self, first: int, saved: dict[str, Any] | None) -> None:
+        """Take the first coordinate, and go on from a checkpoint; of `Release.attach`."""
+        known = _TABLES.get(self._weight)
+        other = None if known is None else known()
+        if other is not None and not other._release.is_closed:
+            raise TrainingError("the weight has a lazy table already: one table for each weight")
+        self._late.begin(first, self.width)
+        if saved is None:
+            if len(self._table) != self.num_rows:
+                raise TrainingError(
+                    "the weight is the stand-in of another table, and no checkpoint has its values: flush that first"
+                )
+            return
+        table, kept, last = saved["table"], saved["kept"], saved["last"].numpy()
+        shape = (self.num_rows, self.width)
+        if table.shape != shape or kept.shape != (self.kept, *shape) or table.dtype != self.dtype:
+            raise CheckpointError(
+                f"a table of the checkpoint is {tuple(table.shape)} in {table.dtype} with {len(kept)} kept arrays, and "
+                f"this one {shape} in {self.dtype} with {self.kept}: resume with the model and momentum of the run"
+            )
+        self._late.load_state_dict(saved["late"])
+        self._table, self._kept = table.to(self.device), kept.to(self.device)
+        self._last, self._steps = last.astype(np.int32), int(saved["steps"])
+        self.flushed = bool(saved["flushed"])
+        self._weight.data = self._table if self.flushed else self._stand_in
+
+    def check(self, step: int) -> None:
+        """Raise TrainingError unless all steps before this one are settled, wholly."""
+        if self._busy or self._steps != step:
+            raise TrainingError(
+                "a step or a read of the table was broken off half way, or is under way in another thread: nothing "
+                "more may be released; resume from the last checkpoint"
+            )
+
+    def is_current(self) -> bool:
+        """Whether every row has the noise of all steps that were taken."""
+        return not self.num_rows or int(self._last.min()) == self._steps
+
+    def bring_up(self) -> Tensor:
+        """Give all rows the noise that they lack. Returns: the table, which is not shown yet."""
+        chunk = max(1, _CHUNK // (self.width * (self.kept + 1)))
+        for start in range(0, self.num_rows, chunk):
+            self._bring(np.arange(start, min(start + chunk, self.num_rows)))
+        return self._table
+
+    def show(self) -> None:
+        """Put the table, whose rows are up to date, in the weight."""
+        self._weight.data = self._table
+        self.flushed = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: of the same size whatever rows were touched. As secret as the data."""
+        return {
+            "table": self._table,
+            "kept": self._kept,
+            "last": self._last,
+            "steps": self._steps,
+            "flushed": self.flushed,
+            "late": self._late.state_dict(),
+        }
+
+    def _bring(self, rows: NDArray[np.int64]) -> None:
+        """Give rows, distinct ones, the noise of the steps before the next one."""
+        lacking = rows[self._last[rows] < self._steps]
+        if not len(lacking):
+            return
+        at = torch.from_numpy(lacking).to(self.device)
+        made = self._late.jump(self._state(at), lacking, self._last[lacking].astype(np.int64), self._steps)
+        self._busy = True
+        self._write(at, made)
+        self._last[lacking] = self._steps
+        self._busy = False
+
+    def _settle(self, part: "LazyRows", step: int, divisor: float) -> Tensor | None:
+        """Take a step that the journal has."""
+        self._busy = True
+        if self.flushed:
+            self._weight.data, self.flushed = self._stand_in, False
+        self._busy = False
+        self._bring(part.rows)
+        self._busy = True
+        self._late.record(step, self._lr, divisor)
+        at = torch.from_numpy(part.rows).to(self.device)
+        before = self._state(at)
+        made = self._late.step(before, part.rows, step, part.values, divisor, self._lr) if len(part.rows) else before
+        self._write(at, made)
+        self._last[part.rows] = step + 1
+        self._steps = step + 1
+        self._busy = False
+        return self._late.gradient(before, made, self._lr).reshape(-1) if part.is_whole else None
+
+    def _state(self, at: Tensor) -> Tensor:
+        """(D, k, width) what is stored of rows."""
+        own = self._table.index_select(0, at)[None]
+        return torch.cat([self._kept.index_select(1, at), own]) if self.kept else own
+
+    def _write(self, at: Tensor, state: Tensor) -> None:
+        stored = state.to(self.device, self.dtype)
+        self._table.index_copy_(0, at, stored[-1])
+        if self.kept:
+            self._kept.index_copy_(1, at, stored[:-1])
+
+    def __repr__(self) -> str:
+        return f"LazyTable({self.num_rows}, {self.width}, kept={self.kept}, flushed={self.flushed})"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LazyRows:
+    """A lazy table's part of a step: `LazyTable.rows`.
+
+    Attributes:
+        table: whose rows.
+        rows: (k,) int64, distinct.
+        values: (k, width) sums.
+        is_whole: whether they are all rows, of an audited run.
+    """
+
+    table: LazyTable
+    rows: NDArray[np.int64]
+    values: Tensor
+    is_whole: bool = False
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether nobody has added anything."""
+        return not bool(self.values.any())
+
+    def parts(self) -> list[Tensor]:
+        """What a journal is told: other rows, another width or type are other data."""
+        head = np.concatenate([[-2, self.values.element_size(), *self.values.shape], self.rows])
+        return [torch.from_numpy(head), self.values]
+
+    def planned(self, clip: ClipNorm) -> "LazyRows":
+        """Sums of vectors of the planned norm."""
+        (values,) = clip.planned([self.values])
+        return replace(self, values=values)
+
+    def whole(self) -> Tensor:
+        """(size,) the sums of all coordinates."""
+        total = self.values.new_zeros(self.table.num_rows, self.table.width)
+        total[torch.from_numpy(self.rows).to(total.device)] = self.values
+        return total.view(-1)
+
+    def of_whole(self, total: Tensor) -> "LazyRows":
+        """The part of a dense total, with all rows in it."""
+        if self.table.lr == 0:
+            raise ArgumentError("lr must be above 0 in an audited run: what is released is seen by what it moves")
+        return LazyRows(self.table, np.arange(self.table.num_rows), total.view(-1, self.table.width), is_whole=True)
+
+    def settle(self, step: int, clip: ClipNorm) -> Tensor | None:
+        """Noise and update. Returns: None, as nothing of the table is released at a step; of a whole part its mean."""
+        return self.table._settle(self, step, clip.divisor)
+
+
+@contextmanager
+def stand_ins_allowed() -> Iterator[None]:
+    """Let `state_dict()` of a model hold the (0, D) stand-ins of unflushed tables, whose values a release keeps."""
+    token = _ALLOWED.set(True)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(token)
+
+
+def _refuse_stand_in(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """A function of the module alone, so that copies of the embedding have it too."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if len(weight) != module.num_embeddings and not _ALLOWED.get():
+        raise TrainingError(
+            "the embedding's table is not flushed: which of its rows lack noise tells which rows were touched. Call "
+            "flush() first"
+        )
+
+
+def _weight_of(embedding: Any) -> nn.Parameter:
+    """Raises: ArgumentError for a layer that is no table of rows that are only looked up."""
+    if type(embedding) not in (nn.Embedding, nn.EmbeddingBag):
+        raise ArgumentError(
+            f"embedding must be an nn.Embedding or nn.EmbeddingBag, got {type(embedding).__name__}: of other layers, "
+            "and of their subclasses, it is not known which rows they read"
+        )
+    if embedding.max_norm is not None:
+        raise ArgumentError("embedding must be without max_norm, which changes rows when they are read: no jump has it")
+    if embedding.scale_grad_by_freq:
+        raise ArgumentError(
+            "embedding must be without scale_grad_by_freq, which scales a unit's gradient by what others read"
+        )
+    weight = embedding.weight
+    if weight.dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"embedding.weight must be in float32 or float64, got {weight.dtype}")
+    if isinstance(weight, nn.Parameter) and weight.layout == torch.strided and weight.device.type != "meta":
+        return weight
+    raise ArgumentError("embedding.weight must be a dense parameter with memory")
