@@ -10,13 +10,15 @@ from torch import nn
 
 import anyorder as ao
 import anyorder.federated.rounds as rounds
+from anyorder import plan as planned
+from anyorder.accounting.selection import Counts
 from anyorder.clipping import Adaptive, Flat, PerGroup
 from anyorder.clipping.units import step_of
 from anyorder.errors import ArgumentError, ParticipationError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.federated import Server
 from anyorder.noise import NoiseSource
-from anyorder.participation import PoissonSampling
-from federated.servers import GOAL, KEY, SHARED, cohort, independent, make, message, messages, plan, run, same, state
+from anyorder.participation import MinSeparation, PoissonSampling
+from federated.servers import GOAL, KEY, SHARED, N, cohort, independent, make, message, messages, plan, run, same, state
 
 # -- what is released -------------------------------------------------------------------------------------------------
 
@@ -454,6 +456,16 @@ def test_another_report_goal_is_refused():
     make(report_goal=GOAL)
     with pytest.raises(PlanError, match="batch_size=4"):
         make(report_goal=5)
+
+
+def test_a_plan_with_a_selection_needs_a_table():
+    """Its claim is for rows that are chosen, and messages have every coordinate."""
+    selecting = planned(
+        participation=MinSeparation(N, 3, 3), batch_size=GOAL, epsilon=4, delta=1e-6, mechanism="independent",
+        unit="user", selection=Counts(3.0),
+    )  # fmt: skip
+    with pytest.raises(PlanError, match="it needs a table"):
+        make(selecting)
 
 
 def test_plans_of_secret_sampling_are_refused():

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import anyorder as ao
+from anyorder.accounting.selection import Counts
 from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.sparse.lazy_table import stand_ins_allowed
 from laws.cases import STRATEGIES
@@ -399,9 +400,8 @@ def test_what_is_refused_changes_nothing_and_names_no_row():
 
 
 def test_a_plan_with_a_selection_needs_a_table_that_selects():
-    plan = planned("independent")
+    plan = planned("independent", selection=Counts(3.0))
     release = ao.Release(plan, DENSE)
-    object.__setattr__(plan, "selection", "rows")
     with pytest.raises(PlanError, match="it needs a table"):
         release.step([0], np.zeros(DENSE))
     with pytest.raises(PlanError, match="without selection="):

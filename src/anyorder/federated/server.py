@@ -363,6 +363,11 @@ def _check_plan(plan: Plan, report_goal: int | None) -> None:
             "the plan is for secret sampling, whose batches are drawn by coins: users come as they can, and one who "
             "was drawn may not answer. Plan for MinSeparation(..) or another order of users"
         )
+    if plan.selection is not None:
+        raise PlanError(
+            "the plan has a selection of rows: it needs a table, and a server's messages have every coordinate. Plan "
+            "without selection="
+        )
     if not _SMALLEST <= plan.clip_norm <= _LARGEST:
         raise PlanError(f"clip_norm must be from 2^-60 to 2^60 on a server, got {plan.clip_norm}")
 

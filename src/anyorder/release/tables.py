@@ -21,7 +21,7 @@ from anyorder.release.clip_norm import ClipNorm
 from anyorder.release.files import RunFiles
 from anyorder.release.observers import Guest
 
-__all__ = ["Attached", "Lazy", "Part", "Tables", "has_selection", "with_guest"]
+__all__ = ["Attached", "Lazy", "Part", "Tables", "with_guest"]
 
 _PARTS = {"anyorder.sparse.lazy_table.LazyRows", "anyorder.sparse.selected.Selection"}  # rooms below: by their names
 
@@ -134,7 +134,7 @@ class Tables:
             step: the next one.
             begun: whether this object has taken steps.
         """
-        selection = has_selection(self._plan)
+        selection = self._plan.selection is not None
         if self._ranks > 1:
             raise PlanError(f"tables are trained by one process, and this run has {self._ranks} ranks")
         if self._plan.grid is not None:
@@ -189,7 +189,7 @@ class Tables:
     def check(self, step: int) -> None:
         """Raise unless the next step may be taken."""
         self.check_whole(step)
-        if has_selection(self._plan) and not self._attached:
+        if self._plan.selection is not None and not self._attached:
             raise PlanError(
                 "the plan has a selection of rows: it needs a table, as make_private has it for nn.Embedding("
                 "sparse=True); for a sum without tables plan without selection="
@@ -245,11 +245,6 @@ class Tables:
             return {}
         states = [None if table.selects else table.state_dict() for table in self._attached]
         return {"tables": [{"size": t.size, "state": s} for t, s in zip(self._attached, states, strict=True)]}
-
-
-def has_selection(plan: Plan) -> bool:
-    """Whether its claim is for rows that are chosen."""
-    return getattr(plan, "selection", None) is not None
 
 
 def with_guest(
