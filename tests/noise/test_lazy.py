@@ -15,6 +15,7 @@ from anyorder.strategy import (
     RestartedBLT,
     SquareRoot,
     ToeplitzBanded,
+    Tree,
 )
 from anyorder.strategy.kinds import KINDS, Structure
 from anyorder.workload import Workload
@@ -94,8 +95,7 @@ def carried(jumps, touched, n, over=None):
 def dense(strategy, lr, scale, optimizer):
     """(n + 1, rows of Z) and (n + 1, n): iterates 0 .. n of the dense run, from Z and from the private means' own."""
     n = strategy.n
-    rates = lr if (lr > 0).any() else None
-    A = Workload(n, learning_rates=rates, **optimizer).apply(np.eye(n))
+    A = Workload(n, learning_rates=lr, **optimizer).apply(np.eye(n)) if lr.any() else np.zeros((n, n))
     K = scale[:, None] * strategy.noising_matrix()
     return [-np.concatenate([np.zeros((1, m.shape[1])), m]) for m in (A @ K, A)]
 
@@ -223,6 +223,8 @@ def test_jumps_of_one_step_take_one_normal_and_none_take_none():
         (Dense(np.eye(4)), "dense cannot be added late"),
         (SquareRoot(4), "square root cannot"),
         (Rescaled(SquareRoot(4), np.ones(4)), "square root cannot"),
+        (Rescaled(Tree(4), np.ones(4)), "tree, rescaled cannot"),
+        (Tree(4, "online"), "online estimator cannot"),
         (Banded(np.tril(np.ones((80, 80)))), "79 further tables"),
         (Independent(2**62), "2\\^63"),
     ],

@@ -11,7 +11,8 @@ docs/lazy.md proves that tables made so have the law of the dense run, whatever 
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, assert_never
 
 import numpy as np
@@ -21,7 +22,8 @@ from anyorder import _check
 from anyorder.error.blocks import joined
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
 from anyorder.noise.lazy_maps import ByLength, BySteps, Maps
-from anyorder.strategy import BandedInverse, Rescaled, Strategy
+from anyorder.noise.lazy_tree import Prefixes, check_recurrence, check_value, recurrences
+from anyorder.strategy import BandedInverse, Recurrence, Rescaled, Strategy, Tree
 from anyorder.strategy.kinds import Structure, in_words, kind_of
 from anyorder.workload import Workload
 
@@ -37,10 +39,12 @@ _MAX_ROW = 2**63 - 1
 class Jump(NamedTuple):
     """From each start to one stop: s <- Phi s + R Z[rows], for all coordinates of a row of a table.
 
+    Z is the run's own where the jumps are `by_value`, else one that serves these jumps alone.
+
     Attributes:
         Phi: (u, D, D) float64, one for each distinct start; theta is last.
         R: (u, D, w); w is at most `Jumps.width`, and at most the number of steps where these are few.
-        rows: (u, w) int64 row ids of Z: never the same for two intervals.
+        rows: (u, w) int64 row ids of Z: never the same for two intervals, but by value.
         which: (k,) the distinct start of each one that was asked for.
     """
 
@@ -66,15 +70,15 @@ class Jumps:
     """
 
     def __init__(self, strategy: Strategy, *, momentum: float = 0.0, nesterov: bool = False) -> None:
-        self._strategy = strategy
-        self._steady = _is_steady(strategy)
         if not isinstance(nesterov, bool):
             raise ArgumentError(f"nesterov must be a bool, got {nesterov!r}")
         if nesterov and not momentum:
             raise ArgumentError("nesterov needs a momentum above 0, got 0")
         self._optimizer = Workload(1, momentum=momentum, nesterov=nesterov)
         self.n: int = strategy.n
-        state: int = strategy.recurrences(np.zeros(1, np.int64)).h.shape[1]
+        self._steady, self._recurrences = _way(strategy, self._optimizer.momentum)
+        self._prefixes = None if self._recurrences is not None else Prefixes(_tree(strategy))
+        state = 0 if self._recurrences is None else self._recurrences(np.zeros(1, np.int64)).h.shape[1]
         self.size: int = state + 1 + (self._optimizer.momentum > 0)
         self.width: int = self.size
         if self.size > _MOST:
@@ -82,7 +86,7 @@ class Jumps:
                 f"a lazy table keeps {self.size - 1} further tables for {in_words(strategy)}, and {_MOST - 1} are the "
                 "most: choose fewer bands or buffers"
             )
-        if self.first_row(self.n) > _MAX_ROW:
+        if not self.by_value and self.first_row(self.n) > _MAX_ROW:
             raise PlanError(f"jumps need row ids below 2^63: n={self.n} steps with {self.width} normals are too many")
         self._rates: list[tuple[float, float]] = []
         self._changes: list[int] = []  # steps whose rate or scale is not that of the step before
@@ -93,6 +97,14 @@ class Jumps:
     def kept(self) -> int:
         """Arrays of the size of the table that are kept beside it."""
         return self.size - 1
+
+    @property
+    def by_value(self) -> bool:
+        """Whether the rows of a jump are those of the run's own Z, and the noise that of the dense run by value.
+
+        Elements are then the coordinates of the run. Else rows are of a Z that serves jumps alone.
+        """
+        return self._prefixes is not None
 
     @property
     def recorded(self) -> int:
@@ -136,12 +148,21 @@ class Jumps:
         if not integers or (given.size and not 0 <= given.min() <= given.max() <= stop):
             raise ArgumentError(f"starts must be a list of steps from 0 to stop={stop}")
         distinct, which = np.unique(given.astype(np.int64), return_inverse=True)
+        if self._prefixes is not None:
+            low, high = (bisect_right(self._changes, t) for t in (distinct.min(initial=stop), stop - 1))
+            rows, factors = self._prefixes.over(distinct, stop, self._changes[low:high], self._weight)
+            return Jump(np.ones((len(distinct), 1, 1)), factors[:, None], rows, which)
         maps, width = self._maps(distinct, stop)
         ids = (stop * (self.n + 1) + distinct)[:, None] * self.width + np.arange(width)
         return Jump(maps.Phi, maps.R[:, :, :width], ids, which)
 
     def first_row(self, t: int) -> int:
-        """The r for which jumps over step t or later ones have rows from r on, and those that end before have not."""
+        """The r for which jumps over step t or later ones have rows from r on, and those that end before have not.
+
+        Not of jumps by value, which have the run's rows.
+        """
+        if self._prefixes is not None:
+            raise PlanError("jumps by value have the rows of the run itself: they are renewed with the run's noise")
         return (t + 1) * (self.n + 1) * self.width
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,6 +205,10 @@ class Jumps:
                 return result, self.width
         return result, min(longest, self.width)
 
+    def _weight(self, t: int) -> float:
+        lr, scale = self._rates[t]
+        return lr * scale
+
     def _since(self, step: int) -> ByLength:
         """Of the steps from one on whose rate and scale are all alike."""
         if self._constant is None or self._constant[0] != step:
@@ -195,7 +220,8 @@ class Jumps:
         """The maps of single steps; of R the first column alone is not 0."""
         lr, scale = np.array([self._rates[t] for t in steps.tolist()]).reshape(-1, 2).T
         M, N = self._optimizer.recurrence(-lr)
-        Phi, gamma = joined(self._strategy.recurrences(steps), M, N * scale[:, None])
+        assert self._recurrences is not None
+        Phi, gamma = joined(self._recurrences(steps), M, N * scale[:, None])
         R = np.zeros((len(steps), self.size, self.size))
         R[:, :, 0] = self._without_idle(gamma)
         return Maps(self._without_idle(self._without_idle(Phi).transpose(0, 2, 1)).transpose(0, 2, 1).copy(), R)
@@ -207,29 +233,43 @@ class Jumps:
         return np.delete(values, values.shape[1] - 2, axis=1)
 
 
-def _is_steady(strategy: Strategy) -> bool:
-    """Whether the strategy's recurrence is the same at every step. PlanError where it has none of few numbers."""
+def _way(strategy: Strategy, momentum: float) -> tuple[bool, Callable[[Integers], Recurrence] | None]:
+    """Whether the recurrence is the same at every step, and the recurrence; None for a tree by value.
+
+    Raises: PlanError where noise cannot be added late.
+    """
     structure = kind_of(strategy).structure
     match structure:
         case Structure.IDENTITY | Structure.BUFFERED | Structure.TOEPLITZ_BANDED:
-            return True
+            return True, strategy.recurrences
         case Structure.BANDED | Structure.RESTARTED | Structure.LOW_RANK:
-            return False
+            return False, strategy.recurrences
         case Structure.RESCALED:
             assert isinstance(strategy, Rescaled)
-            _is_steady(strategy.strategy)
-            return False
+            if not isinstance(strategy.strategy, Tree):
+                _way(strategy.strategy, momentum)
+                return False, strategy.recurrences
         case Structure.TOEPLITZ:
             if type(strategy) is BandedInverse:
-                return True
-        case Structure.DENSE:
-            pass
+                return True, strategy.recurrences
         case Structure.TREE:
+            tree = _tree(strategy)
+            if not momentum:
+                check_value(tree)
+                return False, None
+            check_recurrence(tree)
+            return False, partial(recurrences, tree)
+        case Structure.DENSE:
             pass
         case _:
             assert_never(structure)
     raise PlanError(
         f"noise of {in_words(strategy)} cannot be added late: it has no recurrence of a few numbers, so that a row "
         "would need the noise of every step that it missed; Independent, BLT, RestartedBLT, Banded, ToeplitzBanded, "
-        "BandedInverse and BandedLowRank can jump"
+        "BandedInverse, BandedLowRank and Tree can jump"
     )
+
+
+def _tree(strategy: Strategy) -> Tree:
+    assert isinstance(strategy, Tree)
+    return strategy

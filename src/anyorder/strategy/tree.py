@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
 from anyorder._closed import final
-from anyorder.errors import ArgumentError
+from anyorder.errors import ArgumentError, PlanError
 from anyorder.strategy.base import Combination, Row, State, Terms, Vector
 from anyorder.strategy.nodes import (
     Subtree,
@@ -153,6 +153,25 @@ class Tree(Combination):
             parts += [self._grown(block, i, level)]
         return Terms(np.concatenate([p.rows for p in parts]), np.concatenate([p.coefficients for p in parts]))
 
+    def prefix_terms(self, t: int) -> Terms:
+        """The noise of the steps 0 .. t - 1 in all: rows of Z and coefficients, at most log2(n) + 1 for each block.
+
+        Raises: PlanError with "online", whose estimates have all nodes below.
+        """
+        t = _check.integer("t", t, low=0, high=self._n)
+        if self.estimator == "online":
+            raise PlanError(f"a prefix sum of {self!r} has as many rows as steps; use the vanilla or full estimator")
+        if t == 0:
+            return Terms(np.empty(0, np.int64), np.empty(0))
+        if self.estimator == "full":
+            return self._full_prefix(t)
+        block, i = self._locate(t - 1)
+        rows = self._expansion(block, i + 1)
+        for before in range(block):
+            root = self._offsets[before + 1] - 1
+            rows = ([root] if self.completion[before] else self._expansion(before, self._sizes[before])) + rows
+        return Terms(np.array(rows), np.ones(len(rows)))
+
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
         """The noise of step t; "online" keeps its estimates u, "full" the s of the subtrees that come next."""
         if self.state_rows == 0:
@@ -236,6 +255,11 @@ class Tree(Combination):
             return Terms(np.array([last]), np.array([weight]))
         return Terms(np.arange(last - (2 << level) + 2, last + 1), weight * from_below(level))
 
+    def _expansion(self, block: int, count: int) -> list[int]:
+        """Node ids of the binary expansion of a block's first leaves."""
+        ends = accumulate(1 << level for level in bits(count))
+        return [self._offsets[block] + node(end - 1, level) for level, end in zip(bits(count), ends, strict=True)]
+
     def _grown(self, block: int, i: int, level: int) -> Terms:
         """The estimate of the subtree that leaf i completes, less those of the subtrees that it replaces."""
         new = self._subtree(block, i, level, 1.0)
@@ -307,6 +331,28 @@ class Tree(Combination):
             coefficients = [c * share for c in coefficients] + [spread]
             rows.append(r)
         return Terms(np.array(rows), np.array(coefficients))
+
+    def _full_prefix(self, t: int) -> Terms:
+        """The estimates of the leaves before t, summed ("full"): those of the roots, then down the last tree."""
+        tree = self._tree(t - 1)
+        total = {one.start: math.sqrt(variance(one.level, one.real)) for one in self.subtrees if one.start < tree.start}
+        here = {tree.start: math.sqrt(variance(tree.level, tree.real))}  # the estimate of a node, as rows
+        first, level, real = tree
+        while 0 < t - first < real:
+            level -= 1
+            half = 1 << level
+            if real > half:
+                left, spread = split(level, real)
+                child = {r: c * left for r, c in here.items()} | {first + half: spread}
+                if t - first >= half:
+                    total |= {r: total.get(r, 0.0) + c for r, c in child.items()}
+                    here = {r: c * (1 - left) for r, c in here.items()} | {first + half: -spread}
+                    first, real = first + half, real - half
+                else:
+                    here, real = child, half
+        if t > first:
+            total |= {r: total.get(r, 0.0) + c for r, c in here.items()}
+        return Terms(np.array(list(total)), np.array(list(total.values())))
 
     def _full_variance(self, start: int, end: int) -> Floats:
         parts, total = [], 0.0

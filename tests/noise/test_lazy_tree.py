@@ -1,0 +1,101 @@
+"""A tree's noise that is added late: by value that of the stream; with momentum, its law."""
+
+import numpy as np
+import pytest
+
+from anyorder.errors import PlanError
+from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.noise.lazy import Jumps
+from anyorder.strategy import Tree
+from anyorder.strategy.kinds import KINDS
+from noise.test_lazy import RATES, N, difference, patterns, recorded
+
+TREES = {
+    name: make
+    for kind in KINDS
+    if kind.cls is Tree
+    for name, make in kind.examples.items()
+    if "online" not in name and "regenerated" not in name
+} | {
+    "restarts at powers": lambda n: Tree(n, restarts=(8, 16, 17, 25), completion=(True, False, True, True)),
+    "full at powers": lambda n: Tree(n, "full", restarts=(8, 16, 17, 25), completion=True),
+}
+SOURCE = NoiseSource(bytes(range(32)))
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_prefix_terms_are_the_sums_of_the_steps_terms(name):
+    tree = TREES[name](N)
+    sums = np.concatenate([np.zeros((1, tree.num_rows)), np.cumsum(tree.noising_matrix(), axis=0)])
+    for t in range(N + 1):
+        terms, row = tree.prefix_terms(t), np.zeros(tree.num_rows)
+        row[terms.rows] = terms.coefficients
+        assert len(set(terms.rows.tolist())) == len(terms.rows) <= 5 * (1 + len(tree.restarts))
+        np.testing.assert_allclose(row, sums[t], atol=1e-14)
+
+
+def test_prefix_terms_of_the_online_estimator_are_refused():
+    with pytest.raises(PlanError, match="as many rows as steps"):
+        Tree(4, "online").prefix_terms(2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 100, 1023, 1025])
+@pytest.mark.parametrize("estimator", ["vanilla", "full"])
+def test_jumps_take_few_rows(estimator, n):
+    jumps = recorded(Jumps(Tree(n, estimator)), np.full(n, 0.1), np.ones(n))
+    assert jumps.by_value
+    assert jumps.kept == 0
+    for stop in range(1, n + 1, max(1, n // 50)):
+        assert jumps.over(np.arange(stop), stop).R.shape[2] <= 2 * (n - 1).bit_length() + 1
+        if estimator == "vanilla":  # a step ends one node, and as many as it has below it to the left are taken off
+            assert jumps.over([stop - 1], stop).R.shape[2] == (stop & -stop).bit_length()
+
+
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize("name", TREES)
+def test_values_are_those_of_the_dense_run(name, rates):
+    tree, width, place, std = TREES[name](N), 3, 1000, 1.5
+    lr, scale = RATES[rates]
+    jumps = recorded(Jumps(tree), lr, scale)
+    stream = NoiseStream(tree, SOURCE, std, width, start=place)
+    dense = np.zeros((N + 1, width))
+    for t in range(N):
+        dense[t + 1] = dense[t] - lr[t] * scale[t] / std * stream.next().astype(np.float64)
+    for touched in patterns(N):
+        theta, last = np.zeros(width), 0
+        for stop in sorted({*touched, *(t + 1 for t in touched), N}):
+            jump = jumps.over([last, stop], stop)
+            at = jump.which[0]
+            places = np.full(jump.rows.shape[1], place)
+            theta = theta * jump.Phi[at, 0, 0] + jump.R[at, 0] @ SOURCE.normal_at(jump.rows[at], places, width)
+            assert not jump.R[jump.which[1]].any()
+            np.testing.assert_allclose(theta, dense[stop], atol=3e-6 * np.abs(dense).max())
+            last = stop
+
+
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize("optimizer", [{"momentum": 0.9}, {"momentum": 0.7, "nesterov": True}])
+@pytest.mark.parametrize("n", [1, 2, 8, N])
+def test_with_momentum_the_law_is_the_trees(n, optimizer, rates):
+    lr, scale = (x[:n] for x in RATES[rates])
+    restarts = (5, 13, 21) if n == N else ()
+    for tree in (Tree(n), Tree(n, restarts=restarts), Tree(n, restarts=restarts[1:], completion=False)):
+        assert not Jumps(tree, **optimizer).by_value
+        for touched in patterns(n) if n > 21 else ([], [0], [n - 1]):
+            assert max(difference(tree, touched, lr, scale, optimizer)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [(Tree(8, "full"), "full estimator"), (Tree(8, restarts=(5,), completion=True), "completed blocks")],
+)
+def test_trees_of_several_new_rows_a_step_are_refused_with_momentum(tree, message):
+    Jumps(tree)
+    with pytest.raises(PlanError, match=message):
+        Jumps(tree, momentum=0.5)
+    Jumps(Tree(8, restarts=(4,), completion=True), momentum=0.5)  # the root of 4 is the last prefix
+
+
+def test_rows_by_value_are_renewed_with_the_run():
+    with pytest.raises(PlanError, match="rows of the run itself"):
+        Jumps(Tree(8)).first_row(3)
