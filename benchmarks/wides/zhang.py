@@ -46,15 +46,11 @@ Job = tuple[Way, int, int]
 
 
 def jobs(seeds: int) -> Iterator[Job]:
-    """All that is to be run, what matters most first: Fig. 1 and Table 2 with one seed; the others; small tables."""
+    """All that is to be run, seed by seed: Fig. 1 from both first tables, Table 2."""
     for seed in range(seeds):
-        yield from ((way, seed, 0) for way in WAYS)
-        if not seed:
-            yield from ((way, seed, repeats) for repeats in REPEATS for way in SHARERS)
-    for seed in range(seeds):
-        yield from ((started(way, "small"), seed, 0) for way in WAYS)
-        if seed:
-            yield from ((way, seed, repeats) for repeats in REPEATS for way in SHARERS)
+        for start in ("normal", "small"):
+            yield from ((started(way, start), seed, 0) for way in WAYS)
+        yield from ((way, seed, repeats) for repeats in REPEATS for way in SHARERS)
 
 
 def started(way: Way, start: str) -> Way:

@@ -129,22 +129,25 @@ class SparseVector:
         self._clip, self._k, self._alpha, self._source = setting.coordinate_clip, setting.chosen, alpha, source
 
     def __call__(self, mean: Floats, step: int) -> Ints:
-        thresholds = self._alpha + self._scale * self._laplace(step, 0, self._k)
+        thresholds = self._alpha + self._scale * _laplace(self._source.words(step, 0, self._k))
         chosen: list[int] = []
-        start, chunk = 0, 4096
-        while start < len(mean):
-            stop = min(start + chunk, len(mean))
-            noisy = 2 * self._scale * self._laplace(step, self._k + start, self._k + stop)
-            noisy += np.minimum(np.abs(mean[start:stop]), self._clip)
-            for i in np.flatnonzero(noisy >= thresholds[len(chosen) :].min()):
-                if noisy[i] >= thresholds[len(chosen)]:
-                    chosen.append(start + int(i))
+        chunk = 4096
+        for start in range(0, len(mean), chunk):
+            words = self._source.words(step, self._k + start, self._k + min(start + chunk, len(mean)))
+            least = (thresholds[len(chosen) :].min() - self._clip) / (
+                2 * self._scale
+            )  # noise that none passes with less
+            near = np.flatnonzero(words >= (2 - np.exp(-least)) * 2.0**31 - 1) if least > 0 else np.arange(len(words))
+            noisy = 2 * self._scale * _laplace(words[near]) + np.minimum(np.abs(mean[start + near]), self._clip)
+            for i, value in zip(near.tolist(), noisy.tolist(), strict=True):
+                if value >= thresholds[len(chosen)]:
+                    chosen.append(start + i)
                     if len(chosen) == self._k:
                         return np.array(chosen)
-            start = stop
         return np.array(chosen, np.int64)
 
-    def _laplace(self, step: int, start: int, stop: int) -> NDArray[np.float64]:
-        words = self._source.words(step, start, stop)  # 32 bits: an end beyond 22 scales is never drawn
-        uniform = (words.astype(np.float64) + 0.5) * 2.0**-31 - 1
-        return np.sign(uniform) * -np.log1p(-np.abs(uniform))
+
+def _laplace(words: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Of scale 1. With 32 bits an end beyond 22 is never drawn."""
+    uniform = (words.astype(np.float64) + 0.5) * 2.0**-31 - 1
+    return np.asarray(np.sign(uniform) * -np.log1p(-np.abs(uniform)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.wides import zhang, zhang_task
-from benchmarks.wides.zhang_select import Exponential, Setting, SparseVector, Uniform
+from benchmarks.wides.zhang_select import Exponential, Setting, SparseVector, Uniform, _laplace
 from benchmarks.wides.zhang_task import Adam, Loss, Way, batches, log_prob, read_samples, row_gradients, train
 from scipy.special import logsumexp
 from scipy.stats import chi2
@@ -129,18 +129,19 @@ def test_the_exponential_mechanism_is_its_draws_one_by_one():
 def test_sparse_vector_is_its_scan_one_by_one():
     setting = Setting(chosen=5)
     gradient = np.random.default_rng(0).standard_normal(9000).astype(np.float32)
-    selector = SparseVector(setting, SOURCE, alpha=2.0)
-    for step in range(20):
-        noise = selector._laplace(step, 0, 5 + 9000)
+    for step in range(40):
+        alpha = (2.0, 0.2)[step % 2]  # the second is reached without any noise too
+        selector = SparseVector(setting, SOURCE, alpha=alpha)
+        noise = _laplace(SOURCE.words(step, 0, 5 + 9000))
         found = []
         for i, u in enumerate(np.minimum(np.abs(gradient), 0.1)):
-            if u + 2 * selector._scale * noise[5 + i] >= 2.0 + selector._scale * noise[len(found)]:
+            if u + 2 * selector._scale * noise[5 + i] >= alpha + selector._scale * noise[len(found)]:
                 found.append(i)
                 if len(found) == 5:
                     break
         assert selector(gradient, step).tolist() == found
     assert SparseVector(Setting(), SOURCE)._scale == pytest.approx(1.516, abs=1e-3)
-    sample = SparseVector(Setting(), SOURCE)._laplace(0, 0, 100_000)
+    sample = _laplace(SOURCE.words(0, 0, 100_000))
     assert np.abs(sample).mean() == pytest.approx(1, abs=0.02)
     assert np.median(sample) == pytest.approx(0, abs=0.02)
 
