@@ -15,6 +15,8 @@ from anyorder.audit.faults.trial import banded, banded_inverse, independent, tre
 from anyorder.clipping import Adaptive
 from anyorder.clipping.clip_rules import Cut
 from anyorder.federated import Layout, Round, Server
+from anyorder.release.noise import TableNoise
+from anyorder.sparse import Uniform
 from anyorder.train.training import Training
 
 # -- faults of the package's own clipping, which all of them go through ----------------------------------------------
@@ -196,6 +198,121 @@ adaptive = FrontEnd(
     },
 )
 
+# -- the engine with a table: half of a vector is a linear layer's gradient, the other half that of a table's rows ------
+
+WIDTH = 10
+
+
+class Wide(nn.Module):
+    """A functional whose gradient at an example is the example: its first half in a table, all of whose rows it reads."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.half = size // 2
+        self.table = nn.Embedding(
+            self.half // WIDTH, WIDTH, sparse=True, _weight=torch.zeros(self.half // WIDTH, WIDTH)
+        )
+        self.linear = nn.Linear(size - self.half, 1, bias=False)
+
+    def forward(self, ids, x):
+        return (self.table(ids).flatten(1) * x[:, : self.half]).sum(1) + self.linear(x[:, self.half :])[:, 0]
+
+
+def with_table(trial, selection):
+    """For every step the private model after it; the rate is 1."""
+    plan = dataclasses.replace(trial.plan, selection=selection)
+    batches = [{"x": torch.from_numpy(vectors), "unit": torch.from_numpy(units)} for units, vectors in trial.steps]
+    engine, model = ao.PrivacyEngine(plan, key=trial.key), Wide(trial.size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer, loader = engine.make_private(model, optimizer, batches, unit="unit", loss_reduction="sum")
+    rows = torch.arange(model.table.num_embeddings)
+    for batch in loader:
+        optimizer.zero_grad()
+        model(rows.expand(len(batch["x"]), -1), batch["x"]).sum().backward()
+        optimizer.step()
+        yield engine, model.module
+
+
+def run_lazy(trial):
+    """What the table moves by, from one flush to the next."""
+    before = torch.zeros(trial.size // 2)
+    for engine, model in with_table(trial, None):
+        engine.flush()
+        now = model.table.weight.detach().reshape(-1).clone()
+        yield torch.cat([before - now, model.linear.weight.grad[0]])
+        before = now
+
+
+def run_selected(trial):
+    """Every row is chosen, so that each step shows all of its noise."""
+    for _, model in with_table(trial, Uniform(trial.size // 2 // WIDTH)):
+        yield torch.cat([model.table.weight.grad.to_dense().reshape(-1), model.linear.weight.grad[0]])
+
+
+@contextmanager
+def table_summing(make):
+    """Replaces the clipped sums of both halves."""
+    forward, receive = Training._forward, Training._receive
+    inputs = []
+
+    def remember(self, args, kwargs):
+        inputs[:] = [args[1]]
+        return forward(self, args, kwargs)
+
+    def replaced(self, batch, step, units, sums):
+        total = torch.from_numpy(make(inputs[0].numpy(), np.asarray(batch.units), self.release.clip_norm))
+        first, second = total.to(sums["linear.weight"].dtype).tensor_split(2)
+        rows = torch.arange(len(first) // WIDTH)[None]
+        table = torch.sparse_coo_tensor(
+            rows, first.view(-1, WIDTH), sums["table.weight"].shape, is_coalesced=True, check_invariants=False
+        )
+        receive(self, batch, step, units, {**sums, "table.weight": table, "linear.weight": second[None]})
+
+    with patched(Training, "_forward", remember), patched(Training, "_receive", replaced):
+        yield
+
+
+@contextmanager
+def half_on_chosen_rows(reached):
+    """The noise of the chosen rows has half the standard deviation; that of the linear layer is right."""
+    real = TableNoise.add_to_rows
+
+    def add_to_rows(self, step, offset, rows, values, divisor):
+        reached()
+        return (real(self, step, offset, rows, values, divisor) + values / divisor) / 2
+
+    with patched(TableNoise, "add_to_rows", add_to_rows):
+        yield
+
+
+@contextmanager
+def first_rows_noise(reached):
+    """The chosen rows are given the noise of the table's first rows, as if they were numbered anew in each step."""
+    real = TableNoise.add_to_rows
+
+    def add_to_rows(self, step, offset, rows, values, divisor):
+        reached()
+        return real(self, step, offset, rows // 2, values, divisor)
+
+    with patched(TableNoise, "add_to_rows", add_to_rows):
+        yield
+
+
+NO_SAMPLES = {"larger sampling probability": "the coins are those of the engine"}
+
+selected = FrontEnd(
+    "torch engine, selected rows",
+    run_selected,
+    table_summing,
+    faults=(
+        *CLIPPING,
+        Fault("half the noise on chosen rows", half_on_chosen_rows),
+        Fault("chosen rows numbered anew", first_rows_noise),
+    ),
+    strategies=(banded_inverse, independent),
+    excuses=NO_SAMPLES,
+)
+
 # -- the server: a linear model that starts at zero in each round, so that it is the private mean after it -------------
 
 
@@ -350,6 +467,7 @@ federated_adaptive = FrontEnd(
 FRONT_ENDS = {
     "release": [core, exact],
     "train": [engine, adaptive],
+    "sparse": [lazy, selected],
     "federated": [federated, federated_rows, federated_adaptive],
 }
 """Room of the package -> its front ends."""

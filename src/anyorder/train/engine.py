@@ -177,6 +177,20 @@ class PrivacyEngine:
         """
         self.training.skip()
 
+    def flush(self) -> None:
+        """Bring every row of the tables up to date, so that the model may be evaluated, shown or saved.
+
+        Without a selection of rows, a table (`nn.Embedding(sparse=True)`) is given its noise row by row, when a row is
+        next read. Until then rows are stale, and which ones are tells which rows were touched: so `weight` is empty,
+        and `model.eval()` and `state_dict()` are refused, until this is called. It does not end the training: the next
+        step goes on from here. Where there is no such table, it does nothing.
+
+        Privacy: when it is called must not depend on the data. It is a part of the run, and written to the journal.
+        Cost: the noise of a jump for every row, as much as a step of the dense run or somewhat more.
+        Raises: TrainingError where a batch waits for `optimizer.step()`.
+        """
+        self.training.flush()
+
     @property
     def step(self) -> int:
         """Number of steps taken."""

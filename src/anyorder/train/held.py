@@ -4,7 +4,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.train.fsdp import local
@@ -108,14 +108,14 @@ class Held:
         self.check_optimizer()
         for name, p in self.named.items():
             own, version = self._written.get(p, (None, 0))
-            if p.grad is None or (p.grad is own and own._version == version) or not local(p.grad).any():
+            if p.grad is None or (p.grad is own and own._version == version) or not _has_numbers(p.grad):
                 continue
             raise TrainingError(
                 f"parameter {name} has a gradient that did not come through the private model, from a penalty on "
                 "weights or another loss perhaps; use the optimizer's weight_decay, and zero_grad() before each step"
             )
         for name, p in self._left_out.items():
-            if p.grad is not None and local(p.grad).any():
+            if p.grad is not None and _has_numbers(p.grad):
                 raise TrainingError(
                     f"parameter {name}, which the optimizer does not hold, has a gradient: no noise covers it, and "
                     "another optimizer that steps on it would train on private data in the open. Give all parameters "
@@ -126,3 +126,10 @@ class Held:
         """Put a private gradient in place."""
         p.grad = gradient
         self._written[p] = (p.grad, gradient._version)
+
+
+def _has_numbers(gradient: Tensor) -> bool:
+    """Whether a gradient is not all zeros."""
+    if gradient.is_sparse:
+        gradient = gradient._values()
+    return bool(local(gradient).any())

@@ -27,7 +27,12 @@ class PrivateModule(nn.Module):
     """
 
     def __init__(
-        self, module: nn.Module, private_forward: Callable[..., Any], discard: Callable[[], None], whole: WholeModel
+        self,
+        module: nn.Module,
+        private_forward: Callable[..., Any],
+        discard: Callable[[], None],
+        whole: WholeModel,
+        check_shown: Callable[[], None],
     ) -> None:
         super().__init__()
         self.module = module
@@ -35,13 +40,16 @@ class PrivateModule(nn.Module):
         self._private_forward = private_forward
         self._discard = discard
         self._whole = whole
+        self._check_shown = check_shown
         self.register_load_state_dict_pre_hook(_into_the_module)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
         if not torch.is_grad_enabled():
+            self._check_shown()
             return self.module(*args, **kwargs)
         if not self.training:
+            self._check_shown()
             whole = self._whole.gather()
             with stand_in(whole, {name: p.detach() for name, p in whole.named_parameters()}):
                 outputs = whole(*args, **kwargs)

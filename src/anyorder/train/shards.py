@@ -51,6 +51,8 @@ class Shards:
             *_overlap(low, high, [(starts[name], p.numel()) for name, p in self._whole.items()]),
             *((starts[name] + i, starts[name] + j) for name, (i, j) in self._own_rows(group.rank).items()),
         ])  # fmt: skip
+        if not self.size:  # a model of tables alone
+            self.ranges = [(0, 0)]
 
     def _own_rows(self, rank: int) -> dict[str, Range]:
         """The coordinates of a rank's rows within each sharded parameter."""
@@ -65,6 +67,8 @@ class Shards:
         """
         if self._alone:
             flat = [sums[name].reshape(-1) for name in self._whole]
+            if not flat:
+                return []
             widest = functools.reduce(torch.promote_types, {x.dtype for x in flat})
             return [x.to(widest) for x in flat]
         whole = [torch.cat([sums[name].reshape(-1) for name in self._whole])] if self._whole else []

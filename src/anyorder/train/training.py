@@ -31,6 +31,7 @@ from anyorder.train.module import PrivateModule
 from anyorder.train.order import BY_LEDGER, check_absence, check_order, check_unit, warn_of_scattered_units
 from anyorder.train.scaler import ask_for_scale, refuse_scale
 from anyorder.train.shards import Shards
+from anyorder.train.tables import Tables
 
 __all__ = ["Options", "Training"]
 
@@ -90,15 +91,18 @@ class Training:
         self._held = self._on_each(lambda: Held(model, optimizer))
         try:
             self._on_each(self._check_model)
+            self._tables = self._on_each(lambda: Tables(model, self._held, optimizer, plan, self._group))
             self._check_ranks()
             # Stands for the schedule's coordinate among the parameters; it is never trained.
             self._count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
             self._counts = dict.fromkeys(cut.counted, self._count)
-            self._shards = Shards({**self._held.named, **self._counts}, self._group)
+            self._dense = {**self._tables.dense(self._held.named), **self._counts}
+            self._shards = Shards(self._dense, self._group)
             self.release = Release.of_ranks(
                 plan, self._shards, cut.schedule, key=key, checkpoint=checkpoint, place="make_private"
             )
             try:
+                self._tables.attach(self.release)
                 self._on_each(lambda: self._set_up(loader))
                 self._group.copy_from_first(t for t in (*model.parameters(), *model.buffers()) if local(t) is t)
                 self._restore()
@@ -109,7 +113,7 @@ class Training:
             self._held.thaw()
             raise
         self._hook_optimizer()
-        self.model = PrivateModule(model, self._forward, self._discard, self._whole)
+        self.model = PrivateModule(model, self._forward, self._discard, self._whole, self._tables.check_shown)
 
     def _on_each(self, make: Callable[[], T]) -> T:
         """What is made on this rank; where it fails on one, it fails on all."""
@@ -136,8 +140,9 @@ class Training:
         self.loader = self._private_loader(loader, options.unit)
         self._whole = WholeModel(self._model)
         self._clipping = make_clipping(
-            self._whole.module, options.chunk_size, self.plan.grid, options.rule, options.non_finite
-        )
+            self._whole.module, options.chunk_size, self.plan.grid, options.rule, options.non_finite,
+            tables=self._tables.readers, count_norm=self._tables.count_norm,
+        )  # fmt: skip
         self._watch = LossWatch()
         self._next_coins = 0
         self._discard()
@@ -266,8 +271,8 @@ class Training:
         dtypes = {accumulator_dtype(p) for p in self._held.named.values()}
         floating = torch.float64 if torch.float64 in dtypes else torch.float32
         dtype = floating if self.plan.grid is None else torch.int64
-        held = {**self._held.named, **self._counts}
-        return {name: torch.zeros(p.shape, dtype=dtype, device=local(p).device) for name, p in held.items()}
+        dense = {name: torch.zeros(p.shape, dtype=dtype, device=local(p).device) for name, p in self._dense.items()}
+        return {**dense, **self._tables.nothing()}
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -288,7 +293,8 @@ class Training:
         place = f"optimizer.step() of step {step}"
         self._group.together(place, self._check_step)
         own = self._shards.sum_of_own(self._waiting.sums)
-        private = self.release.take(self._waiting.units, own, place)
+        parts = self._tables.parts(self._waiting.sums)
+        private = self.release.take(self._waiting.units, own, place, tables=parts)
         self._discard()
         self._whole.drop()
         for p, gradient in self._shards.gradients(private):
@@ -296,7 +302,8 @@ class Training:
                 self.release.clip.record(step, float(gradient), self._group)
             else:
                 self._held.write(p, gradient)
-        self.release.tell(step, lambda: torch.cat([piece.reshape(-1) for piece in private]))
+        self._tables.write(self.release.of_tables)
+        self.release.tell(step, lambda: torch.cat([p.reshape(-1) for p in private]) if private else torch.zeros(0))
 
     def _check_step(self) -> None:
         self.release.check(self._waiting.units if self._waiting.batches else None)
@@ -306,6 +313,7 @@ class Training:
                 "batch out, call engine.skip() first"
             )
         self._held.check_step()
+        self._tables.check_step()
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -315,12 +323,18 @@ class Training:
         batches = self.loader.batches_per_epoch
         return 0 if batches is None else self.loader.position // batches
 
+    def flush(self) -> None:
+        """Bring all rows of the tables up to date; see `PrivacyEngine.flush`."""
+        if self._waiting.batches:
+            raise TrainingError("flush between steps: a batch waits for optimizer.step()")
+        self.release.flush()
+
     def save(self, extra: dict[str, Any] | None) -> None:
         """Write the checkpoint; see `PrivacyEngine.save`."""
         place = "engine.save()"
         self._group.together(place, self._check_save)
         front_end = {
-            "model": whole(self._model.state_dict()),
+            "model": whole(self._tables.state_without(self._model)),
             "optimizer": whole(self._optimizer.state_dict()),
             "clipping": self._group.to_first(self._clipping.state_dict()),
             "loader": self.loader.state_dict(),
@@ -339,7 +353,9 @@ class Training:
             return
         if "model" not in state:
             raise CheckpointError("the checkpoint is of another front end, and no model is in it; choose another file")
-        load_whole(self._model, self._optimizer, state["model"], state["optimizer"])
+        load_whole(
+            self._model, self._optimizer, self._tables.state_with(self._model, state["model"]), state["optimizer"]
+        )
         self._clipping.load_state_dict(state["clipping"][self._group.rank % len(state["clipping"])])
         self.loader.load_state_dict(state["loader"])
         self._next_coins = self.loader.position

@@ -268,8 +268,8 @@ def _other_sums(change: Any) -> Iterator[None]:
 
     real = Release.take
 
-    def take(self: Any, units: Any, own: Any, *rest: Any) -> Any:
-        return real(self, units, change(self, own) if isinstance(own, list) else own, *rest)
+    def take(self: Any, units: Any, own: Any, *rest: Any, **more: Any) -> Any:
+        return real(self, units, change(self, own) if isinstance(own, list) else own, *rest, **more)
 
     with patched(Release, "take", take):
         yield
