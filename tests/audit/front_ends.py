@@ -15,6 +15,7 @@ from anyorder.audit.faults.trial import banded, banded_inverse, independent, tre
 from anyorder.clipping import Adaptive
 from anyorder.clipping.clip_rules import Cut
 from anyorder.federated import Layout, Round, Server
+from anyorder.noise.lazy import Jumps
 from anyorder.release.noise import TableNoise
 from anyorder.sparse import Uniform
 from anyorder.train.training import Training
@@ -198,13 +199,13 @@ adaptive = FrontEnd(
     },
 )
 
-# -- the engine with a table: half of a vector is a linear layer's gradient, the other half that of a table's rows ------
+# -- the engine with a table: half of a vector is a linear layer's gradient, the other half that of a table's rows -----
 
 WIDTH = 10
 
 
 class Wide(nn.Module):
-    """A functional whose gradient at an example is the example: its first half in a table, all of whose rows it reads."""
+    """A functional whose gradient at an example is the example: its first half in a table, whose rows it reads."""
 
     def __init__(self, size):
         super().__init__()
@@ -298,7 +299,47 @@ def first_rows_noise(reached):
         yield
 
 
+@contextmanager
+def half_in_jumps(reached):
+    """The noise that rows are given late has half the standard deviation."""
+    real = Jumps.over
+
+    def over(self, *arguments):
+        reached()
+        jump = real(self, *arguments)
+        return jump._replace(R=jump.R / 2)
+
+    with patched(Jumps, "over", over):
+        yield
+
+
+@contextmanager
+def one_noise_for_all_jumps(reached):
+    """Jumps over other steps have the same normals: their address has the row of the table alone."""
+    real = Jumps.over
+
+    def over(self, *arguments):
+        reached()
+        jump = real(self, *arguments)
+        return jump._replace(rows=jump.rows % jump.rows.shape[1])
+
+    with patched(Jumps, "over", over):
+        yield
+
+
 NO_SAMPLES = {"larger sampling probability": "the coins are those of the engine"}
+
+lazy = FrontEnd(
+    "torch engine, lazy table",
+    run_lazy,
+    table_summing,
+    faults=(
+        *CLIPPING,
+        Fault("half the noise in jumps", half_in_jumps),
+        Fault("one noise for all jumps", one_noise_for_all_jumps),
+    ),
+    excuses=NO_SAMPLES,
+)
 
 selected = FrontEnd(
     "torch engine, selected rows",

@@ -1,4 +1,4 @@
-"""A table whose noise is made row by row, when a row is read: the dense run's mechanism, and its model after a flush."""
+"""A table whose noise is made row by row, when a row is read: the dense run's mechanism, shown after a flush."""
 
 import functools
 
@@ -15,7 +15,7 @@ from anyorder.errors import AnyorderError, ArgumentError, PlanError, TrainingErr
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
 from anyorder.train import tables
 from train import wide
-from train.wide import B, STEPS, V, Words, backward, planned, private, train
+from train.wide import STEPS, B, V, Words, backward, planned, private, train
 
 STRATEGIES = [Independent(STEPS), BandedInverse([1.0, -0.5, -0.2], STEPS), Tree(STEPS), BLT([0.9], [0.4], STEPS)]
 COMBINATIONS = STRATEGIES[:3]

@@ -1,6 +1,7 @@
 """A table whose rows are chosen privately at each step: the planned mechanism, and nothing of the table's size."""
 
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.sparse import Counts, Top, Uniform, select_counts, select_top, select_uniform
 from anyorder.strategy import BandedInverse, Independent, Tree
 from train import wide
-from train.wide import B, D, KEY, N, STEPS, V, Words, backward, clipped_sum, per_unit, planned, private, train
+from train.wide import KEY, STEPS, B, D, N, V, Words, backward, clipped_sum, per_unit, planned, private, train
 
 DENSE = 2 * D + 2
 COUNTS = Counts(1.5, count_norm=1.2, sigma=0.8)
@@ -112,7 +113,7 @@ def test_noise_on_rows_that_nobody_touched_has_the_planned_law():
     chance = norm.sf(1.0 / plan.selection_std)
     assert binomtest(sum(map(len, places)), trials, chance).pvalue > 1e-6
     assert len({tuple(p) for p in places}) == len(places)
-    same = np.mean([np.intersect1d(a, b).size for a, b in zip(places, places[1:], strict=False)])
+    same = np.mean([np.intersect1d(a, b).size for a, b in pairwise(places)])
     assert abs(same - rows * chance**2) < 6 * np.sqrt(rows * chance**2 / (len(places) - 1))
 
 

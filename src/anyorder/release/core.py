@@ -337,7 +337,7 @@ class Release(Run):
         one behind the other, of this rank's coordinates where there are several). One that raises changes nothing: the
         step was taken before and is in the ledger, all other observers are called, the error goes up to the caller of
         `step`, and `unreturned` has what `step` would have returned. With tables that select rows it is the pair
-        (private, [a sparse tensor for each table]); of a lazy table nothing is released at a step.
+        (private, [a sparse tensor for each of them]); of a lazy table nothing is released at a step.
 
         Returns: a function that ends it.
         """
@@ -353,7 +353,7 @@ class Release(Run):
             return
         released = private()
         if self.of_tables:
-            released = joined([released, *self.of_tables]) if self._guest is not None else (released, self.of_tables)
+            released = joined([released, *self.of_tables]) if self._guest is not None else (released, *self.of_tables)
         self.unreturned = step, released
         tell_each(self._observers, step, released)
         self.unreturned = None

@@ -36,6 +36,7 @@ class SelectedTables:
     Args:
         release: of a plan with a selection, before its first step; the tables are attached to it.
         shapes: (V_i, D_i) of each table.
+
     Attributes:
         size: coordinates of all tables.
     Raises: PlanError for a plan without a selection.

@@ -138,9 +138,9 @@ class Tables:
                 )
             if p.grad is not None:
                 raise TrainingError(
-                    f"the table {name} has a gradient, from a penalty on weights or another loss perhaps, and gets none "
-                    "through the private model: its updates are made with the noise. Set it to None; for a penalty "
-                    f"take sparse=False: {_DENSE}"
+                    f"the table {name} has a gradient, from a penalty on weights or another loss perhaps, and gets "
+                    "none through the private model: its updates are made with the noise. Set it to None; for a "
+                    f"penalty take sparse=False: {_DENSE}"
                 )
 
     def write(self, released: list[Any]) -> None:
