@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from anyorder.noise.lazy import Jumps
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,7 +16,6 @@ from anyorder.audit.faults.trial import banded, banded_inverse, independent, tre
 from anyorder.clipping import Adaptive
 from anyorder.clipping.clip_rules import Cut
 from anyorder.federated import Layout, Round, Server
-from anyorder.noise.lazy import Jumps
 from anyorder.release.noise import TableNoise
 from anyorder.sparse import Uniform
 from anyorder.train.training import Training

@@ -103,7 +103,7 @@ def test_what_is_shown_has_the_planned_law(strategy):
         optimizer.zero_grad()
     engine.flush()
     moves.append(model.module.table.weight.detach().clone().double())
-    sums = np.tril(np.ones((STEPS, STEPS))) @ np.linalg.inv(strategy.matrix())
+    sums = np.tril(np.ones((STEPS, STEPS))) @ strategy.noising_matrix()
     law = sums[[3, 4, STEPS - 1]] * 0.1 * plan.noise_std / plan.batch_size
     white = np.linalg.solve(
         np.linalg.cholesky(law @ law.T), torch.stack([(x - moves[0]).reshape(-1) for x in moves[1:]]).numpy()

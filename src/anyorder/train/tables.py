@@ -1,7 +1,7 @@
 """Wide tables of a model: which weights they are, and how a step goes through them, beside the dense parameters."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from anyorder.clipping.units import accumulator_dtype
 from anyorder.errors import ArgumentError, ModelError, PlanError, TrainingError
 from anyorder.plan import Plan
 from anyorder.release import Release
-from anyorder.sparse.lazy_table import LazyTable
+from anyorder.sparse.lazy_table import LazyTable, stand_ins_allowed
 from anyorder.sparse.selected import SelectedTables
 from anyorder.train.distributed import Group
 from anyorder.train.fsdp import is_sharded
@@ -163,20 +163,27 @@ class Tables:
         if any(not table.flushed for table in self._lazy.values()):
             raise TrainingError(_UNFLUSHED)
 
-    def state_without(self, model: nn.Module) -> dict[str, Any]:
+    def model_state(self) -> dict[str, Any]:
         """The model's state but for its lazy tables, which the release keeps."""
-        own = self._names_in(model)
-        return {name: value for name, value in model.state_dict().items() if name not in own}
+        own = self._own_names()
+        with stand_ins_allowed():
+            state = self._model.state_dict()
+        return {name: value for name, value in state.items() if name not in own}
 
-    def state_with(self, model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-        """What `state_without` gave, with the lazy tables as they are: to be loaded into the model."""
-        own = self._names_in(model)
-        return {**state, **{name: p.detach() for name, p in own.items()}}
+    def load(self, state: Mapping[str, Any], load: Callable[[dict[str, Any]], None]) -> None:
+        """Load what `model_state` gave, with the lazy tables as they are.
 
-    def _names_in(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        Args:
+            load: loads a whole state into the model.
+        """
+        own = {name: p.detach() for name, p in self._own_names().items()}
+        with stand_ins_allowed():
+            load({**state, **own})
+
+    def _own_names(self) -> dict[str, nn.Parameter]:
         """The lazy tables under all the names that they have in the model's state."""
         own = {id(self.named[name]) for name in self._lazy}
-        return {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) in own}
+        return {name: p for name, p in self._model.named_parameters(remove_duplicate=False) if id(p) in own}
 
 
 class _InPlace:
@@ -214,7 +221,7 @@ def _tables_in(model: nn.Module, named: Mapping[str, nn.Parameter]) -> dict[str,
     names = {id(p): name for name, p in named.items()}
     found: dict[str, nn.Embedding | nn.EmbeddingBag] = {}
     for part in model.modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and id(part.weight) in names:
+        if _is_table(part) and id(part.weight) in names:
             _check_layer(names[id(part.weight)], part)
             found.setdefault(names[id(part.weight)], part)
     tables = {id(named[name]) for name in found}
@@ -222,12 +229,17 @@ def _tables_in(model: nn.Module, named: Mapping[str, nn.Parameter]) -> dict[str,
         for p in part._parameters.values():
             if p is None or id(p) not in tables:
                 continue
-            if not (isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse):
+            if not _is_table(part):
                 raise ModelError(
                     f"the weight of the table {names[id(p)]} is {path}'s too, which may use all of its rows: a table "
                     f"with sparse=True is read by lookups alone. Take sparse=False for all of them: {_DENSE}"
                 )
     return {name: found[name] for name in named if name in found}
+
+
+def _is_table(part: nn.Module) -> TypeGuard[nn.Embedding | nn.EmbeddingBag]:
+    """Whether it reads rows and nothing else: of subclasses that is not known, and they are trained as other layers."""
+    return type(part) in (nn.Embedding, nn.EmbeddingBag) and bool(part.sparse)
 
 
 def _check_layer(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:

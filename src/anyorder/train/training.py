@@ -334,7 +334,7 @@ class Training:
         place = "engine.save()"
         self._group.together(place, self._check_save)
         front_end = {
-            "model": whole(self._tables.state_without(self._model)),
+            "model": whole(self._tables.model_state()),
             "optimizer": whole(self._optimizer.state_dict()),
             "clipping": self._group.to_first(self._clipping.state_dict()),
             "loader": self.loader.state_dict(),
@@ -353,8 +353,8 @@ class Training:
             return
         if "model" not in state:
             raise CheckpointError("the checkpoint is of another front end, and no model is in it; choose another file")
-        load_whole(
-            self._model, self._optimizer, self._tables.state_with(self._model, state["model"]), state["optimizer"]
+        self._tables.load(
+            state["model"], lambda of_model: load_whole(self._model, self._optimizer, of_model, state["optimizer"])
         )
         self._clipping.load_state_dict(state["clipping"][self._group.rank % len(state["clipping"])])
         self.loader.load_state_dict(state["loader"])
