@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from anyorder.noise.lazy import Jumps
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,6 +15,7 @@ from anyorder.audit.faults.trial import banded, banded_inverse, independent, tre
 from anyorder.clipping import Adaptive
 from anyorder.clipping.clip_rules import Cut
 from anyorder.federated import Layout, Round, Server
+from anyorder.noise.lazy import Jumps
 from anyorder.release.noise import TableNoise
 from anyorder.sparse import Uniform
 from anyorder.train.training import Training
@@ -338,6 +338,7 @@ lazy = FrontEnd(
         Fault("half the noise in jumps", half_in_jumps),
         Fault("one noise for all jumps", one_noise_for_all_jumps),
     ),
+    strategies=(banded, banded_inverse, independent),
     excuses=NO_SAMPLES,
 )
 

@@ -17,8 +17,8 @@ from anyorder.train import tables
 from train import wide
 from train.wide import STEPS, B, V, Words, backward, planned, private, train
 
-STRATEGIES = [Independent(STEPS), BandedInverse([1.0, -0.5, -0.2], STEPS), Tree(STEPS), BLT([0.9], [0.4], STEPS)]
-COMBINATIONS = STRATEGIES[:3]
+STRATEGIES = [Independent(STEPS), BandedInverse([1.0, -0.5, -0.2], STEPS), BLT([0.9], [0.4], STEPS)]
+COMBINATIONS = STRATEGIES[:2]
 WAYS = {
     "sgd": {},
     "momentum": {"momentum": 0.8},

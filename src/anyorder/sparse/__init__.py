@@ -1,7 +1,8 @@
 """Wide tables: noise only where it is needed, lazily and exactly, or on rows that are chosen privately."""
 
+from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.sparse.bounded import bounded_rows
 from anyorder.sparse.lazy_table import LazyTable
 from anyorder.sparse.select import select_counts, select_top, select_uniform
 
-__all__ = ["LazyTable", "bounded_rows", "select_counts", "select_top", "select_uniform"]
+__all__ = ["Counts", "LazyTable", "Top", "Uniform", "bounded_rows", "select_counts", "select_top", "select_uniform"]

@@ -95,15 +95,16 @@ class Tables:
         """Norm of what a unit adds to the counts of rows; None where nothing is counted."""
         return None if self._selected is None else self._selected.count_norm
 
-    def nothing(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    def nothing(self) -> dict[str, Tensor]:
         """The sums and counts of nobody."""
         empty = {}
         for name, p in self.named.items():
             rows, width = self._shape(name)
-            of = {"dtype": dtype or accumulator_dtype(p), "device": p.device}
-            empty[name] = _sparse(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, width, **of), (rows, width))
+            nobody = torch.zeros(1, 0, dtype=torch.int64, device=p.device)
+            values = torch.zeros(0, width, dtype=accumulator_dtype(p), device=p.device)
+            empty[name] = _sparse(nobody, values, (rows, width))
             if self.count_norm is not None:
-                empty[count_of(name)] = _sparse(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, **of), (rows,))
+                empty[count_of(name)] = _sparse(nobody, values.new_zeros(0, dtype=torch.float64), (rows,))
         return empty
 
     def _shape(self, name: str) -> tuple[int, int]:

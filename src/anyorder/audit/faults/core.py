@@ -263,13 +263,17 @@ def momentum_before_noise(reached: Reached) -> Iterator[None]:
 
 @contextmanager
 def _other_sums(change: Any) -> Iterator[None]:
-    """Within it, a release takes change(release, pieces) in the place of the pieces of a sum."""
+    """Within it, a release takes change(release, pieces) for the pieces of a sum, whole tables among them."""
     from anyorder.release import Release
 
     real = Release.take
 
-    def take(self: Any, units: Any, own: Any, *rest: Any, **more: Any) -> Any:
-        return real(self, units, change(self, own) if isinstance(own, list) else own, *rest, **more)
+    def take(self: Any, units: Any, own: Any, *rest: Any, tables: Any = ()) -> Any:
+        if not isinstance(own, list):
+            return real(self, units, own, *rest, tables=tables)
+        pieces = change(self, [*own, *(part.whole() for part in tables)])
+        parts = [part.of_whole(x) for part, x in zip(tables, pieces[len(own) :], strict=True)]
+        return real(self, units, pieces[: len(own)], *rest, tables=parts)
 
     with patched(Release, "take", take):
         yield
