@@ -268,12 +268,12 @@ def _other_sums(change: Any) -> Iterator[None]:
 
     real = Release.take
 
-    def take(self: Any, units: Any, own: Any, *rest: Any, tables: Any = ()) -> Any:
+    def take(self: Any, units: Any, own: Any, place: str = "", tables: Any = ()) -> Any:
         if not isinstance(own, list):
-            return real(self, units, own, *rest, tables=tables)
+            return real(self, units, own, place)
         pieces = change(self, [*own, *(part.whole() for part in tables)])
         parts = [part.of_whole(x) for part, x in zip(tables, pieces[len(own) :], strict=True)]
-        return real(self, units, pieces[: len(own)], *rest, tables=parts)
+        return real(self, units, pieces[: len(own)], place, parts)
 
     with patched(Release, "take", take):
         yield
