@@ -1,12 +1,12 @@
-"""A tree's noise that is added late: by value that of the stream; with momentum, its law."""
+"""A tree's noise that is added late: by value that of the stream; or by a recurrence, its law."""
 
 import numpy as np
 import pytest
 
-from anyorder.errors import PlanError
+from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.noise.lazy import Jumps
-from anyorder.strategy import Tree
+from anyorder.strategy import BLT, Tree
 from anyorder.strategy.kinds import KINDS
 from noise.test_lazy import RATES, N, difference, patterns, recorded
 
@@ -42,7 +42,7 @@ def test_prefix_terms_of_the_online_estimator_are_refused():
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 100, 1023, 1025])
 @pytest.mark.parametrize("estimator", ["vanilla", "full"])
 def test_jumps_take_few_rows(estimator, n):
-    jumps = recorded(Jumps(Tree(n, estimator)), np.full(n, 0.1), np.ones(n))
+    jumps = recorded(Jumps(Tree(n, estimator), by_value=True), np.full(n, 0.1), np.ones(n))
     assert jumps.by_value
     assert jumps.kept == 0
     for stop in range(1, n + 1, max(1, n // 50)):
@@ -56,7 +56,7 @@ def test_jumps_take_few_rows(estimator, n):
 def test_values_are_those_of_the_dense_run(name, rates):
     tree, width, place, std = TREES[name](N), 3, 1000, 1.5
     lr, scale = RATES[rates]
-    jumps = recorded(Jumps(tree), lr, scale)
+    jumps = recorded(Jumps(tree, by_value=True), lr, scale)
     stream = NoiseStream(tree, SOURCE, std, width, start=place)
     dense = np.zeros((N + 1, width))
     for t in range(N):
@@ -74,9 +74,9 @@ def test_values_are_those_of_the_dense_run(name, rates):
 
 
 @pytest.mark.parametrize("rates", RATES)
-@pytest.mark.parametrize("optimizer", [{"momentum": 0.9}, {"momentum": 0.7, "nesterov": True}])
+@pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.9}, {"momentum": 0.7, "nesterov": True}])
 @pytest.mark.parametrize("n", [1, 2, 8, N])
-def test_with_momentum_the_law_is_the_trees(n, optimizer, rates):
+def test_by_a_recurrence_the_law_is_the_trees(n, optimizer, rates):
     lr, scale = (x[:n] for x in RATES[rates])
     restarts = (5, 13, 21) if n == N else ()
     for tree in (Tree(n), Tree(n, restarts=restarts), Tree(n, restarts=restarts[1:], completion=False)):
@@ -89,13 +89,29 @@ def test_with_momentum_the_law_is_the_trees(n, optimizer, rates):
     ("tree", "message"),
     [(Tree(8, "full"), "full estimator"), (Tree(8, restarts=(5,), completion=True), "completed blocks")],
 )
-def test_trees_of_several_new_rows_a_step_are_refused_with_momentum(tree, message):
-    Jumps(tree)
-    with pytest.raises(PlanError, match=message):
-        Jumps(tree, momentum=0.5)
+def test_trees_of_several_new_rows_a_step_are_refused_as_a_recurrence(tree, message):
+    Jumps(tree, by_value=True)
+    for momentum in (0.0, 0.5):
+        with pytest.raises(PlanError, match=message):
+            Jumps(tree, momentum=momentum)
     Jumps(Tree(8, restarts=(4,), completion=True), momentum=0.5)  # the root of 4 is the last prefix
+
+
+@pytest.mark.parametrize(
+    ("strategy", "momentum", "message"),
+    [
+        (BLT([0.9], [0.1], 8), 0.0, "blt, 1 buffer and momentum 0"),
+        (Tree(8), 0.5, "and momentum 0.5"),
+        (Tree(8, "online"), 0.0, "online estimator cannot"),
+    ],
+)
+def test_by_value_needs_a_short_combination(strategy, momentum, message):
+    with pytest.raises(PlanError, match=message):
+        Jumps(strategy, momentum=momentum, by_value=True)
+    with pytest.raises(ArgumentError, match="by_value must be a bool"):
+        Jumps(strategy, by_value=1)
 
 
 def test_rows_by_value_are_renewed_with_the_run():
     with pytest.raises(PlanError, match="rows of the run itself"):
-        Jumps(Tree(8)).first_row(3)
+        Jumps(Tree(8), by_value=True).first_row(3)

@@ -61,6 +61,9 @@ class Jumps:
         strategy: of the run.
         momentum: of `torch.optim.SGD`, in [0, 1), without dampening.
         nesterov: as there.
+        by_value: of a tree without momentum, vanilla or full: jumps have the nodes of the run's own Z, so that the
+            noise is that of the dense run by value, and nothing is kept beside theta. Z must be renewed as the run's
+            is. A change of the rate or scale within a jump costs the nodes of one more prefix.
     Raises: PlanError for a strategy without a recurrence of few numbers.
     `size` is D, the numbers of a coordinate: the strategy's state, a velocity where momentum > 0, theta last. `width`
     is the most normals that a coordinate takes in a jump.
@@ -69,16 +72,24 @@ class Jumps:
         32 MB of them; otherwise O(log n) QR factorisations of D x 2D for each start, and 32 n D^2 bytes.
     """
 
-    def __init__(self, strategy: Strategy, *, momentum: float = 0.0, nesterov: bool = False) -> None:
+    def __init__(
+        self, strategy: Strategy, *, momentum: float = 0.0, nesterov: bool = False, by_value: bool = False
+    ) -> None:
         if not isinstance(nesterov, bool):
             raise ArgumentError(f"nesterov must be a bool, got {nesterov!r}")
         if nesterov and not momentum:
             raise ArgumentError("nesterov needs a momentum above 0, got 0")
         self._optimizer = Workload(1, momentum=momentum, nesterov=nesterov)
         self.n: int = strategy.n
-        self._steady, self._recurrences = _way(strategy, self._optimizer.momentum)
-        self._prefixes = None if self._recurrences is not None else Prefixes(_tree(strategy))
-        state = 0 if self._recurrences is None else self._recurrences(np.zeros(1, np.int64)).h.shape[1]
+        if not isinstance(by_value, bool):
+            raise ArgumentError(f"by_value must be a bool, got {by_value!r}")
+        self._prefixes: Prefixes | None = None
+        state = 0
+        if by_value:
+            self._prefixes = Prefixes(_valued(strategy, self._optimizer.momentum))
+        else:
+            self._steady, self._recurrences = _way(strategy)
+            state = self._recurrences(np.zeros(1, np.int64)).h.shape[1]
         self.size: int = state + 1 + (self._optimizer.momentum > 0)
         self.width: int = self.size
         if self.size > _MOST:
@@ -220,7 +231,6 @@ class Jumps:
         """The maps of single steps; of R the first column alone is not 0."""
         lr, scale = np.array([self._rates[t] for t in steps.tolist()]).reshape(-1, 2).T
         M, N = self._optimizer.recurrence(-lr)
-        assert self._recurrences is not None
         Phi, gamma = joined(self._recurrences(steps), M, N * scale[:, None])
         R = np.zeros((len(steps), self.size, self.size))
         R[:, :, 0] = self._without_idle(gamma)
@@ -233,8 +243,8 @@ class Jumps:
         return np.delete(values, values.shape[1] - 2, axis=1)
 
 
-def _way(strategy: Strategy, momentum: float) -> tuple[bool, Callable[[Integers], Recurrence] | None]:
-    """Whether the recurrence is the same at every step, and the recurrence; None for a tree by value.
+def _way(strategy: Strategy) -> tuple[bool, Callable[[Integers], Recurrence]]:
+    """Whether the recurrence is the same at every step, and the recurrence.
 
     Raises: PlanError where noise cannot be added late.
     """
@@ -247,18 +257,15 @@ def _way(strategy: Strategy, momentum: float) -> tuple[bool, Callable[[Integers]
         case Structure.RESCALED:
             assert isinstance(strategy, Rescaled)
             if not isinstance(strategy.strategy, Tree):
-                _way(strategy.strategy, momentum)
+                _way(strategy.strategy)
                 return False, strategy.recurrences
         case Structure.TOEPLITZ:
             if type(strategy) is BandedInverse:
                 return True, strategy.recurrences
         case Structure.TREE:
-            tree = _tree(strategy)
-            if not momentum:
-                check_value(tree)
-                return False, None
-            check_recurrence(tree)
-            return False, partial(recurrences, tree)
+            assert isinstance(strategy, Tree)
+            check_recurrence(strategy)
+            return False, partial(recurrences, strategy)
         case Structure.DENSE:
             pass
         case _:
@@ -270,6 +277,13 @@ def _way(strategy: Strategy, momentum: float) -> tuple[bool, Callable[[Integers]
     )
 
 
-def _tree(strategy: Strategy) -> Tree:
-    assert isinstance(strategy, Tree)
+def _valued(strategy: Strategy, momentum: float) -> Tree:
+    """A tree whose missed noise is a short combination of nodes. PlanError for what is none."""
+    kind_of(strategy)
+    if not isinstance(strategy, Tree) or momentum:
+        raise PlanError(
+            f"by_value=True needs a tree and momentum 0, got {in_words(strategy)} and momentum {momentum:g}: in no "
+            "other case is the noise of many steps a combination of a few rows of Z; take by_value=False"
+        )
+    check_value(strategy)
     return strategy

@@ -32,8 +32,9 @@ def check_recurrence(tree: Tree) -> None:
     if tree.estimator != "vanilla" or completed:
         which = f"the {tree.estimator} estimator" if tree.estimator != "vanilla" else "completed blocks"
         raise PlanError(
-            f"noise of a tree with {which} cannot be added late where momentum is above 0: a step takes several new "
-            "rows of Z, or estimates from all nodes below; a vanilla tree without completion can, or momentum 0, or BLT"
+            f"noise of a tree with {which} cannot be added late by a recurrence: a step takes several new rows of Z, "
+            "or estimates from all nodes below; a vanilla tree without completion can, a full one by value, without "
+            "momentum (Jumps(.., by_value=True)); or take a BLT"
         )
 
 
