@@ -269,6 +269,11 @@ class RunFiles:
             head = repr([(str(x.dtype), *x.shape) for x in tables]).encode()
             self._journal.commit_flush(step, self._digest(b"flush", head, *(x.cpu().numpy() for x in tables)))
 
+    def check_flush(self, step: int) -> None:
+        """Raise CheckpointError where tables must not be shown before this step."""
+        if self._journal is not None:
+            self._journal.check_flush(step)
+
     def has_flush(self, step: int) -> bool:
         """Whether tables were shown before this step."""
         return self._journal is not None and self._journal.has_flush(step)

@@ -244,11 +244,7 @@ class Journal:
                     "as the run that was lost. Restore them, resume from a later checkpoint, or start a new run"
                 )
             return
-        if step < self.next_step:
-            raise CheckpointError(
-                f"the tables were not shown before step {step} by the process that took it, and it was lost: take "
-                f"steps {step} to {self.next_step - 1} again first, and flush then"
-            )
+        self.check_flush(step)
         try:
             self._put(_FLUSH, step, digest)
         except OSError as problem:
@@ -256,6 +252,15 @@ class Journal:
                 f"the tables were not shown: the journal {self.path} cannot be written: {problem}. Make room, and "
                 "flush again"
             ) from problem
+
+    def check_flush(self, step: int) -> None:
+        """Raise CheckpointError where tables must not be shown before `step`: a lost process took it, and showed none."""
+        self.check_open()
+        if step < self.next_step and step not in self._flushes:
+            raise CheckpointError(
+                f"the tables were not shown before step {step} by the process that took it, and it was lost: take "
+                f"steps {step} to {self.next_step - 1} again first, and flush then"
+            )
 
     def has_flush(self, step: int) -> bool:
         """Whether tables were shown before this step."""

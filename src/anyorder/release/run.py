@@ -192,7 +192,7 @@ class Run:
             raise CheckpointError("this run was closed: another process may have resumed it")
         self._files.check_open()
         self._noise.check(self.ledger.step)
-        self._tables.check_whole(self.ledger.step)
+        self._tables.check_settled(self.ledger.step)
 
     def close(self) -> None:
         """Let another process resume this run. The end of the process does the same."""

@@ -188,7 +188,7 @@ class Tables:
 
     def check(self, step: int) -> None:
         """Raise unless the next step may be taken."""
-        self.check_whole(step)
+        self.check_settled(step)
         if self._plan.selection is not None and not self._attached:
             raise PlanError(
                 "the plan has a selection of rows: it needs a table, as make_private has it for nn.Embedding("
@@ -196,6 +196,10 @@ class Tables:
             )
         if not self._attached and not self._first:
             raise TrainingError("a release of size 0 has tables alone: attach one before its first step")
+
+    def check_settled(self, step: int) -> None:
+        """`check_whole`, and that no flush was broken off: rows would then be up to date that were not in the run."""
+        self.check_whole(step)
         if self._broken:
             raise TrainingError("a flush of the tables was broken off: flush again, or resume from the last checkpoint")
 
@@ -226,6 +230,7 @@ class Tables:
 
         Raises: CheckpointError if another table was shown at this step before, or later steps were taken without.
         """
+        self._files.check_flush(step)
         self._broken = True
         tables = self._lazy
         brought = [table.bring_up() for table in tables]

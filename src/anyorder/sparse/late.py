@@ -36,9 +36,9 @@ class ByJumps:
         self._source = release.lazy_source(self._jumps.width)
         self.kept = self._jumps.kept
 
-    def begin(self, first: int, width: int) -> None:
-        """Take the first coordinate and the width of the table."""
-        self._first, self._width = first, width
+    def begin(self, first: int, num_rows: int, width: int) -> None:
+        """Take the first coordinate and the shape of the table."""
+        self._first = first
 
     def record(self, step: int, lr: float, divisor: float) -> None:
         """Take the public numbers of a step, in order."""
@@ -111,10 +111,10 @@ class ByValue:
         self.kept = int(momentum > 0)
         self._steps: list[tuple[float, float]] = []  # rate and divisor
 
-    def begin(self, first: int, width: int) -> None:
-        """Take the first coordinate and the width of the table."""
+    def begin(self, first: int, num_rows: int, width: int) -> None:
+        """As of `ByJumps`."""
         self._width = width
-        self._noise = self._release.table_noise(first, 2**62 - 2**20 - first)
+        self._noise = self._release.table_noise(first, num_rows * width)
 
     def record(self, step: int, lr: float, divisor: float) -> None:
         """Take the public numbers of a step, in order."""

@@ -205,7 +205,7 @@ class LazyTable:
         other = None if known is None else known()
         if other is not None and not other._release.is_closed:
             raise TrainingError("the weight has a lazy table already: one table for each weight")
-        self._late.begin(first, self.width)
+        self._late.begin(first, self.num_rows, self.width)
         if saved is None:
             if len(self._table) != self.num_rows:
                 raise TrainingError(
