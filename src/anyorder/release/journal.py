@@ -254,7 +254,7 @@ class Journal:
             ) from problem
 
     def check_flush(self, step: int) -> None:
-        """Raise CheckpointError where tables must not be shown before `step`: a lost process took it, and showed none."""
+        """Raise CheckpointError where a lost process has gone on from `step` without showing the tables."""
         self.check_open()
         if step < self.next_step and step not in self._flushes:
             raise CheckpointError(
