@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from anyorder.clipping.kept import Made, Witness, note
 from anyorder.clipping.rules import backward_as_forward
 from anyorder.clipping.stand_in import stand_in
-from anyorder.clipping.tracing import Part, Tracer
+from anyorder.clipping.tracing import Part, Tracer, other_use
 from anyorder.clipping.uses import DirectUse
 from anyorder.errors import ArgumentError, ModelError
 
@@ -104,6 +104,9 @@ def layers_with_rules(module: nn.Module, tracer: Tracer, made: Made) -> Iterator
             own = {local: Part(names[id(p)]) for local, p in layer.named_parameters() if id(p) in names}
             if rule is None or not own or layer in inside:
                 continue
+            for part in own.values():
+                if part.name in tracer.tables:
+                    raise ModelError(other_use(part.name, f"{type(layer).__name__}, which has a rule of its own"))
             inside.update(layer.modules())
             before = vars(layer).get("forward")
             undo = (

@@ -92,6 +92,7 @@ class Tracer(TorchFunctionMode):
         tables: the parameters that are read by lookups alone, and how; see `table_rules`.
 
     Attributes:
+        tables: as given.
         direct: names of the parameters whose gradients will come from autograd, (B, *shape) each, as far as is seen.
     """
 
@@ -106,7 +107,7 @@ class Tracer(TorchFunctionMode):
         tables: Mapping[str, Table],
     ) -> None:
         super().__init__()
-        self._rules, self._tables = rules, tables
+        self._rules, self.tables = rules, tables
         self._parameters, self._dtypes, self._anchor, self._book = parameters, dtypes, anchor, book
         self._made = made
         self._parts: dict[int, Part] = {}
@@ -123,7 +124,7 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         rule = self._rules.get(func)
-        table = self._table_among((*args, *kwargs.values())) if self._tables else None
+        table = self._table_among((*args, *kwargs.values())) if self.tables else None
         if table is not None and func in _OF_SHAPE:
             return func(self._shape_of(table), *args[1:], **kwargs)
         if rule is not None and (table is None or func in LOOKUPS) and not self.nested():
@@ -158,7 +159,7 @@ class Tracer(TorchFunctionMode):
         """The name of a table that a function is given."""
         for argument in arguments:
             part = self._parts.get(id(argument))
-            if part is not None and part.name in self._tables:
+            if part is not None and part.name in self.tables:
                 return part.name
             found = self._table_among(argument) if isinstance(argument, (tuple, list)) else None
             if found is not None:
@@ -167,7 +168,7 @@ class Tracer(TorchFunctionMode):
 
     def _shape_of(self, table: str) -> Tensor:
         """A tensor without numbers, of the table's shape, which its parameter may not have."""
-        own = self._tables[table]
+        own = self.tables[table]
         return torch.empty(own.num_rows, own.width, dtype=own.dtype, device="meta")
 
     def _is_parameter(self, tensor: Any) -> bool:
@@ -217,7 +218,7 @@ class Tracer(TorchFunctionMode):
 
     def source(self, part: Part) -> Tensor | Table:
         """Where the rows of a table come from: the part of the parameter, or what stands behind it."""
-        table = self._tables.get(part.name)
+        table = self.tables.get(part.name)
         return self.tensor(part) if table is None else table
 
     def enter(self, part: Part, make: Callable[[torch.dtype], Use]) -> None:
