@@ -332,3 +332,10 @@ def test_every_kind_is_tested():
 
 def made_parts(make):
     return copy.deepcopy(make()).modules()
+
+
+def test_hooks_of_saving_leave_a_model_plain():
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(6, 4)
+    module[0].register_state_dict_pre_hook(lambda *_: None)
+    module.register_load_state_dict_post_hook(lambda *_: None)
+    assert Plain.of(module, (x,), {}) is not None

@@ -95,29 +95,36 @@ def settle_lookups(uses: Sequence[EmbeddingUse], units: UnitMap) -> Settled:
     A unit's gradient has the rows that its examples read, without those of padding: these are added up and kept, so
     that the norm is that of what is summed.
     """
-    first = uses[0]
-    ids = torch.cat([use.ids.flatten() for use in uses])
-    owner = torch.cat([units.index[:, None].expand_as(use.ids).flatten() for use in uses])
-    g = torch.cat([use.output_gradients.to(use.dtype).flatten(0, 1) for use in uses])
-    if any(use.padding is not None for use in uses):
-        read = torch.cat([_not_padding(use) for use in uses]).nonzero()[:, 0]
-        ids, owner, g = ids[read], owner[read], g[read]
-    found, pair = torch.unique(ids * units.count + owner, return_inverse=True)  # by row, then by unit
+    shape, count = uses[0].shape, max(1, units.count)
+    ids, owner, g = _joined([_reads(use, units) for use in uses])
+    found, pair = torch.unique(torch.add(owner, ids, alpha=count), return_inverse=True)  # by row, then by unit
     rows = g.new_zeros(len(found), g.shape[1]).index_add_(0, pair, g)
-    owner = found % max(1, units.count)
-    distinct, place = torch.unique_consecutive(found // max(1, units.count), return_inverse=True)
+    owner = found % count
+    distinct, place = torch.unique_consecutive(found // count, return_inverse=True)
     squares = torch.zeros(units.count, dtype=torch.float64, device=g.device).index_add_(0, owner, squares_of(rows))
 
     def total(weights: Weights) -> Tensor:
         summed = weights.add_rows(rows, owner, place, to=rows.new_zeros(len(distinct), rows.shape[1]))
-        return _sparse(distinct, summed, first.shape)
+        return _sparse(distinct, summed, shape)
 
     return Settled(squares, total, rows=RowsRead(owner, place, distinct))
 
 
-def _not_padding(use: EmbeddingUse) -> Tensor:
-    read = torch.ones_like(use.ids, dtype=torch.bool) if use.padding is None else use.ids != use.padding
-    return read.flatten()
+def _reads(use: EmbeddingUse, units: UnitMap) -> tuple[Tensor, Tensor, Tensor]:
+    """(n,) ids, (n,) units and (n, D) what came back, of all that was read but padding."""
+    ids, g = use.ids.flatten(), use.output_gradients.to(use.dtype).flatten(0, 1)
+    owner = units.index if len(ids) == len(units.index) else units.index.repeat_interleave(use.ids.shape[1])
+    if use.padding is None:
+        return ids.long(), owner, g
+    read = (ids != use.padding).nonzero()[:, 0]
+    return ids[read].long(), owner[read], g[read]
+
+
+def _joined(reads: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    if len(reads) == 1:
+        return reads[0]
+    ids, owner, g = map(torch.cat, zip(*reads, strict=True))
+    return ids, owner, g
 
 
 def _sparse(ids: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:

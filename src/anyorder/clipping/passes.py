@@ -180,7 +180,7 @@ class Pass:
 
     def _refuse(self, names: Iterable[str]) -> None:
         """Refuse tables that are used in another way than lookups."""
-        for name in self._tables.by_name.keys() & set(names):
+        for name in self._tables.by_name.keys() & set(names) if self._tables.by_name else ():
             raise ModelError(other_use(name, "a function that has no rule for it"))
 
     # -- backward ----------------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ example can see another, although all run together:
   Where the number of dimensions decides which dimension a layer takes for the examples, it is checked.
 - What runs is that and nothing else. The type of each part is the listed class itself, with the `forward` that it had
   when this file was loaded; the part has the attributes that its class gives it and no further ones, settings are
-  numbers and words, buffers and hooks there are none, parameters are `nn.Parameter` of the shape that the class gives
-  them. Input and modes of torch are checked likewise: no subclass, no transform, no mode, no hook for all modules. So
-  no code of the user runs between the batch and the outputs, and nothing can be kept of it.
+  numbers and words, buffers there are none, hooks none but of saving and loading, parameters are `nn.Parameter` of the
+  shape that the class gives them. Input and modes of torch are checked likewise: no subclass, no transform, no mode, no
+  hook for all modules. So no code of the user runs between the batch and the outputs, and nothing can be kept of it. A
+  table that is read elsewhere than in its parameter (`base.Table`) is the engine's.
 - Functions and settings are read when the model is called, and the chunks of backward run with what was read.
 
 Each use of a trained parameter is a function of `rules`, the same as under vmap, with the parameter cut off from
@@ -381,6 +382,7 @@ _ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {  # what its class gives 
 }  # fmt: skip
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 _EVERY_MODULE = vars(nn.Module()).keys()
-_EMPTY = tuple(_EVERY_MODULE - {"training", "_parameters", "_modules"})
+_WHEN_SAVED = {name for name in _EVERY_MODULE if "state_dict" in name}  # hooks, which no forward or backward runs
+_EMPTY = tuple(_EVERY_MODULE - {"training", "_parameters", "_modules"} - _WHEN_SAVED)
 _KINDS = {kind: (kind.forward, _EVERY_MODULE | set(names), names) for kind, names in _ATTRIBUTES.items()}
 _SETTINGS = frozenset({type(None), bool, int, float, str})
