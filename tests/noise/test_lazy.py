@@ -1,9 +1,12 @@
 """Noise that is added late has the joint law of the dense run: covariances by linear maps, nothing sampled."""
 
+import mpmath
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
+from anyorder.noise import NoiseSource
 from anyorder.noise.lazy import Jumps
 from anyorder.strategy import (
     BLT,
@@ -269,3 +272,72 @@ def test_a_restarted_blt_and_a_banded_inverse_keep_what_they_say():
     assert Jumps(BandedInverse([1.0, -0.5, -0.2], 8)).kept == 2
     assert Jumps(Independent(8)).kept == 0
     assert Jumps(Independent(8)).width == 1
+
+
+def sampled(jumps, touched, lr, scale, coordinates):
+    """(stops, coordinates) of theta, from the normals that the jumps name."""
+    source = NoiseSource(bytes(range(32)))
+    s, last, stops, made = np.zeros((jumps.size, coordinates)), 0, [], []
+    for stop in sorted({*touched, *(t + 1 for t in touched), jumps.n} - {0}):
+        jump = jumps.over([last], stop)
+        z = source.normal_at(jump.rows[0], np.zeros(jump.rows.shape[1], np.int64), coordinates)
+        s = jump.Phi[0] @ s + jump.R[0] @ z
+        last = stop
+        stops.append(stop)
+        made.append(s[-1])
+    return stops, np.array(made)
+
+
+@pytest.mark.parametrize("name", ["blt", "banded inverse", "restarted", "independent"])
+def test_iterates_that_are_drawn_are_white_after_the_dense_covariance(name):
+    strategy, (lr, scale), count = CAN[name](N), RATES["drops"], 40_000
+    jumps = recorded(Jumps(strategy, momentum=0.9), lr, scale)
+    for touched in patterns(N)[:3]:
+        stops, theta = sampled(jumps, touched, lr, scale, count)
+        Z, _ = dense(strategy, lr, scale, {"momentum": 0.9})
+        white = np.linalg.solve(np.linalg.cholesky((Z @ Z.T)[np.ix_(stops, stops)]), theta)
+        found = white @ white.T / count
+        assert np.abs(found - np.eye(len(stops))).max() < 5.5 * np.sqrt(2 / count)
+        assert 1e-4 < chi2.cdf(np.square(white).sum(), white.size) < 1 - 1e-4
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("steady", [True, False])
+def test_slow_decays_and_many_steps_lose_no_digits(steady, momentum):
+    """Against 50 digits: decays within 1e-7 of 1, 10^5 steps; by length, and step by step."""
+    decays, scales, n = [1 - 1e-7, 0.9999, 0.99, 0.9, 0.5], [3e-3, 1e-2, 3e-2, 8e-2, 0.2], 10**5
+    jumps = Jumps(BLT(decays, scales, n), momentum=momentum)
+    rates = np.tile([0.1, 0.5], (n, 1))
+    rates[-1, 0] = 0.1 if steady else np.nextafter(0.1, 1)  # which makes no difference that is seen here
+    jumps.load_state_dict({"rates": rates})
+    for length in (7, 1000, n):
+        Phi, R, _, _ = jumps.over([n - length], n)
+        moved, covariance = exactly(decays, scales, 0.1, 0.5, momentum, length)
+        deviation = np.sqrt(np.diag(covariance))
+        assert np.abs(R[0] @ R[0].T - covariance).max() > 0  # another way to the same numbers
+        assert (np.abs(R[0] @ R[0].T - covariance) / np.outer(deviation, deviation)).max() < 1e-11
+        assert (np.abs(Phi[0] - moved) / np.maximum(1, np.abs(moved).max(axis=1))[:, None]).max() < 1e-11
+
+
+def exactly(decays, scales, lr, scale, momentum, length):
+    """Phi and covariance over so many steps, by doubling in 50 digits."""
+    with mpmath.workdps(50):
+        number = np.vectorize(mpmath.mpf, otypes=[object])
+        m = len(decays)
+        y = np.concatenate([-number(scales), number([0.0, 0.0])])  # of x, v, theta: what a step's noise is, but for z
+        F = np.zeros((m + 2, m + 2), object) + y
+        F[range(m), range(m)] += number(decays)
+        F[m] = number(scale) * y
+        F[m, m] += mpmath.mpf(momentum)
+        F[m + 1] = -number(lr) * F[m]
+        F[m + 1, m + 1] += 1
+        G = np.concatenate([number(np.ones(m)), number([scale]), -number([lr]) * number([scale])])
+        if not momentum:
+            keep = [*range(m), m + 1]
+            F, G = F[np.ix_(keep, keep)], G[keep]
+        Phi, P = np.eye(len(G), dtype=object), np.zeros((len(G), len(G)), object)
+        for bit in f"{length:b}":
+            P, Phi = Phi @ P @ Phi.T + P, Phi @ Phi
+            if bit == "1":
+                P, Phi = F @ P @ F.T + np.outer(G, G), F @ Phi
+        return Phi.astype(np.float64), P.astype(np.float64)
