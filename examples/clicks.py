@@ -18,6 +18,7 @@ import argparse
 import csv
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -126,10 +127,10 @@ def options(arguments=None):
     parser.add_argument("--most", type=int, default=20, help="clicks of a user, at most")
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--mechanism", help="default: auto; independent with --selection")
+    parser.add_argument("--mechanism", help="default: auto, or blt if lazy, or independent to select")
     parser.add_argument("--lazy", action="store_true", help="noise when a row is next read")
     parser.add_argument("--selection", choices=["counts"], help="noise on rows that are chosen privately")
-    parser.add_argument("--threshold", type=float, default=5.0, help="noisy count from which on a row is chosen")
+    parser.add_argument("--threshold", type=float, default=3.0, help="of noisy counts, in deviations of their noise")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=100, help="units in a step")
     parser.add_argument("--lr", type=float, default=5.0)
@@ -145,11 +146,16 @@ def options(arguments=None):
 
 def make_plan(chosen, units):
     selection = {"selection": ao.sparse.Counts(chosen.threshold)} if chosen.selection else {}
-    return ao.plan(
+    default = "independent" if chosen.selection else "blt" if chosen.lazy else "auto"  # not all noise can come late
+    plan = ao.plan(
         dataset_size=units, batch_size=min(chosen.batch_size, units), epochs=chosen.epochs, epsilon=chosen.epsilon,
         delta=chosen.delta, clip_norm=chosen.clip_norm, order="fixed",
-        mechanism=chosen.mechanism or ("independent" if chosen.selection else "auto"), **selection,
+        mechanism=chosen.mechanism or default, **selection,
     )  # fmt: skip
+    if not chosen.selection:
+        return plan
+    threshold = chosen.threshold * plan.selection_std  # the noise on counts does not depend on it
+    return replace(plan, selection=replace(plan.selection, threshold=threshold))
 
 
 def train(chosen, model, data, plan):

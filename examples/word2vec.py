@@ -23,6 +23,7 @@ and the program says so. How many units there are is public too.
 import argparse
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -249,10 +250,10 @@ def options(arguments=None):
     parser.add_argument("--most", type=int, default=16, help="examples of a sentence or document, at most")
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--mechanism", help="default: auto; independent with --selection")
+    parser.add_argument("--mechanism", help="default: auto, or blt if lazy, or independent to select")
     parser.add_argument("--lazy", action="store_true", help="noise when a row is next read")
     parser.add_argument("--selection", choices=["counts"], help="noise on rows that are chosen privately")
-    parser.add_argument("--threshold", type=float, default=5.0, help="noisy count from which on a row is chosen")
+    parser.add_argument("--threshold", type=float, default=3.0, help="of noisy counts, in deviations of their noise")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=200, help="units in a step")
     parser.add_argument("--optimizer", choices=["sgd", "adagrad", "adam"], help="default: sgd, or adagrad to select")
@@ -294,14 +295,17 @@ def make_examples(documents, words, shares, chosen):
 
 
 def make_plan(chosen, units):
-    selection = {}
-    if chosen.selection:
-        selection = {"selection": ao.sparse.Counts(chosen.threshold)}
-    return ao.plan(
+    selection = {"selection": ao.sparse.Counts(chosen.threshold)} if chosen.selection else {}
+    default = "independent" if chosen.selection else "blt" if chosen.lazy else "auto"  # not all noise can come late
+    plan = ao.plan(
         dataset_size=units, batch_size=min(chosen.batch_size, units), epochs=chosen.epochs, epsilon=chosen.epsilon,
         delta=chosen.delta, clip_norm=chosen.clip_norm, order="fixed",
-        mechanism=chosen.mechanism or ("independent" if chosen.selection else "auto"), **selection,
+        mechanism=chosen.mechanism or default, **selection,
     )  # fmt: skip
+    if not chosen.selection:
+        return plan
+    threshold = chosen.threshold * plan.selection_std  # the noise on counts does not depend on it
+    return replace(plan, selection=replace(plan.selection, threshold=threshold))
 
 
 def make_optimizer(chosen, model):
@@ -309,6 +313,7 @@ def make_optimizer(chosen, model):
         case "sgd":
             return torch.optim.SGD(model.parameters(), lr=chosen.lr)
         case "adagrad":
+            torch.sparse.check_sparse_tensor_invariants.disable()  # torch's own Adagrad warns where that is not said
             return torch.optim.Adagrad(model.parameters(), lr=chosen.lr)
         case "adam" if chosen.selection:
             return torch.optim.SparseAdam(model.parameters(), lr=chosen.lr)

@@ -84,11 +84,13 @@ def test_no_click_is_no_row(clicks):
     assert not model.users.weight.grad[10].any()
 
 
-@pytest.mark.parametrize("unit", ["click", "user"])
-def test_the_program(clicks, log, tmp_path, capsys, unit):
+@pytest.mark.parametrize(
+    ("unit", "way"), [("click", ""), ("user", ""), ("user", "--lazy"), ("click", "--selection counts --threshold 1")]
+)
+def test_the_program(clicks, log, tmp_path, capsys, unit, way):
     clicks.main(
         f"--csv {log} --user visitor --item article --label clicked --test {log} --unit {unit} --rows 500 --epochs 12 "
-        f"--batch-size 30 --epsilon 1e6 --lr 20 --model {tmp_path}/m.pt --certificate {tmp_path}/c.json".split()
+        f"--batch-size 30 --epsilon 1e6 --lr 20 --model {tmp_path}/m.pt --certificate {tmp_path}/c.json {way}".split()
     )
     said = capsys.readouterr().out
     size = {"click": sum(1 + i % 9 for i in range(150)), "user": 150}[unit]

@@ -157,8 +157,11 @@ def _read(path):
     return [row[0] for row in rows], np.array([[float(number) for number in row[1:]] for row in rows])
 
 
-@pytest.mark.parametrize("unit", ["pair", "sentence", "document"])
-def test_the_program(word2vec, tmp_path, capsys, unit):
+@pytest.mark.parametrize(
+    ("unit", "way"),
+    [("pair", ""), ("sentence", ""), ("document", ""), ("pair", "--lazy"), ("sentence", "--selection counts")],
+)
+def test_the_program(word2vec, tmp_path, capsys, unit, way):
     rng = np.random.default_rng(0)
     topics = [["sun", "moon", "star", "sky"], ["tea", "cup", "milk", "cake"]]
     made = [" ".join(rng.choice(topics[i % 2], 6)) for i in range(60)]
@@ -171,7 +174,7 @@ def test_the_program(word2vec, tmp_path, capsys, unit):
     word2vec.main(
         f"--corpus {corpus} --words {words} --test {corpus} --unit {unit} --subsample 1 --width 8 --epochs 3 "
         f"--batch-size 10 --epsilon 1e6 --lr 1 --vectors {tmp_path}/v.txt --certificate {tmp_path}/c.json "
-        "--near moon --model pair".split()
+        f"--near moon --model pair {way}".split()
     )
     said = capsys.readouterr().out
     size = {"pair": 60 * 30 - 120, "sentence": 60, "document": 30}[unit]
@@ -184,6 +187,9 @@ def test_the_program(word2vec, tmp_path, capsys, unit):
     certificate = Certificate.load(tmp_path / "c.json")
     assert certificate.plan.dataset_size == size
     assert certificate.plan.batch_size == 10
+    assert (certificate.plan.selection is not None) == ("--selection" in way)
+    if way == "--selection counts":
+        assert certificate.plan.selection.threshold == pytest.approx(3 * certificate.plan.selection_std)
 
 
 def test_what_does_not_go_together(word2vec, capsys):
