@@ -14,6 +14,7 @@ import anyorder as ao
 from anyorder.accounting.selection import Counts
 from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.sparse.lazy_table import stand_ins_allowed
+from anyorder.strategy import Tree
 from laws.cases import STRATEGIES
 from release.runs import total
 from sparse.tables import DENSE, DIM, KEY, ROWS, N, begun, dense_run, embedding, initial, lazy_step, planned, units
@@ -30,14 +31,16 @@ def stateless():
     return [name for name, make in STRATEGIES.items() if not make(N).state_rows]
 
 
-def jumping():
+def jumping(hows):
+    """(strategy, optimizer) that a lazy table goes with."""
     found = []
     for name, make in STRATEGIES.items():
-        try:
-            ao.sparse.LazyTable(embedding(), ao.Release(planned(make(N)), 0))
-        except PlanError:
-            continue
-        found.append(name)
+        for how in hows:
+            try:
+                ao.sparse.LazyTable(embedding(), ao.Release(planned(make(N)), 0), **OPTIMIZERS[how])
+            except PlanError:
+                continue
+            found.append((name, how))
     return found
 
 
@@ -62,6 +65,30 @@ def test_replayed_it_is_the_dense_run_bit_for_bit(name, how):
         table.step([], [], np.zeros((0, DIM))) if not release.size else release.step([], np.zeros(DENSE), [])
 
 
+@pytest.mark.parametrize("make", [Tree, lambda n: Tree(n, estimator="full"), lambda n: Tree(n, restarts=(3,))])
+@pytest.mark.parametrize("schedule", RATES)
+def test_a_tree_has_the_nodes_of_the_dense_run(make, schedule):
+    plan, rate = planned(make(N)), RATES[schedule]
+    private, tables = dense_run(plan, rate)
+    layer, release, table = begun(plan)
+    assert table.by_value
+    assert table.kept == 0
+    for t in range(N):
+        ids = torch.tensor([t % 3])
+        np.testing.assert_allclose(table.read(ids), tables[t][ids], atol=2e-6)
+        assert np.array_equal(lazy_step(release, table, rate=rate), private[t])
+    table.flush()
+    np.testing.assert_allclose(layer.weight.data, tables[N], atol=2e-6)
+    moved = float((tables[N] - initial()).abs().mean())
+    assert moved > 1e-2
+
+
+def test_a_tree_with_momentum_jumps_in_law_and_an_online_one_not_at_all():
+    assert not begun(planned(Tree(N)), momentum=0.9)[2].by_value
+    with pytest.raises(PlanError, match="online"):
+        begun(planned(Tree(N, estimator="online")))
+
+
 def test_rows_that_are_read_are_those_of_the_dense_run():
     plan, rate = planned("independent"), RATES["constant"]
     _, tables = dense_run(plan, rate, momentum=0.9)
@@ -72,8 +99,7 @@ def test_rows_that_are_read_are_those_of_the_dense_run():
         lazy_step(release, table, rate=rate)
 
 
-@pytest.mark.parametrize("name", jumping())
-@pytest.mark.parametrize("how", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "how"), jumping(OPTIMIZERS))
 @pytest.mark.parametrize("schedule", ["constant", "with a pause"])
 def test_without_noise_a_jump_is_the_dense_run(name, how, schedule):
     """What is left is the gradients' part: equal whatever is read when. The noise is 1e-6 of it."""
@@ -105,8 +131,7 @@ def maps(rate, momentum, nesterov):
     return result
 
 
-@pytest.mark.parametrize("name", jumping())
-@pytest.mark.parametrize("how", ["sgd", "nesterov"])
+@pytest.mark.parametrize(("name", "how"), jumping(["sgd", "nesterov"]))
 @pytest.mark.parametrize("schedule", ["constant", "moving"])
 def test_the_law_of_all_iterates_is_that_of_the_dense_run(name, how, schedule):
     """Every row has its own reads; over 40 000 columns the covariance of its iterates is estimated to half a percent.

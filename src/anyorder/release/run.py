@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -123,14 +124,18 @@ class Run:
         """`derived`, for what is drawn in every step: rows are steps, and renewed where steps are."""
         return self._files.by_step(self.derived(label))
 
-    def lazy_source(self, width: int) -> NoiseSource:
-        """Where the jumps of lazy tables come from, renewed with the steps: jumps that end after a renewed step.
+    def lazy_source(self, first_row: Callable[[int], int]) -> NoiseSource:
+        """Where the jumps of lazy tables come from; elements are coordinates.
 
         Args:
-            width: w, normals of a coordinate and jump. Normal j of a jump from t1 to t2 is row (t2 (n + 1) + t1) w + j;
-                elements are coordinates.
+            first_row: step -> the first row that jumps over it or later steps have: renewed where the step is, as
+                `anyorder.noise.lazy.Jumps.first_row` gives it.
         """
-        return self._files.by_step(self.derived(b"lazy tables"), lambda step: (step + 1) * (self._n + 1) * width)
+        return self._files.by_step(self.derived(b"lazy tables"), first_row)
+
+    def noise_rows(self) -> NoiseSource:
+        """The rows of Z of the run's own noise, for lazy tables that make it by value; elements are coordinates."""
+        return self._source
 
     @property
     def std(self) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 from anyorder.errors import CheckpointError, PlanError
 from anyorder.noise.lazy import Jumps
 from anyorder.release import Release
+from anyorder.strategy import Tree
 
 __all__ = ["ByJumps", "ByValue", "Late"]
 
@@ -21,6 +22,9 @@ Integers = NDArray[np.int64]
 class ByJumps:
     """Jumps: `docs/lazy.md` proves the law. Rows and steps are in the keys of the normals, and nothing else.
 
+    The jumps of a tree without momentum have the nodes of the dense run itself, and so its noise by value; others have
+    normals of their own, and its noise in law.
+
     State of a row: (D, width) numbers, the table's own last; see `anyorder.noise.lazy.Jumps`.
 
     Args:
@@ -28,12 +32,12 @@ class ByJumps:
         momentum, nesterov: of SGD.
     """
 
-    by_value = False
-
     def __init__(self, release: Release, momentum: float, nesterov: bool) -> None:
-        self._jumps = Jumps(release.plan.strategy, momentum=momentum, nesterov=nesterov)
+        strategy = release.plan.strategy
+        self.by_value = type(strategy) is Tree and not momentum and strategy.estimator != "online"
+        self._jumps = Jumps(strategy, momentum=momentum, nesterov=nesterov, by_value=self.by_value)
         self._momentum, self._std = momentum, release.std
-        self._source = release.lazy_source(self._jumps.width)
+        self._source = release.noise_rows() if self.by_value else release.lazy_source(self._jumps.first_row)
         self.kept = self._jumps.kept
 
     def begin(self, first: int, num_rows: int, width: int) -> None:

@@ -37,9 +37,10 @@ class LazyTable:
         v <- momentum v + u,    theta <- theta - lr v        (nesterov: theta - lr (u + momentum v))
 
     A row that no step reads needs none of this until it is read. `read` gives it all noise that it has missed in one
-    jump, drawn from its exact law (`anyorder.noise.lazy`): for independent noise, BLTs, banded strategies and banded
-    inverses. So the table is, in law, that of the dense run, padding row and all: torch keeps the gradient of a
-    `padding_idx` row zero, and the noise moves it here as there.
+    jump, drawn from its exact law (`anyorder.noise.lazy`): for independent noise, BLTs, banded strategies, banded
+    inverses and vanilla trees; for vanilla and full trees without momentum by value, from the nodes of the dense run.
+    So the table is, in law, that of the dense run, padding row and all: torch keeps the gradient of a `padding_idx`
+    row zero, and the noise moves it here as there.
 
     Guarantee: that of the plan, for the table as `flush` shows it and all that the release returns. **An unflushed
     table must not be shown**: which rows lack noise tells which rows were touched. So `embedding.weight` is an empty
