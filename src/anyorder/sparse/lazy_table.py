@@ -80,9 +80,11 @@ class LazyTable:
         for momentum; 4 bytes a row. How long a read takes tells how many rows lacked noise.
 
     Example:
+        >>> from torch import nn
         >>> plan = ao.plan(dataset_size=4, batch_size=2, epochs=1, epsilon=1, delta=1e-6, mechanism="independent")
-        >>> table = ao.sparse.LazyTable(torch.nn.Embedding(1000, 8), ao.Release(plan, 0), lr=0.1)
-        >>> table.step([0, 1], [3, 7], np.full((2, 8), plan.clip_norm / 4))  # a unit each, of norm below clip_norm
+        >>> table = ao.sparse.LazyTable(nn.Embedding(1000, 8), ao.Release(plan, 0), lr=0.1)
+        >>> rows, sums = ao.sparse.bounded_rows(np.array([3, 3, 7]), np.ones((3, 8)), [0, 1, 1], plan.clip_norm)
+        >>> table.step([0, 1], rows, sums)
         >>> table.flush()
     """
 
