@@ -320,11 +320,11 @@ class Plan:
             ("mechanism", self.strategy.describe()),
             ("clipping", f"each {self.unit}'s gradient to {norm}; sums divided by {divisor}"),
         ]
-        if self.mu is not None:
+        if not self.participation.secret:
             kind = "exact" if sens.exact else "upper bound"
             whole = "" if self.selection is None else " with the selection"
-            told = f"mu = {self.mu:.5g} (Gaussian DP{whole})"
-            rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind}); {told}"))
+            told = "" if self.mu is None else f"; mu = {self.mu:.5g} (Gaussian DP{whole})"
+            rows.append(("sensitivity", f"{sens.value:.5g} clip norms ({kind}){told}"))
         if type(self.participation) is KnownOrder:
             mus = self.unit_mus()
             spread = f"mu from {mus.min():.4g} to {mus.max():.4g}, median {np.median(mus):.4g}"

@@ -2,11 +2,12 @@
 
     mu = clip_norm * sens(C, participation) / noise_std        one release of B (C G + noise_std Z)
 
-`Plan.curve` is a `Curve`: `Gaussian`, `Sampled` or `Composed`, each with epsilon(delta) and delta(epsilon).
+`Plan.curve` is a `Curve`: `Gaussian`, `BoundedRange`, `Sampled` or `Composed`, with epsilon(delta) and delta(epsilon).
 Exact unless a looser conversion is asked for by name. Every number is rounded to the side that is safe to report.
 """
 
-from anyorder.accounting.curves import Composed, Curve, Gaussian, Sampled, compose
+from anyorder.accounting.bounded_range import bounded_range_delta, bounded_range_mu
+from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.gaussian import (
     calibrate_gaussian,
     compose_mus,
@@ -19,10 +20,13 @@ from anyorder.accounting.gaussian import (
 from anyorder.accounting.poisson import calibrate_poisson, poisson_epsilon
 
 __all__ = [
+    "BoundedRange",
     "Composed",
     "Curve",
     "Gaussian",
     "Sampled",
+    "bounded_range_delta",
+    "bounded_range_mu",
     "calibrate_gaussian",
     "calibrate_poisson",
     "compose",

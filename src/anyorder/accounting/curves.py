@@ -1,6 +1,6 @@
 """Privacy curves: epsilon(delta) and delta(epsilon) of a plan, and of several mechanisms on the same units together.
 
-A closed union, `Curve = Gaussian | Sampled | Composed`. Nothing else asks how a plan got its privacy.
+A closed union, `Curve = Gaussian | BoundedRange | Sampled | Composed`. Nothing else asks how a plan got its privacy.
 """
 
 import math
@@ -10,10 +10,11 @@ from typing import assert_never, overload
 from anyorder import _check
 from anyorder._closed import final
 from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon
+from anyorder.accounting.losses import Draws, Pair
 from anyorder.accounting.poisson import Part, check_sampled, mixed_delta, mixed_epsilon
 from anyorder.errors import ArgumentError
 
-__all__ = ["NEIGHBOURS", "Composed", "Curve", "Gaussian", "Sampled", "compose"]
+__all__ = ["NEIGHBOURS", "BoundedRange", "Composed", "Curve", "Gaussian", "Sampled", "compose"]
 
 NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 """Neighbouring relation -> how far one unit moves a sum, in sensitivities."""
@@ -67,6 +68,8 @@ class Sampled:
         sampling_probability: above 0, at most 1.
         n: steps, from 1 to 1 000 000.
         unit: what is protected, in a word.
+        e0, draws: in each step, before its sum, so many draws of range e0 from the same batch, under the same coin: the
+            two are joined first and amplified as a pair; see `anyorder.accounting.losses`. 0 and 0 for none.
         mu: None: the curve is not that of a Gaussian.
     Cost: up to some seconds and 0.5 GB for each call.
     Raises: ArgumentError; MissingDependencyError without dp-accounting.
@@ -76,26 +79,74 @@ class Sampled:
     sampling_probability: float
     n: int
     unit: str = field(default="example", kw_only=True)
+    e0: float = field(default=0.0, kw_only=True)
+    draws: int = field(default=0, kw_only=True)
     mu: None = field(default=None, init=False, repr=False)
     neighbours: str = field(default="add-or-remove", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _set(self, *check_sampled(self.sigma, self.sampling_probability, self.n))
+        sigma, q, n = check_sampled(self.sigma, self.sampling_probability, self.n)
+        e0, draws = _check.real("e0", self.e0, low=0.0), _check.integer("draws", self.draws, low=0, high=_MAX_DRAWS)
+        _set(self, sigma=sigma, sampling_probability=q, n=n, e0=e0, draws=draws)
+        if (self.e0 > 0) != (self.draws > 0):
+            raise ArgumentError(f"e0 and draws must be given together, got e0={self.e0!r}, draws={self.draws!r}")
         _check.word("unit", self.unit)
 
     def epsilon(self, delta: float) -> float:
         """An epsilon that holds at delta, at or above the smallest; see `poisson_epsilon`."""
-        return mixed_epsilon([(self.sigma, self.sampling_probability, self.n)], _check.probability("delta", delta))
+        return mixed_epsilon([_part(self)], _check.probability("delta", delta))
 
     def delta(self, epsilon: float) -> float:
         """A delta that holds at epsilon, at or above the smallest, and never below 1e-16 a step where sampled."""
-        return mixed_delta([(self.sigma, self.sampling_probability, self.n)], _check.real("epsilon", epsilon, low=0.0))
+        return mixed_delta([_part(self)], _check.real("epsilon", epsilon, low=0.0))
+
+
+@final
+@dataclass(frozen=True)
+class BoundedRange:
+    """The curve of draws of bounded range, as of the exponential mechanism; they may depend on each other.
+
+        the least of   zero-concentrated DP of draws e0^2 / 8                         [Cesar, Rogers 2021]
+                       the loss distribution of delta(x) = (1 - e^((x - e0) / 2))^2 / (1 - e^-e0), convolved
+                       mu-GDP of mu = sqrt(draws) 2 Phi^-1(1 / (1 + e^(-e0 / 2)))
+
+    `anyorder.accounting.bounded_range` says what a range is, and why these hold.
+
+    Attributes:
+        e0: the range of a draw, above 0, for the relation of neighbours, unitless.
+        draws: those that one unit can enter, 1 or more: of k largest scores k, in each of its steps.
+        neighbours: the relation that e0 is for.
+        unit: what is protected, in a word.
+        mu: None: the curve is not that of a Gaussian.
+    Cost: up to some seconds and 0.5 GB for each call.
+    Raises: ArgumentError; MissingDependencyError without dp-accounting.
+    """
+
+    e0: float
+    draws: int
+    neighbours: str = field(default="zero-out", kw_only=True)
+    unit: str = field(default="example", kw_only=True)
+    mu: None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _set(self, e0=_check.positive("e0", self.e0))
+        _set(self, draws=_check.integer("draws", self.draws, low=1, high=_MAX_DRAWS))
+        _check.choice("neighbours", self.neighbours, NEIGHBOURS)
+        _check.word("unit", self.unit)
+
+    def epsilon(self, delta: float) -> float:
+        """An epsilon that holds at delta, at or above the smallest."""
+        return mixed_epsilon([_part(self)], _check.probability("delta", delta))
+
+    def delta(self, epsilon: float) -> float:
+        """A delta that holds at epsilon, at or above the smallest."""
+        return mixed_delta([_part(self)], _check.real("epsilon", epsilon, low=0.0))
 
 
 @final
 @dataclass(frozen=True)
 class Composed:
-    """The curve of mechanisms of both kinds on the same units; made by `compose`, which says what it rests on.
+    """The curve of mechanisms of several kinds on the same units; made by `compose`, which says what it rests on.
 
     Privacy loss distributions are convolved, rounded to the safe side; never above the same without sampling.
 
@@ -106,7 +157,7 @@ class Composed:
     Raises: ArgumentError; MissingDependencyError without dp-accounting.
     """
 
-    parts: "tuple[Gaussian | Sampled, ...]"
+    parts: "tuple[Single, ...]"
     mu: None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -132,7 +183,8 @@ class Composed:
         return mixed_delta([_part(part) for part in self.parts], _check.real("epsilon", epsilon, low=0.0))
 
 
-Curve = Gaussian | Sampled | Composed
+Single = Gaussian | BoundedRange | Sampled
+Curve = Gaussian | BoundedRange | Sampled | Composed
 """All there are; each has `epsilon(delta)`, `delta(epsilon)`, `neighbours`, `unit`, and `mu` or None."""
 """How private something is: epsilon at every delta, and delta at every epsilon."""
 
@@ -175,11 +227,11 @@ def compose(*parts: Curve | float) -> Curve | float:
     return found[0] if len(found) == 1 else Composed(found)
 
 
-def _normal(parts: "tuple[Gaussian | Sampled, ...]") -> "tuple[Gaussian | Sampled, ...]":
+def _normal(parts: "tuple[Single, ...]") -> "tuple[Single, ...]":
     """The parts with equals merged, in one order."""
     for part in parts:
-        if type(part) not in (Gaussian, Sampled):
-            raise ArgumentError(f"parts must be of Gaussian and Sampled, got {type(part).__name__}")
+        if type(part) not in (Gaussian, BoundedRange, Sampled):
+            raise ArgumentError(f"parts must be of Gaussian and Sampled, or BoundedRange, got {type(part).__name__}")
     kinds = {(part.neighbours, part.unit) for part in parts}
     if len(kinds) != 1:
         told = ", ".join(f"{relation!r} for a {unit!r}" for relation, unit in sorted(kinds))
@@ -189,31 +241,42 @@ def _normal(parts: "tuple[Gaussian | Sampled, ...]") -> "tuple[Gaussian | Sample
         )
     [(neighbours, unit)] = kinds
     mu = compose_mus(*(part.mu for part in parts if type(part) is Gaussian))
-    steps: dict[tuple[float, float], int] = {}
+    draws: dict[float, int] = {}
+    steps: dict[tuple[float, float, float, int], int] = {}
     for part in parts:
+        if type(part) is BoundedRange:
+            draws[part.e0] = draws.get(part.e0, 0) + part.draws
         if type(part) is Sampled:
-            coins = (part.sigma, part.sampling_probability)
+            coins = (part.sigma, part.sampling_probability, part.e0, part.draws)
             steps[coins] = steps.get(coins, 0) + part.n
-    sampled = tuple(Sampled(sigma, q, n, unit=unit) for (sigma, q), n in sorted(steps.items()))
-    if mu == 0 and sampled:
-        return sampled
-    return (Gaussian(mu, neighbours=neighbours, unit=unit), *sampled)
+    ranges = tuple(BoundedRange(e0, k, neighbours=neighbours, unit=unit) for e0, k in sorted(draws.items()))
+    sampled = tuple(Sampled(s, q, n, unit=unit, e0=e0, draws=k) for (s, q, e0, k), n in sorted(steps.items()))
+    if mu == 0 and (ranges or sampled):
+        return (*ranges, *sampled)
+    return (Gaussian(mu, neighbours=neighbours, unit=unit), *ranges, *sampled)
 
 
-def _part(curve: "Gaussian | Sampled") -> Part:
-    """(noise multiplier, sampling probability, steps); noise is rounded down, and no more than matters."""
+def _part(curve: "Single") -> Part:
+    """What is composed; the noise is rounded down, and no more than matters."""
     match curve:
         case Gaussian():
             return min(math.nextafter(1 / curve.mu, 0.0), _QUIETEST), 1.0, 1
+        case BoundedRange():
+            return Draws(max(curve.e0, _NARROWEST), curve.draws)
         case Sampled():
-            return min(curve.sigma, _QUIETEST), curve.sampling_probability, curve.n
+            sigma, q = min(curve.sigma, _QUIETEST), curve.sampling_probability
+            if curve.draws:
+                return Pair(sigma, q, curve.n, max(curve.e0, _NARROWEST), curve.draws)
+            return sigma, q, curve.n
         case _:
             assert_never(curve)
 
 
 _QUIETEST = 1e9  # a mu of 1e-9 moves no epsilon that a composition can tell
+_NARROWEST = 1e-20  # as many draws as there may be are quieter than that
+_MAX_DRAWS = 2**53
 
 
-def _set(curve: Sampled, sigma: float, q: float, n: int) -> None:
-    for name, value in (("sigma", sigma), ("sampling_probability", q), ("n", n)):
+def _set(curve: "Single", **values: float) -> None:
+    for name, value in values.items():
         object.__setattr__(curve, name, value)

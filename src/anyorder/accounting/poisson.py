@@ -10,11 +10,13 @@ from functools import cache, lru_cache, reduce
 from typing import Any
 
 from anyorder import _check
+from anyorder.accounting.bounded_range import bounded_range_mu
 from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon, gdp_mu, zcdp_rho
+from anyorder.accounting.losses import Draws, Pair, draws_interval, draws_losses, pair_losses
 
 __all__ = ["Part", "calibrate_poisson", "check_sampled", "mixed_delta", "mixed_epsilon", "poisson_epsilon"]
 
-Part = tuple[float, float, int]  # noise multiplier, sampling probability, steps
+Part = tuple[float, float, int] | Draws | Pair  # a tuple: noise multiplier, sampling probability, steps
 
 _UP = 1 + 2e-10  # what a loss distribution's own rounding may take from epsilon: six times what was seen
 _TOLERANCE = 1e-6  # of the target epsilon
@@ -82,7 +84,7 @@ def calibrate_poisson(epsilon: float, delta: float, sampling_probability: float,
     return math.exp(result)
 
 
-def check_sampled(noise_multiplier: float, sampling_probability: float, steps: int) -> Part:
+def check_sampled(noise_multiplier: float, sampling_probability: float, steps: int) -> tuple[float, float, int]:
     """The part of a composition that these are. Raises: ArgumentError; see `poisson_epsilon`."""
     sigma = _check.positive("noise_multiplier", noise_multiplier)
     return sigma, _sampling(sampling_probability), _check.integer("steps", steps, low=1, high=_MAX_STEPS)
@@ -97,10 +99,13 @@ def mixed_epsilon(parts: Sequence[Part], delta: float) -> float:
 
     Args:
         parts: (noise_multiplier, sampling_probability, steps), checked; probability 1 is a mechanism without sampling.
+            Or draws of bounded range, alone or beside a Gaussian under one coin.
         delta: strictly between 0 and 1.
     """
     unsampled, rounding = _unsampled(parts), _rounding(parts)
     above = gdp_epsilon(unsampled, delta) if unsampled < math.inf else math.inf
+    if above < math.inf and any(isinstance(part, (Draws, Pair)) for part in parts):
+        above = min(above, gdp_epsilon(_concentrated(parts), delta, "rdp"))
     if delta <= 2 * rounding or not 0 < above < math.inf:
         return above
     losses = _losses(parts)
@@ -113,6 +118,8 @@ def mixed_delta(parts: Sequence[Part], epsilon: float) -> float:
     """The delta of several mechanisms on the same units together, at or above the true one; see `mixed_epsilon`."""
     unsampled = _unsampled(parts)
     above = gdp_delta(unsampled, epsilon) if unsampled < math.inf else 1.0
+    if above > 0 and unsampled < math.inf and any(isinstance(part, (Draws, Pair)) for part in parts):
+        above = min(above, _concentrated_delta(_concentrated(parts), epsilon))
     rounding = _rounding(parts)
     if above <= rounding or math.isinf(zcdp_rho(unsampled)):
         return above
@@ -124,12 +131,48 @@ def mixed_delta(parts: Sequence[Part], epsilon: float) -> float:
 
 def _unsampled(parts: Sequence[Part]) -> float:
     """The mu of the same mechanisms without sampling, which hides no less of a unit than they do."""
-    return compose_mus(*(math.sqrt(steps) / sigma for sigma, _, steps in parts))
+    return compose_mus(*(math.sqrt(steps) / sigma for sigma, _, steps in map(_as_gaussian, parts)))
+
+
+def _as_gaussian(part: Part) -> tuple[float, float, int]:
+    """(noise multiplier, sampling probability, steps) of Gaussians that tell no less."""
+    if isinstance(part, Draws):
+        return math.nextafter(1 / bounded_range_mu(part.e0), 0.0), 1.0, part.draws
+    if isinstance(part, Pair):
+        return 1 / part.mu * (1 - 2.0**-50), part.q, part.steps
+    return part
+
+
+def _concentrated(parts: Sequence[Part]) -> float:
+    """The mu whose zero-concentrated DP, mu^2 / 2, that of the parts is without sampling; a draw's is e0^2 / 8."""
+    found = []
+    for part in parts:
+        if isinstance(part, Draws):
+            found.append(math.sqrt(part.draws) * part.e0 / 2)
+        elif isinstance(part, Pair):
+            found.append(math.sqrt(part.steps) * math.hypot(1 / part.sigma, math.sqrt(part.draws) * part.e0 / 2))
+        else:
+            found.append(math.sqrt(part[2]) / part[0])
+    return compose_mus(*found) * (1 + 2.0**-50)
+
+
+def _concentrated_delta(mu: float, epsilon: float) -> float:
+    """A delta at which zero-concentrated DP of mu^2 / 2 keeps epsilon: the inverse of the conversion "rdp"."""
+    outside, inside = -700.0, 0.0
+    for _ in range(50):
+        middle = (outside + inside) / 2
+        if gdp_epsilon(mu, math.exp(middle), "rdp") <= epsilon:
+            inside = middle
+        else:
+            outside = middle
+    return math.exp(inside)
 
 
 def _rounding(parts: Sequence[Part]) -> float:
     """What the transforms of a composition may take from delta: ten times what they did."""
-    return (sum(steps for _, _, steps in parts) + 16 * (2 * len(parts) - 1)) * 2.0**-53
+    steps = sum(_as_gaussian(part)[2] for part in parts)
+    inner = sum(part.steps * part.draws for part in parts if isinstance(part, Pair))  # in each step's own transform
+    return (steps + inner + 16 * (2 * len(parts) - 1)) * 2.0**-53
 
 
 def _losses(parts: Sequence[Part]) -> Any:
@@ -138,7 +181,8 @@ def _losses(parts: Sequence[Part]) -> Any:
         "dp_accounting.pld.privacy_loss_distribution", extra="amplified", purpose="accounting for Poisson sampling"
     )
     interval = _grid_interval(parts)
-    if interval > 100:  # losses in the millions, where sampling hides little, and exp(interval) overflows
+    ranges = [part.e0 for part in parts if isinstance(part, (Draws, Pair))]
+    if interval > 100 or max(ranges, default=0.0) > 500:  # losses in the millions, where exp(interval) overflows
         return None
     return _composed(pld, tuple(parts), interval)
 
@@ -146,7 +190,18 @@ def _losses(parts: Sequence[Part]) -> Any:
 @lru_cache(maxsize=2)  # up to 32 MB each, for curves that are asked at several points
 def _composed(pld: Any, parts: tuple[Part, ...], interval: float) -> Any:
     found = []
-    for sigma, q, steps in parts:
+    for part in parts:
+        losses = None
+        if isinstance(part, Draws):
+            losses = draws_losses(pld, part, interval)
+        elif isinstance(part, Pair):
+            losses = pair_losses(pld, part, interval)
+        if losses is not None:
+            found.append(losses)
+            continue
+        sigma, q, steps = _as_gaussian(part)
+        if isinstance(part, Draws):
+            sigma, steps = sigma / math.sqrt(steps) * (1 - 2.0**-50), 1
         one_step = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=interval)
         found.append(one_step.self_compose(steps))
     return reduce(lambda one, other: one.compose(other), found)
@@ -159,7 +214,7 @@ def _grid_interval(parts: Sequence[Part]) -> float:
     losses must still span the composed loss, so these bounds of its mean and deviation set the least interval.
     """
     largest, mean, spreads, deviations = 0.0, 0.0, [], []
-    for sigma, q, steps in parts:
+    for sigma, q, steps in map(_as_gaussian, parts):
         largest += 1 / (2 * sigma * sigma) + 10 / sigma
         deviation = q * math.sqrt(math.expm1(min(1 / (sigma * sigma), 700.0)))
         mean += steps * min(q / (2 * sigma * sigma), deviation * deviation)
@@ -170,4 +225,6 @@ def _grid_interval(parts: Sequence[Part]) -> float:
     most = max(deviation for deviation, _ in deviations)
     share = sum(steps * (deviation / most) ** 2 for deviation, steps in deviations) / sum(s for _, s in deviations)
     deviation = most * math.sqrt(share)  # root mean square over steps
-    return max(min(max(deviation / 10, 1e-5), 1e-4), span / 1e6)
+    draws = [draws_interval(part) for part in parts if isinstance(part, Draws)]
+    least = 1e-7 if draws else 1e-5  # many draws of little range
+    return max(min(max(deviation / 10, least), 1e-4), span / 1e6, *draws)

@@ -33,7 +33,7 @@ from anyorder import _check
 from anyorder._closed import final
 from anyorder._sealed import check_names, quoted
 from anyorder.accounting.bounded_range import bounded_range_mu
-from anyorder.accounting.curves import NEIGHBOURS, Curve, Gaussian, Sampled
+from anyorder.accounting.curves import NEIGHBOURS, BoundedRange, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.gaussian import compose_mus
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.participation import Participation
@@ -174,31 +174,25 @@ def plan_curve(
         selection: with a sigma of its own, if it needs one.
     """
     coin = participation.coin
-    visits = 1 if coin is not None else participation.max_participations
-    chosen = _selection_mu(selection, neighbours, visits)
+    mu = NEIGHBOURS[neighbours] / sigma
+    match selection:
+        case None | Uniform():
+            chosen = 0.0
+        case Counts():  # its noise grows with a unit's steps, so that they all together cost this
+            chosen = _over_sigma(selection, neighbours)
+        case Top():
+            e0, rows = selection.e0(neighbours), selection.rows
+            if coin is not None:
+                return Sampled(sigma, coin, participation.n, unit=unit, e0=e0, draws=rows)
+            draws = BoundedRange(e0, rows * participation.max_participations, neighbours=neighbours, unit=unit)
+            return compose(Gaussian(mu, neighbours=neighbours, unit=unit), draws)
+        case _:
+            assert_never(selection)
     if coin is None:
-        mu = NEIGHBOURS[neighbours] / sigma
         return Gaussian(compose_mus(mu, chosen) if chosen else mu, neighbours=neighbours, unit=unit)
     if chosen:
         sigma = nextafter(1 / compose_mus(nextafter(1 / sigma, inf), chosen), 0.0)
     return Sampled(sigma, coin, participation.n, unit=unit)
-
-
-def _selection_mu(selection: Selection | None, neighbours: str, visits: int) -> float:
-    """The mu of the selections of a unit's steps, rounded up.
-
-    Args:
-        visits: the most steps that a unit takes part in.
-    """
-    match selection:
-        case None | Uniform():
-            return 0.0
-        case Counts():  # its noise grows with the visits, so that they all together cost this
-            return _over_sigma(selection, neighbours)
-        case Top():
-            return nextafter(bounded_range_mu(selection.e0(neighbours)) * sqrt(visits * selection.rows), inf)
-        case _:
-            assert_never(selection)
 
 
 def step_mu(selection: Selection | None, neighbours: str, std: float | None) -> float:
@@ -207,9 +201,16 @@ def step_mu(selection: Selection | None, neighbours: str, std: float | None) -> 
     Args:
         std: of the counts' noise, where the selection is `Counts`.
     """
-    if type(selection) is Counts and std is not None:
-        return nextafter(NEIGHBOURS[neighbours] * selection.count_norm / std, inf)
-    return _selection_mu(selection, neighbours, 1)
+    match selection:
+        case None | Uniform():
+            return 0.0
+        case Counts():
+            assert std is not None  # as it is in plans
+            return nextafter(NEIGHBOURS[neighbours] * selection.count_norm / std, inf)
+        case Top():
+            return nextafter(bounded_range_mu(selection.e0(neighbours)) * sqrt(selection.rows), inf)
+        case _:
+            assert_never(selection)
 
 
 def check_selection(selection: Any, *, with_sigma: bool = False) -> None:

@@ -42,8 +42,8 @@ def receipt_facts(own: Receipt, plan: Plan) -> list[tuple[str, str]]:
     """(name, text) rows of a unit's own receipt, for `facts_panel`."""
     shown = ", ".join(map(str, own.steps[:_SHOWN])) + (", .." if len(own.steps) > _SHOWN else "")
     mu = f"{own.mu:.5g}"
-    if plan.mu is None:
+    if plan.participation.secret:
         mu += " against those who know these steps; the plan's claim is against all others"
-    else:
+    elif plan.mu is not None:
         mu += f" (the plan's: {plan.mu:.5g})"
     return [("unit", quoted(own.unit)), ("steps", f"{len(own.steps)}: {shown}"), ("its own mu", mu)]

@@ -4,6 +4,7 @@ Up to some thousand steps every pair of a mechanism and an order is quick, but f
 counts; beyond, those are that have a closed form.
 """
 
+import math
 from typing import Any, assert_never
 
 from anyorder._limits import MAX_NUMBERS, MAX_OPERATIONS, MAX_STEPS, REMEDY, check_work, is_bounded
@@ -45,14 +46,22 @@ def check_plan(data: Any) -> None:
     if _structure(inner) in (Structure.BANDED, Structure.TOEPLITZ_BANDED) and _is_separated(pattern):
         bands = max(_number(inner.get("p"), 1), _longest(inner))
         check_work("a banded mechanism with this separation", operations=n * bands * _rounds(pattern, n))
-    sigma = data.get("sigma") if isinstance(data, dict) else None
     sampled = rule is not None and rule.secret
-    if sampled and isinstance(sigma, (int, float)) and sigma < _LEAST_SAMPLED_SIGMA:
+    if sampled and _mu_of_step(data) > 1 / _LEAST_SAMPLED_SIGMA:
         raise CertificateError(f"secret sampling with so little noise takes more time than a file is given{REMEDY}")
     if n > _SMALL_STEPS and structure is not None and not _has_closed_form(structure, pattern, chosen, n):
         raise CertificateError(
             f"the claims of this mechanism, for this order and {n} steps, take more time than a file is given{REMEDY}"
         )
+
+
+def _mu_of_step(data: dict[str, Any]) -> float:
+    """Of a release with the sigma that is described, and of the selection of rows beside it, if any."""
+    chosen = _part(data, "selection")
+    sigmas = [_real(data.get("sigma"))]
+    if chosen.get("sigma") is not None:
+        sigmas.append(_real(chosen["sigma"]) / math.sqrt(max(1, _number(chosen.get("rows"), 1))))
+    return math.hypot(*(1 / sigma if sigma > 0 else 0.0 for sigma in sigmas))
 
 
 def _structure(described: dict[str, Any]) -> Structure | None:
@@ -162,6 +171,10 @@ def _longest(described: dict[str, Any]) -> int:
 def _part(data: Any, name: str) -> dict[str, Any]:
     found = data.get(name) if isinstance(data, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def _real(value: Any) -> float:
+    return float(value) if type(value) in (int, float) and abs(value) < 1e300 else math.inf
 
 
 def _number(value: Any, otherwise: int) -> int:
