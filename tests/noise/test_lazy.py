@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import chi2
 
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
-from anyorder.noise import NoiseSource
+from anyorder.noise import NoiseSource, lazy_maps
 from anyorder.noise.lazy import Jumps
 from anyorder.strategy import (
     BLT,
@@ -193,6 +193,21 @@ def test_jumps_from_many_starts_are_those_from_each(rates):
         == backwards[2]
         == recorded(Jumps(strategy, momentum=0.5), lr, scale).over([2, 3], 20).R[:, :, :1].tobytes()
     )
+
+
+def test_a_full_cache_begins_anew(monkeypatch):
+    """Lengths that were known, and are asked for with new ones, among them."""
+    rates = RATES["constant"]
+    roomy = recorded(Jumps(CAN["blt"](N)), *rates)
+    roomy.over([0], N)  # makes its cache
+    monkeypatch.setattr(lazy_maps, "_CACHE", 16 * 9 * 12)  # twelve maps of 3 x 3, four of them of the first lengths
+    tight = recorded(Jumps(CAN["blt"](N)), *rates)
+    rng = np.random.default_rng(2)
+    for _ in range(60):
+        starts = rng.integers(0, N, rng.integers(1, 14))
+        one, other = roomy.over(starts, N), tight.over(starts, N)
+        assert one.Phi.tobytes() == other.Phi.tobytes()
+        assert one.R.tobytes() == other.R.tobytes()
 
 
 def test_row_ids_tell_intervals_apart():

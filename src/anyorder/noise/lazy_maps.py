@@ -76,12 +76,14 @@ class ByLength:
             more = np.full(longest + 1, -1)
             more[: len(self._where)] = self._where
             self._where = more
-        at = self._where[lengths]
-        missing = lengths[at < 0]
+        missing = lengths[self._where[lengths] < 0]
+        if self._count + len(missing) > self._most:  # begin anew, with what is asked for now in any case
+            self._count = self._maps.Phi.shape[1] + 1
+            self._where[self._count :] = -1
+            missing = lengths[self._where[lengths] < 0]
         if missing.size:
             self._add(missing, self._made(missing))
-            at = self._where[lengths]
-        return self._maps.at(at)
+        return self._maps.at(self._where[lengths])
 
     def _made(self, lengths: Integers) -> Maps:
         result = Maps.identity(len(lengths), self._maps.Phi.shape[1])
@@ -95,11 +97,6 @@ class ByLength:
         return result
 
     def _add(self, lengths: Integers, maps: Maps) -> None:
-        size = maps.Phi.shape[1]
-        if self._count + len(lengths) > self._most:  # begin anew; what is asked for now is kept in any case
-            self._where[size + 1 :] = -1
-            self._count = size + 1
-            self._where[lengths] = -1
         end = self._count + len(lengths)
         self._maps = _grown(self._maps, end)
         self._maps.put(slice(self._count, end), maps)
