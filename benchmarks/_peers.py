@@ -1,18 +1,25 @@
 """Other packages, each in an environment of its own, made on first use."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
-__all__ = ["FLOWER", "OPACUS", "OPAKE", "PFL", "interpreter"]
+__all__ = ["FLOWER", "OPACUS", "OPAKE", "PFL", "TENSORFLOW", "TENSORFLOW_PRIVACY", "interpreter", "sources"]
 
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
 OPACUS = ("opacus==1.6.*", "torch==2.13.0")
 FLOWER = ("flwr[simulation]==1.41.*", "ray==2.55.1", "torch==2.13.0")
 PFL = ("pfl==0.6.0", "torch==2.13.0")
 OPAKE = ("opake-dpftrl==0.16.1", "torch==2.13.0")
+TENSORFLOW = (
+    "tensorflow==2.15.0", "tensorflow-probability==0.22.1", "dp-accounting==0.4.4", "dm-tree==0.1.8", "packaging==22.0",
+    "scikit-learn", "absl-py==1.4.0",
+)  # fmt: skip
+TENSORFLOW_PRIVACY = ("https://github.com/tensorflow/privacy", "03035d5d4a271ac795dab80f5bc1cef82fc3d462")
 
 
 def interpreter(*packages: str, module: str) -> str:
@@ -24,3 +31,16 @@ def interpreter(*packages: str, module: str) -> str:
         venv.create(folder, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True, stdout=sys.stderr)
     return str(python)
+
+
+def sources(address: str, commit: str) -> Path:
+    """A folder with a repository's files at a commit, for what its package leaves out."""
+    folder = FOLDER / f"{address.rpartition('/')[2]}-{commit[:12]}"
+    if not folder.exists():
+        print(f"copying {address} into {folder}", file=sys.stderr)
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=FOLDER) as made:
+            for words in (["init"], ["fetch", "--depth", "1", address, commit], ["checkout", commit]):
+                subprocess.run(["git", "-C", made, *words, "-q"], check=True, stdout=sys.stderr)
+            shutil.copytree(made, folder)
+    return folder
