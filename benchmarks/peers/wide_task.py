@@ -3,7 +3,7 @@
 A table of V rows of width 100. An example is ten rows (centre, context, 8 negatives) drawn evenly, which leaves the
 fewest rows twice in a batch; its loss is that of word2vec,
 
-    - log s(e_centre . e_context) - sum over negatives of log s(- e_centre . e_negative)     [Mikolov et al. 2013, Eq. 4]
+    - log s(e_centre . e_context) - sum over negatives of log s(- e_centre . e_negative)   [Mikolov et al. 2013, Eq. 4]
 
 SGD with rate 1 on the mean of the batch, clip norm 1.
 """
