@@ -11,12 +11,12 @@ from torch.nn import functional as F
 class Pairs(nn.Module):
     """(B, 10) rows -> (B, 9) logits: the centre by its context and by each negative."""
 
-    def __init__(self, rows: int, width: int, *, sparse: bool) -> None:
+    def __init__(self, rows: int, width: int, *, sparse: bool, seed: int = 0) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             self.table = nn.Embedding(rows, width, sparse=sparse)
-            nn.init.normal_(self.table.weight, std=width**-0.5)
+            nn.init.normal_(self.table.weight, std=0.1)
 
     def forward(self, ids: Tensor) -> Tensor:
         read = self.table(ids)
