@@ -151,6 +151,22 @@ def test_tables_that_do_not_fit_are_refused(name, weight, words):
         make_clipping(Bow(), tables={name: Held(weight)})
 
 
+def test_a_table_that_was_frozen_since_is_refused():
+    module, (x, y) = Bow(), batch()
+    clipping = make_clipping(module, tables=tables_of(module, "table.weight"))
+    module.table.requires_grad_(False)
+    with pytest.raises(ModelError, match="has been frozen since"):
+        run(clipping, x, y, loss)
+
+
+def test_bags_of_nothing_have_no_rows():
+    module, (x, y) = bags("mean", None), batch()
+    clipping = make_clipping(module, tables=tables_of(module, "0.weight"), count_norm=1.0)
+    outputs, sums = run(clipping, x[:, :0], y, loss)
+    torch.testing.assert_close(outputs, module[2].bias.expand(B, 2))
+    assert [sums[key]._nnz() for key in ("0.weight", count_of("0.weight"))] == [0, 0]
+
+
 def test_non_finite_gradients_are_refused_where_that_is_asked_for():
     module, (x, y) = Bow(), batch()
     clipping = make_clipping(module, non_finite="refuse", tables=tables_of(module, "table.weight"))

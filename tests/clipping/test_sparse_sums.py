@@ -87,6 +87,7 @@ def plain(padding=None):
 def bags(mode, padding):
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(V, D, mode=mode, padding_idx=padding, sparse=True)
+    nn.init.normal_(bag.weight)
     return nn.Sequential(bag, nn.Tanh(), nn.Linear(D, 2)).double()
 
 
@@ -97,6 +98,7 @@ class Weighted(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.bag = nn.EmbeddingBag(V, D, mode="sum", padding_idx=padding, sparse=True, dtype=torch.float64)
+        nn.init.normal_(self.bag.weight)  # the row of padding too, which torch makes zero
         self.weights = nn.Embedding(V, 1, dtype=torch.float64)
         self.out = nn.Linear(D, 2, dtype=torch.float64)
 

@@ -82,6 +82,9 @@ class GhostClipping(PerUnitClipping):
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
         tables = self._tables.by_name
+        if not tables.keys() <= parameters.keys():
+            frozen = ", ".join(sorted(tables.keys() - parameters.keys()))
+            raise ModelError(f"{frozen} was made a table and has been frozen since; set requires_grad=True again")
         plain = None if self._mapped or self._unmapped else Plain.of(self._module, args, kwargs, self._made, tables)
         call = plain or Alone(self._module, args, kwargs, self._made, mapped=self._mapped)
         check_groups(groups, call.size)
