@@ -96,12 +96,15 @@ def settle_lookups(uses: Sequence[EmbeddingUse], units: UnitMap) -> Settled:
     that the norm is that of what is summed.
     """
     shape, count = uses[0].shape, max(1, units.count)
-    ids, owner, g = _joined([_reads(use, units) for use in uses])
-    found, pair = torch.unique(torch.add(owner, ids, alpha=count), return_inverse=True)  # by row, then by unit
-    rows = g.new_zeros(len(found), g.shape[1]).index_add_(0, pair, g)
+    reads = [_reads(use, units) for use in uses]
+    keys = [torch.add(owner, ids, alpha=count) for ids, owner, _ in reads]  # by row, then by unit
+    found, pair = torch.unique(torch.cat(keys) if len(keys) > 1 else keys[0], return_inverse=True)
+    rows = reads[0][2].new_zeros(len(found), shape[1])
+    for (_, _, g), own in zip(reads, pair.split([len(own) for own in keys]), strict=True):
+        rows.index_add_(0, own, g)
     owner = found % count
     distinct, place = torch.unique_consecutive(found // count, return_inverse=True)
-    squares = torch.zeros(units.count, dtype=torch.float64, device=g.device).index_add_(0, owner, squares_of(rows))
+    squares = torch.zeros(units.count, dtype=torch.float64, device=rows.device).index_add_(0, owner, squares_of(rows))
 
     def total(weights: Weights) -> Tensor:
         summed = weights.add_rows(rows, owner, place, to=rows.new_zeros(len(distinct), rows.shape[1]))
@@ -118,13 +121,6 @@ def _reads(use: EmbeddingUse, units: UnitMap) -> tuple[Tensor, Tensor, Tensor]:
         return ids.long(), owner, g
     read = (ids != use.padding).nonzero()[:, 0]
     return ids[read].long(), owner[read], g[read]
-
-
-def _joined(reads: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    if len(reads) == 1:
-        return reads[0]
-    ids, owner, g = map(torch.cat, zip(*reads, strict=True))
-    return ids, owner, g
 
 
 def _sparse(ids: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
