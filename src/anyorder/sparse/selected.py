@@ -50,7 +50,7 @@ class SelectedTables:
             raise PlanError(
                 "the plan has no selection of rows: make it with ao.plan(.., selection=ao.sparse.Counts(..))"
             )
-        self._plan, self._rule = plan, plan.selection
+        self._rule, self._std, self._scale = plan.selection, plan.selection_std, plan.selection_scale
         self._shapes = [(int(rows), int(width)) for rows, width in shapes]
         self._first = np.cumsum([0, *(rows for rows, _ in self._shapes)])  # of each table's rows among all
         sizes = [rows * width for rows, width in self._shapes]
@@ -86,16 +86,16 @@ class SelectedTables:
         rule, total = self._rule, int(self._first[-1])
         match rule:
             case Counts():
-                assert self._plan.selection_std is not None
+                assert self._std is not None
                 return select_counts(
-                    self._touched(counts), rule.threshold, self._plan.selection_std,
+                    self._touched(counts), rule.threshold, self._std,
                     num_rows=total, source=self._coins, step=step,
                 )  # fmt: skip
             case Top():
-                assert self._plan.selection_scale is not None
+                assert self._scale is not None
                 rows, numbers = self._touched(counts)
                 return select_top(
-                    (rows, numbers * rule.score_norm), min(rule.rows, total), self._plan.selection_scale,
+                    (rows, numbers * rule.score_norm), min(rule.rows, total), self._scale,
                     num_rows=total, source=self._coins, step=step,
                 )  # fmt: skip
             case Uniform():
