@@ -338,7 +338,6 @@ lazy = FrontEnd(
         Fault("half the noise in jumps", half_in_jumps),
         Fault("one noise for all jumps", one_noise_for_all_jumps),
     ),
-    strategies=(banded, banded_inverse, independent),
     excuses=NO_SAMPLES,
 )
 

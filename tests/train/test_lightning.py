@@ -39,8 +39,8 @@ def loader():
     return DataLoader(data, batch_size=10, shuffle=True)
 
 
-def planned():
-    return ao.plan(dataset_size=60, batch_size=10, epochs=EPOCHS, epsilon=8, delta=1e-3, mechanism="tree")
+def planned(mechanism="tree"):
+    return ao.plan(dataset_size=60, batch_size=10, epochs=EPOCHS, epsilon=8, delta=1e-3, mechanism=mechanism)
 
 
 def trainer(callback, folder, **options):
@@ -226,3 +226,35 @@ def test_refusals(tmp_path):
     assert privacy.engine.step == 0
     with pytest.raises(PlanError, match="protects one example"):
         PrivacyCallback(planned(), network="net", unit=2)
+
+
+class Wide(Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.EmbeddingBag(50, 4, mode="sum", sparse=True), nn.Linear(4, 3))
+
+    def validation_step(self, batch, index):
+        assert len(self.net.module[0].weight) == 50
+        self.log("loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+
+def test_a_lazy_table_is_up_to_date_where_it_is_looked_at(tmp_path):
+    """For validations and for checkpoints of an epoch's end; and a run goes on from these."""
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randint(0, 50, (60, 3), generator=generator), torch.arange(60) % 3)
+
+    def begin(name, epochs, ckpt_path=None):
+        plan = planned("independent")
+        privacy = PrivacyCallback(plan, network="net", key=KEY, checkpoint=tmp_path / name)
+        module, batches = privacy.make_private(Wide(), DataLoader(data, batch_size=10, shuffle=True))
+        options = {"enable_checkpointing": True, "num_sanity_val_steps": 0}
+        run = trainer(privacy, tmp_path / f"{name}.folder", max_epochs=epochs, **options)
+        run.fit(module, batches, DataLoader(data, batch_size=30), ckpt_path=ckpt_path)
+        privacy.engine.close()
+        return run, weights(module)
+
+    _, whole = begin("whole", EPOCHS)
+    first, _ = begin("parts", 1)
+    _, again = begin("parts", EPOCHS, first.checkpoint_callback.best_model_path)
+    assert len(whole) == 50 * 4 + 15
+    assert torch.equal(whole, again)

@@ -17,8 +17,8 @@ from anyorder.train import tables
 from train import wide
 from train.wide import STEPS, B, V, Words, backward, planned, private, train
 
-STRATEGIES = [Independent(STEPS), BandedInverse([1.0, -0.5, -0.2], STEPS), BLT([0.9], [0.4], STEPS)]
-COMBINATIONS = STRATEGIES[:2]
+STRATEGIES = [Independent(STEPS), BandedInverse([1.0, -0.5, -0.2], STEPS), Tree(STEPS), BLT([0.9], [0.4], STEPS)]
+COMBINATIONS = STRATEGIES[:3]
 WAYS = {
     "sgd": {},
     "momentum": {"momentum": 0.8},
@@ -52,8 +52,6 @@ def finish(run, *, scheduled=False, flush_every=None):
 @pytest.mark.parametrize("strategy", COMBINATIONS, ids=lambda s: type(s).__name__)
 def test_a_replayed_run_is_the_dense_one_by_value(monkeypatch, strategy, way, scheduled, flush_every):
     """Row by row the noise that the dense run has: same sums, same rates, same model."""
-    if isinstance(strategy, Tree) and (way != "sgd" or scheduled):
-        pytest.skip("a tree with momentum or moving rates is a recurrence, equal in law alone")
     monkeypatch.setattr(tables, "LazyTable", functools.partial(tables.LazyTable, replay=True))
     found = []
     for sparse in (True, False):

@@ -64,9 +64,7 @@ class FTRL(torch.optim.Optimizer):
 
     def _update(self, p: Tensor, gradient: Tensor, *, lr: float, momentum: float) -> None:
         if gradient.is_sparse:
-            raise ModelError(
-                "FTRL needs dense gradients, got a sparse one; private gradients are dense: use sparse=False"
-            )
+            raise ModelError("FTRL needs dense gradients, got a sparse one; use sparse=False")
         state = self.state[p]
         dtype = torch.promote_types(p.dtype, torch.float32)
         if not state:

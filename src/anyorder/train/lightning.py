@@ -111,6 +111,16 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         if self._accumulate > 1:
             loss.register_hook(lambda gradient: gradient * self._accumulate)  # type: ignore[no-untyped-call]
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Bring lazy tables up to date, which may not be read before; see `PrivacyEngine.flush`."""
+        del trainer, pl_module
+        self.engine.flush()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """As before a validation: checkpoints of the epoch's end come after it."""
+        del trainer, pl_module
+        self.engine.flush()
+
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save the privacy state beside Lightning's."""
         del trainer, pl_module, checkpoint

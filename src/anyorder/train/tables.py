@@ -159,6 +159,11 @@ class Tables:
 
     # -- showing -----------------------------------------------------------------------------------------------------
 
+    @property
+    def are_lazy(self) -> bool:
+        """Whether there are tables that lack noise between flushes."""
+        return bool(self._lazy)
+
     def check_shown(self) -> None:
         """Raise TrainingError where a table must not be read as it is."""
         if any(not table.flushed for table in self._lazy.values()):

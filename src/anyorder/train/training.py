@@ -327,7 +327,8 @@ class Training:
         """Bring all rows of the tables up to date; see `PrivacyEngine.flush`."""
         if self._waiting.batches:
             raise TrainingError("flush between steps: a batch waits for optimizer.step()")
-        self.release.flush()
+        if self._tables.are_lazy:
+            self.release.flush()
 
     def save(self, extra: dict[str, Any] | None) -> None:
         """Write the checkpoint; see `PrivacyEngine.save`."""
