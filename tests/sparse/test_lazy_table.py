@@ -13,11 +13,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import anyorder as ao
 from anyorder.accounting.selection import Counts
 from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, TrainingError
+from anyorder.release.ranks import Alone, OneProcess
+from anyorder.release.schedules import Adaptive
 from anyorder.sparse.lazy_table import stand_ins_allowed
 from anyorder.strategy import Tree
 from laws.cases import STRATEGIES
 from release.runs import total
-from sparse.tables import DENSE, DIM, KEY, ROWS, N, begun, dense_run, embedding, initial, lazy_step, planned, units
+from sparse.tables import (
+    DENSE,
+    DIM,
+    KEY,
+    ROWS,
+    N,
+    begun,
+    dense_run,
+    dense_total,
+    embedding,
+    initial,
+    lazy_step,
+    planned,
+    sums,
+    units,
+)
 
 OPTIMIZERS = {
     "sgd": {},
@@ -186,6 +203,40 @@ def test_rows_columns_and_tables_have_noise_of_their_own():
     assert release.whole_size == 3 + 8 * dim
 
 
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_clip_norm_that_moves_scales_rows_as_it_scales_the_dense_run(replay):
+    """Sums are scaled to the planned norm, noise by the norm of its step, of those that a row has missed too."""
+    plan = planned("independent") if replay else planned("independent", noise_multiplier=1e-6, epsilon=None)
+    schedule = Adaptive(quantile=0.3, learning_rate=1.0, share=0.3)
+
+    def run(size):
+        return ao.Release.of_ranks(plan, OneProcess(size), schedule, key=KEY, checkpoint=None, place="test")
+
+    dense, lazy = run(DENSE + ROWS * DIM), run(DENSE)
+    layer = embedding()
+    table = ao.sparse.LazyTable(layer, lazy, lr=0.3, replay=replay)
+    weight, norms = initial(), []
+    for t in range(N):
+        total = torch.from_numpy(dense_total(t))
+        touched, values = sums(t)
+        whole = torch.zeros(ROWS, DIM)
+        whole[torch.from_numpy(touched)] = torch.from_numpy(values)
+        (expected,) = dense.take(dense.check(units(t)), [torch.cat([total, whole.view(-1)])])
+        (private,) = lazy.take(lazy.check(units(t)), [total.clone()], tables=[table.rows(touched, values)])
+        assert torch.equal(private, expected[:DENSE])
+        weight.add_(expected[DENSE:].view(ROWS, DIM), alpha=-0.3)
+        for release in (dense, lazy):
+            release.clip.record(t, 5.0 * t, Alone())
+        assert dense.clip_norm == lazy.clip_norm
+        norms.append(lazy.clip_norm)
+    lazy.flush()
+    assert len(set(norms)) == N
+    if replay:
+        assert torch.equal(layer.weight.data, weight)
+    else:
+        np.testing.assert_allclose(layer.weight.data, weight, atol=1e-4)
+
+
 def test_the_padding_row_moves_as_in_the_dense_run():
     plan, rate = planned("independent"), RATES["constant"]
     _, tables = dense_run(plan, rate)
@@ -272,6 +323,8 @@ def test_canaries_are_planted_in_tables_and_their_coins_heard():
     planted = ao.audit.plant(release, canaries, key=KEY, informed=True)
     for _ in range(N):
         lazy_step(release, table)
+    with pytest.raises(TrainingError, match="before canaries are planted"):
+        ao.sparse.LazyTable(embedding(), release)
     result = planted.result()
     assert np.array_equal(result.scores > 0.5 * result.scores.max(), result.included)
     assert 0 < result.included.sum() < 40

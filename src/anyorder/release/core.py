@@ -293,6 +293,8 @@ class Release(Run):
             the other way round; TrainingError after the first step; CheckpointError for another table than the run's.
         """
         self.check_usable()
+        if self._guest is not None:
+            raise TrainingError("tables are attached before canaries are planted, which lie in them too")
         return self._tables.attach(table, self.ledger.step, self._begun)
 
     @property

@@ -230,9 +230,11 @@ class Tables:
 
         Raises: CheckpointError if another table was shown at this step before, or later steps were taken without.
         """
+        tables = self._lazy
+        if not tables:
+            return
         self._files.check_flush(step)
         self._broken = True
-        tables = self._lazy
         brought = [table.bring_up() for table in tables]
         self._files.commit_flush(step, brought)
         for table in tables:
