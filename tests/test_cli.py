@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import anyorder
 from anyorder import accounting, cli
 from anyorder.__main__ import main
+from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.cli import app, run
 from anyorder.participation import EpochShuffle
 from anyorder.plan import Plan
@@ -184,6 +185,30 @@ def test_plan_as_json_is_the_plan(tmp_path):
     assert described["claims"]["epsilon"] == expected.epsilon
     assert Plan.load(tmp_path / "plan.json") == expected
     assert (tmp_path / "noise.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_takes_a_selection_in_words(tmp_path):
+    for words, expected in (("counts:5:0.2", Counts(5.0, share=0.2)), ("top:30", Top(30)), ("uniform:9", Uniform(9))):
+        file = tmp_path / "plan.json"
+        outcome = invoke("plan", *SIZES, "--epsilon", "4", "--selection", words, "--save", file)
+        assert outcome.exit_code == 0, outcome.output
+        assert "selection" in outcome.stdout
+        found = Plan.load(file)
+        shared = {"dataset_size": 2000, "batch_size": 100, "epochs": 3, "epsilon": 4, "delta": 1e-5}
+        assert found == anyorder.plan(**shared, selection=expected)
+    for words in ("counts", "counts:a", "counts:1:2:3", "top:1.5", "uniform:1:1", "lots:3", "counts:1:1.5", "top:0"):
+        outcome = invoke("plan", *SIZES, "--epsilon", "4", "--selection", words)
+        assert outcome.exit_code == 2
+        assert "must" in outcome.stderr
+
+
+def test_plan_compares_those_that_go_with_a_selection(monkeypatch):
+    monkeypatch.setattr(accounting, "calibrate_poisson", lambda *_: 1.0)
+    shown = invoke("plan", *SIZES, "--noise-multiplier", "2", "--selection", "counts:3", "--compare")
+    assert shown.exit_code == 0, shown.output
+    for phrase in ("banded inverse", "independent", "poisson"):
+        assert phrase in shown.stdout
+    assert "blt" not in shown.stdout
 
 
 def test_plan_compares_mechanisms(monkeypatch):

@@ -40,7 +40,7 @@ from anyorder.participation import Participation
 
 __all__ = [
     "Counts", "Selection", "Top", "Uniform", "card_text", "check_selection", "from_dict", "plan_curve",
-    "refuse_selection", "step_mu", "to_dict",
+    "read_words", "refuse_selection", "step_mu", "to_dict",
 ]  # fmt: skip
 
 _SHARE = 0.1
@@ -285,6 +285,38 @@ def _over_sigma(selection: "Counts | Top", neighbours: str) -> float:
     if selection.sigma is None:
         raise ArgumentError(f"selection must have a sigma before it has a cost, got {selection!r}")
     return nextafter(NEIGHBOURS[_check.choice("neighbours", neighbours, NEIGHBOURS)] / selection.sigma, inf)
+
+
+def read_words(words: str) -> Selection:
+    """A selection from the words of a command line: its kind, its threshold or number of rows, and a share if any.
+
+        counts:THRESHOLD[:SHARE]    top:ROWS[:SHARE]    uniform:ROWS
+
+    Raises: ArgumentError.
+
+    Example:
+        >>> read_words("counts:5:0.2")
+        Counts(threshold=5.0, share=0.2, count_norm=1.0, sigma=None)
+    """
+    kind, *numbers = words.split(":")
+    try:
+        match kind, numbers:
+            case "counts", [threshold, *share] if len(share) <= 1:
+                return Counts(float(threshold), *map(float, share))
+            case "top", [rows, *share] if len(share) <= 1:
+                return Top(int(rows), *map(float, share))
+            case "uniform", [rows]:
+                return Uniform(int(rows))
+            case _:
+                pass
+    except ArgumentError:  # of a number that breaks its rule
+        raise
+    except ValueError:  # of what is no number
+        pass
+    raise ArgumentError(
+        "selection must be counts:THRESHOLD, top:ROWS or uniform:ROWS, the first two with :SHARE of the budget behind "
+        f"them if wanted, such as counts:5:0.1, got {words!r}"
+    )
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

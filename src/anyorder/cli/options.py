@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 __all__ = [
-    "COMPLETION", "ESTIMATOR", "MECHANISM", "ORDER", "Batch", "Clip", "Completion", "Delta", "Epochs", "Epsilon",
-    "Estimator", "Json", "MechanismName", "Momentum", "Noise", "Order", "RestartEvery", "Size",
+    "COMPLETION", "ESTIMATOR", "MECHANISM", "ORDER", "SELECTION", "Batch", "Clip", "Completion", "Delta", "Epochs",
+    "Epsilon", "Estimator", "Json", "MechanismName", "Momentum", "Noise", "Order", "RestartEvery", "Size",
 ]  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for machines.")]
@@ -30,6 +30,10 @@ MECHANISM = (
 )
 ESTIMATOR = "Tree: [bold]full[/bold], [bold]online[/bold] or [bold]vanilla[/bold] estimates of prefix sums."
 RESTART = "Tree: a fresh tree every so many epochs; 0 for never. Default: what gives least error."
+SELECTION = (
+    "Rows of sparse tables that get noise, chosen privately at each step: [bold]counts:THRESHOLD[/bold], "
+    "[bold]top:ROWS[/bold] or [bold]uniform:ROWS[/bold]; the first two with [bold]:SHARE[/bold] of the budget behind."
+)
 COMPLETION = "Tree: complete each tree before a restart: [bold]auto[/bold], [bold]on[/bold] or [bold]off[/bold]."
 Order = Annotated[str | None, typer.Option(help=ORDER + " Default: shuffled; with mechanism poisson, poisson.")]
 MechanismName = Annotated[str, typer.Option(help=MECHANISM)]

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from anyorder.accounting.selection import read_words
 from anyorder.cli.options import (
+    SELECTION,
     Batch,
     Clip,
     Completion,
@@ -46,6 +48,7 @@ def plan(
     completion: Completion = "auto",
     momentum: Momentum = 0.0,
     clip_norm: Clip = 1.0,
+    selection: Annotated[str | None, typer.Option(help=SELECTION)] = None,
     compared: Annotated[bool, typer.Option("--compare", help="A table of all mechanisms at this budget.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the plan as JSON, for anyorder.Plan.load.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG: the noise in each iterate.")] = None,
@@ -63,6 +66,7 @@ def plan(
     chosen = planning.make_plan(
         words, delta=delta, epsilon=epsilon, noise_multiplier=noise_multiplier, order=order, momentum=momentum,
         dataset_size=dataset_size, batch_size=batch_size, epochs=epochs, clip_norm=clip_norm,
+        selection=None if selection is None else read_words(selection),
     )  # fmt: skip
     rows = planning.compare(chosen) if compared else []
     if save is not None:

@@ -13,7 +13,7 @@ from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
 from anyorder.planner import plan, with_budget
 from anyorder.report import comparison_table
-from anyorder.strategy import Independent, Strategy
+from anyorder.strategy import Combination, Independent, Strategy
 
 __all__ = [
     "Mechanism",
@@ -126,14 +126,17 @@ class Row:
 
 
 def compare(chosen: Plan) -> list[Row]:
-    """Every mechanism of `anyorder.optimize.choose`, in the order and at the epsilon of a plan; least error first.
+    """Every mechanism of `anyorder.optimize.choose` that fits a plan, in its order, at its epsilon; least error first.
 
     A row of DP-SGD with secret Poisson sampling is added, for reference, where its accounting is installed.
     """
     if chosen.participation.secret:
         raise ArgumentError("a comparison needs an order other than 'poisson', which allows independent noise only")
     rows: dict[Strategy, Row] = {}
-    for candidate in choose(chosen.workload, chosen.participation):
+    combined = chosen.selection is not None  # whose noise is of the chosen rows alone
+    for candidate in choose(chosen.workload, chosen.participation, 0 if combined else None):
+        if combined and not isinstance(candidate.strategy, Combination):
+            continue
         plan = with_budget(replace(chosen, strategy=candidate.strategy), epsilon=chosen.epsilon)
         rows.setdefault(candidate.strategy, Row(candidate.name, plan, candidate.ratio))  # sizes may share an optimum
     found = list(rows.values())
@@ -173,5 +176,5 @@ def _sampled(chosen: Plan) -> Plan:
     assert chosen.dataset_size is not None
     order = PoissonSampling(chosen.n, chosen.batch_size / chosen.dataset_size)
     strategy = Independent(chosen.n)
-    base = replace(chosen, participation=order, strategy=strategy, neighbours="add-or-remove", sigma=1.0)
+    base = replace(chosen, participation=order, strategy=strategy, neighbours="add-or-remove")
     return with_budget(base, epsilon=chosen.epsilon)
