@@ -74,6 +74,20 @@ def test_values_are_those_of_the_dense_run(name, rates):
 
 
 @pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize("name", TREES)
+def test_jumps_by_value_from_many_starts_are_those_of_the_matrix(name, rates):
+    tree, (lr, scale) = TREES[name](N), RATES[rates]
+    moved = -(lr * scale)[:, None] * tree.noising_matrix()
+    jumps = recorded(Jumps(tree, by_value=True), lr, scale)
+    for stop in (1, 12, 18, 23, N):
+        jump = jumps.over(np.arange(stop + 1), stop)
+        for start in range(stop + 1):
+            row, at = np.zeros(tree.num_rows), jump.which[start]
+            np.add.at(row, jump.rows[at], jump.R[at, 0])
+            np.testing.assert_allclose(row, moved[start:stop].sum(axis=0), atol=1e-15)
+
+
+@pytest.mark.parametrize("rates", RATES)
 @pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.9}, {"momentum": 0.7, "nesterov": True}])
 @pytest.mark.parametrize("n", [1, 2, 8, N])
 def test_by_a_recurrence_the_law_is_the_trees(n, optimizer, rates):

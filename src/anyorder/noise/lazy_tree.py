@@ -42,7 +42,8 @@ def recurrences(tree: Tree, steps: Integers) -> Recurrence:
     """Of a vanilla tree: x_j is the node of 2^j leaves of the prefix's binary expansion, z the one that step t ends.
 
     With 2^l the largest power of two in the number of leaves: y = z - (x_0 + .. + x_{l-1}), then x_0 .. x_{l-1} are 0
-    and x_l = z; a block begins with x = 0. The law is the tree's, the rows of Z are not.
+    and x_l = z. What a block leaves in x the next one overwrites before it uses it. The law is the tree's, the rows of
+    Z are not.
     """
     d = max(_sizes(tree)).bit_length()
     starts = np.array([0, *tree.restarts])
@@ -50,7 +51,7 @@ def recurrences(tree: Tree, steps: Integers) -> Recurrence:
     level = np.frexp(((place + 1) & -(place + 1)).astype(np.float64))[1][:, None] - 1
     levels = np.arange(d)
     F = np.zeros((len(steps), d, d))
-    F[:, levels, levels] = (levels > level) & (place > 0)[:, None]
+    F[:, levels, levels] = levels > level
     return Recurrence(F, 1.0 * (levels == level), -1.0 * (levels < level), np.ones(len(steps)))
 
 
