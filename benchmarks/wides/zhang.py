@@ -46,11 +46,14 @@ Job = tuple[Way, int, int]
 
 
 def jobs(seeds: int) -> Iterator[Job]:
-    """All that is to be run, seed by seed: Fig. 1 from both first tables, Table 2."""
+    """All that is to be run, seed by seed: Fig. 1 from both first tables and Table 2, then the other selectors."""
+    others = tuple(way for way in WAYS if way.selector in ("svt", "uniform"))
     for seed in range(seeds):
         for start in ("normal", "small"):
-            yield from ((started(way, start), seed, 0) for way in WAYS)
+            yield from ((started(way, start), seed, 0) for way in WAYS if way not in others)
         yield from ((way, seed, repeats) for repeats in REPEATS for way in SHARERS)
+        for start in ("normal", "small"):
+            yield from ((started(way, start), seed, 0) for way in others)
 
 
 def started(way: Way, start: str) -> Way:
