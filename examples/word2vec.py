@@ -358,7 +358,7 @@ def main(arguments=None):
         found, zeros = mean_loss(model, make_examples(read(chosen.test), words, shares, chosen))
         terms = zeros / np.log(2)  # of which one is for the target
         constant = np.log(terms) - (terms - 1) * np.log(1 - 1 / terms)
-        print(f"loss of the public text {found:.3f}; tables of zeros have {zeros:.3f}, the best constant {constant:.3f}")
+        print(f"loss of the public text {found:.3f}; zeros have {zeros:.3f}, the best constant {constant:.3f}")
     vectors = model.inner.weight.detach()[: len(words)]
     save_vectors(chosen.vectors, words, vectors)
     for word, others in nearest(words, vectors, chosen.near or words[:5]).items():
