@@ -9,7 +9,7 @@ A part is a module of `benchmarks/wides` with `rows(quick) -> Iterator[Row]`; it
 
 from benchmarks._report import run_parts
 
-PARTS = ("speed", "lazy", "sparse")
+PARTS = ("speed", "lazy", "sparse", "selectors", "zhang")
 
 
 def main() -> None:
