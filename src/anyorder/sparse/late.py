@@ -1,7 +1,7 @@
 """How rows of a lazy table get the noise that they have missed: in one jump, in law, or step by step, by value."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,10 +13,19 @@ from anyorder.noise.lazy import Jumps
 from anyorder.release import Release
 from anyorder.strategy import Tree
 
-__all__ = ["ByJumps", "ByValue", "Late"]
+__all__ = ["ByJumps", "ByValue", "Late", "State"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+_NUMPY: dict[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+class State(NamedTuple):
+    """What is stored of rows: theta (k, width), and what is kept beside it (k, kept, width)."""
+
+    theta: Tensor
+    kept: Tensor
 
 
 class ByJumps:
@@ -25,7 +34,7 @@ class ByJumps:
     The jumps of a tree without momentum have the nodes of the dense run itself, and so its noise by value; others have
     normals of their own, and its noise in law.
 
-    State of a row: (D, width) numbers, the table's own last; see `anyorder.noise.lazy.Jumps`.
+    State of a row: D numbers for each of its coordinates, the table's own last; see `anyorder.noise.lazy.Jumps`.
 
     Args:
         release: whose plan and keys.
@@ -48,43 +57,62 @@ class ByJumps:
         """Take the public numbers of a step, in order."""
         self._jumps.record(step, lr, self._std / divisor)
 
-    def jump(self, state: Tensor, rows: Integers, starts: Integers, stop: int) -> Tensor:
+    def jump(self, state: State, rows: Integers, starts: Integers, stop: int) -> State:
         """The state of rows after the steps starts .. stop - 1, in which they had no gradient.
 
+        In the numbers' own type, of Phi - 1: Phi in float32 would be another matrix.
+
         Args:
-            state: (D, k, width), as it is stored.
+            state: copies of what is stored, which are overwritten.
             rows: (k,).
             starts: (k,) first step that each one lacks.
-        Returns: (D, k, width) float64, on the CPU.
+        Returns: the state, on the CPU.
         """
-        s = _floats(state)
-        D, k, width = s.shape
+        theta, kept = (part.cpu() for part in state)
+        k, width = theta.shape
         jump = self._jumps.over(starts, stop)
         w = jump.rows.shape[1]
-        ids = jump.rows[jump.which].ravel()
-        elements = np.repeat(self._first + rows * width, w)
-        xi = self._source.normal_at(ids, elements, width).reshape(k, w, width).astype(np.float64)
-        if len(jump.Phi) == 1:  # most steps: all rows were read when the batch was
-            made = jump.Phi[0] @ s.reshape(D, k * width)
-            made += jump.R[0] @ xi.transpose(1, 0, 2).reshape(w, k * width)
-            return torch.from_numpy(made.reshape(D, k, width))
-        made = jump.Phi[jump.which] @ s.transpose(1, 0, 2)
-        made += jump.R[jump.which] @ xi
-        return torch.from_numpy(np.ascontiguousarray(made.transpose(1, 0, 2)))
+        if not w:
+            return State(theta, kept)
+        alike = len(jump.Phi) == 1  # in most steps: all rows were read when the batch was
+        places = (rows * width + self._first)[:, None]
+        ids, elements = np.broadcast_arrays(jump.rows if alike else jump.rows[jump.which], places)
+        xi = torch.from_numpy(self._source.normal_at(ids.ravel(), elements.ravel(), width))
+        xi = xi.view(k, w, width).to(theta.dtype)
+        maps = jump.R
+        if self.kept:
+            maps = np.concatenate([jump.Phi[:, :, :-1] - np.eye(self.kept + 1, self.kept), maps], axis=2)
+            xi = torch.cat([kept, xi], dim=1)
+        maps = maps.astype(_NUMPY[theta.dtype])
+        factors = torch.from_numpy(maps).expand(k, -1, -1) if alike else torch.from_numpy(maps[jump.which])
+        if xi.shape[1] == 1:
+            theta.addcmul_(xi[:, 0], factors[:, 0])
+            return State(theta, kept)
+        made = torch.bmm(factors, xi)
+        theta += made[:, -1]
+        if self.kept:
+            kept += made[:, :-1]
+        return State(theta, kept)
 
-    def step(self, state: Tensor, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> Tensor:
+    def step(self, state: State, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> State:
         """The state of rows after a step in which they had these sums. As `jump`, over that step."""
-        made = self.jump(state, rows, np.full(len(rows), step, np.int64), step + 1)
-        mean = sums.detach().to("cpu", torch.float64) / divisor
-        made += torch.from_numpy(self._jumps.input(step))[:, None, None] * mean
-        return made
-
-    def gradient(self, before: Tensor, after: Tensor, lr: float) -> Tensor:
-        """The private mean of a step that led from one state to the other, of rates above 0."""
-        before = before.to("cpu", torch.float64)
+        theta, kept = self.jump(state, rows, np.full(len(rows), step, np.int64), step + 1)
+        own = sums.detach().to("cpu", theta.dtype)
+        into = self._jumps.input(step) / divisor
+        theta.add_(own, alpha=float(into[-1]))
         if self._momentum:
-            return after[-2] - self._momentum * before[-2]
-        return (before[-1] - after[-1]) / lr
+            kept[:, -1].add_(own, alpha=float(into[-2]))
+        return State(theta, kept)
+
+    def exact(self, state: State) -> State:
+        """For `gradient`: what is released is seen by what it moves, which the table's own type would round."""
+        return State(*(part.to("cpu", torch.float64) for part in state))
+
+    def gradient(self, before: State, after: State, lr: float) -> Tensor:
+        """The private mean of a step that led from one state to the other, of rates above 0."""
+        if self._momentum:
+            return after.kept[:, -1] - self._momentum * before.kept[:, -1]
+        return (before.theta - after.theta) / lr
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -125,31 +153,38 @@ class ByValue:
         assert len(self._steps) == step
         self._steps.append((lr, divisor))
 
-    def jump(self, state: Tensor, rows: Integers, starts: Integers, stop: int) -> Tensor:
-        """As of `ByJumps`; in the table's own type."""
-        made = state.clone()
+    def jump(self, state: State, rows: Integers, starts: Integers, stop: int) -> State:
+        """As of `ByJumps`; on the table's device."""
+        theta, kept = state
         for step in range(int(starts.min(initial=stop)), stop):
             late = np.flatnonzero(starts <= step)
-            at = torch.from_numpy(late).to(state.device)
-            nothing = state.new_zeros(len(late), self._width)
-            made[:, at] = self.step(made[:, at], rows[late], step, nothing, self._steps[step][1], self._steps[step][0])
-        return made
+            at = torch.from_numpy(late).to(theta.device)
+            nothing = theta.new_zeros(len(late), self._width)
+            here = State(theta[at], kept[at])
+            made = self.step(here, rows[late], step, nothing, self._steps[step][1], self._steps[step][0])
+            theta[at], kept[at] = made
+        return state
 
-    def step(self, state: Tensor, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> Tensor:
+    def step(self, state: State, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> State:
         """As of `ByJumps`: the operations of `torch.optim.SGD`, in its order."""
-        mean = self._noise.add_to_rows(step, 0, rows, sums, divisor).to(state.device, state.dtype)
-        made = state.clone()
+        theta, kept = state
+        mean = self._noise.add_to_rows(step, 0, rows, sums, divisor).to(theta.device, theta.dtype)
         if self._momentum:
-            made[0].mul_(self._momentum).add_(mean)
-            mean = mean.add(made[0], alpha=self._momentum) if self._nesterov else made[0]
-        made[-1].add_(mean, alpha=-lr)
-        return made
+            velocity = kept[:, 0]
+            velocity.mul_(self._momentum).add_(mean)
+            mean = mean.add(velocity, alpha=self._momentum) if self._nesterov else velocity
+        theta.add_(mean, alpha=-lr)
+        return state
 
-    def gradient(self, before: Tensor, after: Tensor, lr: float) -> Tensor:
+    def exact(self, state: State) -> State:
+        """As it is: the roundings are those of the dense run."""
+        return state
+
+    def gradient(self, before: State, after: State, lr: float) -> Tensor:
         """As of `ByJumps`, to the rounding of the table's type."""
         if self._momentum:
-            return after[0] - self._momentum * before[0]
-        return (before[-1] - after[-1]) / lr
+            return after.kept[:, 0] - self._momentum * before.kept[:, 0]
+        return (before.theta - after.theta) / lr
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -162,10 +197,6 @@ class ByValue:
 
 
 Late = ByJumps | ByValue
-
-
-def _floats(state: Tensor) -> Floats:
-    return np.asarray(state.detach().to("cpu", torch.float64).numpy())
 
 
 def _check_way(saved: Mapping[str, Any], own: str) -> None:

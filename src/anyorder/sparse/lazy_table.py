@@ -19,11 +19,11 @@ from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.release import Release
 from anyorder.release.clip_norm import ClipNorm
 from anyorder.release.totals import Rows
-from anyorder.sparse.late import ByJumps, ByValue, Late
+from anyorder.sparse.late import ByJumps, ByValue, Late, State
 
 __all__ = ["LazyRows", "LazyTable", "stand_ins_allowed"]
 
-_CHUNK = 1 << 20  # float64 numbers of a flush at a time
+_CHUNK = 1 << 20  # numbers of a flush at a time
 _ALLOWED: ContextVar[bool] = ContextVar("stand-ins of lazy tables may be saved", default=False)
 _TABLES: Any = WeakTensorKeyDictionary()  # weight -> its table, which is not kept alive by it
 
@@ -115,7 +115,7 @@ class LazyTable:
         self.dtype, self.device = weight.dtype, weight.device
         self._stand_in = torch.empty(0, self.width, dtype=self.dtype, device=self.device)
         self._table = weight.data if weight.data.is_contiguous() else weight.data.contiguous()
-        self._kept = torch.zeros(self._late.kept, self.num_rows, self.width, dtype=self.dtype, device=self.device)
+        self._kept = torch.zeros(self.num_rows, self._late.kept, self.width, dtype=self.dtype, device=self.device)
         self._last = np.zeros(self.num_rows, np.int32)  # steps whose noise a row has
         self._steps = 0  # that are settled
         self._busy = False  # while rows are written
@@ -217,10 +217,10 @@ class LazyTable:
             return
         table, kept, last = saved["table"], saved["kept"], saved["last"].numpy()
         shape = (self.num_rows, self.width)
-        if table.shape != shape or kept.shape != (self.kept, *shape) or table.dtype != self.dtype:
+        if table.shape != shape or kept.shape != self._kept.shape or table.dtype != self.dtype:
             raise CheckpointError(
-                f"a table of the checkpoint is {tuple(table.shape)} in {table.dtype} with {len(kept)} kept arrays, and "
-                f"this one {shape} in {self.dtype} with {self.kept}: resume with the model and momentum of the run"
+                f"a table of the checkpoint is {tuple(table.shape)} in {table.dtype} with {kept.shape[1]} kept arrays, "
+                f"and this one {shape} in {self.dtype} with {self.kept}: resume with the model and momentum of the run"
             )
         self._late.load_state_dict(saved["late"])
         self._table, self._kept = table.to(self.device), kept.to(self.device)
@@ -285,24 +285,27 @@ class LazyTable:
         self._busy = True
         self._late.record(step, self._lr, divisor)
         at = torch.from_numpy(part.rows).to(self.device)
-        before = self._state(at)
-        made = self._late.step(before, part.rows, step, part.values, divisor, self._lr) if len(part.rows) else before
-        self._write(at, made)
-        self._last[part.rows] = step + 1
+        state = self._state(at)
+        before = None
+        if part.is_whole:
+            state = self._late.exact(state)
+            before = State(state.theta.clone(), state.kept.clone())
+        if len(part.rows):
+            state = self._late.step(state, part.rows, step, part.values, divisor, self._lr)
+            self._write(at, state)
+            self._last[part.rows] = step + 1
         self._steps = step + 1
         self._busy = False
-        return self._late.gradient(before, made, self._lr).reshape(-1) if part.is_whole else None
+        return None if before is None else self._late.gradient(before, state, self._lr).reshape(-1)
 
-    def _state(self, at: Tensor) -> Tensor:
-        """(D, k, width) what is stored of rows."""
-        own = self._table.index_select(0, at)[None]
-        return torch.cat([self._kept.index_select(1, at), own]) if self.kept else own
+    def _state(self, at: Tensor) -> State:
+        """A copy of what is stored of rows."""
+        return State(self._table.index_select(0, at), self._kept.index_select(0, at))
 
-    def _write(self, at: Tensor, state: Tensor) -> None:
-        stored = state.to(self.device, self.dtype)
-        self._table.index_copy_(0, at, stored[-1])
+    def _write(self, at: Tensor, state: State) -> None:
+        self._table.index_copy_(0, at, state.theta.to(self.device, self.dtype))
         if self.kept:
-            self._kept.index_copy_(1, at, stored[:-1])
+            self._kept.index_copy_(0, at, state.kept.to(self.device, self.dtype))
 
     def __repr__(self) -> str:
         return f"LazyTable({self.num_rows}, {self.width}, kept={self.kept}, flushed={self.flushed})"
