@@ -225,7 +225,8 @@ def _joined(units: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _total(squares: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack(list(squares.values())).sum(0)
+    first, *more = squares.values()
+    return torch.stack([first, *more]).sum(0) if more else first
 
 
 def _clip(squares: Tensor, clip_norm: float) -> Tensor:

@@ -99,11 +99,15 @@ def settle_lookups(uses: Sequence[EmbeddingUse], units: UnitMap) -> Settled:
     reads = [_reads(use, units) for use in uses]
     keys = [torch.add(owner, ids, alpha=count) for ids, owner, _ in reads]  # by row, then by unit
     found, pair = torch.unique(torch.cat(keys) if len(keys) > 1 else keys[0], return_inverse=True)
-    rows = reads[0][2].new_zeros(len(found), shape[1])
-    for (_, _, g), own in zip(reads, pair.split([len(own) for own in keys]), strict=True):
-        rows.index_add_(0, own, g)
-    owner = found % count
     distinct, place = torch.unique_consecutive(found // count, return_inverse=True)
+    if len(uses) == 1 and units.classes is None and len(found) == len(pair):
+        # As most batches come: each unit reads a row once, so that nothing is to add, and a row's units ascend.
+        (_, owner, rows), place = reads[0], place[pair]
+    else:
+        rows = reads[0][2].new_zeros(len(found), shape[1])
+        for (_, _, g), own in zip(reads, pair.split([len(own) for own in keys]), strict=True):
+            rows.index_add_(0, own, g)
+        owner = found % count
     squares = torch.zeros(units.count, dtype=torch.float64, device=rows.device).index_add_(0, owner, squares_of(rows))
 
     def total(weights: Weights) -> Tensor:

@@ -76,7 +76,7 @@ class Weights:
     def add_rows(self, rows: Tensor, owner: Tensor, ids: Tensor, to: Tensor) -> Tensor:
         """`to` (V, n), plus rows (K, n) of the units `owner` (K,) times their weights, at `ids` (K,)."""
         rows = rows if self.left_out is None else cleared(rows, self.left_out[0][owner])
-        return to.index_add_(0, ids, rows * self.by_unit[owner, None])
+        return to.index_add_(0, ids, rows * self.by_unit.index_select(0, owner).unsqueeze(1))
 
     def sum_of_uses(self, uses: Sequence[Use]) -> Tensor:
         """The weighted sum (*shape) of the examples' gradients by all uses."""
@@ -96,7 +96,7 @@ class RowsRead:
 
     Attributes:
         owner: (K,) the unit.
-        place: (K,) the row, as its place in `distinct`, ascending.
+        place: (K,) the row, as its place in `distinct`; the units of a row ascend.
         distinct: (R,) the rows, ascending.
     """
 

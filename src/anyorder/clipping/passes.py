@@ -243,7 +243,8 @@ class Pass:
 
     def _clipped(self, settled: dict[str, Settled]) -> Sums:
         if settled:
-            rows = torch.stack([s.squares.to(self._device) for s in settled.values()]) * self._scale**2
+            each = [s.squares.to(self._device) for s in settled.values()]
+            rows = (torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)) * self._scale**2
         else:  # no parameter has a gradient: all are zero
             rows = torch.zeros(len(self.parameters), self._units.count, dtype=torch.float64, device=self._device)
         bad = None
