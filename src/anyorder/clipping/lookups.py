@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -95,26 +96,55 @@ def settle_lookups(uses: Sequence[EmbeddingUse], units: UnitMap) -> Settled:
     A unit's gradient has the rows that its examples read, without those of padding: these are added up and kept, so
     that the norm is that of what is summed.
     """
+    if len(uses) == 1 and units.classes is None and units.index.device.type == "cpu":
+        once = _each_once(uses[0], units)
+        if once is not None:
+            return once
     shape, count = uses[0].shape, max(1, units.count)
     reads = [_reads(use, units) for use in uses]
     keys = [torch.add(owner, ids, alpha=count) for ids, owner, _ in reads]  # by row, then by unit
     found, pair = torch.unique(torch.cat(keys) if len(keys) > 1 else keys[0], return_inverse=True)
+    rows = reads[0][2].new_zeros(len(found), shape[1])
+    for (_, _, g), own in zip(reads, pair.split([len(own) for own in keys]), strict=True):
+        rows.index_add_(0, own, g)
+    owner = found % count
     distinct, place = torch.unique_consecutive(found // count, return_inverse=True)
-    if len(uses) == 1 and units.classes is None and len(found) == len(pair):
-        # As most batches come: each unit reads a row once, so that nothing is to add, and a row's units ascend.
-        (_, owner, rows), place = reads[0], place[pair]
-    else:
-        rows = reads[0][2].new_zeros(len(found), shape[1])
-        for (_, _, g), own in zip(reads, pair.split([len(own) for own in keys]), strict=True):
-            rows.index_add_(0, own, g)
-        owner = found % count
+    return _settled(rows, RowsRead(owner, place, distinct), shape, units)
+
+
+def _each_once(use: EmbeddingUse, units: UnitMap) -> Settled | None:
+    """The same where no unit reads a row twice, as most batches come: nothing is to add. Else None.
+
+    Each example is a unit; so in the order in which rows were read the units ascend, those of each row too.
+    """
+    ids, owner, rows = _reads(use, units)
+    flat, unit = ids.numpy(), owner.numpy()
+    if not len(flat):
+        return None
+    order = flat.argsort(kind="stable")
+    ranked, by = flat[order], unit[order]
+    same = ranked[1:] == ranked[:-1]
+    if (same & (by[1:] == by[:-1])).any():
+        return None
+    first = np.empty(len(flat), bool)
+    first[0] = True
+    np.logical_not(same, out=first[1:])
+    place = np.empty(len(flat), np.int64)
+    place[order] = first.cumsum() - 1
+    read = RowsRead(owner, torch.from_numpy(place), torch.from_numpy(ranked[first]))
+    return _settled(rows, read, use.shape, units)
+
+
+def _settled(rows: Tensor, read: RowsRead, shape: Sequence[int], units: UnitMap) -> Settled:
+    """From the rows (K, D) of the pairs of `read`."""
+    owner, place, distinct = read.owner, read.place, read.distinct
     squares = torch.zeros(units.count, dtype=torch.float64, device=rows.device).index_add_(0, owner, squares_of(rows))
 
     def total(weights: Weights) -> Tensor:
         summed = weights.add_rows(rows, owner, place, to=rows.new_zeros(len(distinct), rows.shape[1]))
         return _sparse(distinct, summed, shape)
 
-    return Settled(squares, total, rows=RowsRead(owner, place, distinct))
+    return Settled(squares, total, rows=read)
 
 
 def _reads(use: EmbeddingUse, units: UnitMap) -> tuple[Tensor, Tensor, Tensor]:

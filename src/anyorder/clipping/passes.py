@@ -33,6 +33,7 @@ __all__ = ["Pass", "Sums", "TooLarge", "Unmapped"]
 
 
 RULES = FUNCTION_RULES | TABLE_RULES
+_SLACK = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 _NO_HOOKS = "they would run or move parts of the model outside of vmap"
 
 
@@ -252,7 +253,7 @@ class Pass:
             bad = ~rows.sum(0).isfinite()
             rows = rows.masked_fill(bad, 0.0)
         # Just under clip_norm, so that the rounding of weights and of the norms cannot carry a unit over.
-        slack = max(1e-12, *(4 * torch.finfo(dtype).eps for dtype in set(self._dtypes.values())))
+        slack = max(1e-12, *(_SLACK[dtype] for dtype in self._dtypes.values()))
         clip_norm = self._clip_norm * (1 - slack)
         squares = dict(zip(settled or self.parameters, rows, strict=True))
         factors, further = self._cut.apply(squares, clip_norm)

@@ -63,7 +63,7 @@ class Plain:
         tables: Mapping[str, Table] | None = None,
     ) -> "Plain | None":  # fmt: skip
         """The call, or None where model or arguments are not in this form."""
-        if len(args) != 1 or kwargs or type(args[0]) is not Tensor or not _alone(args[0]):
+        if type(module) not in _KINDS or len(args) != 1 or kwargs or type(args[0]) is not Tensor or not _alone(args[0]):
             return None
         names: dict[int, str] = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
         try:

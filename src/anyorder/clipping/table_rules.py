@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,11 +33,17 @@ def _read(source: Tensor | Table, ids: Tensor) -> Tensor:
         return F.embedding(ids, source)
     if ids.dtype not in (torch.int64, torch.int32):
         raise ModelError(f"ids of rows must be torch.int64 or torch.int32, got {ids.dtype}")
-    if ids.numel():
-        low, high = torch.aminmax(ids)
-        if int(low) < 0 or int(high) >= source.num_rows:  # an id is data: the message has none
-            raise ModelError(f"ids of rows must be from 0 to {source.num_rows - 1}, and the batch has others")
+    if ids.numel() and not _within(ids, source.num_rows):  # an id is data: the message has none
+        raise ModelError(f"ids of rows must be from 0 to {source.num_rows - 1}, and the batch has others")
     return source.read(ids)
+
+
+def _within(ids: Tensor, size: int) -> bool:
+    """Whether all are from 0 to size - 1."""
+    if ids.device.type == "cpu" and ids.dtype == torch.int64:  # in one call: what is negative is large without a sign
+        return int(ids.detach().numpy().view(np.uint64).max()) < size
+    low, high = torch.aminmax(ids)
+    return int(low) >= 0 and int(high) < size
 
 
 class Lookup(torch.autograd.Function):
