@@ -7,7 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import Adaptive, Automatic, GhostClipping, PerGroup, make_clipping
+from anyorder.clipping import Adaptive, Automatic, GhostClipping, PerGroup, lookups, make_clipping
+from anyorder.clipping.batch import UnitMap
+from anyorder.clipping.norms import Weights
+from anyorder.clipping.units import round_down
+from anyorder.clipping.uses import EmbeddingUse
 from clipping.brute import assert_close, clipped_sum, per_example, run
 
 V, D, B = 11, 3, 7
@@ -201,3 +205,38 @@ def test_a_dense_bag_has_the_gradients_of_autograd():
             _, sums = run(GhostClipping(module), x, y, loss, groups=GROUPS["units"], clip_norm=0.05)
             assert not any(value.is_sparse for value in sums.values())
             assert_close(sums, expected, 1e-10)
+
+
+def _use(ids, seed=0):
+    torch.manual_seed(seed)
+    return EmbeddingUse(ids, torch.randn(*ids.shape, 3), 50, None, torch.float32)
+
+
+def test_rows_that_no_unit_reads_twice_are_summed_as_others_are():
+    """The way without an addition in it gives the bits of the other; a row that a unit reads twice ends it."""
+    units = UnitMap.of(torch.arange(8), torch.device("cpu"))
+    ids = torch.stack([torch.randperm(20, generator=torch.Generator().manual_seed(i))[:5] for i in range(8)])
+    weights = Weights(torch.linspace(0.1, 1, 8), torch.linspace(0.1, 1, 8))
+    short = lookups._each_once(_use(ids), units)
+    # The same uses in two parts go the other way.
+    left, right = _use(ids), _use(ids)
+    left.ids, left.output_gradients = left.ids[:, :2], left.output_gradients[:, :2]
+    right.ids, right.output_gradients = right.ids[:, 2:], right.output_gradients[:, 2:]
+    long = lookups.settle_lookups([left, right], units)
+    assert short is not None
+    torch.testing.assert_close(short.squares, long.squares, rtol=1e-12, atol=0)
+    ours, theirs = short.total(weights), long.total(weights)
+    assert ours.is_coalesced()
+    assert torch.equal(ours.indices(), theirs.indices())
+    assert torch.equal(ours.values(), theirs.values())
+    ids[3, 4] = ids[3, 0]
+    assert lookups._each_once(_use(ids), units) is None
+
+
+def test_factors_are_rounded_towards_zero():
+    """To the last number of float32 that is not further from 0, as torch finds it; also where there is none above."""
+    odd = [0.0, 1.0, 1e300, -1e300, 1e-46, -1e-46, 1e-40, -0.3, 3e38, float("inf")]
+    exact = torch.cat([torch.rand(2000, dtype=torch.float64), torch.tensor(odd, dtype=torch.float64)])
+    rounded, near = round_down(exact, torch.float32), exact.float()
+    assert torch.equal(rounded, torch.where(near.double().abs() > exact.abs(), near.nextafter(torch.zeros(())), near))
+    assert bool((rounded.double().abs() <= exact.abs()).all())

@@ -61,7 +61,11 @@ class Alone:
     ) -> None:
         for argument in (*args, *kwargs.values()):
             check_argument(argument)
-        leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        self._structure: pytree.TreeSpec | None = None
+        if kwargs or not all(type(argument) is Tensor for argument in args):
+            leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        else:  # as most models are called: nothing to flatten
+            leaves = list(args)
         self._slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._settings = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.tensors: Tensors = tuple(leaves[i] for i in self._slots)
@@ -70,7 +74,7 @@ class Alone:
         self._module = module
         self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         self._versions = {name: _version(buffer) for name, buffer in self._buffers.items()}
-        self._output: tuple[list[Any], pytree.TreeSpec]
+        self._output: tuple[list[Any], pytree.TreeSpec | None]
 
     def __call__(
         self, parameters: dict[str, Tensor], example: Tensors, within: AbstractContextManager[Any] | None = None
@@ -86,12 +90,15 @@ class Alone:
         for slot, tensor in zip(self._slots, example, strict=True):
             leaves[slot] = tensor.unsqueeze(0)
             note(self.made, leaves[slot])
-        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        args, kwargs = self._called_with(leaves)
         forms = Mapped(example[0]) if self.mapped else nullcontext()
         with stand_in(self._module, self._buffers | parameters), within or nullcontext(), forms:
             output = self._module(*args, **kwargs)
         self._check_buffers()
-        places, structure = pytree.tree_flatten(output)
+        places: list[Any] = [output]
+        structure = None
+        if type(output) is not Tensor:
+            places, structure = pytree.tree_flatten(output)
         differentiable: list[Tensor] = []
         others: list[Tensor] = []
         for i, leaf in enumerate(places):
@@ -136,7 +143,7 @@ class Alone:
         leaves = list(self._settings)
         for slot, tensor in zip(self._slots, self.tensors, strict=True):
             leaves[slot] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        args, kwargs = self._called_with(leaves)
         held = {name: b.clone() for name, b in self._buffers.items()} | parameters
         with stand_in(self._module, held), within(parameters):
             self._module(*args, **kwargs)
@@ -146,7 +153,11 @@ class Alone:
         places, structure = self._output
         sources = {True: iter(differentiable), False: iter(others)}
         leaves = [next(sources[place.differentiable]) if isinstance(place, _Place) else place for place in places]
-        return pytree.tree_unflatten(leaves, structure)
+        return leaves[0] if structure is None else pytree.tree_unflatten(leaves, structure)
+
+    def _called_with(self, leaves: list[Any]) -> Any:
+        """Arguments and keyword arguments."""
+        return (leaves, {}) if self._structure is None else pytree.tree_unflatten(leaves, self._structure)
 
     def _check_buffers(self) -> None:
         written = [name for name, buffer in self._buffers.items() if _version(buffer) != self._versions[name]]

@@ -33,7 +33,7 @@ class Settings:
     def now(cls, device: torch.device) -> "Settings":
         devices = (device,) if device.type == "cuda" else ()
         random = (torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices))
-        types = sorted({"cpu", device.type})
+        types = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
         autocast = tuple((t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)
         return cls(devices, random, autocast)
 

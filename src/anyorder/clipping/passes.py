@@ -245,17 +245,17 @@ class Pass:
     def _clipped(self, settled: dict[str, Settled]) -> Sums:
         if settled:
             each = [s.squares.to(self._device) for s in settled.values()]
-            rows = (torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)) * self._scale**2
+            rows = (torch.stack(each) if len(each) > 1 else each[0]) * self._scale**2  # (.., U)
         else:  # no parameter has a gradient: all are zero
             rows = torch.zeros(len(self.parameters), self._units.count, dtype=torch.float64, device=self._device)
         bad = None
         if not isfinite(float(rows.sum())):
-            bad = ~rows.sum(0).isfinite()
+            bad = ~rows.view(-1, self._units.count).sum(0).isfinite()
             rows = rows.masked_fill(bad, 0.0)
         # Just under clip_norm, so that the rounding of weights and of the norms cannot carry a unit over.
         slack = max(1e-12, *(_SLACK[dtype] for dtype in self._dtypes.values()))
         clip_norm = self._clip_norm * (1 - slack)
-        squares = dict(zip(settled or self.parameters, rows, strict=True))
+        squares = dict(zip(settled or self.parameters, rows if rows.dim() > 1 else [rows], strict=True))
         factors, further = self._cut.apply(squares, clip_norm)
         weights: dict[tuple[int, torch.dtype], Weights] = {}
         sums = {}

@@ -123,8 +123,8 @@ class Tracer(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        rule = self._rules.get(func)
-        table = self._table_among((*args, *kwargs.values())) if self.tables else None
+        rule, values = self._rules.get(func), (*args, *kwargs.values()) if kwargs else args
+        table = self._table_among(values) if self.tables else None
         if table is not None and func in _OF_SHAPE:
             return func(self._shape_of(table), *args[1:], **kwargs)
         if rule is not None and (table is None or func in LOOKUPS) and not self.nested():
@@ -146,7 +146,7 @@ class Tracer(TorchFunctionMode):
         for made in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(made, Tensor):
                 self._made.append(weakref.ref(made))
-        used = [part for arg in (*args, *kwargs.values()) if (part := self._parts.get(id(arg))) is not None]
+        used = [part for arg in values if (part := self._parts.get(id(arg))) is not None]
         if not used:
             return result
         if func in _VIEWS and args and self.part(args[0]) is not None:
@@ -158,12 +158,12 @@ class Tracer(TorchFunctionMode):
     def _table_among(self, arguments: Any) -> str | None:
         """The name of a table that a function is given."""
         for argument in arguments:
-            part = self._parts.get(id(argument))
-            if part is not None and part.name in self.tables:
+            if isinstance(argument, (tuple, list)):
+                found = self._table_among(argument)
+                if found is not None:
+                    return found
+            elif (part := self._parts.get(id(argument))) is not None and part.name in self.tables:
                 return part.name
-            found = self._table_among(argument) if isinstance(argument, (tuple, list)) else None
-            if found is not None:
-                return found
         return None
 
     def _shape_of(self, table: str) -> Tensor:
