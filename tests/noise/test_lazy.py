@@ -8,6 +8,7 @@ from scipy.stats import chi2
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
 from anyorder.noise import NoiseSource, lazy_maps
 from anyorder.noise.lazy import Jumps
+from anyorder.noise.lazy_maps import Maps
 from anyorder.strategy import (
     BLT,
     Banded,
@@ -356,3 +357,26 @@ def exactly(decays, scales, lr, scale, momentum, length):
             if bit == "1":
                 P, Phi = F @ P @ F.T + np.outer(G, G), F @ Phi
         return Phi.astype(np.float64), P.astype(np.float64)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_maps_that_follow_others_are_the_same_bits_however_many_they_are(size: int) -> None:
+    """A resumed run asks for other maps at once. Numbers of very different sizes, and systems without noise."""
+    rng = np.random.default_rng(size)
+    first = Maps(rng.normal(size=(20, size, size)), np.tril(rng.normal(size=(20, size, size))))
+    first.R[:] *= 10.0 ** rng.integers(-8, 3, (20, size, 1))
+    first.R[3] = 0
+    later = Maps(rng.normal(size=(20, size, size)), 0 * first.R)
+    later.R[5:] = np.tril(rng.normal(size=(15, size, size)))
+    made = first.then(later)
+    for i in range(20):
+        one = first.at(slice(i, i + 1)).then(later.at(slice(i, i + 1)))
+        assert one.Phi.tobytes() == made.Phi[i].tobytes()
+        assert one.R.tobytes() == made.R[i].tobytes()
+    both = np.concatenate([later.Phi @ first.R, later.R], axis=2)
+    expected = both @ both.transpose(0, 2, 1)
+    scale = np.sqrt(expected.diagonal(axis1=1, axis2=2))
+    error = np.abs(made.R @ made.R.transpose(0, 2, 1) - expected)
+    assert (error <= 1e-13 * scale[:, :, None] * scale[:, None]).all()
+    np.testing.assert_allclose(made.Phi, later.Phi @ first.Phi, rtol=0, atol=1e-13)
+    assert (np.triu(made.R, 1) == 0).all()

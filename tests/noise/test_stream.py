@@ -304,3 +304,14 @@ def _interrupt(*_):
 def test_coordinates_beyond_the_layout_are_refused():
     with pytest.raises(ArgumentError, match="start"):
         NoiseStream(Independent(1), SOURCE, 1.0, 100, start=2**62 - 100)
+
+
+def test_a_stream_of_no_coordinates_counts_its_steps() -> None:
+    empty, other = (NoiseStream(Independent(3), NoiseSource(bytes(32)), 1.0, size) for size in (0, 1))
+    for _ in range(3):
+        empty.skip()
+    assert empty.t == 3
+    with pytest.raises(StepsExhaustedError):
+        empty.skip()
+    with pytest.raises(ArgumentError, match="size 0"):
+        other.skip()

@@ -103,6 +103,7 @@ class Jumps:
         self._changes: list[int] = []  # steps whose rate or scale is not that of the step before
         self._moving = BySteps(self._single, self.size)
         self._constant: tuple[int, ByLength] | None = None
+        self._into: tuple[float, Floats] | None = None  # a rate, and `input` with it
 
     @property
     def kept(self) -> int:
@@ -141,10 +142,13 @@ class Jumps:
     def input(self, t: int) -> Floats:
         """(D,) what a private mean of 1 in step t adds: s <- Phi s + R xi + input gradient, over (t, t + 1)."""
         t = _check.integer("t", t, low=0, high=self.recorded - 1)
-        result = np.zeros(self.size)
-        into = self._optimizer.recurrence([-self._rates[t][0]])[1][0]  # velocity and theta
-        result[-1 - (self._optimizer.momentum > 0) :] = into if self._optimizer.momentum else into[1:]
-        return result
+        lr = self._rates[t][0]
+        if self._into is None or self._into[0] != lr:
+            result = np.zeros(self.size)
+            into = self._optimizer.recurrence([-lr])[1][0]  # velocity and theta
+            result[-1 - (self._optimizer.momentum > 0) :] = into if self._optimizer.momentum else into[1:]
+            self._into = lr, result
+        return self._into[1].copy()
 
     def over(self, starts: ArrayLike, stop: int) -> Jump:
         """Jumps from each start to the stop: what the steps start .. stop - 1 add where there is no gradient.
@@ -156,12 +160,16 @@ class Jumps:
         stop = _check.integer("stop", stop, low=0, high=self.recorded)
         given = np.asarray(starts)
         integers = given.ndim == 1 and (given.dtype.kind in "iu" or not given.size)
-        if not integers or (given.size and not 0 <= given.min() <= given.max() <= stop):
+        low, high = (int(given.min()), int(given.max())) if integers and given.size else (0, 0)
+        if not integers or not 0 <= low <= high <= stop:
             raise ArgumentError(f"starts must be a list of steps from 0 to stop={stop}")
-        distinct, which = np.unique(given.astype(np.int64), return_inverse=True)
+        if low == high and given.size:
+            distinct, which = np.array([low]), np.zeros(len(given), np.intp)
+        else:
+            distinct, which = np.unique(given.astype(np.int64), return_inverse=True)
         if self._prefixes is not None:
-            low, high = (bisect_right(self._changes, t) for t in (distinct.min(initial=stop), stop - 1))
-            rows, factors = self._prefixes.over(distinct, stop, self._changes[low:high], self._weight)
+            first, last = (bisect_right(self._changes, t) for t in (distinct.min(initial=stop), stop - 1))
+            rows, factors = self._prefixes.over(distinct, stop, self._changes[first:last], self._weight)
             return Jump(np.ones((len(distinct), 1, 1)), factors[:, None], rows, which)
         maps, width = self._maps(distinct, stop)
         ids = (stop * (self.n + 1) + distinct)[:, None] * self.width + np.arange(width)
@@ -200,12 +208,15 @@ class Jumps:
 
     def _maps(self, starts: Integers, stop: int) -> tuple[Maps, int]:
         """From distinct, ascending starts; columns of R beyond the number that is told are 0."""
-        result = Maps.identity(len(starts), self.size)
         longest = int(stop - starts[0]) if starts.size else 0
         since = self._changes[bisect_right(self._changes, stop - 1) - 1] if self._steady and stop else stop
-        if longest == 1 and stop - since < 2:  # a step of its own: nothing to keep
-            result.put(slice(0, 1), self._single(starts[:1]))
-        elif longest:
+        if longest and starts[-1] < stop:  # as always, where nothing is special
+            if since <= starts[0] and stop - since > 1:
+                return self._since(since).over(stop - starts), min(longest, self.width)
+            if longest == 1:
+                return self._single(starts), min(longest, self.width)
+        result = Maps.identity(len(starts), self.size)
+        if longest:
             if stop - since < 2:
                 since = stop
             here, far = (since <= starts) & (starts < stop), starts < since

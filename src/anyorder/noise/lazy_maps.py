@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _CACHE = 32 << 20  # bytes of maps that are kept by length
+_FEW = 8  # numbers of a coordinate, of which many maps follow others side by side; above, one after the other
+_TINY = 1e-290  # squares of a norm below which a reflection moves nothing
 
 
 class Maps(NamedTuple):
@@ -44,9 +46,49 @@ class Maps(NamedTuple):
 
     def then(self, later: "Maps") -> "Maps":
         """These, and then those: as many, or one for all."""
-        both = np.concatenate([later.Phi @ self.R, np.broadcast_to(later.R, self.R.shape)], axis=2)
-        upper: Any = np.linalg.qr(both.transpose(0, 2, 1), mode="r")
-        return Maps(later.Phi @ self.Phi, np.ascontiguousarray(upper.transpose(0, 2, 1)))
+        size = self.R.shape[1]
+        if size > _FEW:
+            both = np.concatenate([later.Phi @ self.R, np.broadcast_to(later.R, self.R.shape)], axis=2)
+            upper: Any = np.linalg.qr(both.transpose(0, 2, 1), mode="r")
+            return Maps(later.Phi @ self.Phi, np.ascontiguousarray(upper.transpose(0, 2, 1)))
+        Phi = later.Phi.transpose(1, 2, 0)
+        own = np.concatenate([self.R, self.Phi], axis=2).transpose(1, 2, 0).copy()  # (D, 2 D, k)
+        made = Phi[:, 0, None] * own[0]
+        for j in range(1, size):
+            made += Phi[:, j, None] * own[j]
+        product = made[:, size:].transpose(2, 0, 1).copy()
+        made[:, size:] = later.R.transpose(1, 2, 0)
+        return Maps(product, _triangle(made).transpose(2, 0, 1).copy())
+
+
+def _triangle(M: Floats) -> Floats:
+    """(D, D, k) lower triangular L with L L^T = M M^T, of (D, w, k), which is overwritten: Householder reflections.
+
+    Every operation is one of single numbers, for all k side by side: the bits do not depend on how many there are.
+    """
+    size = len(M)
+    L = np.zeros((size, size, M.shape[2]))
+    for i in range(size):
+        v, rest = M[i, i:], M[i + 1 :, i:]
+        norm = np.sqrt(_added(v * v))
+        L[i, i] = -np.copysign(norm, v[0])
+        if i + 1 == size:
+            break
+        weight = norm * (norm + np.abs(v[0]))
+        v[0] -= L[i, i]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            v_scaled = np.where(weight > _TINY, v / weight, 0.0)
+        rest -= _added((rest * v).swapaxes(0, 1))[:, None] * v_scaled
+        L[i + 1 :, i] = rest[:, 0]
+    return L
+
+
+def _added(parts: Floats) -> Floats:
+    """Their sum over the first axis, in order."""
+    result: Floats = parts[0].copy()
+    for part in parts[1:]:
+        result += part
+    return result
 
 
 class ByLength:

@@ -116,6 +116,14 @@ class NoiseStream:
             self._move_to(targets)
         self._place.add(targets, scale)
 
+    @_one_at_a_time
+    def skip(self) -> None:
+        """A step of a stream of size 0, which has no noise. Raises: StepsExhaustedError, as `add_to`."""
+        if self._size:
+            raise ArgumentError(f"only a stream of size 0 has steps without noise, and this one has {self._size}")
+        self._place.held.check_next()
+        self._place.held.t += 1
+
     def rows(self, t: int, rows: ArrayLike, width: int, *, offset: int = 0) -> Vector:
         """The noise of step t for some rows of a (num_embeddings, width) table; the step counter stays.
 

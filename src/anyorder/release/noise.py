@@ -73,6 +73,10 @@ class SharedNoise:
             # In place: torch refuses a sum of floats here.
             totals = [part.to(x.device).add_(x) for part, x in zip(parts, own, strict=True)]
             return [total.double().mul_(self._grid).div_(divisor) for total in totals]
+        if not self._size:  # tables alone: their noise is made with them
+            for stream in self._streams:
+                stream.skip()
+            return own
         if len(self._streams) == 1:
             self._streams[0].add_to(own, 1 / divisor)
             return own

@@ -88,7 +88,8 @@ class Rows:
             )
         if asked.size and not 0 <= asked.min() <= asked.max() < num_rows:
             raise ArgumentError(f"rows must lie in 0 .. {num_rows - 1}, the rows of the table, and some do not")
-        if len(np.unique(asked)) != len(asked):
+        ascending = bool((asked[1:] > asked[:-1]).all())
+        if not ascending and len(np.unique(asked)) != len(asked):
             raise ArgumentError("rows must be distinct: one that is named twice would be released twice; add them up")
         _check_finite("values", tensor)
         return cls(asked.astype(np.int64), tensor)
