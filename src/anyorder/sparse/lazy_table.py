@@ -45,7 +45,9 @@ class LazyTable:
     Guarantee: that of the plan, for the table as `flush` shows it and all that the release returns. **An unflushed
     table must not be shown**: which rows lack noise tells which rows were touched. So `embedding.weight` is an empty
     (0, D) stand-in from the first gradient on until `flush()`, which puts the whole table there, and the next gradient
-    takes it away again. The un-noised sum of a row is never in memory without the noise of its step.
+    takes it away again: training goes on in a copy of what is in `weight` then, so that what others have of a shown
+    table (a `state_dict()`, an array, the tensor of `from_pretrained`) stays what was shown, and what they have changed
+    in it counts. The un-noised sum of a row is never in memory without the noise of its step.
 
     Why two lives of a run cannot show two draws of one noise. The normals of a jump are functions of the key, the row
     and the interval (t1, t2), so a life that reads the same rows at the same steps has the same bits. A life that reads
@@ -76,8 +78,9 @@ class LazyTable:
 
     Raises: ArgumentError, PlanError (the strategy cannot jump; `secure`; several ranks), TrainingError (after the first
         step, or for a weight that has a table), CheckpointError.
-    Cost: `read` and a step: the rows. Memory: the table, and `kept` arrays of its size: the strategy's state, and one
-        for momentum; 4 bytes a row. How long a read takes tells how many rows lacked noise.
+    Cost: `read` and a step: the rows; the first step after a flush, a copy of the table. Memory: the table, and `kept`
+        arrays of its size: the strategy's state, and one for momentum; 4 bytes a row. How long a read takes tells how
+        many rows lacked noise.
 
     Example:
         >>> from torch import nn
@@ -114,7 +117,7 @@ class LazyTable:
         self.num_rows, self.width = embedding.num_embeddings, embedding.embedding_dim
         self.dtype, self.device = weight.dtype, weight.device
         self._stand_in = torch.empty(0, self.width, dtype=self.dtype, device=self.device)
-        self._table = weight.data if weight.data.is_contiguous() else weight.data.contiguous()
+        self._table = weight.data  # never written while it is, or was, in the weight
         self._kept = torch.zeros(self.num_rows, self._late.kept, self.width, dtype=self.dtype, device=self.device)
         self._last = np.zeros(self.num_rows, np.int32)  # steps whose noise a row has
         self._steps = 0  # that are settled
@@ -159,7 +162,7 @@ class LazyTable:
         self._release.check_usable()
         self.check(self._release.steps_taken)
         self._bring(np.unique(asked))
-        return self._table.index_select(0, flat.to(self.device, torch.int64)).view(*ids.shape, self.width)
+        return self._now.index_select(0, flat.to(self.device, torch.int64)).view(*ids.shape, self.width)
 
     def rows(self, rows: ArrayLike, values: Any) -> "LazyRows":
         """Sums of some rows as a part of a step: `release.step(units, total, tables=[table.rows(..)])`.
@@ -236,6 +239,13 @@ class LazyTable:
                 "more may be released; resume from the last checkpoint"
             )
 
+        weight = self._weight.data
+        if self.flushed and (weight.shape, weight.dtype) != ((self.num_rows, self.width), self.dtype):
+            raise TrainingError(
+                f"embedding.weight is now {tuple(weight.shape)} in {weight.dtype}, and the table "
+                f"{(self.num_rows, self.width)} in {self.dtype}: after a flush its values may be changed, no more"
+            )
+
     def is_current(self) -> bool:
         """Whether every row has the noise of all steps that were taken."""
         return not self.num_rows or int(self._last.min()) == self._steps
@@ -255,7 +265,7 @@ class LazyTable:
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: of the same size whatever rows were touched. As secret as the data."""
         return {
-            "table": self._table,
+            "table": self._now,
             "kept": self._kept,
             "last": self._last,
             "steps": self._steps,
@@ -279,6 +289,7 @@ class LazyTable:
         """Take a step that the journal has."""
         self._busy = True
         if self.flushed:
+            self._table = self._now.clone(memory_format=torch.contiguous_format)
             self._weight.data, self.flushed = self._stand_in, False
         self._busy = False
         self._bring(part.rows)
@@ -297,6 +308,11 @@ class LazyTable:
         self._steps = step + 1
         self._busy = False
         return None if before is None else self._late.gradient(before, state, self._lr).reshape(-1)
+
+    @property
+    def _now(self) -> Tensor:
+        """The table; of a shown one what is in the weight, where others may have changed it."""
+        return self._weight.data.to(self.device) if self.flushed else self._table
 
     def _state(self, at: Tensor) -> State:
         """A copy of what is stored of rows."""

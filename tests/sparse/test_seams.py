@@ -1,0 +1,111 @@
+"""Where a lazy run meets what is around it: what others hold of its table, settings, copies, interrupts, threads."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from anyorder.errors import TrainingError
+from laws.cases import STRATEGIES
+from sparse.tables import ROWS, N, begun, initial, lazy_step, planned
+
+
+def plan(name="blt"):
+    return planned(STRATEGIES[name](N))
+
+
+def steps(run, until):
+    while run[1].steps_taken < until:
+        lazy_step(*run[1:])
+
+
+# -- what others hold of a table that was shown ------------------------------------------------------------------------
+
+
+def holds(layer):
+    """Everything that people keep of a weight, without a copy."""
+    return {
+        "state_dict": layer.state_dict()["weight"],
+        "numpy": layer.weight.detach().numpy(),
+        "data": layer.weight.data,
+        "view": layer.weight.detach()[1:],
+    }
+
+
+@pytest.mark.parametrize("flush", [0, 3])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_what_others_have_of_a_shown_table_stays_as_it_was_shown(flush, momentum):
+    """Else the rows that move in it between two flushes are the rows that were touched."""
+    run = layer, _, table = begun(plan(), momentum=momentum)
+    steps(run, flush)
+    table.flush()
+    held = holds(layer)
+    shown = {name: np.asarray(value).copy() for name, value in held.items()}
+    for until in range(flush + 1, N + 1):
+        steps(run, until)
+        table.read(torch.arange(ROWS)[:2])
+        assert all(np.array_equal(held[name], shown[name]) for name in held)
+    table.flush()
+    assert all(np.array_equal(held[name], shown[name]) for name in held)
+    assert (layer.weight.detach().numpy() != shown["data"]).all()
+
+
+def test_the_tensor_of_from_pretrained_and_shared_memory_are_not_written():
+    given = initial()
+    layer = nn.Embedding.from_pretrained(given, freeze=False, sparse=True)
+    run = begun(plan(), layer=layer)
+    steps(run, 3)
+    assert torch.equal(given, initial())
+    run[2].flush()
+    layer.share_memory()
+    others, shown = layer.weight.detach(), layer.weight.detach().clone()
+    assert others.is_shared()
+    steps(run, 4)
+    assert torch.equal(others, shown)
+
+
+def test_a_resumed_table_is_not_written_while_it_is_shown(tmp_path):
+    run = begun(plan(), path=tmp_path / "run")
+    steps(run, 3)
+    run[2].flush()
+    run[1].save()
+    run[1].close()
+    run = layer, release, _ = begun(plan(), path=tmp_path / "run")
+    held = layer.weight.detach()
+    shown = held.clone()
+    steps(run, N)
+    assert torch.equal(held, shown)
+    release.close()
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+@pytest.mark.parametrize("before", [0, 3])
+def test_training_goes_on_from_what_is_in_the_weight(how, before):
+    """As in the dense run: the steps' updates, and their noise, are added to it."""
+    moved = {}
+    for factor in (1.0, 3.0):
+        run = layer, _, table = begun(plan(), layer=nn.Embedding.from_pretrained(initial().double(), freeze=False))
+        steps(run, before)
+        table.flush()
+        if how == "in place":
+            with torch.no_grad():
+                layer.weight.mul_(factor)
+        else:
+            layer.weight.data = (factor * layer.weight.detach()).T.contiguous().T
+        start = layer.weight.detach().clone()
+        assert torch.equal(table.read(torch.arange(ROWS)), start)
+        steps(run, N)
+        table.flush()
+        moved[factor] = layer.weight.detach() - start
+    torch.testing.assert_close(moved[1.0], moved[3.0], rtol=0, atol=1e-9)
+
+
+def test_a_weight_of_another_shape_or_type_is_refused_before_a_step():
+    for change in (lambda w: w[:-1], lambda w: w.half(), lambda w: w.T.contiguous()):
+        run = layer, release, table = begun(plan())
+        layer.weight.data = change(layer.weight.detach())
+        with pytest.raises(TrainingError, match=r"embedding\.weight is now"):
+            lazy_step(release, table)
+        assert release.steps_taken == 0
+        layer.weight.data = initial()
+        steps(run, 1)
