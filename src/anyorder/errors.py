@@ -14,6 +14,7 @@ __all__ = [
     "NonFiniteError",
     "ParticipationError",
     "PlanError",
+    "SelectionWarning",
     "StepsExhaustedError",
     "TrainingError",
 ]
@@ -77,3 +78,7 @@ class NoiseWarning(UserWarning):
 
 class ClippingWarning(UserWarning):
     """The clipped sums are right, and made in a slow way."""
+
+
+class SelectionWarning(UserWarning):
+    """The choice of rows is private, and by the plan's public numbers of little use."""

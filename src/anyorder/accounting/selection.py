@@ -29,6 +29,8 @@ from dataclasses import dataclass, field, fields
 from math import inf, nextafter, sqrt
 from typing import Any, ClassVar, assert_never
 
+from scipy.special import ndtr
+
 from anyorder import _check
 from anyorder._closed import final
 from anyorder._sealed import check_names, quoted
@@ -59,8 +61,9 @@ class Counts:
     most. Its Gaussian noise composes with that of the release exactly; see `anyorder.accounting.selection`.
 
     Attributes:
-        threshold: in counts. Rows that nobody touched are chosen with probability Phi(-threshold / s) each: with a
-            million rows and threshold / s = 4, about 32 a step.
+        threshold: in counts, which are not units: one that touches 16 rows counts 1/4 on each. Rows that nobody touched
+            are chosen with probability Phi(-threshold / s) each: with a million rows and threshold / s = 4, about 32 a
+            step. It does not change epsilon. See `anyorder.sparse.threshold_for` and `chances`.
         share: of the plan's mu^2 that the choice may take, strictly between 0 and 1, where sigma is to be found by
             `anyorder.plan`; 0.1 if neither is given. None in a plan, whose sigma is found.
         count_norm: L2 bound on one unit's counts in one step.
@@ -238,7 +241,11 @@ def card_text(selection: Selection, neighbours: str, noise: float | None) -> str
     """
     match selection:
         case Counts():
-            cost = f"; noise of std {noise:.5g} counts, mu = {_over_sigma(selection, neighbours):.5g} of the whole"
+            assert noise is not None  # as it is in plans
+            chance = f"; a row that nobody touched is chosen with probability {ndtr(-selection.threshold / noise):.3g}"
+            cost = (
+                f"; noise of std {noise:.5g} counts, mu = {_over_sigma(selection, neighbours):.5g} of the whole{chance}"
+            )
         case Top():
             e0 = selection.e0(neighbours)
             cost = f"; Gumbel noise of scale {noise:.5g}, {selection.rows} draws a step of range {e0:.5g}"

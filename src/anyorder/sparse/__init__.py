@@ -2,7 +2,11 @@
 
 from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.sparse.bounded import bounded_rows
+from anyorder.sparse.chances import Chances, chances, threshold_for
 from anyorder.sparse.lazy_table import LazyTable
 from anyorder.sparse.select import select_counts, select_top, select_uniform
 
-__all__ = ["Counts", "LazyTable", "Top", "Uniform", "bounded_rows", "select_counts", "select_top", "select_uniform"]
+__all__ = [
+    "Chances", "Counts", "LazyTable", "Top", "Uniform", "bounded_rows", "chances", "select_counts", "select_top",
+    "select_uniform", "threshold_for",
+]  # fmt: skip

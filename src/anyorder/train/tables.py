@@ -11,6 +11,7 @@ from anyorder.clipping.units import accumulator_dtype
 from anyorder.errors import ArgumentError, ModelError, PlanError, TrainingError
 from anyorder.plan import Plan
 from anyorder.release import Release
+from anyorder.sparse.chances import warn_of_chances
 from anyorder.sparse.lazy_table import LazyTable, stand_ins_allowed
 from anyorder.sparse.selected import SelectedTables
 from anyorder.train.distributed import Group
@@ -67,6 +68,7 @@ class Tables:
                 "SparseAdam takes sparse gradients alone, and the model has parameters that are in no table: take "
                 "torch.optim.SGD or Adagrad, which take both, or Adam, which moves all rows of a table"
             )
+        warn_of_chances(plan)
 
     def attach(self, release: Release) -> None:
         """Bind the tables to the release, behind its dense coordinates; before its first step."""
