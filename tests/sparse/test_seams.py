@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from anyorder.errors import TrainingError
+from anyorder.errors import CheckpointError, TrainingError
 from laws.cases import STRATEGIES
 from sparse.tables import ROWS, N, begun, initial, lazy_step, planned
 
@@ -109,3 +109,20 @@ def test_a_weight_of_another_shape_or_type_is_refused_before_a_step():
         assert release.steps_taken == 0
         layer.weight.data = initial()
         steps(run, 1)
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other", [{"momentum": 0.5}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "replay": True}, {}]
+)
+def test_a_run_goes_on_with_its_own_momentum_alone(tmp_path, other):
+    """With another, the rows that were touched would have noise of another size than the others."""
+    run = begun(plan("independent"), path=tmp_path / "run", momentum=0.9)
+    steps(run, 3)
+    run[1].save()
+    run[1].close()
+    with pytest.raises(CheckpointError, match=r"momentum=0\.9, nesterov=False, replay=False, and|kept arrays"):
+        begun(plan("independent"), path=tmp_path / "run", **other)
+    steps(begun(plan("independent"), path=tmp_path / "run", momentum=0.9), N)

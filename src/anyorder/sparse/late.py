@@ -45,6 +45,7 @@ class ByJumps:
         strategy = release.plan.strategy
         self.by_value = type(strategy) is Tree and not momentum and strategy.estimator != "online"
         self._jumps = Jumps(strategy, momentum=momentum, nesterov=nesterov, by_value=self.by_value)
+        self._options = {"way": "jumps", "momentum": float(momentum), "nesterov": bool(nesterov)}
         self._momentum, self._std = momentum, release.std
         self._source = release.noise_rows() if self.by_value else release.lazy_source(self._jumps.first_row)
         self.kept = self._jumps.kept
@@ -116,11 +117,11 @@ class ByJumps:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"way": "jumps", **self._jumps.state_dict()}
+        return {**self._options, **self._jumps.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        _check_way(saved, "jumps")
+        _check_options(saved, self._options)
         self._jumps.load_state_dict({"rates": np.asarray(saved["rates"])})
 
 
@@ -139,6 +140,7 @@ class ByValue:
                 f"{release.plan.strategy.describe()} comes from all steps before: take replay=False, or plan with "
                 "independent noise, a banded inverse, or a tree of regenerate=True"
             )
+        self._options = {"way": "replay", "momentum": float(momentum), "nesterov": bool(nesterov)}
         self._release, self._momentum, self._nesterov = release, momentum, nesterov
         self.kept = int(momentum > 0)
         self._steps: list[tuple[float, float]] = []  # rate and divisor
@@ -188,20 +190,26 @@ class ByValue:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"way": "replay", "rates": np.array(self._steps, np.float64).reshape(-1, 2)}
+        return {**self._options, "rates": np.array(self._steps, np.float64).reshape(-1, 2)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        _check_way(saved, "replay")
+        _check_options(saved, self._options)
         self._steps = [(lr, divisor) for lr, divisor in np.asarray(saved["rates"]).tolist()]
 
 
 Late = ByJumps | ByValue
 
 
-def _check_way(saved: Mapping[str, Any], own: str) -> None:
-    if saved.get("way") != own:
+def _check_options(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse to bring rows over steps that were taken by another rule: their noise would tell when they were read."""
+    was = {name: saved.get(name) for name in own}
+    if was != own:
         raise CheckpointError(
-            f"a table of the checkpoint was kept by {saved.get('way')}, and this one by {own}: resume with the same "
-            "replay= as in the run"
+            f"a table of the checkpoint was kept with {_told(was)}, and this one with {_told(own)}: resume with the "
+            "momentum=, nesterov= and replay= of the run"
         )
+
+
+def _told(options: Mapping[str, Any]) -> str:
+    return f"momentum={options['momentum']}, nesterov={options['nesterov']}, replay={options['way'] == 'replay'}"

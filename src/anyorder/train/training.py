@@ -328,6 +328,7 @@ class Training:
         if self._waiting.batches:
             raise TrainingError("flush between steps: a batch waits for optimizer.step()")
         if self._tables.are_lazy:
+            self._tables.check_step()
             self.release.flush()
 
     def save(self, extra: dict[str, Any] | None) -> None:
