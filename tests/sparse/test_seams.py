@@ -7,6 +7,7 @@ from torch import nn
 
 from anyorder.errors import CheckpointError, TrainingError
 from laws.cases import STRATEGIES
+from release.runs import copied
 from sparse.tables import ROWS, N, begun, initial, lazy_step, planned
 
 
@@ -126,3 +127,47 @@ def test_a_run_goes_on_with_its_own_momentum_alone(tmp_path, other):
     with pytest.raises(CheckpointError, match=r"momentum=0\.9, nesterov=False, replay=False, and|kept arrays"):
         begun(plan("independent"), path=tmp_path / "run", **other)
     steps(begun(plan("independent"), path=tmp_path / "run", momentum=0.9), N)
+
+
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("saved", [3, N])
+def test_a_copy_after_the_last_step_is_refused_while_rows_lack_noise(tmp_path, saved):
+    """Both copies could flush, and if one has read a row besides, the two tables tell when others were touched."""
+    run = begun(plan(), path=tmp_path / "run")
+    steps(run, saved)
+    run[1].save()
+    steps(run, N)
+    run[1].close()
+    copied(tmp_path / ".run.journal")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=f"drawn anew from step {N} on"):
+            begun(plan(), path=tmp_path / "run")
+
+
+@pytest.mark.parametrize("saved", [3, N])
+def test_a_copy_after_the_last_flush_shows_the_same_table(tmp_path, saved):
+    run = begun(plan(), path=tmp_path / "run")
+    steps(run, saved)
+    run[1].save()
+    steps(run, N)
+    run[2].flush()
+    shown = run[0].weight.detach().clone()
+    run[1].close()
+    copied(tmp_path / ".run.journal")
+    run = begun(plan(), path=tmp_path / "run")
+    steps(run, N)
+    assert torch.equal(run[0].weight.detach(), shown)
+    run[1].close()
+
+
+def test_a_copy_of_a_finished_run_by_value_goes_on(tmp_path):
+    run = begun(plan("independent"), path=tmp_path / "run", replay=True)
+    steps(run, N)
+    run[1].save()
+    run[1].close()
+    copied(tmp_path / ".run.journal")
+    run = begun(plan("independent"), path=tmp_path / "run", replay=True)
+    run[2].flush()
+    run[1].close()

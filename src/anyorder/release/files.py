@@ -48,6 +48,7 @@ class RunFiles:
         self._process = os.getpid()
         self._journal: Journal | None = None  # on the first rank
         self._renewals: list[tuple[int, bytes]] = []
+        self._doubtful_end: list[int] = []  # n, where steps may be missing and none is left to draw anew
         self._hint = ""
 
     def check_process(self) -> None:
@@ -157,8 +158,8 @@ class RunFiles:
         return source
 
     def renewed_since(self) -> list[int]:
-        """The steps from which on noise was drawn anew."""
-        return [step for step, _ in self._renewals]
+        """The steps from which on noise was drawn anew; n where it would be, and no step is left."""
+        return [step for step, _ in self._renewals] + self._doubtful_end
 
     def _begin(self, strategy: Strategy, state: State | None) -> list[tuple[int, bytes]]:
         if self._path is None:
@@ -212,7 +213,8 @@ class RunFiles:
     ) -> list[tuple[int, bytes]]:
         """Draw the rows that first come at `step` from a fresh key, and say so."""
         if step >= strategy.n:
-            return renewals  # no step is left
+            self._doubtful_end = [strategy.n]  # noise of lazy tables may be left
+            return renewals
         where = f"the journal {journal.path} may lack steps: {journal.doubt}"
         if first_new_row(strategy, step) is None:
             raise CheckpointError(

@@ -174,7 +174,8 @@ class Tables:
 
         The other copy may go on, and both may show the table. A row's jump over the step of the renewal would be drawn
         twice, and how much two tables then differ in a row tells when it was touched last: no composition of two runs
-        covers that. With all rows up to date at that step, what both have in common does not depend on the data.
+        covers that. With all rows up to date at that step, what both have in common does not depend on the data. After
+        the last step, too: noise that rows lack is drawn by the flush.
         """
         for since in self._files.renewed_since():
             current = table.by_value or since < step or (since == step and table.is_current())
