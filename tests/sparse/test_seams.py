@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from anyorder.errors import CheckpointError, TrainingError
+from anyorder.release.tables import Tables
 from laws.cases import STRATEGIES
 from release.runs import copied
 from sparse.tables import ROWS, N, begun, initial, lazy_step, planned
@@ -170,4 +171,80 @@ def test_a_copy_of_a_finished_run_by_value_goes_on(tmp_path):
     copied(tmp_path / ".run.journal")
     run = begun(plan("independent"), path=tmp_path / "run", replay=True)
     run[2].flush()
+    run[1].close()
+
+
+# -- interrupts, and shown weights that are changed --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("then", ["step", "flush", "save"])
+def test_an_interrupt_before_a_flush_of_the_journal_leaves_it_to_the_next_step(tmp_path, monkeypatch, then):
+    run = begun(plan(), path=tmp_path / "run")
+    run[1].save()
+    steps(run, 4)
+    run[2].flush()
+    steps(run, N)
+    run[2].flush()
+    shown = run[0].weight.detach().clone()
+    run[1].close()
+    run = layer, release, table = begun(plan(), path=tmp_path / "run")
+    steps(run, 3)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    own = release.ledger.record
+
+    def record_and_interrupt(*arguments):
+        own(*arguments)
+        monkeypatch.setattr(Tables, "flush_again", interrupt)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(release.ledger), "record", lambda self, *arguments: record_and_interrupt(*arguments))
+        lazy_step(release, table)
+    monkeypatch.undo()
+    assert release.steps_taken == 4
+    assert not table.flushed
+    if then == "flush":
+        table.flush()
+    elif then == "save":
+        release.save()
+        release.close()
+        run = layer, release, table = begun(plan(), path=tmp_path / "run")
+        assert table.flushed
+    steps(run, N)
+    assert torch.equal(layer.weight.detach(), shown)
+    release.close()
+
+
+@pytest.mark.parametrize("saved", ["before", "after"])
+def test_shown_weights_may_be_changed_and_flushed_saved_and_resumed(tmp_path, saved):
+    """Normalised rows, or the best state so far: what is done to a shown table tells nothing more."""
+
+    def normalise(layer):
+        with torch.no_grad():
+            layer.weight.div_(layer.weight.norm(dim=1, keepdim=True))
+        return layer.weight.detach().clone()
+
+    run = begun(plan(), path=tmp_path / "run")
+    steps(run, 3)
+    if saved == "before":
+        run[1].save()
+    run[2].flush()
+    changed = normalise(run[0])
+    run[2].flush()
+    assert torch.equal(run[0].weight.detach(), changed)
+    if saved == "after":
+        run[1].save()
+    steps(run, N)
+    run[2].flush()
+    last = run[0].weight.detach().clone()
+    run[1].close()
+    run = begun(plan(), path=tmp_path / "run")
+    if saved == "before":
+        normalise(run[0])
+    assert torch.equal(run[0].weight.detach(), changed)
+    run[2].flush()
+    steps(run, N)
+    assert torch.equal(run[0].weight.detach(), last)
     run[1].close()

@@ -257,6 +257,7 @@ class Release(Run):
         Returns: the private pieces: `own` itself, or new ones on a grid. What tables release is in `of_tables`.
         """
         step = self.ledger.step
+        self._tables.flush_again(step)  # where an interrupt came between the step before and its flush
         population = b"" if self._coins is None else self._coins.population
         ids = self._checked(step, units)
         parts = self._tables.in_order(tables)

@@ -46,7 +46,10 @@ class Lazy(Attached, Protocol):
 
     Attributes:
         by_value: whether its noise is that of the dense run by value, and not in law alone.
+        flushed: whether it is shown; its rows are up to date then.
     """
+
+    flushed: bool
 
     @property
     def by_value(self) -> bool: ...
@@ -232,8 +235,8 @@ class Tables:
         Raises: CheckpointError if another table was shown at this step before, or later steps were taken without.
         """
         tables = self._lazy
-        if not tables:
-            return
+        if all(table.flushed for table in tables):
+            return  # at this step, as the next one takes them away
         self._files.check_flush(step)
         self._broken = True
         brought = [table.bring_up() for table in tables]
@@ -243,8 +246,11 @@ class Tables:
         self._broken = False
 
     def flush_again(self, step: int) -> None:
-        """Flush where the journal has it: a process that was lost has shown the tables at this step."""
-        if self._lazy and self._files.has_flush(step):
+        """Flush where the journal has it: a process that was lost has shown the tables at this step.
+
+        Tables that are shown are not flushed again: their values may have been changed since.
+        """
+        if any(not table.flushed for table in self._lazy) and self._files.has_flush(step):
             self.flush(step)
 
     def state(self) -> dict[str, Any]:
