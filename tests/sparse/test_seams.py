@@ -1,11 +1,13 @@
 """Where a lazy run meets what is around it: what others hold of its table, settings, copies, interrupts, threads."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from anyorder.errors import CheckpointError, TrainingError
+from anyorder.errors import CheckpointError, CheckpointWarning, TrainingError
 from anyorder.release.tables import Tables
 from laws.cases import STRATEGIES
 from release.runs import copied
@@ -248,3 +250,51 @@ def test_shown_weights_may_be_changed_and_flushed_saved_and_resumed(tmp_path, sa
     steps(run, N)
     assert torch.equal(run[0].weight.detach(), last)
     run[1].close()
+
+
+# -- threads, and a resume that fails ----------------------------------------------------------------------------------
+
+
+def test_another_thread_is_refused_while_a_row_gets_its_noise(monkeypatch):
+    """Else both would find the row lacking, and give it its noise twice."""
+    run = _, release, table = begun(plan())
+    steps(run, 3)
+    twin = begun(plan())
+    steps(twin, 3)
+    twin[2].flush()
+    problems, own = [], table._late.jump
+
+    def tried(act):
+        try:
+            act()
+        except TrainingError as problem:
+            problems.append(str(problem))
+
+    def jump(*arguments):
+        monkeypatch.setattr(table._late, "jump", own)
+        for act in (lambda: table.read(torch.arange(ROWS)), table.flush, lambda: lazy_step(release, table)):
+            thread = threading.Thread(target=tried, args=(act,))
+            thread.start()
+            thread.join()
+        return own(*arguments)
+
+    monkeypatch.setattr(table._late, "jump", jump)
+    table.read(torch.arange(ROWS))
+    assert len(problems) == 3
+    assert all("another thread" in problem for problem in problems)
+    assert release.steps_taken == 3
+    table.flush()
+    assert torch.equal(run[0].weight, twin[0].weight)
+    steps(run, N)
+
+
+def test_a_resume_that_fails_leaves_the_weight_as_it_was(tmp_path):
+    run = begun(plan(), path=tmp_path / "run")
+    steps(run, 3)
+    run[1].save()
+    run[1].close()
+    copied(tmp_path / ".run.journal")
+    layer = nn.Embedding.from_pretrained(initial(), freeze=False, sparse=True)
+    with pytest.warns(CheckpointWarning), pytest.raises(CheckpointError, match="drawn anew"):
+        begun(plan(), path=tmp_path / "run", layer=layer)
+    assert torch.equal(layer.weight.detach(), initial())

@@ -1,5 +1,6 @@
 """A wide table with the noise of the dense run, at the cost of the rows that are read."""
 
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -122,8 +123,14 @@ class LazyTable:
         self._last = np.zeros(self.num_rows, np.int32)  # steps whose noise a row has
         self._steps = 0  # that are settled
         self._busy = False  # while rows are written
+        self._free = threading.Lock()
         self.flushed = True
-        release.attach(self)
+        given = weight.data
+        try:
+            release.attach(self)
+        except BaseException:
+            weight.data = given  # a resume has put a stand-in there
+            raise
         _TABLES[weight] = weakref.ref(self)
         embedding.register_state_dict_pre_hook(_refuse_stand_in)  # type: ignore[no-untyped-call]
 
@@ -161,8 +168,9 @@ class LazyTable:
             raise ArgumentError(f"ids must lie in 0 .. {self.num_rows - 1}, the rows of the table, and some do not")
         self._release.check_usable()
         self.check(self._release.steps_taken)
-        self._bring(np.unique(asked))
-        return self._now.index_select(0, flat.to(self.device, torch.int64)).view(*ids.shape, self.width)
+        with self._alone():
+            self._bring(np.unique(asked))
+            return self._now.index_select(0, flat.to(self.device, torch.int64)).view(*ids.shape, self.width)
 
     def rows(self, rows: ArrayLike, values: Any) -> "LazyRows":
         """Sums of some rows as a part of a step: `release.step(units, total, tables=[table.rows(..)])`.
@@ -233,7 +241,7 @@ class LazyTable:
 
     def check(self, step: int) -> None:
         """Raise TrainingError unless all steps before this one are settled, wholly."""
-        if self._busy or self._steps != step:
+        if self._busy or self._free.locked() or self._steps != step:
             raise TrainingError(
                 "a step or a read of the table was broken off half way, or is under way in another thread: nothing "
                 "more may be released; resume from the last checkpoint"
@@ -253,8 +261,9 @@ class LazyTable:
     def bring_up(self) -> Tensor:
         """Give all rows the noise that they lack. Returns: the table, which is not shown yet."""
         chunk = max(1, _CHUNK // (self.width * (self.kept + 1)))
-        for start in range(0, self.num_rows, chunk):
-            self._bring(np.arange(start, min(start + chunk, self.num_rows)))
+        with self._alone():
+            for start in range(0, self.num_rows, chunk):
+                self._bring(np.arange(start, min(start + chunk, self.num_rows)))
         return self._table
 
     def show(self) -> None:
@@ -308,6 +317,18 @@ class LazyTable:
         self._steps = step + 1
         self._busy = False
         return None if before is None else self._late.gradient(before, state, self._lr).reshape(-1)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two threads that find one row lacking would both give it the noise."""
+        if not self._free.acquire(blocking=False):
+            raise TrainingError(
+                "the table is in use by another thread: read it, take steps and flush one after the other"
+            )
+        try:
+            yield
+        finally:
+            self._free.release()
 
     @property
     def _now(self) -> Tensor:
@@ -373,7 +394,8 @@ class LazyRows:
 
     def settle(self, step: int, clip: ClipNorm) -> Tensor | None:
         """Noise and update. Returns: None, as nothing of the table is released at a step; of a whole part its mean."""
-        return self.table._settle(self, step, clip.divisor)
+        with self.table._alone():
+            return self.table._settle(self, step, clip.divisor)
 
 
 @contextmanager

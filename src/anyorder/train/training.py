@@ -101,6 +101,7 @@ class Training:
             self.release = Release.of_ranks(
                 plan, self._shards, cut.schedule, key=key, checkpoint=checkpoint, place="make_private"
             )
+            given = {p: p.data for p in self._tables.named.values()}
             try:
                 self._tables.attach(self.release)
                 self._on_each(lambda: self._set_up(loader))
@@ -108,6 +109,8 @@ class Training:
                 self._restore()
             except BaseException:
                 self.release.close()
+                for p, data in given.items():
+                    p.data = data  # a resume has put stand-ins there
                 raise
         except BaseException:
             self._held.thaw()
