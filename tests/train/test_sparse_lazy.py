@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 import anyorder as ao
 from anyorder.clipping import Adaptive
-from anyorder.errors import AnyorderError, ArgumentError, PlanError, TrainingError
+from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
-from anyorder.train import tables
+from anyorder.train import tables, training
 from train import wide
 from train.wide import STEPS, B, V, Words, backward, planned, private, train
 
@@ -287,6 +287,8 @@ def test_options_stay_as_they_were():
     engine, model, optimizer, loader = private(planned(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5))
     train(engine, model, optimizer, loader, until=1)
     optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(TrainingError, match="only the rate may move"):
+        engine.flush()
     backward(model, next(iter(loader)))
     with pytest.raises(TrainingError, match="only the rate may move"):
         optimizer.step()
@@ -315,3 +317,35 @@ def test_a_refused_model_is_left_as_it_was():
         private(planned(), make=lambda: model, optimizer=lambda p: torch.optim.Adam(p))
     assert model.table.weight.shape == (V, wide.D)
     model.state_dict()
+
+
+def test_a_resume_that_fails_leaves_the_table_in_the_model(tmp_path, monkeypatch):
+    run = private(planned(), checkpoint=tmp_path / "run")
+    train(*run, until=2)
+    run[0].save()
+    run[0].close()
+    model = Words()
+    given = model.table.weight.detach().clone()
+
+    def fail(*_):
+        raise ArgumentError("no room")
+
+    monkeypatch.setattr(training.Training, "_restore", fail)
+    with pytest.raises(ArgumentError, match="no room"):
+        private(planned(), make=lambda: model, checkpoint=tmp_path / "run")
+    assert torch.equal(model.state_dict()["table.weight"], given)
+
+
+def test_a_run_is_resumed_with_the_momentum_of_its_table_alone(tmp_path):
+    def opened(momentum):
+        return private(
+            planned(), checkpoint=tmp_path / "run", optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=momentum)
+        )
+
+    run = opened(0.9)
+    train(*run, until=2)
+    run[0].save()
+    run[0].close()
+    with pytest.raises(CheckpointError, match=r"momentum=0\.9, nesterov=False, replay=False, and this"):
+        opened(0.5)
+    opened(0.9)[0].flush()
