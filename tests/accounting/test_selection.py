@@ -212,6 +212,16 @@ def test_a_steps_masses_are_all_there():
         assert masses.sum() + (masses * np.exp(-losses))[1:].sum() == pytest.approx(1, abs=1e-12)
 
 
+@pytest.mark.parametrize(("sigma", "q", "e0", "draws"), [(1 / 0.3, 0.878, 2.936, 168), (2.0, 0.5, 1.5, 400)])
+def test_losses_beyond_what_exponentials_tell_are_on_the_safe_side(sigma, q, e0, draws):
+    curve = Sampled(sigma, q, 1, e0=e0, draws=draws)
+    relation = {"neighbours": "add-or-remove"}
+    coinless = compose(Gaussian(1 / sigma, **relation), BoundedRange(e0, draws, **relation))
+    mean = draws * (e0 / math.expm1(-e0) * -1 - 1 - math.log(e0 / -math.expm1(-e0)))  # of the loss of an extreme pair
+    assert curve.delta(0.1 * mean) >= 0.9 * q  # with the coin, nearly every outcome tells
+    assert 0.1 * mean < curve.epsilon(1e-5) <= coinless.epsilon(1e-5) * (1 + 1e-6)
+
+
 def test_equal_ranges_are_more_draws():
     one, two = BoundedRange(0.1, 3), BoundedRange(0.1, 4)
     assert compose(one, two) == BoundedRange(0.1, 7)

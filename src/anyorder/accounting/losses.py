@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 
 _POINTS = 1 << 18  # above 0 of a grid that is made here, at most about so many
 _TAIL = 1e-20  # of the mass, that lies beyond an end of it
+_LARGEST = 700.0  # loss whose exponential is a number
 
 
 @final
@@ -100,6 +101,8 @@ def _pmf(low: int, masses: Floats, h: float) -> Any:
     """Masses on the grid from `low` h on, and what is missing at infinity."""
     from dp_accounting.pld.pld_pmf import DensePLDPmf
 
+    if not np.isfinite(masses).all():  # max() below would take a NaN for nothing missing
+        raise ArithmeticError("a loss distribution has masses that are no numbers")
     return DensePLDPmf(h, low, masses, max(0.0, 1 - float(masses.sum())) + 4 * _TAIL, True)
 
 
@@ -153,8 +156,9 @@ def _reach(mu: float, e0: float, draws: int) -> float:
 @lru_cache(maxsize=4)
 def _of_step(sigma: float, e0: float, draws: int) -> tuple[Floats, Floats] | None:
     """(losses from 0 on, masses) of draws and a Gaussian, one step without a coin; None for draws beyond telling."""
-    h = max(min(e0, 1 / sigma, 1e-2) / 20, _reach(1 / sigma, e0, draws) / _POINTS)
-    return None if e0 < 2 * h else _together(1 / sigma, e0, draws, h)
+    reach = _reach(1 / sigma, e0, draws)
+    h = max(min(e0, 1 / sigma, 1e-2) / 20, reach / _POINTS)
+    return None if e0 < 2 * h or reach > _LARGEST - 3 * h else _together(1 / sigma, e0, draws, h)
 
 
 def _together(mu: float, e0: float, draws: int, h: float) -> tuple[Floats, Floats]:

@@ -85,7 +85,7 @@ class Counts:
 
     def __post_init__(self) -> None:
         _set(self, "threshold", _check.real("threshold", self.threshold))
-        _set(self, "count_norm", _check.positive("count_norm", self.count_norm))
+        _set(self, "count_norm", _norm("count_norm", self.count_norm))
         _check_noise(self)
 
     def describe(self) -> str:
@@ -128,7 +128,7 @@ class Top:
 
     def __post_init__(self) -> None:
         _set(self, "rows", _check.integer("rows", self.rows, low=1, high=_MAX_ROWS))
-        _set(self, "score_norm", _check.positive("score_norm", self.score_norm))
+        _set(self, "score_norm", _norm("score_norm", self.score_norm))
         _check_noise(self)
 
     def e0(self, neighbours: str) -> float:
@@ -268,6 +268,11 @@ def refuse_selection(selection: Selection | None, by: str) -> None:
             f"{by} carries out no plan with a selection of rows, got {selection!r}: it needs a table, an "
             "nn.Embedding(sparse=True) or nn.EmbeddingBag(sparse=True) under make_private; plan with selection=None"
         )
+
+
+def _norm(name: str, value: float) -> float:
+    """A norm whose share for each of many rows is a number that can be rounded down."""
+    return _check.real(name, value, low=1e-30, high=1e30)
 
 
 def _set(selection: Any, name: str, value: Any) -> None:
