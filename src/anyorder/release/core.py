@@ -45,8 +45,9 @@ class Release(Run):
     - a part that is not finite is replaced by zero (which is in the ball) before it is added, and nothing tells of it;
     - what else you show, store or decide by is a function of what was returned, or does not depend on the units.
 
-    `anyorder.bounded_sum(vectors, units, clip_norm)` makes totals that keep the first two. Two releases on the same
-    units are two mechanisms: their curves compose.
+    `anyorder.bounded_sum(vectors, units, clip_norm)` makes totals that keep the first two, and
+    `anyorder.sparse.bounded_parts` those of steps with tables: the norm is over all that a step sums. Two releases on
+    the same units are two mechanisms: their curves compose.
 
     A total with NaN or infinities breaks the promises, and nothing that could then be done is private: to pass it on
     shows where they are; zero in their place, of the coordinate or of all, would let one unit take away what all

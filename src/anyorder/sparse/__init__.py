@@ -1,12 +1,12 @@
 """Wide tables: noise only where it is needed, lazily and exactly, or on rows that are chosen privately."""
 
 from anyorder.accounting.selection import Counts, Top, Uniform
-from anyorder.sparse.bounded import bounded_rows
+from anyorder.sparse.bounded import bounded_parts, bounded_rows
 from anyorder.sparse.chances import Chances, chances, threshold_for
 from anyorder.sparse.lazy_table import LazyTable
 from anyorder.sparse.select import select_counts, select_top, select_uniform
 
 __all__ = [
-    "Chances", "Counts", "LazyTable", "Top", "Uniform", "bounded_rows", "chances", "select_counts", "select_top",
-    "select_uniform", "threshold_for",
+    "Chances", "Counts", "LazyTable", "Top", "Uniform", "bounded_parts", "bounded_rows", "chances", "select_counts",
+    "select_top", "select_uniform", "threshold_for",
 ]  # fmt: skip

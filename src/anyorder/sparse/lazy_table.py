@@ -178,8 +178,8 @@ class LazyTable:
         Args:
             rows: (k,) distinct row numbers, those that units of the step touch; perhaps none.
             values: (k, width) sums over units, float32 or float64, an array or a tensor; they are copied. A unit's
-                vector, here and in the rest of the step's total, has norm at most `clip_norm`;
-                `anyorder.sparse.bounded_rows` makes such sums.
+                vector, here and in the rest of the step's total, has norm at most `clip_norm`: cut part by part it has
+                not. `anyorder.sparse.bounded_parts` makes such sums, `bounded_rows` where one table is all there is.
         Raises: ArgumentError for rows or values that do not fit or are not finite; see `Release` on the latter.
         """
         asked = Rows.fitting(rows, values, self.num_rows, self.width)
