@@ -412,6 +412,7 @@ def test_a_gradient_from_elsewhere_is_refused():
         optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore:threshold=6 is more than:anyorder.errors.SelectionWarning")  # few rows are wanted
 def test_nothing_of_the_tables_size_is_made():
     """A table of 10^7 numbers: a step makes less than a hundredth of that."""
     rows = 10_000_000 // D
