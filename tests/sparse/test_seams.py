@@ -219,6 +219,27 @@ def test_an_interrupt_before_a_flush_of_the_journal_leaves_it_to_the_next_step(t
     release.close()
 
 
+def test_a_flush_that_was_interrupted_as_it_ended_is_made_again(tmp_path):
+    layer, _, table = run = begun(plan(), path=tmp_path / "run")
+    steps(run, 3)
+    own = table.show
+
+    def show():
+        own()
+        raise KeyboardInterrupt
+
+    table.show = show
+    with pytest.raises(KeyboardInterrupt):
+        table.flush()
+    with pytest.raises(TrainingError, match="broken off: flush again"):
+        steps(run, 4)
+    shown = layer.weight.detach().clone()
+    table.flush()
+    assert torch.equal(layer.weight.detach(), shown)
+    steps(run, N)
+    run[1].close()
+
+
 @pytest.mark.parametrize("saved", ["before", "after"])
 def test_shown_weights_may_be_changed_and_flushed_saved_and_resumed(tmp_path, saved):
     """Normalised rows, or the best state so far: what is done to a shown table tells nothing more."""

@@ -168,6 +168,8 @@ class Tables:
             lazy.begin(first, None if entry is None else entry["state"])
             self._check_renewals(lazy, step)
         self._attached.append(table)
+        if entry is not None:
+            entry["state"] = None  # the table has it, and goes on in a copy
         if self._saved is not None and len(self._attached) == len(self._saved):
             self.flush_again(step)
         return first
@@ -236,7 +238,8 @@ class Tables:
         """
         tables = self._lazy
         if all(table.flushed for table in tables):
-            return  # at this step, as the next one takes them away
+            self._broken = False  # at this step, as the next one takes them away
+            return
         self._files.check_flush(step)
         self._broken = True
         brought = [table.bring_up() for table in tables]
