@@ -46,7 +46,7 @@ def library(name: str, *sources: str, contract: str) -> Extension:
 setup(
     ext_modules=[
         # A fused multiply-add would change the noise's bits.
-        library("anyorder.noise._kernel", "_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", contract="off"),
+        library("anyorder.noise._kernel", "_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", "_jump.h", contract="off"),
         library("anyorder.clipping._convolution", "_convolution.cpp", "_convolution.h", contract="fast"),
     ],
     cmdclass={"build_ext": BuildLibrary},

@@ -10,11 +10,12 @@ import anyorder
 ROOT = Path(anyorder.__file__).parent
 MAKERS = {"NoiseStream", "GridStream"}
 ADDERS = {"add_to", "add_to_rows", "SharedNoise", "TableNoise", "table_noise", "lazy_source", "noise_rows", "normal_at"}
+ADDERS |= {"carry", "carried"}
 # Planted faults put worse noise in the place of what the room adds, for the time of an audit; they release nothing.
 PLANTED = {"audit/faults/core.py": {"add_to", "'add_to'"}}
 # Tables attach themselves to a release, which hands them its noise and settles their part of a step after its commit.
 TABLES = {
-    "sparse/late.py": {"add_to_rows", "table_noise", "lazy_source", "noise_rows", "normal_at"},
+    "sparse/late.py": {"add_to_rows", "table_noise", "lazy_source", "noise_rows", "carry", "carried"},
     "sparse/selected.py": {"add_to_rows", "table_noise"},
 }
 OUTSIDE = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] not in ("release", "noise")]
@@ -53,6 +54,7 @@ def test_no_other_room_adds_noise_to_sums(path):
         "release.table_noise(0, 8).add_to_rows(0, 0, rows, values, 1.0)",
         "release.lazy_source(int).normal_at(rows, starts, 8)",
         "source = release.noise_rows()",
+        "late_rows.carry(source, jump, arrays, rows, 0)",
     ],
 )
 def test_the_walk_sees_each_way(source):

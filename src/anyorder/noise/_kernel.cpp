@@ -87,6 +87,7 @@ namespace portable {
 #define LANES 4
 #include "_lanes.h"
 #include "_tile.h"
+#include "_jump.h"
 #undef LANES
 #undef EACH
 #undef KEEP_ORDER
@@ -103,6 +104,7 @@ namespace avx2 {
 #define LANES 8
 #include "_lanes.h"
 #include "_tile.h"
+#include "_jump.h"
 #undef LANES
 #undef EACH
 #undef KEEP_ORDER
@@ -119,6 +121,7 @@ namespace avx512 {
 #define LANES 16
 #include "_lanes.h"
 #include "_tile.h"
+#include "_jump.h"
 #undef LANES
 #undef EACH
 #undef KEEP_ORDER
@@ -275,23 +278,61 @@ static void run_chunks(void *argument) {
 
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);  // GOMP_parallel of an OpenMP library
 
-static void run_parallel(Work &work, int threads, void *parallel) {
-    const uint64_t chunks = (work.stop - work.start + work.chunk - 1) / work.chunk;
+static void run_parallel(void (*run)(void *), void *work, uint64_t chunks, int threads, void *parallel) {
     if ((uint64_t)threads > chunks) threads = (int)chunks;
-    if (threads <= 1) return run_chunks(&work);
-    if (parallel) return ((Parallel)parallel)(run_chunks, &work, (unsigned)threads, 0);
+    if (threads <= 1) return run(work);
+    if (parallel) return ((Parallel)parallel)(run, work, (unsigned)threads, 0);
     std::thread *others = new (std::nothrow) std::thread[threads];
     int started = 0;
     try {
         while (others && started < threads - 1) {
-            others[started] = std::thread(run_chunks, &work);
+            others[started] = std::thread(run, work);
             ++started;
         }
     } catch (...) {  // fewer threads, the same bits
     }
-    run_chunks(&work);
+    run(work);
     for (int i = 0; i < started; ++i) others[i].join();
     delete[] others;
+}
+
+// ---- jumps of rows of a table ---------------------------------------------------------------------------------------
+
+constexpr uint64_t ROWS = 64;  // that a thread takes at a time
+
+struct JumpWork {
+    const Jump *jump;
+    Step step;  // key and rounds of the normals
+    int lanes;
+    std::atomic<uint64_t> next{0};
+    std::atomic<int> working{0};
+};
+
+static void run_jumps(void *argument) {
+    JumpWork &work = *(JumpWork *)argument;
+    const Jump &jump = *work.jump;
+    const uint64_t columns = jump.size + jump.normals + 1;
+    const uint64_t x = TILE * sizeof(float), factors = x + columns * STRETCH * sizeof(double);
+    const uint64_t ends = factors + jump.size * columns * sizeof(Factor), bytes = ends + jump.size * sizeof(int);
+    char *memory = (char *)std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!memory) return;
+    memset(memory, 0, factors);
+    ++work.working;
+    Room room = {(float *)memory, (double *)(memory + x), (Factor *)(memory + factors), (int *)(memory + ends)};
+    for (;;) {
+        const uint64_t first = work.next.fetch_add(1) * ROWS;
+        if (first >= jump.num_rows) break;
+        const uint64_t last = first + ROWS < jump.num_rows ? first + ROWS : jump.num_rows;
+#if defined(__x86_64__)
+        if (work.lanes == AVX512)
+            avx512::run_jump(jump, work.step, room, first, last);
+        else if (work.lanes == AVX2)
+            avx2::run_jump(jump, work.step, room, first, last);
+        else
+#endif
+            portable::run_jump(jump, work.step, room, first, last);
+    }
+    std::free(memory);
 }
 
 }  // namespace anyorder
@@ -301,7 +342,7 @@ static void run_parallel(Work &work, int threads, void *parallel) {
 extern "C" {
 
 // Number of this interface: of the records in _kernel.h and of these functions.
-int anyorder_version() { return 2; }
+int anyorder_version() { return 3; }
 
 // The digest of the sources that this was made of; setup.py gives it.
 uint64_t anyorder_sources() { return ANYORDER_SOURCES; }
@@ -327,7 +368,22 @@ int anyorder_run(const anyorder::Step *step, int lanes, int threads, void *paral
         work.stop = last.element + last.length;
         work.chunk = CHUNK;
     }
-    run_parallel(work, threads, parallel);
+    run_parallel(run_chunks, &work, (work.stop - work.start + work.chunk - 1) / work.chunk, threads, parallel);
+    return work.working ? 0 : 1;
+}
+
+// Carry rows. Returns 0, or 1 where no thread had memory: then nothing was done. At most TILE_BLOCKS normals.
+int anyorder_jump(const anyorder::Jump *jump, int lanes, int threads, void *parallel) {
+    using namespace anyorder;
+    if (!jump->num_rows || !jump->width) return 0;
+    JumpWork work;
+    work.jump = jump;
+    work.step = {};
+    memcpy(work.step.key, jump->key, sizeof jump->key);
+    work.step.rounds = jump->rounds;
+    work.step.rows = jump->rows;  // not null: rows of Z are those of the counters
+    work.lanes = lanes;
+    run_parallel(run_jumps, &work, (jump->num_rows + ROWS - 1) / ROWS, threads, parallel);
     return work.working ? 0 : 1;
 }
 

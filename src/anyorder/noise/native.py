@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,17 @@ from anyorder.noise.program import NONE, OP, TERM, Kind, Program
 
 __all__ = ["SEGMENT", "TYPES", "Kernel", "describe", "kernel", "warn_if_missing"]
 
-_VERSION = 2  # of the library's interface
-_SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h")
+_VERSION = 3  # of the library's interface
+_SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", "_jump.h")
 _LARGE = 1 << 20  # coordinates from which the missing kernel is worth a word
 
 SEGMENT = np.dtype([("data", "u8"), ("element", "u8"), ("length", "u8")])
 # As in _kernel.h: key, rounds, result; addresses of ops, terms, arrays, segments, types, rows; num_ops,
 # num_tiles, num_segments, origin; scale, std, add, scattered.
 _STEP = struct.Struct("@32s2i10Qdf2i4x")
+# As in _kernel.h: key, rounds, types of the numbers and the sums; addresses of arrays, strides, rows, which, Phi, R,
+# ids, used, sums, into; num_rows, size, normals, width, first.
+_JUMP = struct.Struct("@32s3i4x15Q")
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3, "uint32": 4}
 
 
@@ -112,6 +116,39 @@ class Kernel:
         types = np.full(len(rows), TYPES[out.dtype.name], np.int32)
         self.run(key, rounds, Program.of_row(0), segments, types, scattered=True, rows=own)
 
+    def carry(
+        self,
+        key: NDArray[np.uint32],
+        rounds: int,
+        arrays: Sequence[NDArray[Any]],
+        rows: NDArray[np.int64],
+        Phi: NDArray[np.float64],
+        R: NDArray[np.float64],
+        ids: NDArray[np.int64],
+        used: NDArray[np.int64],
+        which: NDArray[np.int64],
+        first: int,
+        sums: NDArray[Any] | None = None,
+        into: NDArray[np.float64] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Rows of a table: s <- Phi s + R Z[ids] + into sums, as `noise.late_rows.carry` says, which checks all this.
+
+        Raises: MemoryError, and then nothing was done.
+        """
+        addresses = np.array([x.ctypes.data for x in arrays], np.uint64)
+        strides = np.array([x.strides[0] for x in arrays], np.uint64)
+        kind = TYPES[arrays[0].dtype.name]
+        jump = _JUMP.pack(
+            key.tobytes(), rounds, kind, kind if sums is None else TYPES[sums.dtype.name], addresses.ctypes.data,
+            strides.ctypes.data, rows.ctypes.data, which.ctypes.data, Phi.ctypes.data, R.ctypes.data, ids.ctypes.data,
+            used.ctypes.data, 0 if sums is None else sums.ctypes.data, 0 if into is None else into.ctypes.data,
+            len(rows), len(arrays), R.shape[2], arrays[0].shape[1], first,
+        )  # fmt: skip
+        count = _threads() if threads is None else threads
+        if self._library.anyorder_jump(jump, self._path, count, parallel() if count > 1 else None):
+            raise MemoryError("no memory for the noise kernel's tiles; nothing was changed")
+
     def transform(self, words: NDArray[np.uint32], further: NDArray[np.uint32]) -> NDArray[np.float32]:
         """`transform.normals` of (16, B) words, B a multiple of 16, with the extension words of every block at hand."""
         words, further = np.ascontiguousarray(words), np.ascontiguousarray(further)
@@ -187,6 +224,7 @@ def _library() -> ctypes.CDLL | None:
         return None
     pointer = ctypes.c_void_p
     library.anyorder_run.argtypes = [pointer, ctypes.c_int, ctypes.c_int, pointer]
+    library.anyorder_jump.argtypes = [pointer, ctypes.c_int, ctypes.c_int, pointer]
     library.anyorder_transform.argtypes = [ctypes.c_int, pointer, pointer, pointer, ctypes.c_uint64]
     library.anyorder_transform.restype = None
     return library
@@ -205,7 +243,8 @@ def _checked(path: int) -> Kernel | None:
     found.fill(key, 8, 2**40, 0, made, threads=1)
     raw = chacha.blocks(key, np.arange(64, dtype=np.uint64) | np.uint64(1 << 62), 2**40, 8)
     same = found.transform(words, words).tobytes() == expected.tobytes() and made.tobytes() == raw.T.tobytes()
-    return found if same and _steps_agree(found) and _ranges_agree(found) else None
+    agrees = same and _steps_agree(found) and _ranges_agree(found) and _jumps_agree(found)
+    return found if agrees else None
 
 
 def _steps_agree(kernel: Kernel) -> bool:
@@ -265,6 +304,27 @@ def _ranges_agree(kernel: Kernel) -> bool:
         if out.tobytes() != transform.normals(chacha.blocks(key, blocks, row, 8), further).T.tobytes():
             return False
     return True
+
+
+def _jumps_agree(kernel: Kernel) -> bool:
+    """Whether rows of a table are carried as NumPy does it: every product and sum rounded by itself."""
+    key, width, first = np.arange(1, 9, dtype=np.uint32), 37, 5
+    table, sums = np.empty((4, 2, width), np.float32), np.linspace(-1, 1, 2 * width).reshape(2, width)
+    for j, row in enumerate(table.reshape(8, width)):
+        kernel.fill(key, 8, 2**33 + j, 0, row, threads=1)
+    rows, ids, used = np.array([3, 1]), np.array([[9, 2**40]]), np.array([2])
+    Phi, R, into = np.array([[[0.999999, 0], [0.3, 1]]]), np.array([[[0.7, 0], [0.1, -0.2]]]), np.array([0, -0.0625])
+    xi = np.empty((4, width), np.float32)
+    kernel.fill_at(key, 8, np.tile(ids[0], 2), np.repeat(first + rows * width, 2), xi)
+    expected = table.copy()
+    for i, row in enumerate(rows.tolist()):
+        x, z = table[row].astype(np.float64), xi[2 * i : 2 * i + 2].astype(np.float64)
+        expected[row, 0] = x[0] * Phi[0, 0, 0] + z[0] * 0.7
+        expected[row, 1] = x[0] * 0.3 + x[1] + z[0] * 0.1 + z[1] * -0.2 + sums[i] * -0.0625
+    kernel.carry(
+        key, 8, [table[:, 0], table[:, 1]], rows, Phi, R, ids, used, np.zeros(2, np.int64), first, sums, into, threads=1
+    )
+    return table.tobytes() == expected.tobytes()
 
 
 def _threads() -> int:

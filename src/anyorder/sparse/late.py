@@ -1,6 +1,7 @@
 """How rows of a lazy table get the noise that they have missed: in one jump, in law, or step by step, by value."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,20 +10,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyorder.errors import CheckpointError, PlanError
-from anyorder.noise.lazy import Jumps
+from anyorder.noise import late_rows
+from anyorder.noise.lazy import Jump, Jumps
 from anyorder.release import Release
 from anyorder.strategy import Tree
 
-__all__ = ["ByJumps", "ByValue", "Late", "State"]
+__all__ = ["ByJumps", "ByValue", "Change", "Late", "State"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_NUMPY: dict[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32, torch.float64: np.float64}
+Change = Callable[[], None]
 
 
 class State(NamedTuple):
-    """What is stored of rows: theta (k, width), and what is kept beside it (k, kept, width)."""
+    """What is stored of rows, all or some: theta (k, width), and what is kept beside it (k, kept, width)."""
 
     theta: Tensor
     kept: Tensor
@@ -54,66 +56,57 @@ class ByJumps:
         """Take the first coordinate and the shape of the table."""
         self._first = first
 
+    def hold(self, stored: State) -> None:
+        """Take what is stored of all rows: jumps and steps read it and write it in place."""
+        self._stored = stored
+        self._arrays: list[NDArray[Any]] | None = None
+        if stored.theta.device.type == "cpu":
+            kept = _numpy(stored.kept)
+            self._arrays = [*(kept[:, j] for j in range(self.kept)), _numpy(stored.theta)]
+
     def record(self, step: int, lr: float, divisor: float) -> None:
         """Take the public numbers of a step, in order."""
         self._jumps.record(step, lr, self._std / divisor)
 
-    def jump(self, state: State, rows: Integers, starts: Integers, stop: int) -> State:
-        """The state of rows after the steps starts .. stop - 1, in which they had no gradient.
-
-        In the numbers' own type, of Phi - 1: Phi in float32 would be another matrix.
+    def jump(self, rows: Integers, starts: Integers, stop: int) -> Change:
+        """Carry rows over the steps starts .. stop - 1, in which they had no gradient.
 
         Args:
-            state: copies of what is stored, which are overwritten.
-            rows: (k,).
+            rows: (k,) distinct ones.
             starts: (k,) first step that each one lacks.
-        Returns: the state, on the CPU.
+        Returns: what writes them. Nothing is written before it is called.
         """
-        theta, kept = (part.cpu() for part in state)
-        k, width = theta.shape
-        jump = self._jumps.over(starts, stop)
-        w = jump.rows.shape[1]
-        if not w:
-            return State(theta, kept)
-        alike = len(jump.Phi) == 1  # in most steps: all rows were read when the batch was
-        places = (rows * width + self._first)[:, None]
-        ids, elements = np.broadcast_arrays(jump.rows if alike else jump.rows[jump.which], places)
-        xi = torch.from_numpy(self._source.normal_at(ids.ravel(), elements.ravel(), width))
-        xi = xi.view(k, w, width).to(theta.dtype)
-        maps = jump.R
-        if self.kept:
-            maps = np.concatenate([jump.Phi[:, :, :-1] - np.eye(self.kept + 1, self.kept), maps], axis=2)
-            xi = torch.cat([kept, xi], dim=1)
-        maps = maps.astype(_NUMPY[theta.dtype])
-        factors = torch.from_numpy(maps).expand(k, -1, -1) if alike else torch.from_numpy(maps[jump.which])
-        if xi.shape[1] == 1:
-            theta.addcmul_(xi[:, 0], factors[:, 0])
-            return State(theta, kept)
-        made = torch.bmm(factors, xi)
-        theta += made[:, -1]
-        if self.kept:
-            kept += made[:, :-1]
-        return State(theta, kept)
+        return self._change(rows, self._jumps.over(starts, stop))
 
-    def step(self, state: State, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> State:
-        """The state of rows after a step in which they had these sums. As `jump`, over that step."""
-        theta, kept = self.jump(state, rows, np.full(len(rows), step, np.int64), step + 1)
-        own = sums.detach().to("cpu", theta.dtype)
-        into = self._jumps.input(step) / divisor
-        theta.add_(own, alpha=float(into[-1]))
-        if self._momentum:
-            kept[:, -1].add_(own, alpha=float(into[-2]))
-        return State(theta, kept)
+    def step(self, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> Change:
+        """Carry rows over a step in which they had these sums. As `jump`."""
+        return self._change(rows, self._over(rows, step), _numpy(sums), self._jumps.input(step) / divisor)
 
-    def exact(self, state: State) -> State:
-        """For `gradient`: what is released is seen by what it moves, which the table's own type would round."""
-        return State(*(part.to("cpu", torch.float64) for part in state))
+    def seen_step(self, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> tuple[Change, Tensor]:
+        """As `step`, of a rate above 0. Returns: also the private mean of these rows: of what the step moved.
 
-    def gradient(self, before: State, after: State, lr: float) -> Tensor:
-        """The private mean of a step that led from one state to the other, of rates above 0."""
-        if self._momentum:
-            return after.kept[:, -1] - self._momentum * before.kept[:, -1]
-        return (before.theta - after.theta) / lr
+        That is unrounded, as the table's own type would round what is seen.
+        """
+        before = _copied(self._stored, rows)
+        after = self._made(before, rows, self._over(rows, step), _numpy(sums), self._jumps.input(step) / divisor)
+        theta, kept = (part.to("cpu", torch.float64) for part in before)
+        mean = after.kept[:, -1] - self._momentum * kept[:, -1] if self._momentum else (theta - after.theta) / lr
+        return partial(_put, self._stored, rows, after), mean
+
+    def _over(self, rows: Integers, step: int) -> Jump:
+        return self._jumps.over(np.full(len(rows), step, np.int64), step + 1)
+
+    def _change(self, rows: Integers, jump: Jump, *gradient: NDArray[Any]) -> Change:
+        """In place, where the table is in the memory of the processor; the same bits elsewhere."""
+        if self._arrays is None:
+            return partial(_put, self._stored, rows, self._made(_copied(self._stored, rows), rows, jump, *gradient))
+        return partial(late_rows.carry, self._source, jump, self._arrays, rows, self._first, *gradient)
+
+    def _made(self, state: State, rows: Integers, jump: Jump, *gradient: NDArray[Any]) -> State:
+        """In float64, on the CPU."""
+        numbers = np.concatenate([_numpy(state.kept).transpose(1, 0, 2), _numpy(state.theta)[None]])
+        made = torch.from_numpy(late_rows.carried(self._source, jump, numbers, rows, self._first, *gradient))
+        return State(made[-1], made[:-1].transpose(0, 1))
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -150,25 +143,45 @@ class ByValue:
         self._width = width
         self._noise = self._release.table_noise(first, num_rows * width)
 
+    def hold(self, stored: State) -> None:
+        """As of `ByJumps`."""
+        self._stored = stored
+
     def record(self, step: int, lr: float, divisor: float) -> None:
         """Take the public numbers of a step, in order."""
         assert len(self._steps) == step
         self._steps.append((lr, divisor))
 
-    def jump(self, state: State, rows: Integers, starts: Integers, stop: int) -> State:
-        """As of `ByJumps`; on the table's device."""
-        theta, kept = state
+    def jump(self, rows: Integers, starts: Integers, stop: int) -> Change:
+        """As of `ByJumps`."""
+        theta, kept = state = _copied(self._stored, rows)
         for step in range(int(starts.min(initial=stop)), stop):
             late = np.flatnonzero(starts <= step)
             at = torch.from_numpy(late).to(theta.device)
             nothing = theta.new_zeros(len(late), self._width)
             here = State(theta[at], kept[at])
-            made = self.step(here, rows[late], step, nothing, self._steps[step][1], self._steps[step][0])
-            theta[at], kept[at] = made
-        return state
+            self._take(here, rows[late], step, nothing, self._steps[step][1], self._steps[step][0])
+            theta[at], kept[at] = here
+        return partial(_put, self._stored, rows, state)
 
-    def step(self, state: State, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> State:
-        """As of `ByJumps`: the operations of `torch.optim.SGD`, in its order."""
+    def step(self, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> Change:
+        """As of `ByJumps`."""
+        state = _copied(self._stored, rows)
+        self._take(state, rows, step, sums, divisor, lr)
+        return partial(_put, self._stored, rows, state)
+
+    def seen_step(self, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> tuple[Change, Tensor]:
+        """As of `ByJumps`, to the rounding of the table's type."""
+        before, after = _copied(self._stored, rows), _copied(self._stored, rows)
+        self._take(after, rows, step, sums, divisor, lr)
+        if self._momentum:
+            mean = after.kept[:, 0] - self._momentum * before.kept[:, 0]
+        else:
+            mean = (before.theta - after.theta) / lr
+        return partial(_put, self._stored, rows, after), mean
+
+    def _take(self, state: State, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> None:
+        """The operations of `torch.optim.SGD`, in its order, in place."""
         theta, kept = state
         mean = self._noise.add_to_rows(step, 0, rows, sums, divisor).to(theta.device, theta.dtype)
         if self._momentum:
@@ -176,17 +189,6 @@ class ByValue:
             velocity.mul_(self._momentum).add_(mean)
             mean = mean.add(velocity, alpha=self._momentum) if self._nesterov else velocity
         theta.add_(mean, alpha=-lr)
-        return state
-
-    def exact(self, state: State) -> State:
-        """As it is: the roundings are those of the dense run."""
-        return state
-
-    def gradient(self, before: State, after: State, lr: float) -> Tensor:
-        """As of `ByJumps`, to the rounding of the table's type."""
-        if self._momentum:
-            return after.kept[:, 0] - self._momentum * before.kept[:, 0]
-        return (before.theta - after.theta) / lr
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -199,6 +201,22 @@ class ByValue:
 
 
 Late = ByJumps | ByValue
+
+
+def _numpy(values: Tensor) -> NDArray[Any]:
+    """The same memory, where it is the processor's."""
+    return np.asarray(values.numpy(force=values.requires_grad or values.device.type != "cpu"))
+
+
+def _copied(stored: State, rows: Integers) -> State:
+    at = torch.from_numpy(rows).to(stored.theta.device)
+    return State(*(part.index_select(0, at) for part in stored))
+
+
+def _put(stored: State, rows: Integers, state: State) -> None:
+    at = torch.from_numpy(rows).to(stored.theta.device)
+    for part, new in zip(stored, state, strict=True):
+        part.index_copy_(0, at, new.to(part.device, part.dtype))
 
 
 def _check_options(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.release import Release
 from anyorder.release.clip_norm import ClipNorm
 from anyorder.release.totals import Rows
-from anyorder.sparse.late import ByJumps, ByValue, Late, State
+from anyorder.sparse.late import ByJumps, ByValue, Change, Late, State
 
 __all__ = ["LazyRows", "LazyTable", "stand_ins_allowed"]
 
@@ -238,6 +238,7 @@ class LazyTable:
         self._last, self._steps = last.astype(np.int32), int(saved["steps"])
         self.flushed = bool(saved["flushed"])
         self._weight.data = self._table if self.flushed else self._stand_in
+        self._late.hold(State(self._table, self._kept))
 
     def check(self, step: int) -> None:
         """Raise TrainingError unless all steps before this one are settled, wholly."""
@@ -287,10 +288,9 @@ class LazyTable:
         lacking = rows[self._last[rows] < self._steps]
         if not len(lacking):
             return
-        at = torch.from_numpy(lacking).to(self.device)
-        made = self._late.jump(self._state(at), lacking, self._last[lacking].astype(np.int64), self._steps)
+        change = self._late.jump(lacking, self._last[lacking].astype(np.int64), self._steps)
         self._busy = True
-        self._write(at, made)
+        self._write(change)
         self._last[lacking] = self._steps
         self._busy = False
 
@@ -299,24 +299,24 @@ class LazyTable:
         self._busy = True
         if self.flushed:
             self._table = self._now.clone(memory_format=torch.contiguous_format)
+            self._late.hold(State(self._table, self._kept))
             self._weight.data, self.flushed = self._stand_in, False
         self._busy = False
         self._bring(part.rows)
         self._busy = True
         self._late.record(step, self._lr, divisor)
-        at = torch.from_numpy(part.rows).to(self.device)
-        state = self._state(at)
-        before = None
-        if part.is_whole:
-            state = self._late.exact(state)
-            before = State(state.theta.clone(), state.kept.clone())
+        mean = None
         if len(part.rows):
-            state = self._late.step(state, part.rows, step, part.values, divisor, self._lr)
-            self._write(at, state)
+            given = part.rows, step, part.values, divisor, self._lr
+            if part.is_whole:
+                change, mean = self._late.seen_step(*given)
+            else:
+                change = self._late.step(*given)
+            self._write(change)
             self._last[part.rows] = step + 1
         self._steps = step + 1
         self._busy = False
-        return None if before is None else self._late.gradient(before, state, self._lr).reshape(-1)
+        return None if mean is None else mean.reshape(-1)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -335,14 +335,8 @@ class LazyTable:
         """The table; of a shown one what is in the weight, where others may have changed it."""
         return self._weight.data.to(self.device) if self.flushed else self._table
 
-    def _state(self, at: Tensor) -> State:
-        """A copy of what is stored of rows."""
-        return State(self._table.index_select(0, at), self._kept.index_select(0, at))
-
-    def _write(self, at: Tensor, state: State) -> None:
-        self._table.index_copy_(0, at, state.theta.to(self.device, self.dtype))
-        if self.kept:
-            self._kept.index_copy_(0, at, state.kept.to(self.device, self.dtype))
+    def _write(self, change: Change) -> None:
+        change()
 
     def __repr__(self) -> str:
         return f"LazyTable({self.num_rows}, {self.width}, kept={self.kept}, flushed={self.flushed})"

@@ -1,0 +1,140 @@
+"""Rows of a table carried over missed steps: the same bits on every instruction set as in NumPy, in place."""
+
+import numpy as np
+import pytest
+
+from anyorder.errors import ArgumentError
+from anyorder.noise import NoiseSource, native
+from anyorder.noise.late_rows import carried, carry
+from anyorder.noise.lazy import Jump, Jumps
+from anyorder.noise.native import PATHS, kernel
+from anyorder.strategy import BLT, Independent, ToeplitzBanded, Tree
+
+KEY = bytes(range(32))
+KERNELS = [*(PATHS[: PATHS.index(kernel().name) + 1] if kernel() else ())]
+STEPS = 64
+STRATEGIES = {
+    "independent": (Independent(STEPS), {}),
+    "momentum": (Independent(STEPS), {"momentum": 0.9, "nesterov": True}),
+    "blt": (BLT([0.9, 0.4], [0.2, 0.1], STEPS), {}),
+    "bands": (ToeplitzBanded(np.linspace(1, 0.1, 20), STEPS), {"momentum": 0.5}),
+    "tree": (Tree(STEPS, estimator="full"), {"by_value": True}),
+}
+
+
+def jumps_of(name):
+    strategy, options = STRATEGIES[name]
+    jumps = Jumps(strategy, **options)
+    for t in range(STEPS):
+        jumps.record(t, 0.1, 0.5)
+    return jumps
+
+
+def table(rng, size, rows, width, kind, layout):
+    """Arrays of a table: each for itself, or those of a row together."""
+    values = rng.standard_normal((size, rows, width) if layout == "apart" else (rows, size, width)).astype(kind)
+    return values, list(values if layout == "apart" else values.transpose(1, 0, 2))
+
+
+def check(name, jump, width, kind, layout="together", sums_kind=None, rows=150, first=11):
+    rng = np.random.default_rng(width)
+    size, k = jump.Phi.shape[1], len(jump.which)
+    chosen = rng.permutation(rows)[:k]
+    sums = None if sums_kind is None else rng.standard_normal((k, width)).astype(sums_kind)
+    into = None if sums is None else np.where(rng.random(size) < 0.5, 0, rng.standard_normal(size))
+    made, arrays = table(rng, size, rows, width, kind, layout)
+    before = made.copy()
+    expected = [x.copy() for x in arrays]
+    state, reference = np.stack([x[chosen] for x in arrays]), NoiseSource(KEY, kernel="reference")
+    numbers = carried(reference, jump, state, chosen, first, sums, into)
+    for x, new in zip(expected, numbers, strict=True):
+        x[chosen] = new
+    carry(NoiseSource(KEY, kernel=name), jump, arrays, chosen, first, sums, into)
+    for x, right in zip(arrays, expected, strict=True):
+        assert x.tobytes() == right.tobytes()
+    assert made.tobytes() != before.tobytes()
+
+
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("width", "kind", "sums"), [
+    (1, "f4", "f4"), (7, "f8", None), (33, "f4", None), (100, "f4", "f8"), (128, "f8", "f4"), (1000, "f4", "f4"),
+])  # fmt: skip
+def test_bits_are_those_of_numpy(name, strategy, width, kind, sums):
+    jumps = jumps_of(strategy)
+    starts = np.random.default_rng(1).integers(0, 60, 5 if width > 500 else 140)
+    for given, layout in ((starts, "together"), (np.full(3, 59), "apart"), (np.full(70, 3), "together")):
+        check(name, jumps.over(given, 60), width, kind, layout, sums)
+
+
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
+def test_zeros_are_left_out_and_numbers_that_are_none_stay_where_they_are(name):
+    """What has the factor 0 is left out, were it infinite; and the first sum of -0 is 0."""
+    Phi, R = np.array([[[1.0, 0], [0, 1]]]), np.array([[[0.0, 0, 0], [0, 0.5, 0]]])
+    jump = Jump(Phi, R, np.array([[1, 2, 3]]), np.zeros(3, np.int64))
+    arrays = [np.full((4, 20), -0.0, np.float32), np.full((4, 20), np.inf, np.float32)]
+    source = NoiseSource(KEY, kernel=name)
+    carry(source, jump, arrays, np.array([0, 1, 3]), 0)
+    assert not np.signbit(arrays[0][[0, 1, 3]]).any()
+    assert np.signbit(arrays[0][2]).all()
+    assert np.isposinf(arrays[1]).all()
+    arrays[1][:] = 0
+    carry(source, jump, arrays, np.array([0, 1, 3]), 0)
+    assert np.array_equal(arrays[1][3], source.normal(2, 60, 80) / 2)  # the second normal, of the row's own place
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_threads_change_nothing_and_rare_radii_are_there(name, monkeypatch):
+    """Enough normals that some need further bits."""
+    monkeypatch.setattr(native, "_threads", lambda: 3)
+    jump = jumps_of("blt").over(np.arange(600) % 50, 50)
+    check(name, jump, 300, "f4", rows=700)
+
+
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
+def test_jumps_of_many_normals(name):
+    """Beyond what the kernel has room for NumPy does it."""
+    rng = np.random.default_rng(0)
+    for w in (64, 127, 128, 129):
+        jump = Jump(
+            np.ones((2, 1, 1)), rng.standard_normal((2, 1, w)), rng.integers(0, 2**60, (2, w)), np.arange(9) % 2
+        )
+        check(name, jump, 40, "f4", "apart", "f4")
+
+
+@pytest.mark.parametrize("name", ["reference", *KERNELS])
+def test_renewed_rows_come_from_their_own_key(name):
+    source = NoiseSource(KEY, kernel=name).renewed(10, b"n" * 16)
+    for ids in ([[3, 9], [10, 11]], [[10, 11], [12, 13]]):
+        jump = Jump(np.ones((2, 1, 1)), np.ones((2, 1, 2)), np.array(ids), np.array([0, 1]))
+        values = np.zeros((2, 30))
+        carry(source, jump, [values], np.array([1, 0]), 5)
+        for at, (a, b) in zip((1, 0), ids, strict=True):
+            place = 5 + 30 * at
+            made = source.normal(a, place, place + 30).astype(float) + source.normal(b, place, place + 30)
+            assert np.array_equal(values[at], made)
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing():
+    jump = Jump(np.ones((1, 1, 1)), np.ones((1, 1, 1)), np.array([[1]]), np.zeros(2, np.int64))
+    source, values, rows = NoiseSource(KEY), np.zeros((4, 5)), np.array([0, 1])
+    sums = np.ones((2, 5))
+    for arguments, message in [
+        (([values], np.array([0, 4]), 0), "rows must lie in"),
+        (([values], np.array([-1, 0]), 0), "rows must lie in"),
+        (([values], np.array([0]), 0), "map for each row"),
+        (([values, values], rows, 0), "does not fit"),
+        (([values.T], rows, 0), "contiguous"),
+        (([values.astype(np.float16)], rows, 0), "float32 or float64"),
+        (([values], rows, -1), "elements of Z"),
+        (([values], rows, 2**62 - 19), "elements of Z"),
+        (([values], rows, 0, sums), "go together"),
+        (([values], rows, 0, sums[:, 1:], np.ones(1)), "sums must be"),
+        (([values], rows, 0, sums, np.ones(2)), "sums must be"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            carry(source, jump, *arguments)
+    assert not values.any()
+    carry(source, jump, [np.zeros((4, 0))], rows, 0)
+    carry(source, jump._replace(which=np.zeros(0, np.int64)), [values], rows[:0], 0)
+    assert not values.any()
