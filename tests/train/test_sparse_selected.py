@@ -1,5 +1,6 @@
 """A table whose rows are chosen privately at each step: the planned mechanism, and nothing of the table's size."""
 
+import types
 import warnings
 from itertools import pairwise
 
@@ -15,7 +16,10 @@ from anyorder.clipping import Adaptive
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.sparse import Counts, Top, Uniform, select_counts, select_top, select_uniform
+from anyorder.sparse.selected import Selection
 from anyorder.strategy import BandedInverse, Independent, Tree
+from anyorder.train.held import Held
+from anyorder.train.tables import Tables
 from train import wide
 from train.wide import KEY, STEPS, B, D, N, V, Words, backward, clipped_sum, per_unit, planned, private, train
 
@@ -34,13 +38,14 @@ def expected_rows(plan, step, ids):
     if isinstance(rule, Uniform):
         return select_uniform(rule.rows, num_rows=V, source=source, step=step)
     if isinstance(rule, Top):
-        return select_top(wide.counts(ids, 1e9), rule.rows, plan.selection_scale, source=source, step=step)
+        scores = wide.counts(ids, 1e9) * rule.score_norm
+        return select_top(scores, rule.rows, plan.selection_scale, source=source, step=step)
     found = wide.counts(ids, rule.count_norm)
     return select_counts(found, rule.threshold, plan.selection_std, source=source, step=step)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
-@pytest.mark.parametrize("selection", [COUNTS, Top(5, sigma=2.0), Uniform(6)], ids=lambda s: s.kind)
+@pytest.mark.parametrize("selection", [COUNTS, Top(5, sigma=2.0, score_norm=0.5), Uniform(6)], ids=lambda s: s.kind)
 def test_each_step_is_the_planned_mechanism(strategy, selection):
     """Counts by hand, rows by the selector, gradients one example at a time, the noise of a dense stream."""
     plan = planned(strategy, selection=selection)
@@ -65,6 +70,51 @@ def test_each_step_is_the_planned_mechanism(strategy, selection):
         sizes.add(len(rows))
     assert sizes - {0}
     assert engine.step == STEPS // 2
+
+
+class Apart(nn.Module):
+    """Two tables of unlike shapes."""
+
+    def __init__(self, sparse=True):
+        super().__init__()
+        self.first = nn.Embedding(V, D, sparse=sparse)
+        self.second = nn.Embedding(V + 9, 2, sparse=sparse)
+
+    def forward(self, ids):
+        return self.first(ids[:, :2]).sum(1)[:, :2] + self.second(ids[:, 2:] + 9).sum(1)
+
+
+def test_rows_are_chosen_among_those_of_all_tables_together():
+    """One vector of counts, of one norm, one choice, and coordinates one behind the other."""
+    plan = planned(selection=COUNTS)
+    engine, model, optimizer, loader = private(plan, make=Apart)
+    stream = NoiseStream(plan.strategy, source_of(plan), plan.noise_std, V * D + (V + 9) * 2)
+    chosen = []
+    for step, (ids, y) in enumerate(loader):
+        copy = Apart(sparse=False)
+        copy.load_state_dict(model.module.state_dict())
+        gradients = []
+        for i in range(len(ids)):
+            copy.zero_grad()
+            nn.functional.cross_entropy(copy(ids[i : i + 1]), y[i : i + 1]).backward()
+            gradients.append(torch.cat([p.grad.reshape(-1) for p in copy.parameters()]).double())
+        optimizer.zero_grad()
+        backward(model, (ids, y))
+        optimizer.step()
+        counts = np.zeros(V + V + 9)
+        for row in ids.numpy():
+            touched = np.unique(np.concatenate([row[:2], V + row[2:] + 9]))
+            counts[touched] += min(1.0, COUNTS.count_norm / np.sqrt(len(touched)))
+        source = source_of(plan).derive(b"selection")
+        rows = select_counts(counts, COUNTS.threshold, plan.selection_std, source=source, step=step)
+        total = clipped_sum(torch.stack(gradients), plan.clip_norm) + torch.from_numpy(stream.next())
+        whole = (total / plan.batch_size).split([V * D, (V + 9) * 2])
+        own = rows[rows < V], rows[rows >= V] - V
+        for p, values, ids_of in zip(model.module.parameters(), whole, own, strict=True):
+            assert p.grad.indices()[0].tolist() == ids_of.tolist()
+            torch.testing.assert_close(p.grad.values().double(), values.view(p.shape)[ids_of], rtol=1e-5, atol=1e-6)
+        chosen.append([len(rows) for rows in own])
+    assert np.all(np.sum(chosen, 0) > 0)
 
 
 def test_the_dense_part_is_bit_for_bit_that_of_a_dense_run():
@@ -128,6 +178,7 @@ DENSELY = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.1),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    "fused sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
     "sgd with decay": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
     "adagrad with decay": lambda p: torch.optim.Adagrad(p, lr=0.1, weight_decay=0.1),
     "ftrl": lambda p: ao.train.FTRL(p, lr=0.1),
@@ -353,6 +404,45 @@ def test_a_lost_step_is_repeated_with_its_own_data_or_not_at_all(tmp_path):
         train(*other, until=1)
 
 
+def rows_at(ids, numbers, rows=V):
+    numbers = torch.tensor(numbers, dtype=torch.float64)
+    return torch.sparse_coo_tensor(
+        torch.tensor([ids]), numbers, (rows, *numbers.shape[1:]), is_coalesced=True, check_invariants=True
+    )
+
+
+def test_the_journal_is_told_of_rows_sums_and_counts():
+    """Two steps that differ in any of them are not taken for one."""
+    sums = [rows_at([3, 5], [[1.0, 2.0], [3.0, 4.0]]), rows_at([7], [[5.0, 6.0]])]
+    counts = [rows_at([3, 5], [0.5, 1.0]), rows_at([7], [1.0])]
+    steps = [
+        (sums, counts),
+        ([rows_at([3, 6], [[1.0, 2.0], [3.0, 4.0]]), sums[1]], counts),
+        ([rows_at([3, 5], [[1.0, 2.0], [3.0, 4.5]]), sums[1]], counts),
+        (sums, [rows_at([3, 5], [0.5, 0.75]), counts[1]]),
+        (sums, [rows_at([2, 5], [0.5, 1.0]), counts[1]]),
+        (sums, []),
+        ([rows_at([3, 5], [[1.0, 2.0], [3.0, 4.0]], V + 1), sums[1]], counts),
+    ]
+    told = [[piece.numpy().tobytes() for piece in Selection(None, *map(tuple, step)).parts()] for step in steps]
+    assert len({b"".join(pieces) for pieces in told}) == len(steps)
+    heads = {tuple(Selection(None, *map(tuple, step)).parts()[0].tolist()) for step in steps}
+    assert len(heads) == 3  # with every length and no value
+
+
+def test_counts_have_a_norm_of_their_own():
+    """A clip norm that moves scales sums, and no counts: somebody may be in these alone."""
+    counts = rows_at([3], [0.5])
+    part = Selection(None, (rows_at([3], [[1.0, 2.0]]),), (counts,))
+    planned = part.planned(types.SimpleNamespace(planned=lambda values: [2 * x for x in values]))
+    assert planned.sums[0].values().tolist() == [[2.0, 4.0]]
+    assert planned.counts[0].values().tolist() == [0.5]
+    nobody = rows_at([3], [[0.0, 0.0]])
+    assert Selection(None, (nobody,), (rows_at([3], [0.0]),)).is_zero
+    assert not Selection(None, (nobody,), (counts,)).is_zero
+    assert not Selection(None, (rows_at([3], [[0.0, 1.0]]),), (rows_at([3], [0.0]),)).is_zero
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -377,6 +467,12 @@ def with_option(**options):
     return make
 
 
+def with_largest():
+    model = Words(bag=True)
+    model.table = nn.EmbeddingBag(V, D, mode="max", sparse=True)
+    return model
+
+
 @pytest.mark.parametrize("selection", [COUNTS, None])
 @pytest.mark.parametrize(
     ("make", "words"),
@@ -384,11 +480,37 @@ def with_option(**options):
         (Tied, "the weight of the table table.weight is output's too"),
         (with_option(max_norm=1.0), "max_norm"),
         (with_option(scale_grad_by_freq=True), "scale_grad_by_freq"),
+        (with_largest, "mode='max'"),
     ],
 )
 def test_tables_that_are_more_than_lookups_are_refused(selection, make, words):
     with pytest.raises(ao.errors.AnyorderError, match=words):
         private(planned(selection=selection), make=make)
+
+
+def test_a_layer_that_may_read_otherwise_is_trained_as_other_layers():
+    """What a subclass does with its rows is not known."""
+
+    class Own(nn.Embedding):
+        pass
+
+    def make():
+        model = Words()
+        model.table = Own(V, D, sparse=True)
+        return model
+
+    with pytest.raises(PlanError, match="no table"):
+        private(planned(selection=COUNTS), make=make)
+
+
+@pytest.mark.parametrize("selection", [COUNTS, None])
+def test_several_processes_are_refused(selection):
+    """Before anything of the model is told to the others."""
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    group = types.SimpleNamespace(size=2, rank=0)
+    with pytest.raises(PlanError, match="trained by one process, and here are 2"):
+        Tables(model, Held(model, optimizer), optimizer, planned(selection=selection), group)
 
 
 def test_a_frozen_table_is_none():
