@@ -77,6 +77,22 @@ def test_without_noise_it_is_the_dense_run(way, rule):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
+def test_a_table_has_the_rate_of_its_own_group():
+    """And its own momentum, at every step."""
+
+    def optimizer(parameters):
+        *linear, table = parameters
+        return torch.optim.SGD([{"params": linear, "lr": 0.1}, {"params": [table], "lr": 0.4, "momentum": 0.5}])
+
+    found = []
+    for sparse in (True, False):
+        run = private(
+            planned(sigma=1e-7), make=lambda sparse=sparse: Words(sparse=sparse), optimizer=optimizer
+        )  # fmt: skip
+        found.append(finish(run, scheduled=True))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 def test_what_is_shown_has_the_planned_law(strategy):
     """A table that nobody touched moves by rate std / batch size times a sum of rows of C^-1 Z.
@@ -244,6 +260,28 @@ def test_a_resumed_run_is_bit_for_bit_the_one_that_was_not_stopped(tmp_path, str
     assert torch.equal(wide.weights(again[1]), wide.weights(whole[1]))
 
 
+class Again(Words):
+    """One table under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.again = self.table
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_table_of_two_names_is_resumed(tmp_path, flushed):
+    first = private(planned(), make=Again, checkpoint=tmp_path / "run")
+    train(*first, until=3)
+    if flushed:
+        first[0].flush()
+    first[0].save()
+    first[0].flush()
+    first[0].close()
+    again = private(planned(), make=Again, checkpoint=tmp_path / "run")
+    again[0].flush()
+    assert torch.equal(wide.weights(again[1]), wide.weights(first[1]))
+
+
 def test_the_checkpoint_has_the_whole_table_whatever_was_touched(tmp_path):
     sizes = []
     for shift in (0, 7):
@@ -262,6 +300,7 @@ def test_the_checkpoint_has_the_whole_table_whatever_was_touched(tmp_path):
     ("optimizer", "words"),
     [
         (lambda p: torch.optim.Adam(p), "needs torch.optim.SGD, got Adam"),
+        (lambda p: type("Own", (torch.optim.SGD,), {})(p, lr=0.1), "needs torch.optim.SGD, got Own"),
         (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), "without weight_decay, got 0.1"),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5, dampening=0.1), "without dampening, got 0.1"),
         (lambda p: torch.optim.SGD(p, lr=0.1, maximize=True), "without maximize, got True"),
