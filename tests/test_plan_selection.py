@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import Gaussian, Sampled, compose_mus, gdp_epsilon
+from anyorder.accounting import BoundedRange, Gaussian, Sampled, bounded_range_mu, compose_mus, gdp_epsilon
 from anyorder.accounting.selection import Counts, Top, Uniform, refuse_selection
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.participation import KnownOrder, MinSeparation, SingleEpoch
@@ -65,6 +65,26 @@ def test_counts_and_release_are_one_gaussian(selection, neighbours):
     assert plan.selection.share is None
 
 
+@pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
+def test_draws_are_those_of_all_of_a_units_steps(neighbours):
+    f = 2 if neighbours == "replace-one" else 1
+    plan = ao.plan(participation=MinSeparation(40, 5, 3), batch_size=5, sigma=2.0, delta=1e-5, neighbours=neighbours,
+                   selection=Top(20, share=0.3, score_norm=0.5), mechanism="independent")  # fmt: skip
+    release, draws = plan.curve.parts
+    e0 = f / plan.selection.sigma
+    assert release == Gaussian(f / 2.0, neighbours=neighbours)
+    assert draws == BoundedRange(draws.e0, 3 * 20, neighbours=neighbours)
+    assert e0 <= draws.e0 <= e0 * (1 + 1e-15)
+    assert plan.selection_scale == pytest.approx(plan.selection.sigma * 0.5, rel=1e-15)
+    choice = draws.draws * e0**2 / 4  # twice its zero-concentrated DP, as mu^2 is
+    assert choice == pytest.approx(0.3 * (choice + release.mu**2), rel=1e-9)
+    coins = ao.plan(sigma=2.0, order="poisson", selection=Top(20, share=0.3), **WORDS)
+    e0 = 1 / coins.selection.sigma
+    assert coins.curve == Sampled(2.0, 0.05, 80, e0=coins.curve.e0, draws=20)
+    assert e0 <= coins.curve.e0 <= e0 * (1 + 1e-15)
+    assert 20 * e0**2 / 4 == pytest.approx(0.3 / 0.7 / 2.0**2, rel=1e-9)  # of a step, as coins are
+
+
 @pytest.mark.parametrize("selection", COUNTS, ids=repr)
 def test_under_secret_sampling_both_are_amplified_as_one(selection):
     plan = ao.plan(sigma=2.0, order="poisson", selection=selection, **WORDS)
@@ -105,6 +125,26 @@ def test_each_units_own_steps_cost_both():
     known = KnownOrder([["a"]] * 2 + [["b"]] * 78)
     step = math.hypot(coins.clip_norm / coins.noise_std, of_counts(coins))
     assert coins.unit_mus(known) == pytest.approx(step * np.sqrt([2, 78]), rel=1e-12)
+
+
+@pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
+@pytest.mark.parametrize(
+    "selection", [Counts(3.0, count_norm=2.0, sigma=4.0), Top(7, sigma=30.0), Uniform(5)], ids=repr
+)
+def test_a_step_of_a_unit_costs_its_choice_and_its_release(selection, neighbours):
+    f = 2 if neighbours == "replace-one" else 1
+    order = KnownOrder([["a", "b"], ["b"], ["c"], ["b", "c"]])
+    plan = ao.plan(participation=order, batch_size=1, sigma=1.5, delta=1e-6, selection=selection,
+                   mechanism="independent", neighbours=neighbours)  # fmt: skip
+    match selection:
+        case Counts():
+            choice = of_counts(plan)
+        case Top():
+            choice = bounded_range_mu(f / 30.0) * math.sqrt(7)
+        case Uniform():
+            choice = 0.0
+    step = math.hypot(f * plan.clip_norm / plan.noise_std, choice)
+    assert plan.unit_mus() == pytest.approx(step * np.sqrt([1, 3, 2]), rel=1e-12)
 
 
 def test_the_realised_epsilon_counts_both():
@@ -166,6 +206,11 @@ def test_the_mechanism_makes_noise_of_chosen_rows():
 def test_what_is_refused(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_a_tenth_is_the_choices_share_unless_said():
+    assert Counts(5.0).share == Top(5).share == 0.1
+    assert Counts(5.0, sigma=2.0).share is None
 
 
 def test_a_plan_needs_the_selections_noise():
