@@ -151,6 +151,23 @@ def test_tables_that_do_not_fit_are_refused(name, weight, words):
         make_clipping(Bow(), tables={name: Held(weight)})
 
 
+def test_a_table_that_is_frozen_is_refused():
+    module = Bow()
+    module.table.requires_grad_(False)
+    with pytest.raises(ArgumentError, match="trainable parameters of the model"):
+        make_clipping(module, tables={"table.weight": Held(module.table.weight)})
+
+
+@pytest.mark.parametrize("make", [plain, Bow])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bool])
+def test_ids_of_other_types_are_refused(make, dtype):
+    """Bytes and truth values would choose rows as a mask does."""
+    module, (x, y) = make(), batch()
+    name = next(n for n, p in module.named_parameters() if p.shape == (V, D))
+    with pytest.raises(ModelError, match="ids of rows must be torch.int64 or torch.int32"):
+        run(make_clipping(module, tables=tables_of(module, name)), x.to(dtype), y, loss)
+
+
 def test_a_table_that_was_frozen_since_is_refused():
     module, (x, y) = Bow(), batch()
     clipping = make_clipping(module, tables=tables_of(module, "table.weight"))
