@@ -1,5 +1,6 @@
 """A table whose rows are chosen privately at each step: the planned mechanism, and nothing of the table's size."""
 
+import shutil
 import types
 import warnings
 from itertools import pairwise
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import anyorder as ao
 from anyorder.clipping import Adaptive
-from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, PlanError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.sparse import Counts, Top, Uniform, select_counts, select_top, select_uniform
 from anyorder.sparse.selected import Selection
@@ -373,6 +374,17 @@ def test_observers_see_the_dense_part_and_the_chosen_rows():
     assert torch.equal(rows.to_dense(), model.module.table.weight.grad.to_dense())
 
 
+def test_who_audits_sees_every_row_whatever_is_chosen():
+    plan = planned(selection=COUNTS)
+    engine, *_ = private(plan)
+    (part,) = engine.training._tables.parts(engine.training._tables.nothing())
+    total = torch.randn(V * D)
+    assert torch.equal(part.of_whole(total).whole(), total)
+    made = part.of_whole(total).settle(0, engine.training.release.clip)
+    noise = NoiseStream(plan.strategy, source_of(plan), plan.noise_std, DENSE + V * D).next()[DENSE:]
+    torch.testing.assert_close(made.double(), (total.double() + torch.from_numpy(noise)) / B, rtol=1e-5, atol=1e-5)
+
+
 # -- going on after a stop ---------------------------------------------------------------------------------------------
 
 
@@ -402,6 +414,27 @@ def test_a_lost_step_is_repeated_with_its_own_data_or_not_at_all(tmp_path):
     other = private(plan, checkpoint=tmp_path / "run", shift=1)
     with pytest.raises(CheckpointError, match="step 0"):
         train(*other, until=1)
+
+
+def test_a_copied_run_chooses_anew(tmp_path):
+    """Both copies go on: one coin for two counts would tell what lies between them."""
+    plan = planned(selection=Uniform(10))
+    (tmp_path / "one").mkdir()
+    first = private(plan, checkpoint=tmp_path / "one" / "run")
+    train(*first, until=3)
+    first[0].save()
+    first[0].close()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    chosen = []
+    for name in ("one", "two"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if name == "one" else "ignore", CheckpointWarning)
+            run = private(plan, checkpoint=tmp_path / name / "run")
+        rows = []
+        train(*run, until=6, each=lambda _, m=run[1], rows=rows: rows.append(m.module.table.weight.grad.indices()[0]))
+        run[0].close()
+        chosen.append(torch.stack(rows))
+    assert (chosen[0] != chosen[1]).any(1).all()
 
 
 def rows_at(ids, numbers, rows=V):
