@@ -258,3 +258,18 @@ def test_a_lazy_table_is_up_to_date_where_it_is_looked_at(tmp_path):
     _, again = begin("parts", EPOCHS, first.checkpoint_callback.best_model_path)
     assert len(whole) == 50 * 4 + 15
     assert torch.equal(whole, again)
+
+
+class Unwatched(Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.EmbeddingBag(50, 4, mode="sum", sparse=True), nn.Linear(4, 3))
+
+
+def test_a_fit_without_validations_ends_with_whole_tables(tmp_path):
+    data = TensorDataset(torch.arange(180).reshape(60, 3) % 50, torch.arange(60) % 3)
+    privacy = PrivacyCallback(planned("independent"), network="net", key=KEY)
+    module, batches = privacy.make_private(Unwatched(), DataLoader(data, batch_size=10, shuffle=True))
+    trainer(privacy, tmp_path, max_epochs=1).fit(module, batches)
+    assert len(module.net.module[0].weight) == 50
+    module.net.module.state_dict()
