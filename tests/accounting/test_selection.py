@@ -179,6 +179,14 @@ def test_two_coins_would_claim_too_little():
     assert 2 * apart.delta(3.0) < true <= Sampled(sigma, q, 1, e0=1 / scale, draws=1).delta(3.0)
 
 
+def test_draws_count_beside_a_quiet_sum():
+    """What is told of both is never less than what the draws tell alone, by any way of accounting."""
+    draws = BoundedRange(1.0, 3)
+    both = Sampled(20.0, 1.0, 1, e0=1.0, draws=3)
+    assert both.delta(0.5) >= draws.delta(0.5) * (1 - 1e-6)
+    assert both.epsilon(1e-3) >= draws.epsilon(1e-3) * (1 - 1e-6)
+
+
 def test_no_coin_is_a_coin_that_always_falls_so():
     for sigma, n, e0, draws in ((0.5, 5, 0.05, 100), (1.0, 2, 0.4, 3)):
         coin = Sampled(sigma, 1.0, n, e0=e0, draws=draws).epsilon(1e-5)
