@@ -113,6 +113,17 @@ def test_an_id_that_is_no_row_is_refused_and_not_told(make):
         assert "977" not in str(error.value)
 
 
+@pytest.mark.parametrize("bad", [-1, V])
+@pytest.mark.parametrize("make", [plain, Bow, lambda: bags("sum", None)])
+def test_the_first_ids_that_are_no_rows_are_refused(make, bad):
+    module, (x, y) = make(), batch()
+    name = next(n for n, p in module.named_parameters() if p.shape == (V, D))
+    clipping = make_clipping(module, tables=tables_of(module, name))
+    x[3, 1] = bad
+    with pytest.raises(ModelError, match="from 0 to 10"):
+        run(clipping, x, y, loss)
+
+
 def test_a_model_that_cannot_be_mapped_is_refused():
     def branches(self, x):
         return read(self, x) if float(self.table(x).sum()) > 0 else read(self, x) * 2

@@ -240,3 +240,21 @@ def test_factors_are_rounded_towards_zero():
     rounded, near = round_down(exact, torch.float32), exact.float()
     assert torch.equal(rounded, torch.where(near.double().abs() > exact.abs(), near.nextafter(torch.zeros(())), near))
     assert bool((rounded.double().abs() <= exact.abs()).all())
+
+
+class FromTheEnd(Bow):
+    """Its row of padding is named from the end, to the function; layers count it from the start."""
+
+    def forward(self, x):
+        return self.out(F.embedding(x, self.table.weight, padding_idx=-3, sparse=True).tanh().mean(1))
+
+
+def test_a_row_of_padding_may_be_named_from_the_end():
+    found = []
+    for module in (FromTheEnd(), Bow(V - 3)):
+        torch.nn.init.ones_(module.table.weight)
+        x, y = batch()
+        clipping = make_clipping(module, tables={"table.weight": Held(module.table.weight)})
+        found.append(dense(run(clipping, x, y, loss)[1]))
+    assert V - 3 in x
+    assert_close(*found, 1e-12)
