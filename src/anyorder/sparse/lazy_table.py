@@ -24,6 +24,7 @@ from anyorder.sparse.late import ByJumps, ByValue, Change, Late, State
 
 __all__ = ["LazyRows", "LazyTable", "stand_ins_allowed"]
 
+_IN_USE = "the table is in use by another thread: read it, take steps and flush one after the other"
 _CHUNK = 1 << 20  # numbers of a flush at a time
 _ALLOWED: ContextVar[bool] = ContextVar("stand-ins of lazy tables may be saved", default=False)
 _TABLES: Any = WeakTensorKeyDictionary()  # weight -> its table, which is not kept alive by it
@@ -242,10 +243,12 @@ class LazyTable:
 
     def check(self, step: int) -> None:
         """Raise TrainingError unless all steps before this one are settled, wholly."""
-        if self._busy or self._free.locked() or self._steps != step:
+        if self._free.locked():
+            raise TrainingError(_IN_USE)
+        if self._busy or self._steps != step:
             raise TrainingError(
-                "a step or a read of the table was broken off half way, or is under way in another thread: nothing "
-                "more may be released; resume from the last checkpoint"
+                "a step or a read of the table was broken off half way: nothing more may be released; resume from the "
+                "last checkpoint"
             )
 
         weight = self._weight.data
@@ -322,9 +325,7 @@ class LazyTable:
     def _alone(self) -> Iterator[None]:
         """Two threads that find one row lacking would both give it the noise."""
         if not self._free.acquire(blocking=False):
-            raise TrainingError(
-                "the table is in use by another thread: read it, take steps and flush one after the other"
-            )
+            raise TrainingError(_IN_USE)
         try:
             yield
         finally:
