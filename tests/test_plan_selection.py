@@ -183,6 +183,24 @@ def test_the_mechanism_makes_noise_of_chosen_rows():
     assert replace(plan, strategy=Tree(80, "full", regenerate=True)).mu == plan.mu
 
 
+@pytest.mark.parametrize("selection", [Counts(1.0), Top(20), Uniform(5)], ids=repr)
+def test_auto_is_independent_with_a_selection(selection):
+    """Others have less error in a row that every step releases, and more noise in one that few steps release."""
+    plan = ao.plan(epsilon=2.0, selection=selection, **WORDS)
+    assert plan.strategy == Independent(80)
+    other = ao.plan(epsilon=2.0, selection=selection, mechanism="banded inverse", **WORDS)
+    assert other.noise_error() < plan.noise_error()
+    assert other.noise_multiplier > plan.noise_multiplier
+    assert "of a row that is released at every step" in str(plan)
+    assert ao.plan(epsilon=2.0, **WORDS).strategy != Independent(80)
+
+
+@pytest.mark.parametrize("words", ["blt", "blt, 2 buffers", "banded, 4 bands"])
+def test_mechanisms_in_words_that_keep_a_state_are_refused(words):
+    with pytest.raises(PlanError, match="without a state between steps: mechanism 'independent'"):
+        ao.plan(epsilon=2.0, selection=Counts(1.0), mechanism=words, memory=9, **WORDS)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [

@@ -338,10 +338,14 @@ class Plan:
             rows.append(("arithmetic", f"exact integers, in steps of {self.grid:.5g}: nothing leaks by rounding"))
         sums = not self.reaches_iterates
         place = "sums of gradients" if sums else "iterates"
+        whole = "" if self.selection is None else ", of a row that is released at every step"
         return [
             *rows,
             ("noise", f"std {self.noise_multiplier:.5g} clip norms on each row of Z (the noise multiplier)"),
-            ("error", f"{self.noise_error(sums=sums):.5g} clip norms in the {place}, root mean square over steps"),
+            (
+                "error",
+                f"{self.noise_error(sums=sums):.5g} clip norms in the {place}, root mean square over steps{whole}",
+            ),
             ("memory", self._memory()),
         ]
 

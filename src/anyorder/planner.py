@@ -91,7 +91,9 @@ def plan(
             with independent noise: DP-SGD).
         participation: the order as a rule; the ledger holds the run to it, whatever the loader.
         drop_last: whether an incomplete last batch is dropped.
-        mechanism: "auto" (least error for this workload and order), "tree" (DP-FTRL), "independent" (DP-SGD's noise),
+        mechanism: "auto" (least error for this workload and order; with a selection independent noise, since the others
+            win by what later steps take back, which rows that are seldom released never get),
+            "tree" (DP-FTRL), "independent" (DP-SGD's noise),
             a kind ("blt": the best of it) or a kind at its size ("dense", "banded, 64 bands", "blt, 2 buffers"; see
             `fit_named`), "poisson" (independent noise and order "poisson"), or a `Strategy`.
         estimator, restart_every, completion: of the tree, see `fit_tree`; with mechanism "tree" alone.
@@ -161,9 +163,9 @@ def plan(
         _vectors(memory, model_size, secure), None if max_cost is None else _check.real("max_cost", max_cost, low=1.0)
     )
     if selection is not None:
-        limits = limits._replace(state=0)  # the noise of chosen rows is made for them alone
+        limits = limits._replace(state=None)  # noise that keeps anything is refused, whatever memory there is
     chosen = _strategy(
-        mechanism, work, rule, secure or selection is not None, objective, limits,
+        mechanism, work, rule, secure, selection is not None, objective, limits,
         {k: v for k, v in tree.items() if v is not None},
     )  # fmt: skip
     if rule.secret and neighbours == "zero-out":
@@ -282,7 +284,7 @@ class _Limits(NamedTuple):
 
 
 def _strategy(
-    mechanism: str | Strategy, work: Workload, order: Participation, combined: bool, objective: str,
+    mechanism: str | Strategy, work: Workload, order: Participation, secure: bool, selected: bool, objective: str,
     limits: _Limits, tree: dict[str, Any],
 ) -> Strategy:  # fmt: skip
     if tree and mechanism != "tree":
@@ -290,7 +292,7 @@ def _strategy(
     if isinstance(mechanism, Strategy):
         if objective != "mean":
             raise ArgumentError(f"objective must not be given together with a Strategy, which is fitted: {mechanism!r}")
-        return _within(mechanism, limits)
+        return _within(mechanism, limits, selected)
     if type(mechanism) is not str:
         raise ArgumentError(f"mechanism must be a text or a Strategy, got {mechanism!r}")
     _check.choice("objective", objective, {"mean", "max", "last"})
@@ -303,19 +305,25 @@ def _strategy(
         return Independent(order.n)
     if mechanism == "poisson":
         raise PlanError(f"mechanism 'poisson' needs secret sampling (order='poisson'), got {order.describe()}")
+    if mechanism == "auto" and selected:
+        # Errors are those of a row that every step releases. One that few steps release has no later noise that takes
+        # back the earlier, and the larger noise of each step.
+        return Independent(order.n)
     if mechanism == "auto":
         known = choose(work, order, limits.state, objective, max_cost=limits.chosen_cost)
-        return next(one.strategy for one in known if not combined or isinstance(one.strategy, Combination))
+        return next(one.strategy for one in known if not secure or isinstance(one.strategy, Combination))
     found = fit_named(
         mechanism, work, order, objective=objective, max_state=limits.state, max_cost=limits.chosen_cost, **tree
     )
-    if type(found) is Tree and limits.state == 0:
+    if type(found) is Tree and (selected or limits.state == 0):
         found = Tree(found.n, found.estimator, found.restarts, found.completion, regenerate=True)
-    return _within(found, limits)
+    return _within(found, limits, selected)
 
 
-def _within(found: Strategy, limits: _Limits) -> Strategy:
+def _within(found: Strategy, limits: _Limits, selected: bool) -> Strategy:
     """The strategy, if it keeps to what was asked of it."""
+    if selected and found.state_rows:
+        raise _keeps(f"{found.describe()} keeps {found.state_rows} vectors")
     if limits.state is not None and found.state_rows > limits.state:
         raise PlanError(
             f"memory allows the mechanism {limits.state} vectors of the model's size, but {found.describe()} "
@@ -327,6 +335,13 @@ def _within(found: Strategy, limits: _Limits) -> Strategy:
             "give more, or mechanism 'auto'"
         )
     return found
+
+
+def _keeps(got: str) -> PlanError:
+    return PlanError(
+        "a selection needs noise that is made for the chosen rows alone, without a state between steps: mechanism "
+        f"'independent' (or 'auto'), 'banded inverse' or 'tree', got {got}"
+    )
 
 
 _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kMGT]i?)?B")

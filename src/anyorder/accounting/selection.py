@@ -229,7 +229,8 @@ def check_selection(selection: Any, *, with_sigma: bool = False) -> None:
             pass
         case _:
             raise PlanError(
-                "selection must be Counts, Top, Uniform (of anyorder.sparse) or None, got " + type(selection).__name__
+                "selection must be Counts, Top, Uniform (of anyorder.sparse) or None, such as "
+                f"ao.sparse.Counts(threshold=20.0, share=0.1), got {type(selection).__name__}"
             )
 
 

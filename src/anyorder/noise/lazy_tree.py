@@ -34,7 +34,7 @@ def check_recurrence(tree: Tree) -> None:
         raise PlanError(
             f"noise of a tree with {which} cannot be added late by a recurrence: a step takes several new rows of Z, "
             "or estimates from all nodes below; a vanilla tree without completion can, a full one by value, without "
-            "momentum (Jumps(.., by_value=True)); or take a BLT"
+            "momentum (Jumps(.., by_value=True)); or take a BLT (mechanism='blt')"
         )
 
 

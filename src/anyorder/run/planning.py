@@ -160,6 +160,11 @@ def comparison(rows: list[Row]) -> Any:
         "error: noise in the iterates, root mean square over steps, in clip norms\n"
         "over bound: over a certified lower bound of all mechanisms without sampling"
     )
+    if any(row.plan.selection is not None for row in rows):
+        title += (
+            "\nwith a selection: of a row that is chosen at every step; one that is chosen seldom has the least noise "
+            "with independent noise, which 'auto' takes"
+        )
     return comparison_table(title, {**columns, "mechanism": "left"}, texts)
 
 

@@ -11,9 +11,9 @@ from anyorder.clipping.units import accumulator_dtype
 from anyorder.errors import ArgumentError, ModelError, PlanError, TrainingError
 from anyorder.plan import Plan
 from anyorder.release import Release
-from anyorder.sparse.chances import warn_of_chances
 from anyorder.sparse.lazy_table import LazyTable, stand_ins_allowed
 from anyorder.sparse.selected import SelectedTables
+from anyorder.sparse.thresholds import warn_of_chances
 from anyorder.train.distributed import Group
 from anyorder.train.fsdp import is_sharded
 from anyorder.train.held import Held
