@@ -1,6 +1,7 @@
 """A lazy table is the table of the dense run: by value where the noise is made step by step, in law where it jumps."""
 
 import copy
+import io
 import pickle
 import tracemalloc
 
@@ -262,13 +263,20 @@ def test_an_unflushed_table_is_nowhere_to_be_seen():
     assert layer.weight is weight
     assert not table.flushed
     assert weight.shape == (0, DIM)
-    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert next(one.parameters()).numel() == 0
-        with pytest.raises(TrainingError, match="not flushed"):
-            one.state_dict()
-        with stand_ins_allowed():
-            assert one.state_dict()["0.weight"].shape == (0, DIM)
+    assert next(model.parameters()).numel() == 0
+    saving = lambda one: torch.save(one, io.BytesIO())  # noqa: E731
+    for show in (copy.deepcopy, pickle.dumps, saving):  # a copy would have no rows, and nothing to flush
+        for one in (model, layer, weight, torch.optim.SGD(model.parameters())):
+            with pytest.raises(TrainingError, match="not flushed.* flush\\(\\) first"):
+                show(one)
+    with pytest.raises(TrainingError, match="not flushed"):
+        model.state_dict()
+    with stand_ins_allowed():
+        assert model.state_dict()["0.weight"].shape == (0, DIM)
     table.flush()
+    for one in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(one.state_dict()["0.weight"], weight)
+        assert not vars(one[0].weight)
     assert table.flushed
     assert layer.weight is weight
     assert weight.data_ptr() == table._table.data_ptr()

@@ -26,6 +26,10 @@ __all__ = ["LazyRows", "LazyTable", "stand_ins_allowed"]
 
 _IN_USE = "the table is in use by another thread: read it, take steps and flush one after the other"
 _CHUNK = 1 << 20  # numbers of a flush at a time
+_NOT_FLUSHED = (
+    "the embedding's table is not flushed: which of its rows lack noise tells which rows were touched. Call "
+    "flush() first"
+)
 _ALLOWED: ContextVar[bool] = ContextVar("stand-ins of lazy tables may be saved", default=False)
 _TABLES: Any = WeakTensorKeyDictionary()  # weight -> its table, which is not kept alive by it
 
@@ -130,7 +134,7 @@ class LazyTable:
         try:
             release.attach(self)
         except BaseException:
-            weight.data = given  # a resume has put a stand-in there
+            _put(weight, given, whole=True)  # a resume has put a stand-in there
             raise
         _TABLES[weight] = weakref.ref(self)
         embedding.register_state_dict_pre_hook(_refuse_stand_in)  # type: ignore[no-untyped-call]
@@ -238,7 +242,7 @@ class LazyTable:
         self._table, self._kept = table.to(self.device), kept.to(self.device)
         self._last, self._steps = last.astype(np.int32), int(saved["steps"])
         self.flushed = bool(saved["flushed"])
-        self._weight.data = self._table if self.flushed else self._stand_in
+        _put(self._weight, self._table if self.flushed else self._stand_in, whole=self.flushed)
         self._late.hold(State(self._table, self._kept))
 
     def check(self, step: int) -> None:
@@ -272,7 +276,7 @@ class LazyTable:
 
     def show(self) -> None:
         """Put the table, whose rows are up to date, in the weight."""
-        self._weight.data = self._table
+        _put(self._weight, self._table, whole=True)
         self.flushed = True
 
     def state_dict(self) -> dict[str, Any]:
@@ -303,7 +307,8 @@ class LazyTable:
         if self.flushed:
             self._table = self._now.clone(memory_format=torch.contiguous_format)
             self._late.hold(State(self._table, self._kept))
-            self._weight.data, self.flushed = self._stand_in, False
+            _put(self._weight, self._stand_in, whole=False)
+            self.flushed = False
         self._busy = False
         self._bring(part.rows)
         self._busy = True
@@ -408,10 +413,21 @@ def _refuse_stand_in(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     weight = module.weight
     assert isinstance(weight, Tensor)
     if len(weight) != module.num_embeddings and not _ALLOWED.get():
-        raise TrainingError(
-            "the embedding's table is not flushed: which of its rows lack noise tells which rows were touched. Call "
-            "flush() first"
-        )
+        raise TrainingError(_NOT_FLUSHED)
+
+
+def _put(weight: Tensor, data: Tensor, *, whole: bool) -> None:
+    """Set the weight's numbers. A stand-in is neither copied nor pickled, by itself or with a model: it has no rows."""
+    weight.data = data
+    for name in ("__deepcopy__", "__reduce_ex__"):  # copy and pickle ask the object, before its class
+        if whole:
+            weight.__dict__.pop(name, None)
+        else:
+            weight.__dict__[name] = _refuse_copy
+
+
+def _refuse_copy(_: Any) -> Any:
+    raise TrainingError(_NOT_FLUSHED)
 
 
 def _weight_of(embedding: Any) -> nn.Parameter:
