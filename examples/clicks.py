@@ -11,7 +11,7 @@ rows (--rows): a table with a row for each id that occurs would tell which ids o
     --selection counts   noise on rows alone that are chosen privately, by noisy counts
 
 With --unit user an example of the plan is a user with all clicks, at most --most of them: their mean loss is clipped as
-one. How many users there are, or clicks with --unit click, is public.
+one, and the certificate's "example" is a user. How many users there are, or clicks with --unit click, is public.
 """
 
 import argparse
@@ -34,16 +34,20 @@ import anyorder as ao
 
 def read(path, user, item, label):
     """(users, items, labels): lists of strings, and (m,) float32 of zeros and ones."""
+    if not Path(path).is_file():
+        raise SystemExit(f"there is no file {path}")
     with Path(path).open(newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)
         missing = {user, item, label} - set(rows.fieldnames or ())
         if missing:
             raise SystemExit(f"{path} must have the columns {user}, {item} and {label}: see --user, --item and --label")
-        found = [(row[user], row[item], row[label].strip().lower()) for row in rows]
+        found = [(row[user], row[item], (row[label] or "").strip().lower()) for row in rows]
+    if not found:
+        raise SystemExit(f"{path} must have a row or more below the names of its columns, and has none")
     meaning = {"1": 1.0, "1.0": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "0.0": 0.0, "false": 0.0, "no": 0.0}
     if any(value not in meaning for _, _, value in found):
         raise SystemExit(f"the column {label} must have 0 or 1, true or false, yes or no alone")
-    users, items, labels = zip(*found, strict=True) if found else ((), (), ())
+    users, items, labels = zip(*found, strict=True)
     return users, items, np.array([meaning[value] for value in labels], np.float32)
 
 
@@ -164,7 +168,10 @@ def train(chosen, model, data, plan):
     loader = DataLoader(data, batch_size=plan.batch_size, sampler=sampler)
     engine = ao.PrivacyEngine(plan)
     optimizer = torch.optim.SGD(model.parameters(), lr=chosen.lr)
-    private, optimizer, loader = engine.make_private(model, optimizer, loader)
+    try:
+        private, optimizer, loader = engine.make_private(model, optimizer, loader)
+    except ao.errors.PlanError as error:
+        raise SystemExit(f"these options do not go together (see --mechanism, --lazy): {error}") from None
     start = time.perf_counter()
     for epoch in range(chosen.epochs):
         for user, item, label, there in loader:
@@ -209,6 +216,7 @@ def main(arguments=None):
     torch.save(model.state_dict(), chosen.model)
     engine.certificate().save(chosen.certificate)
     print(f"epsilon {plan.epsilon:.3g} for each {chosen.unit}; wrote {chosen.model} and {chosen.certificate}")
+    print(f"what the certificate calls an example is a {chosen.unit}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python examples/word2vec.py                                             # a made-up corpus
     python examples/word2vec.py --corpus FOLDER --words WORDS.txt --epsilon 8 --unit document --lazy
 
-A corpus is a text file, a Parquet file (column "sentences" or "text"), or a folder of them. A line is a sentence. A
-document is a file, a part of it between empty lines where there is only one, or a row.
+A corpus is a text file, a Parquet file (column "sentences" or "text"), or a folder of .txt and .parquet files; what is
+hidden there, or ends otherwise, is not read. A line is a sentence. A document is a file, a part of it between empty
+lines where there is only one, or a row.
 
 Two tables, `inner` for words and `outer` for what stands around them, are trained by `PrivacyEngine`:
 
@@ -42,17 +43,42 @@ def read(corpus):
     if corpus is None:
         return made_up()
     path = Path(corpus)
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files = files_in(path) if path.is_dir() else [path]
     documents = []
     for file in files:
         if file.suffix == ".parquet":
             documents += parquet_rows(file)
         elif len(files) > 1:
-            documents.append(file.read_text(encoding="utf-8").splitlines())
+            documents.append(text_of(file).splitlines())
         else:
-            documents += [part.splitlines() for part in file.read_text(encoding="utf-8").split("\n\n")]
+            documents += [part.splitlines() for part in text_of(file).split("\n\n")]
     split = ([[word for word in line.lower().split() if word.isalnum()] for line in lines] for lines in documents)
     return [document for document in split if any(document)]
+
+
+def files_in(folder):
+    """The .txt and .parquet files of a folder and of those in it, but for hidden ones."""
+    found = [
+        file
+        for file in folder.rglob("*")
+        if file.suffix in (".txt", ".parquet")
+        and file.is_file()
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
+    if not found:
+        raise SystemExit(f"{folder} must have .txt or .parquet files, and has none")
+    return sorted(found)
+
+
+def text_of(file):
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SystemExit(f"there is no file {file}") from None
+    except UnicodeDecodeError:
+        raise SystemExit(
+            f"{file} must be text in UTF-8, and is not: convert it, or take it out of the folder"
+        ) from None
 
 
 def parquet_rows(file):
@@ -74,7 +100,7 @@ def made_up():
 def vocabulary(documents, size, leave_out, at_least, public=None):
     """(words, their shares of all words), from a public list, or counted: but for the `leave_out` most frequent."""
     if public is not None:
-        lines = [line.split() for line in Path(public).read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line.split() for line in text_of(Path(public)).splitlines() if line.strip()]
         counts = {line[0].lower(): float(line[1]) if len(line) > 1 else 1 / (i + 1) for i, line in enumerate(lines)}
         found, at_least = sorted(counts.items(), key=lambda item: -item[1]), 0  # a list without counts: as 1 / rank
     else:
@@ -326,7 +352,10 @@ def train(chosen, model, examples, plan):
     sampler = ao.FixedOrderSampler(examples, seed=chosen.seed)
     loader = DataLoader(examples, batch_size=plan.batch_size, sampler=sampler, collate_fn=torch.Tensor.clone)
     engine = ao.PrivacyEngine(plan)
-    private, optimizer, loader = engine.make_private(model, make_optimizer(chosen, model), loader)
+    try:
+        private, optimizer, loader = engine.make_private(model, make_optimizer(chosen, model), loader)
+    except ao.errors.PlanError as error:
+        raise SystemExit(f"these options do not go together (see --mechanism, --lazy): {error}") from None
     start = time.perf_counter()
     for epoch in range(chosen.epochs):
         for x in loader:
@@ -365,6 +394,7 @@ def main(arguments=None):
         print(f"  {word}: {', '.join(others)}")
     engine.certificate().save(chosen.certificate)
     print(f"epsilon {plan.epsilon:.3g} for each {chosen.unit}; wrote {chosen.vectors} and {chosen.certificate}")
+    print(f"what the certificate calls an example is a {chosen.unit}")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,22 @@ def test_reading(clicks, log, tmp_path):
         clicks.read(log, "visitor", "article", "article")
 
 
+def test_what_cannot_be_read_or_does_not_go_together_is_a_line(clicks, log, tmp_path):
+    with pytest.raises(SystemExit, match="there is no file"):
+        clicks.read(tmp_path / "none.csv", "visitor", "article", "clicked")
+    (tmp_path / "empty.csv").write_text("visitor,article,clicked\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="a row or more"):
+        clicks.read(tmp_path / "empty.csv", "visitor", "article", "clicked")
+    (tmp_path / "short.csv").write_text("visitor,article,clicked\na,b\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="0 or 1"):
+        clicks.read(tmp_path / "short.csv", "visitor", "article", "clicked")
+    with pytest.raises(SystemExit, match="do not go together.*--mechanism"):
+        clicks.main(
+            f"--csv {log} --user visitor --item article --label clicked --rows 50 --epochs 1 --lazy "
+            f"--mechanism dense --model {tmp_path}/m.pt --certificate {tmp_path}/c.json".split()
+        )
+
+
 def test_rows_are_a_public_function_of_the_id(clicks):
     rows = clicks.hashed([f"user {i}" for i in range(20_000)], 100)
     assert rows.min() == 0
@@ -95,6 +111,7 @@ def test_the_program(clicks, log, tmp_path, capsys, unit, way):
     said = capsys.readouterr().out
     size = {"click": sum(1 + i % 9 for i in range(150)), "user": 150}[unit]
     assert f"an example of the plan is a {unit}: {size} of them" in said
+    assert f"what the certificate calls an example is a {unit}" in said
     right = float(said.split(" % right")[0].split(", ")[-1])
     assert right > 80
     assert torch.load(tmp_path / "m.pt")["users.weight"].shape == (501, 9)

@@ -39,6 +39,21 @@ def test_documents(word2vec, tmp_path):
     assert [["a", "cat"], ["the", "dog"]] in word2vec.read(tmp_path)
 
 
+def test_only_text_of_a_folder_is_read(word2vec, tmp_path):
+    with pytest.raises(SystemExit, match=r"\.txt or \.parquet"):
+        word2vec.read(tmp_path)
+    (tmp_path / ".git").mkdir()
+    for name in (".DS_Store", "one.txt~", "one.bak", ".hidden.txt", ".git/two.txt"):
+        (tmp_path / name).write_bytes(b"\xff\xfe")
+    (tmp_path / "one.txt").write_text("a cat\n", encoding="utf-8")
+    assert word2vec.read(tmp_path) == [[["a", "cat"]]]
+    (tmp_path / "latin.txt").write_bytes("ein Bär".encode("latin-1"))
+    with pytest.raises(SystemExit, match=r"latin\.txt must be text in UTF-8"):
+        word2vec.read(tmp_path)
+    with pytest.raises(SystemExit, match="there is no file"):
+        word2vec.read(tmp_path / "none.txt")
+
+
 def test_vocabulary(word2vec, tmp_path):
     documents = [[TEXT.split()]]
     words, shares = word2vec.vocabulary(documents, 3, 1, 2)
