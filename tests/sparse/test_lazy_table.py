@@ -187,6 +187,33 @@ def test_the_law_of_all_iterates_is_that_of_the_dense_run(name, how, schedule):
         assert np.all(np.abs(found - expected) <= 5 * np.outer(size, size) * np.sqrt(2 / dim))
 
 
+@pytest.mark.parametrize("options", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("name", ["independent", "blt", "banded inverse"])
+def test_rows_that_lack_different_steps_jump_together_as_each_alone(name, options):
+    """The noise of a row is that of its own interval, whatever is read with it."""
+    states = []
+    for together in (True, False):
+        _, release, table = begun(planned(STRATEGIES[name](N)), size=0, rows=5, **options)
+        for t in range(N):
+            table.step(units(t), [t % 5], np.ones((1, DIM), np.float32))
+        assert table._last.tolist() == [6, 7, 8, 4, 5]
+        for rows in [range(5)] if together else [[row] for row in range(5)]:
+            table.read(torch.tensor(rows))
+        states.append(torch.cat([table._kept, table._table[None]]))
+    torch.testing.assert_close(*states, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("multiplier", [0.7, 1.1, 1.3, 2.9])
+def test_the_noise_of_a_jump_is_never_less_than_the_plans(multiplier):
+    """The dense run rounds the plan's deviation up to float32, and rows of a table have no less."""
+    plan = planned("independent", noise_multiplier=multiplier, epsilon=None)
+    _, release, table = begun(plan)
+    lazy_step(release, table)
+    ((_, scale),) = table.state_dict()["late"]["rates"]
+    assert plan.noise_std <= scale * plan.batch_size * (1 + 1e-15) <= plan.noise_std * (1 + 2.0**-22)
+    assert release.std == np.float32(release.std) >= plan.noise_std
+
+
 def test_rows_columns_and_tables_have_noise_of_their_own():
     plan, dim = planned(STRATEGIES["blt"](N)), 2000
     release = ao.Release(plan, 3, key=KEY)
