@@ -78,6 +78,16 @@ def test_saved_and_resumed_it_is_the_run_that_was_not(tmp_path, name, momentum):
         again[1].close()
 
 
+@pytest.mark.parametrize("height", [1, 4, ROWS])
+def test_a_flush_by_chunks_of_rows_is_that_of_all_rows(monkeypatch, height):
+    """The last chunk may be shorter; a row has the noise of its own coordinates in each."""
+    expected = whole("independent")
+    monkeypatch.setattr(lazy_table, "_CHUNK", height * DIM)
+    seen = whole("independent")
+    assert seen.keys() == expected.keys()
+    assert same(seen, expected)
+
+
 def test_a_lost_flush_is_made_again_by_itself_at_its_step(tmp_path):
     path = tmp_path / "run"
     run = begun(plan(), path=path)
@@ -372,6 +382,8 @@ def test_tables_of_a_resumed_run_are_those_of_the_run(tmp_path):
         attach(resumed(), embedding(ROWS, DIM), momentum=0.9)
     with pytest.raises(CheckpointError, match="kept arrays"):
         attach(resumed(), embedding(DIM, ROWS))
+    with pytest.raises(CheckpointError, match="in torch.float32"):
+        attach(resumed(), torch.nn.Embedding(ROWS, DIM, dtype=torch.float64))
     again = resumed()
     one = attach(again, embedding(ROWS, DIM))
     for refused in (again.flush, again.save, lambda: again.step([], np.zeros(DENSE), []), lambda: again.check(None)):
