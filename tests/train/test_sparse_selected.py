@@ -17,7 +17,7 @@ from anyorder.clipping import Adaptive
 from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, PlanError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.sparse import Counts, Top, Uniform, select_counts, select_top, select_uniform
-from anyorder.sparse.selected import Selection
+from anyorder.sparse.selected import SelectedTables, Selection
 from anyorder.strategy import BandedInverse, Independent, Tree
 from anyorder.train.held import Held
 from anyorder.train.tables import Tables
@@ -166,6 +166,46 @@ def test_noise_on_rows_that_nobody_touched_has_the_planned_law():
     assert len({tuple(p) for p in places}) == len(places)
     same = np.mean([np.intersect1d(a, b).size for a, b in pairwise(places)])
     assert abs(same - rows * chance**2) < 6 * np.sqrt(rows * chance**2 / (len(places) - 1))
+
+
+@pytest.mark.parametrize("selection", [Counts(0.4, sigma=0.5), Top(6, sigma=0.5), Uniform(6)], ids=lambda s: s.kind)
+def test_rows_of_several_tables_are_those_of_one(selection):
+    """They are chosen together, and each table has the noise of its own coordinates, behind those before it."""
+    plan, shapes = planned(BandedInverse([1.0, -0.5, -0.2], STEPS), selection=selection), [(7, 3), (5, 2), (6, 3)]
+    release = ao.Release(plan, 4, key=KEY)
+    tables = SelectedTables(release, shapes)
+    size = sum(rows * width for rows, width in shapes)
+    stream = NoiseStream(plan.strategy, source_of(plan), plan.noise_std, 4 + size)
+    rng, chosen = np.random.default_rng(0), []
+    source = source_of(plan).derive(b"selection")
+    for step in range(STEPS):
+        full = [np.zeros(shape) for shape in shapes]
+        heights = [np.zeros(rows) for rows, _ in shapes]
+        for one, height in zip(full, heights, strict=True):
+            touched = rng.permutation(len(one))[:3]
+            one[touched], height[touched] = rng.normal(size=(3, one.shape[1])), rng.uniform(0.1, 1.0, 3)
+        counts = [] if selection.kind == "uniform" else [torch.tensor(x).to_sparse() for x in heights]
+        sums = [torch.tensor(x).to_sparse(1) for x in full]
+        release.step(range(step % 6 * B, step % 6 * B + B), np.zeros(4), [tables.part(sums, counts)])
+        every = np.concatenate(heights)
+        match selection:
+            case Counts():
+                rows = select_counts(every, selection.threshold, plan.selection_std, source=source, step=step)
+            case Top():
+                rows = select_top(every * selection.score_norm, 6, plan.selection_scale, source=source, step=step)
+            case Uniform():
+                rows = select_uniform(6, num_rows=len(every), source=source, step=step)
+        mean = torch.from_numpy(np.concatenate([x.ravel() for x in full]) + stream.next()[4:]) / plan.batch_size
+        expected = torch.split(mean, [x.size for x in full])
+        first = 0
+        for made, whole, shape in zip(tables.each(release.of_tables), expected, shapes, strict=True):
+            own = rows[(rows >= first) & (rows < first + shape[0])] - first
+            assert made.shape == shape
+            assert made.indices()[0].tolist() == own.tolist()
+            torch.testing.assert_close(made.values().double(), whole.view(shape)[own], rtol=1e-5, atol=1e-6)
+            first += shape[0]
+        chosen.append(tuple(rows.tolist()))
+    assert len(set(chosen)) > STEPS // 2
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
