@@ -168,7 +168,9 @@ def test_noise_on_rows_that_nobody_touched_has_the_planned_law():
     assert abs(same - rows * chance**2) < 6 * np.sqrt(rows * chance**2 / (len(places) - 1))
 
 
-@pytest.mark.parametrize("selection", [Counts(0.4, sigma=0.5), Top(6, sigma=0.5), Uniform(6)], ids=lambda s: s.kind)
+@pytest.mark.parametrize(
+    "selection", [Counts(0.4, sigma=0.5), Top(6, score_norm=0.5, sigma=0.5), Uniform(6)], ids=lambda s: s.kind
+)
 def test_rows_of_several_tables_are_those_of_one(selection):
     """They are chosen together, and each table has the noise of its own coordinates, behind those before it."""
     plan, shapes = planned(BandedInverse([1.0, -0.5, -0.2], STEPS), selection=selection), [(7, 3), (5, 2), (6, 3)]
@@ -206,6 +208,50 @@ def test_rows_of_several_tables_are_those_of_one(selection):
             first += shape[0]
         chosen.append(tuple(rows.tolist()))
     assert len(set(chosen)) > STEPS // 2
+
+
+@pytest.mark.parametrize("selection", [Top(1000, sigma=2.0), Uniform(1000)], ids=lambda s: s.kind)
+def test_more_rows_than_there_are_are_all_rows(selection):
+    engine, model, optimizer, loader = private(planned(selection=selection))
+    train(engine, model, optimizer, loader, until=1)
+    assert model.module.table.weight.grad.indices()[0].tolist() == list(range(V))
+
+
+def test_a_step_of_nobody_has_no_sums_and_no_counts():
+    release = ao.Release(planned(selection=COUNTS), 2, key=KEY)
+    tables = SelectedTables(release, [(6, 2)])
+    sums, counts = ([sparse_rows([1], x, 6, width) for x in (0.0, 1.0)] for width in ((2,), ()))
+    for i, j in ((0, 1), (1, 0)):
+        with pytest.raises(ArgumentError, match="total of nobody must be zero"):
+            release.step([], np.zeros(2), [tables.part([sums[i]], [counts[j]])])
+    release.step([], np.zeros(2), [tables.part([sums[0]], [counts[0]])])
+
+
+def test_an_audited_run_releases_every_row():
+    """Canaries lie in any row, chosen or not."""
+    plan = planned(selection=COUNTS, sigma=1e-6)
+    release, seen = ao.Release(plan, 2, key=KEY), []
+    tables = SelectedTables(release, [(6, 2), (3, 4)])
+    release.admit(lambda t, pieces, divisor: [piece + 1 + i for i, piece in enumerate(pieces)])
+    release.on_release(lambda t, private: seen.append(private))
+    empty = [[sparse_rows([], 0.0, rows, width) for rows, width in shapes] for shapes in (
+        [(6, (2,)), (3, (4,))], [(6, ()), (3, ())]
+    )]  # fmt: skip
+    release.step(range(B), np.zeros(2), [tables.part(*empty)])
+    expected = torch.tensor([1.0] * 2 + [2.0] * 24) / plan.batch_size
+    torch.testing.assert_close(torch.as_tensor(seen[0]).float(), expected, rtol=1e-4, atol=1e-4)
+    made = tables.each(release.of_tables)
+    assert [x.indices()[0].tolist() for x in made] == [list(range(6)), list(range(3))]
+
+
+def test_tables_of_a_selection_are_attached_as_one():
+    """Else each would choose rows by the plan's counts, with the same coins, and spend them again."""
+    release = ao.Release(planned(selection=COUNTS), 2)
+    SelectedTables(release, [(5, 3), (4, 3)])
+    with pytest.raises(PlanError, match="attach them as one"):
+        SelectedTables(release, [(5, 3)])
+    with pytest.raises(PlanError, match="no selection"):
+        SelectedTables(ao.Release(planned(), 2), [(5, 3)])
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
@@ -514,6 +560,42 @@ def test_counts_have_a_norm_of_their_own():
     assert Selection(None, (nobody,), (rows_at([3], [0.0]),)).is_zero
     assert not Selection(None, (nobody,), (counts,)).is_zero
     assert not Selection(None, (rows_at([3], [[0.0, 1.0]]),), (rows_at([3], [0.0]),)).is_zero
+
+
+def chosen_rows(tables, release):
+    return [x.indices()[0].tolist() for x in tables.each(release.of_tables)]
+
+
+def sparse_rows(rows, values, height, width):
+    ids = torch.tensor([list(rows)], dtype=torch.int64)
+    return torch.sparse_coo_tensor(
+        ids, torch.full((len(rows), *width), values), (height, *width), check_invariants=True, is_coalesced=True
+    )
+
+
+def test_a_lost_step_is_repeated_on_its_own_sums_and_counts_alone(tmp_path):
+    plan, taken = planned(selection=Counts(0.6, sigma=0.5)), []
+
+    def take(shape, rows=(1, 3), value=1.0, counted=(1, 3), count=0.5):
+        release = ao.Release(plan, 2, key=KEY, checkpoint=tmp_path / f"run {len(rows)}")
+        with release:
+            tables = SelectedTables(release, [shape])
+            if not release.extra:
+                release.save(extra={"saved": True})
+            counts = [sparse_rows(counted, count, shape[0], ())]
+            part = tables.part([sparse_rows(rows, value, shape[0], shape[1:])], counts)
+            private = release.step(range(B), np.zeros(2), [part])
+            return private.tolist(), chosen_rows(tables, release), release.of_tables[0][0].values().tolist()
+
+    taken = take((6, 2))
+    for change in ({"rows": (1, 4)}, {"value": 1.5}, {"counted": (1, 4)}, {"count": 0.75}, {"counted": (1, 3, 4)}):
+        with pytest.raises(CheckpointError, match="never the same noise"):
+            take((6, 2), **change)
+    assert take((6, 2)) == taken
+    nothing = {"rows": (), "counted": ()}
+    take((6, 2), **nothing)
+    with pytest.raises(CheckpointError, match="never the same noise"):
+        take((4, 3), **nothing)  # as many coordinates, other rows
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
