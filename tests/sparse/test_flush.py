@@ -135,6 +135,35 @@ def test_another_draw_of_a_shown_table_is_refused_and_not_shown(tmp_path):
     assert layer.weight.numel() == 0
 
 
+def test_a_flush_is_told_of_every_table(tmp_path):
+    """Another draw of one of two tables is refused, whichever it is, and neither is shown."""
+
+    def run(*extra):
+        layers, release = [embedding(seed=s) for s in (0, 1)], ao.Release(plan(), 0, key=KEY, checkpoint=path)
+        both = [ao.sparse.LazyTable(layer, release, lr=0.3) for layer in layers]
+        if not release.steps_taken:
+            release.save()
+        for t in range(3):
+            if t == 2 and extra:
+                both[extra[0]].read(torch.tensor([ROWS - 1]))
+            release.step(units(t), np.zeros(0, np.float32), [table.rows([], np.zeros((0, DIM))) for table in both])
+            if t == 0:
+                assert [table.flushed for table in both] == [False, False]
+        return layers, release
+
+    for extra in (None, 0, 1):
+        path = tmp_path / f"run {extra}"
+        with run()[1] as release:
+            release.flush()
+        if extra is None:
+            layers, release = run()
+            assert [len(layer.weight) for layer in layers] == [ROWS, ROWS]
+            release.close()
+            continue
+        with pytest.raises(CheckpointError, match="two draws of one noise"):
+            run(extra)
+
+
 def test_no_flush_between_lost_steps_that_had_none(tmp_path):
     path = tmp_path / "run"
     run = begun(plan(), path=path)
@@ -306,6 +335,24 @@ def test_a_copied_run_goes_on_from_a_flush_alone(tmp_path):
         release.close()
 
 
+def test_a_run_that_was_drawn_anew_goes_on_from_later_checkpoints(tmp_path):
+    """Those need no flush: what it shares with the other copy lies before the one that both began with."""
+    path = tmp_path / "run"
+    run = begun(plan(), path=path)
+    go_on(run, 3, saves=(3,), flushes=(3,))
+    run[1].close()
+    copied(path.with_name(".run.journal"))
+    with pytest.warns(CheckpointWarning, match="fresh key"):
+        run = begun(plan(), path=path)
+    go_on(run, 5, saves=(5,), flushes=())
+    before = state(run[2])
+    run[1].close()
+    run = layer, release, table = begun(plan(), path=path)
+    assert all(np.array_equal(a, b) for a, b in zip(state(table), before, strict=True))
+    go_on(run, N, flushes=(N,))
+    release.close()
+
+
 def test_a_copy_whose_journal_has_steps_after_the_checkpoint(tmp_path):
     """The steps that both copies have are repeated; from the flush at their end on, noise is fresh."""
     for flushes, goes_on in (((), False), ((4,), False), ((5,), True)):
@@ -417,8 +464,9 @@ def test_sizes_of_files_do_not_tell_which_rows_were_touched(tmp_path):
     assert len(sizes) == 1
 
 
-def test_a_closed_run_shows_nothing(tmp_path):
-    run = layer, release, table = begun(plan(), path=tmp_path / "run")
+@pytest.mark.parametrize("has_files", [True, False])
+def test_a_closed_run_shows_nothing(tmp_path, has_files):
+    run = layer, release, table = begun(plan(), path=tmp_path / "run" if has_files else None)
     go_on(run, 2, flushes=())
     release.close()
     with pytest.raises((TrainingError, CheckpointError), match="closed"):

@@ -15,7 +15,7 @@ import anyorder as ao
 from anyorder.accounting.selection import Counts
 from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.release.ranks import Alone, OneProcess
-from anyorder.release.schedules import Adaptive
+from anyorder.release.schedules import Adaptive, Fixed
 from anyorder.sparse.lazy_table import stand_ins_allowed
 from anyorder.strategy import Tree
 from laws.cases import STRATEGIES
@@ -350,6 +350,16 @@ def test_an_audit_sees_whole_tables():
         lazy_step(release, table)
 
 
+def test_a_guest_sees_tables_in_the_order_in_which_they_are_attached():
+    """Whatever the order of a step's parts: canaries lie at coordinates."""
+    release, seen = ao.Release(planned("independent"), 0), []
+    first, second = (ao.sparse.LazyTable(embedding(rows, 2), release) for rows in (3, 5))
+    release.admit(lambda t, pieces, divisor: seen.append([len(piece) for piece in pieces]) or pieces)
+    parts = [table.rows([0], np.ones((1, 2), np.float32)) for table in (second, first)]
+    release.step(units(0), np.zeros(0, np.float32), parts)
+    assert seen == [[0, 6, 10]]
+
+
 def test_canaries_are_planted_in_tables_and_their_coins_heard():
     """With little noise every coin is heard, in rows that no unit touches too."""
     plan = planned("independent", noise_multiplier=1e-3, epsilon=None)
@@ -439,6 +449,13 @@ def test_what_cannot_be_a_lazy_table_is_refused():
         ao.sparse.LazyTable(embedding(), ao.Release(planned("independent", secure=True), 0))
     with pytest.raises(PlanError, match="replay=True"):
         ao.sparse.LazyTable(embedding(), ao.Release(planned(STRATEGIES["blt"](N)), 0), replay=True)
+
+    class Two(Alone):
+        size = 2
+
+    several = ao.Release.of_ranks(plan, OneProcess(3, Two()), Fixed(), key=KEY, checkpoint=None, place="test")
+    with pytest.raises(PlanError, match="this run has 2 ranks"):
+        ao.sparse.LazyTable(embedding(), several)
 
 
 def test_a_weight_has_one_table_and_a_release_its_tables_from_the_start():
