@@ -124,6 +124,15 @@ def test_uniform_sets_are_equally_likely(n, k):
         assert p_value(found, dict.fromkeys(sets, 1 / len(sets))) > 1e-3
 
 
+def test_words_have_64_bits_each_and_follow_each_other():
+    """Far tails live in the low ones, and a word that is used twice would tie two rows together."""
+    words = select._Words(SOURCE, b"select top", 3)
+    taken = np.concatenate([words.take(count) for count in (2, 0, 5, 1)])
+    raw = SOURCE.derive(b"select top").words(3, 0, 16)
+    assert taken.tobytes() == raw.astype("<u4").tobytes()
+    assert taken.dtype == np.uint64
+
+
 def test_words_that_would_favour_small_rows_are_drawn_again():
     """2^64 is 5 and a third times 3 * 2^60: a plain remainder would name the first third 6 times for 5."""
     n = 3 * 2**60
