@@ -117,6 +117,18 @@ def test_rows_that_are_read_are_those_of_the_dense_run():
         lazy_step(release, table, rate=rate)
 
 
+@pytest.mark.parametrize("how", OPTIMIZERS)
+def test_rows_that_nobody_read_get_what_they_missed_in_their_step(how):
+    """Who has gradients of rows from elsewhere need not read them first."""
+    plan, rate = planned("independent"), RATES["constant"]
+    _, tables = dense_run(plan, rate, **OPTIMIZERS[how])
+    layer, release, table = begun(plan, replay=True, **OPTIMIZERS[how])
+    for t in range(N):
+        release.step(units(t), dense_total(t), [table.rows(*sums(t))])
+    table.flush()
+    assert torch.equal(layer.weight.data, tables[N])
+
+
 @pytest.mark.parametrize(("name", "how"), jumping(OPTIMIZERS))
 @pytest.mark.parametrize("schedule", ["constant", "with a pause"])
 def test_without_noise_a_jump_is_the_dense_run(name, how, schedule):
