@@ -211,7 +211,7 @@ def test_rows_that_lack_different_steps_jump_together_as_each_alone(name, option
         assert table._last.tolist() == [6, 7, 8, 4, 5]
         for rows in [range(5)] if together else [[row] for row in range(5)]:
             table.read(torch.tensor(rows))
-        states.append(torch.cat([table._kept, table._table[None]]))
+        states.append(torch.cat([table._kept, table._table[:, None]], 1))
     torch.testing.assert_close(*states, rtol=1e-5, atol=1e-6)
 
 
