@@ -157,6 +157,7 @@ def _fed_avg(at: _Setting) -> float:
     few = at.cell.n < 20  # owners with many steps of their own in a round
     slow = at.cell.dataset == "fashion_mnist"
     lr = 0.1 if at.cell.n > 200 or slow else 0.05  # with few records there is little that a step could undo
+    lr = 0.03 if slow and few else lr
     rounds = (8 if few else 12) * (3 if slow else 1)
     change = task.Epochs(1, lr, batch_size=16 if few else 8)
     return _accuracy(joint.fed_avg(at.model, at.parts, change, rounds=rounds, seed=at.cell.seed), at.tests)
