@@ -327,10 +327,10 @@ def own_setup(tmp_path, monkeypatch):
 
 @pytest.fixture
 def half_the_noise(monkeypatch):
-    from anyorder.release import core
+    from anyorder.release import run
 
-    real = core.SharedNoise
-    monkeypatch.setattr(core, "SharedNoise", lambda C, source, std, *rest: real(C, source, std / 2, *rest))
+    real = run.SharedNoise
+    monkeypatch.setattr(run, "SharedNoise", lambda C, source, std, *rest: real(C, source, std / 2, *rest))
 
 
 def test_an_audit_shows_its_verdict_beside_the_claim(own_setup, tmp_path):

@@ -7,7 +7,8 @@ from typing import get_args
 
 import pytest
 
-from anyorder.accounting import Composed, Curve, Gaussian, Sampled, compose
+from anyorder.accounting import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
+from anyorder.accounting.bounded_range import bounded_range_mu
 
 OFTEN = Sampled(1.5, 0.5, 4)
 CURVES = {
@@ -22,6 +23,10 @@ CURVES = {
     "sampled, much noise": Sampled(1e3, 0.1, 10),
     "a choice, then a training": compose(Gaussian(0.5, neighbours="add-or-remove"), OFTEN),
     "two trainings": compose(OFTEN, Sampled(1.0, 0.01, 100)),
+    "one draw": BoundedRange(3.0, 1),
+    "many draws": BoundedRange(0.1, 200, neighbours="replace-one"),
+    "draws, then a training": compose(BoundedRange(0.2, 20), Gaussian(0.7)),
+    "draws and sums under one coin": Sampled(1.5, 0.1, 20, e0=0.2, draws=5),
 }
 DELTAS = (0.3, 1e-2, 1e-5, 1e-9, 1e-13, 1e-300)
 EPSILONS = (0.0, 1e-3, 0.5, 2.0, 20.0)
@@ -78,11 +83,22 @@ def test_a_curve_beside_nothing_is_itself_and_beside_another_no_less(name):
         assert both.epsilon(value) >= max(epsilon(name, value), other.epsilon(value)) * (1 - 1e-3)
 
 
+def without_coins(part):
+    """The mu of a part, each draw as the Gaussian that is the least above it."""
+    match part:
+        case Gaussian():
+            return part.mu
+        case BoundedRange():
+            return bounded_range_mu(part.e0) * math.sqrt(part.draws)
+        case Sampled():
+            draws = bounded_range_mu(part.e0) * math.sqrt(part.draws) if part.draws else 0.0
+            return math.sqrt(part.n) * math.hypot(1 / part.sigma, draws)
+
+
 @each
 def test_sampling_never_adds(name):
     parts = CURVES[name].parts if type(CURVES[name]) is Composed else (CURVES[name],)
-    mus = [part.mu if type(part) is Gaussian else math.sqrt(part.n) / part.sigma for part in parts]
-    unsampled = Gaussian(compose(*mus))
+    unsampled = Gaussian(compose(*map(without_coins, parts)))
     assert all(epsilon(name, value) <= unsampled.epsilon(value) for value in DELTAS)
     assert all(delta(name, value) <= unsampled.delta(value) for value in EPSILONS)
 

@@ -18,7 +18,7 @@ from anyorder.audit.noise_law import noise_law
 from anyorder.certificate import verify
 from anyorder.clipping import Adaptive
 from anyorder.errors import AnyorderError, ArgumentError, TrainingError
-from anyorder.release import core
+from anyorder.release import run as release_run
 from anyorder.report import METHODS, AuditSummary, plot_audit
 from anyorder.run import Setup, audit_training, folder
 from anyorder.run.audit_job import Request, run
@@ -59,8 +59,8 @@ class Quiet:
 
 @pytest.fixture
 def half_the_noise(monkeypatch):
-    real = core.SharedNoise
-    monkeypatch.setattr(core, "SharedNoise", lambda C, source, std, *rest: real(C, source, std / 2, *rest))
+    real = release_run.SharedNoise
+    monkeypatch.setattr(release_run, "SharedNoise", lambda C, source, std, *rest: real(C, source, std / 2, *rest))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_no_noise_in_steps_without_canaries_is_found_in_a_large_run(monkeypatch)
     made = setup("independent", order="sequential")
     watched = worst_steps(made.plan.strategy, made.plan.participation)
     assert len(watched) == 3
-    real, taken = core.SharedNoise.add_to, []
+    real, taken = release_run.SharedNoise.add_to, []
 
     def quiet(self, pieces, divisor):
         taken.append(divisor)
@@ -155,7 +155,7 @@ def test_no_noise_in_steps_without_canaries_is_found_in_a_large_run(monkeypatch)
         noised = real(self, pieces, divisor)
         return noised if len(taken) - 1 in watched else [piece / divisor for piece in sums]
 
-    monkeypatch.setattr(core.SharedNoise, "add_to", quiet)
+    monkeypatch.setattr(release_run.SharedNoise, "add_to", quiet)
     done = attack(made, canaries=100)
     assert len(taken) == 12
     assert not AuditSummary.of(done.audited).refuted  # the scores see their own steps

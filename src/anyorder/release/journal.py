@@ -344,15 +344,19 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the run; `commit` is refused from here on."""
+        self._end()
+        _open_journals.discard(self)
+
+    def _end(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
             if self.on_close is not None:
                 self.on_close()
-        _open_journals.discard(self)
 
     def __del__(self) -> None:
-        self.close()
+        # The set of open journals lets go of it by itself; to be taken out here would break into a walk through it.
+        self._end()
 
 
 def _is_same(changed: int, when: int) -> bool:

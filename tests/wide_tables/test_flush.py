@@ -20,7 +20,7 @@ import anyorder.sparse.lazy_table as lazy_table
 from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, TrainingError
 from laws.cases import STRATEGIES
 from release.runs import copied
-from sparse.tables import DENSE, DIM, KEY, ROWS, N, begun, dense_total, embedding, lazy_step, planned, sums, units
+from wide_tables.tables import DENSE, DIM, KEY, ROWS, N, begun, dense_total, embedding, lazy_step, planned, sums, units
 
 FLUSHES = (3, 5, N)  # before these steps
 MODULES = (checkpoint, core, files, journal, tables, late, lazy_table)

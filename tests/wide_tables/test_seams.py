@@ -11,7 +11,7 @@ from anyorder.errors import CheckpointError, CheckpointWarning, TrainingError
 from anyorder.release.tables import Tables
 from laws.cases import STRATEGIES
 from release.runs import copied
-from sparse.tables import ROWS, N, begun, initial, lazy_step, planned
+from wide_tables.tables import ROWS, N, begun, initial, lazy_step, planned
 
 
 def plan(name="blt"):

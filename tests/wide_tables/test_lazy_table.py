@@ -20,7 +20,7 @@ from anyorder.sparse.lazy_table import stand_ins_allowed
 from anyorder.strategy import Tree
 from laws.cases import STRATEGIES
 from release.runs import total
-from sparse.tables import (
+from wide_tables.tables import (
     DENSE,
     DIM,
     KEY,
