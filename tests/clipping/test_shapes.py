@@ -101,6 +101,7 @@ def test_sums_are_those_of_the_loop(name, dtype, data):
     for clip_norm in (0.5 * largest, 10 * size * largest):
         expected = clipped_sum(exact, groups, clip_norm)
         rounding = distance(clipped_sum(own, groups, clip_norm), expected)  # large where the gradient nearly cancels
+        rounding += 2 * torch.finfo(dtype).eps * min(clip_norm, size * largest)  # where units cancel, to a bit perhaps
         for engine in (FunctionalClipping, GhostClipping):
             clipping = engine(module, data.draw(st.sampled_from([None, 1, 3])))
             _, sums = run(clipping, x, y, F.mse_loss, groups=groups, clip_norm=clip_norm)
