@@ -219,13 +219,7 @@ class Journal:
                     "from a later checkpoint, or start a new run"
                 )
             return
-        try:
-            self._put(_STEP, step, digest)
-        except OSError as problem:
-            raise CheckpointError(
-                f"step {step} was not released: the journal {self.path} cannot be written: {problem}. Make room, and "
-                "take the step again"
-            ) from problem
+        self._commit(_STEP, step, digest, f"step {step} was not released", "take the step again")
 
     def commit_flush(self, step: int, digest: bytes) -> None:
         """Write down, on the disk, that tables were brought up to date before `step`; call it before they are shown.
@@ -245,12 +239,15 @@ class Journal:
                 )
             return
         self.check_flush(step)
+        self._commit(_FLUSH, step, digest, "the tables were not shown", "flush again")
+
+    def _commit(self, kind: bytes, number: int, content: bytes, undone: str, again: str) -> None:
+        """Put a record on the disk. Raises: CheckpointError, which says what was not done and how to go on."""
         try:
-            self._put(_FLUSH, step, digest)
+            self._put(kind, number, content)
         except OSError as problem:
             raise CheckpointError(
-                f"the tables were not shown: the journal {self.path} cannot be written: {problem}. Make room, and "
-                "flush again"
+                f"{undone}: the journal {self.path} cannot be written: {problem}. Make room, and {again}"
             ) from problem
 
     def check_flush(self, step: int) -> None:
