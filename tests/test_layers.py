@@ -13,9 +13,11 @@ ROOMS = [
     "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library",
     "workload", "participation", "strategy", "sensitivity", "error", "optimize", "accounting", "noise",
     "ledger", "sampling", "_trusted", "_fits", "plan", "realised", "planner", "receipt", "certificate", "release",
-    "audit", "clipping", "sparse", "train", "federated", "report", "run", "cli", "__main__",
+    "audit", "clipping", "sparse", "train", "federated", "online", "budget", "report", "run", "cli", "__main__",
 ]  # fmt: skip
-PURE = [*ROOMS[: ROOMS.index("planner") + 1], "receipt", "certificate", "audit", "report"]  # an auditor and a planner
+PURE = [  # an auditor and a planner
+    *ROOMS[: ROOMS.index("planner") + 1], "receipt", "certificate", "audit", "budget", "report",
+]  # fmt: skip
 PURE.remove("sampling")  # of torch's loaders; a plan asks for it where it is given one
 ROOT = Path(anyorder.__file__).parent
 

@@ -3,7 +3,8 @@
 The rooms, in reading order: workload (A), participation (who takes part when), strategy (C), sensitivity, error,
 optimize (choose C), accounting (epsilon), noise (addressable), sampling (loaders and their order), plan (the claim),
 ledger (enforces the claim), receipt (a unit's own part in it), certificate (shows it), release (carries it out),
-audit (attacks it), clipping, sparse (wide tables), train (the engine), federated (users and owners).
+audit (attacks it), clipping, sparse (wide tables), train (the engine), federated (users and owners),
+online (convex learners), budget (across runs).
 
 What a planner needs is here at once; audits, and what needs torch, are loaded when they are first asked for.
 """
@@ -21,7 +22,7 @@ from anyorder.receipt import Receipt
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 
 if TYPE_CHECKING:
-    from anyorder import audit, clipping, federated, release, sampling, sparse, train
+    from anyorder import audit, budget, clipping, federated, online, release, sampling, sparse, train
     from anyorder.audit import check
     from anyorder.clipping import bounded_sum, check_model
     from anyorder.release import Release
@@ -43,6 +44,7 @@ __all__ = [
     "accounting",
     "audit",
     "bounded_sum",
+    "budget",
     "check",
     "check_model",
     "clipping",
@@ -52,6 +54,7 @@ __all__ = [
     "last_error",
     "max_error",
     "noise",
+    "online",
     "optimize",
     "participation",
     "plan",
@@ -76,10 +79,12 @@ _LAZY = {
     "Release": "release",
     "audit": "",
     "bounded_sum": "clipping",
+    "budget": "",
     "check": "audit",
     "check_model": "clipping",
     "clipping": "",
     "federated": "",
+    "online": "",
     "release": "",
     "sampling": "",
     "sparse": "",

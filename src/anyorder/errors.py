@@ -3,6 +3,7 @@
 __all__ = [
     "AnyorderError",
     "ArgumentError",
+    "BudgetError",
     "CertificateError",
     "CheckpointError",
     "CheckpointWarning",
@@ -30,6 +31,10 @@ class ArgumentError(AnyorderError, ValueError):
 
 class PlanError(AnyorderError, ValueError):
     """The parts of a plan do not fit together, or no plan meets the request."""
+
+
+class BudgetError(AnyorderError, RuntimeError):
+    """What a data set has left does not allow it, or the record of it cannot be read or written."""
 
 
 class LoaderError(PlanError):
