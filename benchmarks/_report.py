@@ -22,11 +22,16 @@ class Row:
 def options(description: str, *, only: Iterable[str] = ()) -> argparse.Namespace:
     """`--quick` (small sizes), `--json` (one object a line), and, where there are parts, `--only`."""
     parser = argparse.ArgumentParser(description=description)
+    add_options(parser, only)
+    return parser.parse_args()
+
+
+def add_options(parser: argparse.ArgumentParser, only: Iterable[str] = ()) -> None:
+    """The same, to a parser with options of its own."""
     parser.add_argument("--quick", action="store_true", help="small sizes, few repetitions")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     if parts := list(only):
         parser.add_argument("--only", choices=parts, action="append", help="this part; may be repeated")
-    return parser.parse_args()
 
 
 def run_parts(description: str, package: str, parts: Iterable[str]) -> None:

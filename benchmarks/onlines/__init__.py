@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.online`, and the peers that they stand beside."""
