@@ -15,6 +15,8 @@ from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError, PlanError
+from anyorder.online.losses import Loss
+from anyorder.online.sets import Set
 from anyorder.participation import (
     KnownOrder,
     MinSeparation,
@@ -37,6 +39,8 @@ FINAL = [
     *(kind.cls for kind in KINDS),
     *RULES,
     *get_args(Pattern),
+    *get_args(Loss),
+    *get_args(Set),
     Custom,
     Flat,
     PerGroup,

@@ -1,1 +1,11 @@
 """Convex learners in one pass, of any order: an adapter of `anyorder.release`."""
+
+from anyorder.online.ftrl import Learner
+from anyorder.online.losses import Custom, Hinge, Logistic, Loss, Poisson, Softmax, Squared
+from anyorder.online.sets import Ball, Box, Everything, Set, Simplex
+from anyorder.online.sums import ClippedSum, clipped_sum
+
+__all__ = [
+    "Ball", "Box", "ClippedSum", "Custom", "Everything", "Hinge", "Learner", "Logistic", "Loss", "Poisson", "Set",
+    "Simplex", "Softmax", "Squared", "clipped_sum",
+]  # fmt: skip
