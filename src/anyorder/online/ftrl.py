@@ -63,7 +63,8 @@ class Learner:
         theta: (d, outputs) float64, the iterate that the next step plays; cannot be written.
         release: carries the plan out; `release.on_release` is for audits and logs, `release.sample` draws the units
             of plans with secret sampling.
-        extra: plain values and arrays of your own, to be written into: each `save` has them; arrays come back as tensors.
+        extra: plain values and arrays of your own, to be written into: each `save` has them, and a resumed learner,
+            arrays as tensors.
 
     Raises: PlanError for plans with a grid, a selection, a record on devices, or an unfit clip norm; ArgumentError;
         CheckpointError.
