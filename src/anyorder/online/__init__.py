@@ -2,10 +2,12 @@
 
 from anyorder.online.ftrl import Learner
 from anyorder.online.losses import Custom, Hinge, Logistic, Loss, Poisson, Softmax, Squared
+from anyorder.online.regret import RegretBound, best_regularization, regret_bound, risk_bound
 from anyorder.online.sets import Ball, Box, Everything, Set, Simplex
 from anyorder.online.sums import ClippedSum, clipped_sum
 
 __all__ = [
-    "Ball", "Box", "ClippedSum", "Custom", "Everything", "Hinge", "Learner", "Logistic", "Loss", "Poisson", "Set",
-    "Simplex", "Softmax", "Squared", "clipped_sum",
+    "Ball", "Box", "ClippedSum", "Custom", "Everything", "Hinge", "Learner", "Logistic", "Loss", "Poisson",
+    "RegretBound", "Set", "Simplex", "Softmax", "Squared", "best_regularization", "clipped_sum", "regret_bound",
+    "risk_bound",
 ]  # fmt: skip
