@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import chi2
 
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
-from anyorder.noise import NoiseSource, lazy_maps
+from anyorder.noise import NoiseSource, lazy, lazy_maps
 from anyorder.noise.lazy import Jumps
 from anyorder.noise.lazy_maps import Maps
 from anyorder.strategy import (
@@ -209,6 +209,18 @@ def test_a_full_cache_begins_anew(monkeypatch):
         one, other = roomy.over(starts, N), tight.over(starts, N)
         assert one.Phi.tobytes() == other.Phi.tobytes()
         assert one.R.tobytes() == other.R.tobytes()
+
+
+@pytest.mark.parametrize("high", [40, 10_000])
+def test_distinct_starts_are_found_by_either_way(high):
+    """Dense ones without sorting: what `np.unique` gives."""
+    rng = np.random.default_rng(0)
+    for kind in (np.int32, np.int64, np.uint8):
+        given = rng.integers(3, min(high, 256), 20).astype(kind)
+        expected = np.unique(given.astype(np.int64), return_inverse=True)
+        for made, right in zip(lazy._distinct(given, int(given.min()), high), expected, strict=True):
+            assert made.dtype == np.int64
+            assert (made == right).all()
 
 
 def test_row_ids_tell_intervals_apart():

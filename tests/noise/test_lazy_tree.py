@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.noise import NoiseSource, NoiseStream, lazy_tree
 from anyorder.noise.lazy import Jumps
 from anyorder.strategy import BLT, Tree
 from anyorder.strategy.kinds import KINDS
@@ -129,3 +129,17 @@ def test_by_value_needs_a_short_combination(strategy, momentum, message):
 def test_rows_by_value_are_renewed_with_the_run():
     with pytest.raises(PlanError, match="rows of the run itself"):
         Jumps(Tree(8), by_value=True).first_row(3)
+
+
+@pytest.mark.parametrize("estimator", ["vanilla", "full"])
+@pytest.mark.parametrize("rates", ["constant", "drops"])
+def test_prefixes_that_were_forgotten_are_the_same_again(estimator, rates, monkeypatch):
+    """However few are kept."""
+    tree = Tree(N, estimator=estimator)
+    kept, forgetful = (recorded(Jumps(tree, by_value=True), *RATES[rates]) for _ in range(2))
+    for stop in (N // 2, 7, N, N // 2):
+        monkeypatch.setattr(lazy_tree, "_MOST", 1 << 21)
+        expected = kept.over(np.arange(stop), stop)
+        monkeypatch.setattr(lazy_tree, "_MOST", 5)
+        for made, right in zip(forgetful.over(np.arange(stop), stop), expected, strict=True):
+            assert made.tobytes() == right.tobytes()

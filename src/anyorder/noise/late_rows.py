@@ -54,7 +54,7 @@ def carry(
     used = _used(jump)
     one = _one_source(source, jump.rows)
     kernel = None if one is None else one.kernel
-    if one is not None and kernel is not None and used.max() <= _MOST:
+    if one is not None and kernel is not None and (jump.R.shape[2] <= _MOST or used.max() <= _MOST):
         kernel.carry(
             one.key_words, one.rounds, arrays, np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(jump.Phi),
             np.ascontiguousarray(jump.R), np.ascontiguousarray(jump.rows), used,
@@ -109,19 +109,17 @@ def _add(total: Floats, factors: Floats, x: NDArray[Any]) -> None:
 
 def _used(jump: Jump) -> Integers:
     """(u,) the columns of R up to the last that is not 0: no further normals are made."""
-    has = (jump.R != 0).any(axis=1)
-    w = has.shape[1]
-    if not w:
-        return np.zeros(len(has), np.int64)
-    return np.asarray(np.where(has.any(axis=1), w - has[:, ::-1].argmax(axis=1), 0), np.int64)
+    _, D, w = jump.R.shape
+    has = jump.R[:, 0] != 0 if D == 1 else (jump.R != 0).any(axis=1)
+    used: Integers = (has * np.arange(1, w + 1)).max(axis=1, initial=0)
+    return used
 
 
 def _one_source(source: NoiseSource, ids: Integers) -> NoiseSource | None:
     """The source of a single key that all these rows of Z come from."""
     if not ids.size:
         return source
-    low, high = source.of(int(ids.min())), source.of(int(ids.max()))  # keys change from a row on
-    return low if low.key == high.key else None
+    return source.of_all(int(row()) for row in (ids.min, ids.max))  # keys change from a row on
 
 
 def _check_fits(

@@ -163,13 +163,14 @@ class Jumps:
         low, high = (int(given.min()), int(given.max())) if integers and given.size else (0, 0)
         if not integers or not 0 <= low <= high <= stop:
             raise ArgumentError(f"starts must be a list of steps from 0 to stop={stop}")
-        if low == high and given.size:
-            distinct, which = np.array([low]), np.zeros(len(given), np.intp)
-        else:
-            distinct, which = np.unique(given.astype(np.int64), return_inverse=True)
+        distinct, which = _distinct(given, low, high)
         if self._prefixes is not None:
             first, last = (bisect_right(self._changes, t) for t in (distinct.min(initial=stop), stop - 1))
-            rows, factors = self._prefixes.over(distinct, stop, self._changes[first:last], self._weight)
+            since = self._changes[max(0, first - 1) : last]  # of these steps on c is the same up to the next one
+            values = np.array([lr * scale for lr, scale in (self._rates[t] for t in since)])
+            rows, factors = self._prefixes.over(
+                distinct, stop, self._changes[first:last], lambda t: values[np.searchsorted(since, t, "right") - 1]
+            )
             return Jump(np.ones((len(distinct), 1, 1)), factors[:, None], rows, which)
         maps, width = self._maps(distinct, stop)
         ids = (stop * (self.n + 1) + distinct)[:, None] * self.width + np.arange(width)
@@ -227,10 +228,6 @@ class Jumps:
                 return result, self.width
         return result, min(longest, self.width)
 
-    def _weight(self, t: int) -> float:
-        lr, scale = self._rates[t]
-        return lr * scale
-
     def _since(self, step: int) -> ByLength:
         """Of the steps from one on whose rate and scale are all alike."""
         if self._constant is None or self._constant[0] != step:
@@ -252,6 +249,21 @@ class Jumps:
         if self._optimizer.momentum:
             return values
         return np.delete(values, values.shape[1] - 2, axis=1)
+
+
+def _distinct(given: NDArray[Any], low: int, high: int) -> tuple[Integers, NDArray[np.intp]]:
+    """As `np.unique` with `return_inverse`, of integers from low to high: without sorting, where they are dense."""
+    if low == high and given.size:
+        return np.array([low]), np.zeros(len(given), np.intp)
+    if high - low > 8 * len(given):
+        return np.unique(given.astype(np.int64), return_inverse=True)
+    places = given.astype(np.int64) - low
+    there = np.zeros(high - low + 1, bool)
+    there[places] = True
+    found = np.flatnonzero(there)
+    numbers = np.empty(len(there), np.intp)
+    numbers[found] = np.arange(len(found))
+    return found + low, numbers[places]
 
 
 def _way(strategy: Strategy) -> tuple[bool, Callable[[Integers], Recurrence]]:

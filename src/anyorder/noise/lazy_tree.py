@@ -1,20 +1,21 @@
 """Jumps of a tree's noise: by value, from the nodes of two prefixes; or as a recurrence, with momentum."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import PlanError
-from anyorder.strategy import Terms, Tree
+from anyorder.strategy import Tree
 from anyorder.strategy.base import Recurrence
 
 __all__ = ["Prefixes", "check_recurrence", "check_value", "recurrences"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+_MOST = 1 << 21  # rows of prefixes that are kept
 
 
 def check_value(tree: Tree) -> None:
@@ -66,39 +67,41 @@ class Prefixes:
     """
 
     def __init__(self, tree: Tree) -> None:
-        self._num_rows = tree.num_rows
-        self._prefix = lru_cache(maxsize=1 << 16)(tree.prefix_terms)
+        self._num_rows, self._terms = tree.num_rows, tree.prefix_terms
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know no prefix."""
+        self._begin: Integers = np.zeros(0, np.int64)  # of each step: where its rows begin below; -1 where not known
+        self._length: Integers = np.zeros(0, np.int64)
+        self._rows, self._coefficients, self._end = np.zeros(0, np.int64), np.zeros(0), 0
 
     def over(
-        self, starts: Integers, stop: int, changes: Sequence[int], weight: Callable[[int], float]
+        self, starts: Integers, stop: int, changes: Sequence[int], weights: Callable[[Integers], Floats]
     ) -> tuple[Integers, Floats]:
         """Rows of Z and their factors, both (k, w), from (k,) starts.
 
         Args:
             changes: the steps b from the first start to the stop, at which c changes, ascending.
-            weight: c_t of a step.
+            weights: c_t of some steps.
         """
-        owners: list[int] = []
-        terms: list[Terms] = []
-        factors: list[float] = []
-        for i, start in enumerate(starts.tolist()):
-            if start == stop:
-                continue
-            points = [(start, weight(start)), (stop, -weight(stop - 1))]
-            points += [(b, weight(b) - weight(b - 1)) for b in changes if start < b < stop]
-            owners += [i] * len(points)
-            terms += [self._prefix(t) for t, _ in points]
-            factors += [factor for _, factor in points]
-        if not terms:
+        owner = np.flatnonzero(starts < stop)
+        if not len(owner):
             return np.zeros((len(starts), 0), np.int64), np.zeros((len(starts), 0))
-        lengths = [len(one.rows) for one in terms]
-        owner = np.repeat(np.array(owners, np.int64), lengths)
-        values = np.concatenate([one.coefficients for one in terms]) * np.repeat(factors, lengths)
-        keys, which = np.unique(
-            owner * self._num_rows + np.concatenate([one.rows for one in terms]), return_inverse=True
-        )
-        sums = np.bincount(which, values, len(keys))
-        keys, sums = keys[sums != 0], sums[sums != 0]
+        begin = starts[owner]
+        own, point = [owner, owner], [begin, np.full(len(owner), stop)]
+        factor = [weights(begin), np.repeat(-weights(np.array([stop - 1])), len(owner))]
+        if len(changes):
+            of, which = (begin[:, None] < np.array(changes)).nonzero()
+            b = np.array(changes)[which]
+            own, point, factor = [*own, owner[of]], [*point, b], [*factor, weights(b) - weights(b - 1)]
+        owner, place, factors = self._listed(np.concatenate(own), np.concatenate(point), np.concatenate(factor))
+        keys = owner * self._num_rows + self._rows[place]
+        order = keys.argsort(kind="stable")  # of two ascending runs, where nothing changes
+        keys = keys[order]
+        first = np.diff(keys, prepend=-1) != 0
+        sums = np.bincount(first.cumsum() - 1, (self._coefficients[place] * factors)[order])
+        keys, sums = keys[first][sums != 0], sums[sums != 0]
         owner, row = np.divmod(keys, self._num_rows)
         count = np.bincount(owner, minlength=len(starts))
         place = np.arange(len(keys)) - np.repeat(np.cumsum(count) - count, count)
@@ -106,6 +109,36 @@ class Prefixes:
         ids = rows.astype(np.int64)
         ids[owner, place], result[owner, place] = row, sums
         return ids, result
+
+    def _listed(self, owner: Integers, point: Integers, factor: Floats) -> tuple[Integers, Integers, Floats]:
+        """For every row of the prefixes P of the points: the owner, the row's place, and the factor."""
+        self._know(point)
+        length = self._length[point]
+        end = length.cumsum()
+        place = np.arange(end[-1]) + np.repeat(self._begin[point] - end + length, length)
+        return np.repeat(owner, length), place, np.repeat(factor, length)
+
+    def _know(self, point: Integers) -> None:
+        """Have the rows of these prefixes."""
+        most = int(point.max()) + 1
+        if most > len(self._begin):
+            self._begin = np.append(self._begin, np.full(most, -1))
+            self._length = np.append(self._length, np.zeros(most, np.int64))
+        new = point[self._begin[point] < 0]
+        if not len(new):
+            return
+        if self._end > _MOST:
+            self._forget()
+            return self._know(point)
+        for t in np.unique(new).tolist():
+            terms = self._terms(t)
+            start, end = self._end, self._end + len(terms.rows)
+            if end > len(self._rows):
+                self._rows = np.append(self._rows, np.zeros(end, np.int64))
+                self._coefficients = np.append(self._coefficients, np.zeros(end))
+            order = terms.rows.argsort()
+            self._rows[start:end], self._coefficients[start:end] = terms.rows[order], terms.coefficients[order]
+            self._begin[t], self._length[t], self._end = start, end - start, end
 
 
 def _sizes(tree: Tree) -> list[int]:

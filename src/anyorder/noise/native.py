@@ -37,6 +37,7 @@ _STEP = struct.Struct("@32s2i10Qdf2i4x")
 # ids, used, sums, into; num_rows, size, normals, width, first.
 _JUMP = struct.Struct("@32s3i4x15Q")
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "float64": 3, "uint32": 4}
+_NUMBERS = {np.dtype(name): TYPES[name] for name in ("float32", "float64")}  # a dtype's name takes long to ask for
 
 
 class Kernel:
@@ -138,9 +139,9 @@ class Kernel:
         """
         addresses = np.array([x.ctypes.data for x in arrays], np.uint64)
         strides = np.array([x.strides[0] for x in arrays], np.uint64)
-        kind = TYPES[arrays[0].dtype.name]
+        kind = _NUMBERS[arrays[0].dtype]
         jump = _JUMP.pack(
-            key.tobytes(), rounds, kind, kind if sums is None else TYPES[sums.dtype.name], addresses.ctypes.data,
+            key.tobytes(), rounds, kind, kind if sums is None else _NUMBERS[sums.dtype], addresses.ctypes.data,
             strides.ctypes.data, rows.ctypes.data, which.ctypes.data, Phi.ctypes.data, R.ctypes.data, ids.ctypes.data,
             used.ctypes.data, 0 if sums is None else sums.ctypes.data, 0 if into is None else into.ctypes.data,
             len(rows), len(arrays), R.shape[2], arrays[0].shape[1], first,

@@ -94,7 +94,7 @@ class ByJumps:
         return partial(_put, self._stored, rows, after), mean
 
     def _over(self, rows: Integers, step: int) -> Jump:
-        return self._jumps.over(np.full(len(rows), step, np.int64), step + 1)
+        return self._jumps.over([step], step + 1)._replace(which=np.zeros(len(rows), np.intp))
 
     def _change(self, rows: Integers, jump: Jump, *gradient: NDArray[Any]) -> Change:
         """In place, where the table is in the memory of the processor; the same bits elsewhere."""
