@@ -1,0 +1,182 @@
+"""The bound of a search against exact searches over small mechanisms, and its edges."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose
+from anyorder.budget import (
+    Fixed,
+    Geometric,
+    Logarithmic,
+    NegativeBinomial,
+    Poisson,
+    calibrate_search,
+    search_delta,
+    search_epsilon,
+)
+from anyorder.errors import ArgumentError
+
+LAWS = [
+    Geometric(1.5), Geometric(10.0), Geometric(300.0), Logarithmic(10.0), NegativeBinomial(-0.5, 10.0),
+    NegativeBinomial(3.0, 10.0), NegativeBinomial(0.5, 100.0), Poisson(0.5), Poisson(5.0), Poisson(60.0),
+]  # fmt: skip
+EPSILONS = [0.0, 0.1, 0.5, 1.0, 2.0, 4.0]
+
+
+class Small:
+    """A mechanism of a few outputs, given by its two distributions, in the place of a curve."""
+
+    mu = None
+
+    def __init__(self, q, p):
+        self.q, self.p = np.asarray(q, float), np.asarray(p, float)
+
+    def delta(self, epsilon):
+        return max(stick(self.q, self.p, epsilon), stick(self.p, self.q, epsilon))
+
+    def epsilon(self, delta):
+        low, high = 0.0, 800.0
+        while high - low > 1e-9:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.delta(middle) <= delta else (middle, high)
+        return high
+
+
+def stick(q, p, epsilon):
+    return math.fsum(np.maximum(q - math.exp(epsilon) * p, 0.0))
+
+
+def shown(law, q, scores):
+    """What the search shows of each output: best scores win, equals at random."""
+    chances = np.empty(len(q))
+    for i, score in enumerate(scores):
+        below, upto = q[scores < score].sum(), min(1.0, q[scores <= score].sum())
+        chances[i] = q[i] / q[scores == score].sum() * (law.pgf(upto) - law.pgf(min(below, 1.0)))
+    return chances
+
+
+def orders(n):
+    """Every ranking of n outputs, with ties."""
+    return {tuple(np.unique(scores, return_inverse=True)[1]) for scores in itertools.product(range(n), repeat=n)}
+
+
+def mechanisms(rng, n):
+    """Pairs of distributions: mild ones, ones with rare telling outputs, and ones that are close to pure."""
+    q, p = rng.dirichlet(np.full(n, 1.0), 2)
+    yield 0.9 * q + 0.1 / n, 0.9 * p + 0.1 / n
+    q = rng.dirichlet(np.full(n, 0.3)) + 1e-9
+    p = q * np.exp(rng.normal(0, 0.5, n))
+    yield q / q.sum(), p / p.sum()
+    q = 10.0 ** rng.uniform(-5, 0, n)
+    p = q * np.exp(0.4 * rng.choice([-1, 1], n))
+    yield q / q.sum(), p / p.sum()
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_no_search_over_a_small_mechanism_tells_more(law):
+    """All rankings of up to four outputs, ties too, both directions; a Poisson search that shows nothing counts."""
+    rng = np.random.default_rng(5)
+    nearest = 0.0
+    for n in (2, 3, 4):
+        for q, p in itertools.chain.from_iterable(mechanisms(rng, n) for _ in range(2)):
+            bounds = [search_delta(law, Small(q, p), epsilon) for epsilon in EPSILONS]
+            for scores in map(np.array, orders(n)):
+                a, b = shown(law, q, scores), shown(law, p, scores)
+                assert math.isclose(a.sum() + law.pgf(0.0), 1.0, abs_tol=1e-9)
+                for epsilon, bound in zip(EPSILONS, bounds, strict=True):
+                    true = max(stick(a, b, epsilon), stick(b, a, epsilon))
+                    assert true <= bound + 1e-15
+                    nearest = max(nearest, true / bound if bound > 1e-12 else 0.0)
+    assert nearest > 0.5  # the bound is one, and not far
+
+
+@pytest.mark.parametrize("law", [Geometric(2.0), Poisson(1.0), Logarithmic(2.0)], ids=str)
+def test_what_a_search_shows_by_enumerating_its_runs(law):
+    """The generating function against the definition: K runs one by one, the best of them, equals by coins."""
+    q, scores = np.array([0.5, 0.3, 0.2]), np.array([1, 0, 1])
+    by_law = np.zeros(3)
+    sure = 1 - law.pgf(0.0)
+    derivative = [_chance(law, k) for k in range(9)]
+    for k in range(1, 9):
+        for runs in itertools.product(range(3), repeat=k):
+            best = [run for run in runs if scores[run] == max(scores[list(runs)])]
+            for run in best:
+                by_law[run] += derivative[k] * np.prod(q[list(runs)]) / len(best)
+    assert np.allclose(by_law, shown(law, q, scores), atol=1 - sum(derivative) + 1e-12)
+    assert math.isclose(shown(law, q, scores).sum(), sure, rel_tol=1e-12)
+
+
+def _chance(law, k):
+    """P(K = k) from the definitions of the laws, written once more."""
+    if isinstance(law, Poisson):
+        return math.exp(-law.mean) * law.mean**k / math.factorial(k)
+    if k == 0:
+        return 0.0
+    gamma = law.gamma
+    if law.eta == 0:
+        return (1 - gamma) ** k / (k * math.log(1 / gamma))
+    product = math.prod((i + law.eta) / (i + 1) for i in range(k))
+    return (1 - gamma) ** k / (gamma**-law.eta - 1) * product
+
+
+def test_calibration_lands_at_or_just_under_the_target():
+    for law in (Fixed(50), Geometric(50), Logarithmic(50), NegativeBinomial(-0.5, 50), Poisson(10)):
+        for epsilon in (0.1, 1.0, 8.0):
+            mu = calibrate_search(law, epsilon, 1e-6)
+            assert epsilon * (1 - 1e-4) <= search_epsilon(law, Gaussian(mu), 1e-6) <= epsilon
+    with pytest.raises(ArgumentError, match="no mu"):
+        calibrate_search(Geometric(50), 1.0, 1e-6, lambda mu: Gaussian(3.0))
+
+
+def test_more_of_anything_costs_more():
+    base = search_epsilon(Geometric(50), Gaussian(1.0), 1e-6)
+    assert search_epsilon(Geometric(55), Gaussian(1.0), 1e-6) > base
+    assert search_epsilon(Geometric(50), Gaussian(1.01), 1e-6) > base
+    assert search_epsilon(Geometric(50), Gaussian(1.0), 1e-7) > base > Gaussian(1.0).epsilon(1e-6)
+    etas = [search_epsilon(NegativeBinomial(eta, 50), Gaussian(1.0), 1e-6) for eta in (-0.5, 0.0, 0.5, 1.0, 3.0)]
+    assert etas == sorted(etas)
+    assert etas[1] == search_epsilon(Logarithmic(50), Gaussian(1.0), 1e-6)
+    assert math.isclose(etas[3], base, rel_tol=1e-9)
+    deltas = [search_delta(Geometric(50), Gaussian(1.0), epsilon) for epsilon in np.linspace(0, 30, 31)]
+    assert deltas == sorted(deltas, reverse=True)
+    assert deltas[0] <= 1
+
+
+def test_delta_and_epsilon_agree():
+    for law in (Fixed(5), Geometric(50), Poisson(10)):
+        epsilon = search_epsilon(law, Gaussian(0.5), 1e-6)
+        assert math.isclose(search_delta(law, Gaussian(0.5), epsilon), 1e-6, rel_tol=2e-3)
+
+
+def test_a_fixed_number_of_runs_is_their_composition():
+    assert math.isclose(search_epsilon(Fixed(9), Gaussian(0.5), 1e-6), Gaussian(1.5).epsilon(1e-6), rel_tol=1e-12)
+    amplified = Sampled(1.0, 0.01, 10)
+    assert search_epsilon(Fixed(6), amplified, 1e-6) == Sampled(1.0, 0.01, 60).epsilon(1e-6)
+    assert search_delta(Fixed(3), amplified, 1.0) == compose(amplified, amplified, amplified).delta(1.0)
+
+
+def test_other_curves():
+    """A curve that is no Gaussian has fewer knots, and stays on the safe side of one that is no better."""
+    draws = BoundedRange(0.05, 16)
+    like = Gaussian(math.sqrt(16) * 0.05 / 2)  # zero-concentrated DP of the same rho, and nearly normal
+    found, compared = (search_epsilon(Geometric(50), curve, 1e-6) for curve in (draws, like))
+    assert found > draws.epsilon(1e-6)
+    assert math.isclose(found, compared, rel_tol=0.1)
+
+
+def test_edges():
+    assert search_epsilon(Geometric(50), Gaussian(0.0), 1e-6) == 0.0
+    assert search_delta(Poisson(5), Gaussian(0.0), 0.0) == 0.0
+    assert search_epsilon(Geometric(50), Gaussian(1e-12), 1e-6) < 1e-4
+    assert (
+        search_epsilon(Geometric(50), Gaussian(30.0), 1e-6) < 690 < search_epsilon(Geometric(50), Gaussian(40.0), 1e-6)
+    )
+    assert search_delta(Geometric(50), Gaussian(1.0), 1e5) < 1e-200
+    for delta in (0.0, 1.0, math.nan):
+        with pytest.raises(ArgumentError, match="delta"):
+            search_epsilon(Geometric(50), Gaussian(1.0), delta)
+    with pytest.raises(ArgumentError, match="epsilon"):
+        search_delta(Geometric(50), Gaussian(1.0), -1.0)
