@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array, issparse
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,6 +17,7 @@ from anyorder.clipping import Adaptive
 from anyorder.clipping.clip_rules import Cut
 from anyorder.federated import Layout, Round, Server
 from anyorder.noise.lazy import Jumps
+from anyorder.online import Hinge, Learner, ftrl, sums
 from anyorder.release.noise import TableNoise
 from anyorder.sparse import Uniform
 from anyorder.train.training import Training
@@ -505,10 +507,98 @@ federated_adaptive = FrontEnd(
     excuses=adaptive.excuses | NO_COINS,
 )
 
+# -- the online learner: a hinge of slope 1, whose gradient at an example is the example -------------------------------
+
+
+def online_learner(trial):
+    """A learner held at its start by its regularisation, and what it released so far."""
+    learner = Learner(trial.plan, (trial.size, 1), loss=Hinge(), regularization=1e15, key=trial.key)
+    released = []
+    learner.release.on_release(lambda step, private: released.append(private.copy()))
+    return learner, released
+
+
+def run_online(trial):
+    """Every other batch is sparse."""
+    learner, released = online_learner(trial)
+    for t, (units, vectors) in enumerate(trial.steps):
+        learner.step(units, csr_array(vectors) if t % 2 else vectors, np.zeros(len(units)))
+        yield released.pop()
+
+
+def online_sampled(trial):
+    learner, released = online_learner(trial)
+    for _ in range(trial.plan.n):
+        units = learner.release.sample(len(trial.vectors))
+        learner.step(units, trial.vectors[units], np.zeros(len(units)))
+        yield released.pop()
+
+
+def online_summing(make):
+    def replaced(loss, theta, batch, clip_norm, names):
+        rows = batch.given.toarray() if issparse(batch.given) else batch.given
+        return make(rows, batch.units, clip_norm)[:, None]
+
+    return patched(ftrl, "sum_of", replaced)
+
+
+@contextmanager
+def longer_by_half(reached):
+    """Units of several rows are cut at half as much again."""
+    real = sums._add_together
+
+    def add_together(total, rows, slopes, bound):
+        reached()
+        real(total, rows, slopes, 1.5 * bound)
+
+    with patched(sums, "_add_together", add_together):
+        yield
+
+
+@contextmanager
+def first_row_again(reached):
+    """Of a unit with several rows one is added by itself as well."""
+    real = sums._add_together
+
+    def add_together(total, rows, slopes, bound):
+        reached()
+        real(total, rows, slopes, bound)
+        real(total, rows[:1], slopes[:1], bound)
+
+    with patched(sums, "_add_together", add_together):
+        yield
+
+
+@contextmanager
+def norms_of_another_row(reached):
+    """Each row is cut by the norm of the next one: a list that is off by one."""
+    real = sums._squares
+
+    def squares(rows):
+        reached()
+        return np.roll(real(rows), 1)
+
+    with patched(sums, "_squares", squares):
+        yield
+
+
+online = FrontEnd(
+    "online learner",
+    run_online,
+    online_summing,
+    online_sampled,
+    faults=(
+        Fault("units of several rows cut at half as much again", longer_by_half),
+        Fault("a row of a unit added twice", first_row_again),
+        Fault("norms of another row", norms_of_another_row),
+    ),
+)
+
 FRONT_ENDS = {
     "release": [core, exact],
     "train": [engine, adaptive],
     "sparse": [lazy, selected],
     "federated": [federated, federated_rows, federated_adaptive],
+    "online": [online],
 }
 """Room of the package -> its front ends."""

@@ -132,9 +132,8 @@ class Learner:
         """
         self._check()
         batch = Batch.of(X, y, list(units) if _is_iterator(units) else units, self.shape[0])
-        self.release.check(batch.units)
-        names, total = sum_of(self.loss, self.theta, batch, self.release.clip_norm)
-        self.release.step(names, total)
+        names = self.release.check(batch.units)
+        self.release.step(names, sum_of(self.loss, self.theta, batch, self.release.clip_norm, names))
 
     def _receive(self, step: int, private: Floats) -> None:
         """Take in what was released: nothing else ever reaches the state."""

@@ -112,13 +112,13 @@ def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], cl
     if at.dtype.kind not in "iuf" or at.ndim != 2 or at.shape[1] != loss.outputs:
         raise ArgumentError(f"theta must be numbers of shape (d, {loss.outputs}), got {at.dtype} of shape {at.shape}")
     batch = Batch.of(X, y, units, len(at))
-    return sum_of(loss, at.astype(np.float64), batch, _check.real("clip_norm", clip_norm, low=SMALLEST, high=LARGEST))
-
-
-def sum_of(loss: Loss, theta: Floats, batch: Batch, clip_norm: float) -> ClippedSum:
-    """`clipped_sum` of a batch that was checked."""
+    clip_norm = _check.real("clip_norm", clip_norm, low=SMALLEST, high=LARGEST)
     names = distinct(batch.units)
-    d, outputs = theta.shape
+    return ClippedSum(names, sum_of(loss, at.astype(np.float64), batch, clip_norm, names))
+
+
+def sum_of(loss: Loss, theta: Floats, batch: Batch, clip_norm: float, names: Units) -> Floats:
+    """The total of `clipped_sum`, of a batch that was checked and has these units, each named once."""
     bound = clip_norm * (1.0 - (theta.size + 16) * 2.0**-52)
     match loss:
         case Custom():
@@ -131,7 +131,7 @@ def sum_of(loss: Loss, theta: Floats, batch: Batch, clip_norm: float) -> Clipped
             assert_never(loss)
     with np.errstate(all="ignore"):
         total = _cut_and_added(rows, slopes, batch.units, len(names), bound)
-    return ClippedSum(names, total.reshape(d, outputs))
+    return total.reshape(theta.shape)
 
 
 def _cut_and_added(rows: Any, slopes: Floats, units: Units, count: int, bound: float) -> Floats:
