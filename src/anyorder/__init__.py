@@ -24,6 +24,7 @@ from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 if TYPE_CHECKING:
     from anyorder import audit, budget, clipping, federated, online, release, sampling, sparse, train
     from anyorder.audit import check
+    from anyorder.budget import Budget
     from anyorder.clipping import bounded_sum, check_model
     from anyorder.release import Release
     from anyorder.sampling import FixedOrderSampler
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "FTRL",
     "Bound",
+    "Budget",
     "Certificate",
     "Evidence",
     "FixedOrderSampler",
@@ -73,6 +75,7 @@ __all__ = [
 # `plan` and `sensitivity` are functions beside modules of that name. They are bound above, after the import of those
 # modules has bound the modules themselves; bound lazily, a name would stay the module.
 _LAZY = {
+    "Budget": "budget",
     "FTRL": "train",
     "FixedOrderSampler": "sampling",
     "PrivacyEngine": "train",

@@ -1,15 +1,23 @@
 """Across runs: what a search for settings costs, and what a data set has left."""
 
+from anyorder.budget.account import Held, Remaining
 from anyorder.budget.bounds import calibrate_search, search_delta, search_epsilon
+from anyorder.budget.entries import Settle, Spend
+from anyorder.budget.file import Budget
 from anyorder.budget.laws import Fixed, Geometric, Law, Logarithmic, NegativeBinomial, Poisson
 
 __all__ = [
+    "Budget",
     "Fixed",
     "Geometric",
+    "Held",
     "Law",
     "Logarithmic",
     "NegativeBinomial",
     "Poisson",
+    "Remaining",
+    "Settle",
+    "Spend",
     "calibrate_search",
     "search_delta",
     "search_epsilon",

@@ -7,6 +7,7 @@ import typer
 
 from anyorder import __version__
 from anyorder.cli.audit import group as audit
+from anyorder.cli.budgets import budget
 from anyorder.cli.check import check
 from anyorder.cli.federated import federated
 from anyorder.cli.output import fail
@@ -36,6 +37,7 @@ app.command()(plan)
 app.command()(epsilon)
 app.command()(report_goals)
 app.command()(verify)
+app.command()(budget)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 )(check)

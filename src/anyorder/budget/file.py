@@ -1,0 +1,442 @@
+"""The budget of a data set: one file in which every plan, run and search on its units is entered before it starts."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyorder import _check
+from anyorder._closed import final
+from anyorder._sealed import printable
+from anyorder.accounting.curves import NEIGHBOURS, Composed, Curve, Gaussian, compose
+from anyorder.accounting.gaussian import gdp_epsilon
+from anyorder.budget.account import Account, Held, Remaining
+from anyorder.budget.entries import FILTERS, Begin, Limit, Settle, Spend, relabelled, write_curve
+from anyorder.budget.filter import best_order
+from anyorder.budget.log import Log
+from anyorder.budget.relations import check_relation, check_unit, plan_for
+from anyorder.budget.units import UnitFile
+from anyorder.certificate import Certificate
+from anyorder.errors import ArgumentError, BudgetError
+from anyorder.participation import KnownOrder
+from anyorder.plan import Plan
+from anyorder.realised import is_claimable, realised_claim
+
+__all__ = ["Budget"]
+
+_LABEL = "add-or-remove"
+_SHARE_UP = 1 + 2.0**-46  # what the rounding of one unit's own mu may have lost
+
+
+@final
+class Budget:
+    """What one data set may be used for, and was: an append-only file, locked against concurrent runs.
+
+        ao.Budget("people.budget", epsilon=8, delta=1e-6).spend(plan)
+
+    Everything that is released about the units must be entered before it starts, and is refused where it would bring
+    the whole beyond (epsilon, delta). How entries are counted:
+
+        adaptive=True     by a privacy filter: later plans may depend on what earlier ones released. Gaussian plans
+                          exactly, sum of mu^2 <= mu_max^2; if the first is not Gaussian, all of them by a Rényi filter
+                          at one order, which is fixed when the budget is made. See `anyorder.budget.filter`
+        adaptive=False    by `compose`, loss distributions where there are amplified plans: smaller, and valid only
+                          where all plans were chosen before anything was released
+
+    A `KnownOrder` plan that names its units adds each unit's own mu^2 to that unit alone (for neighbours zero-out and
+    replace-one, where who is in which step is the same for neighbours); the limit is on the unit that has most. What
+    units have is in `.NAME.units` beside the file, as secret as evidence. The file itself names nobody.
+
+    Objects may be kept, copied to other processes and used by threads: each call sees what others entered meanwhile.
+
+    Args:
+        path: the file; made if it is not there, which needs epsilon and delta.
+        epsilon, delta: the limit. For a file that is there: None, or what it says; `limit` changes it.
+        unit: what is protected, as in plans; None: as the first plan says.
+        neighbours: None: as the first plan says. "zero-out" takes plans for all three relations.
+        adaptive: see above. For a file that is there it must be the file's, where it is given.
+        filter: with adaptive: "gaussian", "renyi", or None for what the first entry needs. "gaussian" counts amplified
+            plans as if they were not; choose "renyi" beforehand where Gaussian plans and amplified ones or searches
+            are to follow each other.
+    Raises: ArgumentError; BudgetError if the file cannot be made, read or locked, or was altered.
+    Cost: of a call, about 8 us for each entry that was not read before, and one write that waits for the disk.
+
+    Example:
+        >>> import tempfile, anyorder as ao
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     budget = ao.Budget(f"{folder}/people.budget", epsilon=8, delta=1e-6)
+        ...     print(budget.spend(ao.accounting.Gaussian(0.9)))
+        epsilon 4.394 of 8 spent at delta = 1e-06; epsilon 6.066 left for one Gaussian plan
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        *,
+        unit: str | None = None,
+        neighbours: str | None = None,
+        adaptive: bool | None = None,
+        filter: str | None = None,
+    ) -> None:
+        if (epsilon is None) != (delta is None):
+            raise ArgumentError(f"epsilon and delta must be given together, got {epsilon!r} and {delta!r}")
+        if epsilon is not None and delta is not None:
+            epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+        if unit is not None:
+            _check.word("unit", unit)
+        if neighbours is not None:
+            _check.choice("neighbours", neighbours, NEIGHBOURS)
+        if filter is not None:
+            _check.choice("filter", filter, FILTERS)
+            if adaptive is False:
+                raise ArgumentError(f"filter counts with adaptive=True alone, got filter={filter!r}, adaptive=False")
+        self._log = Log(path)
+        self._units = UnitFile(self._log.path)
+        self._account: Account | None = None
+        self._seen: list[Any] = []
+        wanted = {"unit": unit, "neighbours": neighbours, "adaptive": adaptive, "filter": filter}
+        with self._log.locked(write=epsilon is not None, create=epsilon is not None) as descriptor:
+            if not self._log.lines and epsilon is not None and delta is not None:
+                self._log.begin(descriptor, _begin(epsilon, delta, wanted))
+            self._check(epsilon, delta, wanted)
+
+    def _check(self, epsilon: float | None, delta: float | None, wanted: dict[str, Any]) -> None:
+        """The file is what was asked for."""
+        account = self._current()
+        if epsilon is not None and (epsilon, delta) != (account.epsilon, account.delta):
+            raise BudgetError(
+                f"the budget {self.path} has the limit epsilon = {account.epsilon:g} at delta = {account.delta:g}, got "
+                f"{epsilon:g} and {delta:g}: open it without them, and change it with limit(epsilon, delta)"
+            )
+        for name, value in wanted.items():
+            found = getattr(account.begin, name)
+            if value is not None and found is not None and value != found:
+                raise BudgetError(
+                    f"the budget {self.path} was made with {name}={found!r}, got {value!r}: that is fixed for good"
+                )
+
+    @property
+    def path(self) -> Path:
+        """The file, symbolic links followed."""
+        return self._log.path
+
+    @property
+    def id(self) -> str:
+        """32 hexadecimal digits, drawn when the budget was made."""
+        with self._reading() as account:
+            return account.begin.id
+
+    # -- to enter ----------------------------------------------------------------------------------------------------
+
+    def spend(
+        self,
+        what: Plan | Certificate | Curve,
+        name: str = "",
+        *,
+        run: str | None = None,
+        named: bool | None = None,
+    ) -> Remaining:
+        """Enter what is about to be released; when it returns, the entry is on the disk, and the run may start.
+
+        Args:
+            what: a plan that is about to run, the certificate of a run that was not entered, or a curve.
+            name: for people, up to 200 characters.
+            run: a word of the run, up to 64 letters and digits: asked for again under the same word, as after a kill,
+                it is not charged again. A certificate has the fingerprint of its noise instead.
+            named: whether the units of a `KnownOrder` are their names, the same in every plan. A plan that was read
+                from a public file has numbers for them, which are not; None: not if they look like such numbers.
+        Returns: what is left after it.
+        Raises: BudgetError, before anything is written, if the limit would be exceeded, or relation or unit differ; or
+            if the entry cannot be brought to the disk. The message tells public numbers alone.
+        """
+        asked = _asked(what, name, run)
+        with self._log.locked(write=True) as descriptor:
+            account = self._current()
+            old = _charged(account, asked)
+            if old is not None:
+                return account.remaining()
+            spend, rows = self._spend(account, asked, named)
+            self._refuse(account, spend, rows)
+            if rows is not None:
+                spend = replace(spend, units=self._units.write(rows[0], rows[1]).__dict__)
+            self._log.append(descriptor, spend)
+            return self._current().remaining()
+
+    def check(self, what: Plan | Certificate | Curve, *, run: str | None = None, named: bool | None = None) -> None:
+        """Raise BudgetError where `spend` would; enter nothing. Another process may spend before you do."""
+        asked = _asked(what, "", run)
+        with self._reading() as account:
+            if _charged(account, asked) is None:
+                spend, rows = self._spend(account, asked, named, keep=False)
+                self._refuse(account, spend, rows)
+
+    def _spend(
+        self, account: Account, asked: "_Asked", named: bool | None, *, keep: bool = True
+    ) -> tuple[Spend, tuple[bytes, Any] | None]:
+        """The entry, and what units have of it: (key, rows), or None for everybody the whole."""
+        unit, neighbours = account.unit or asked.unit, account.neighbours or asked.neighbours
+        check_unit(asked.unit, unit)
+        rows = None
+        if asked.plan is None:
+            check_relation(asked.curve, unit, neighbours)
+            curve = asked.curve
+        else:
+            plan = plan_for(asked.plan, neighbours)
+            curve = plan.curve
+            order = plan.participation
+            if type(order) is KnownOrder and _is_named(plan, named) and neighbours != "add-or-remove":
+                mus = np.minimum(plan.unit_mus() * _SHARE_UP, np.inf if plan.mu is None else plan.mu)
+                if plan.mu is not None:
+                    rows = self._units.hashed(order.units.tolist(), mus, make=keep)
+        about = {**asked.about, "neighbours": neighbours, "for": asked.neighbours}
+        made = Spend(
+            number=account.number, name=asked.name, what=asked.what, parts=write_curve(curve), plan=asked.digest,
+            run=asked.run, key=asked.key, about=about, time=_now(),
+        )  # fmt: skip
+        return made, rows
+
+    def _refuse(self, account: Account, spend: Spend, rows: tuple[bytes, Any] | None) -> None:
+        curve = Account.curve_of(spend)
+        totals = account.totals_with(curve, None if rows is None else rows[1])
+        spent = totals.epsilon(account.delta)
+        if spent <= account.epsilon:
+            return
+        now = account.totals()
+        left = now.left_squared(account.epsilon, account.delta)
+        hint = ""
+        if totals.rule == "gaussian" and type(curve) is not Gaussian:
+            hint = (
+                ". This budget counts by a Gaussian filter, in which an amplified or selected plan counts as if it "
+                "were not: make one with filter='renyi', or adaptive=False where all plans are chosen in advance"
+            )
+        raise BudgetError(
+            f"refused: with it epsilon {spent:.6g} would be spent at delta = {account.delta:g}, and the limit of the "
+            f"budget {self.path} is {account.epsilon:g}; {now.epsilon(account.delta):.6g} are spent, and one Gaussian "
+            f"plan may have {gdp_epsilon(float(left) ** 0.5, account.delta):.6g}. Nothing was entered, and it must not "
+            f"run{hint}"
+        )
+
+    def settle(self, certificate: Certificate, *, run: str | None = None) -> Remaining:
+        """Enter what a run that is over turned out to use, where that is less than its plan.
+
+        Its realised claim replaces the plan's: how often units came, how far apart, and mu of that; see
+        `anyorder.realised`. With a filter (adaptive=True) it holds whoever decided on the end, also by looking at
+        releases: the filter sums what was used on every path (docs/budget.md has the proof). With adaptive=False it is
+        your promise that neither participants nor the end were chosen by what was released.
+
+        The run must be over: one that goes on uses what others may have spent by then.
+
+        Args:
+            certificate: of the run, after its last step.
+            run: the word under which it was spent; else the first entry of its plan that no other run settled.
+        Returns: what is left. A certificate that was settled before changes nothing; one of a later step of the same
+            run, which must not be, adds what it used since, whatever the limit.
+        Raises: BudgetError if there is no entry for it, or no claim to be made.
+        """
+        if type(certificate) is not Certificate:
+            raise ArgumentError(f"settle needs a Certificate, got {type(certificate).__name__}")
+        with self._log.locked(write=True) as descriptor:
+            account = self._current()
+            held = _entry_of(account, certificate, run)
+            line = _settlement(account, held, certificate)
+            if line is not None:
+                self._log.append(descriptor, line)
+            return self._current().remaining()
+
+    def limit(self, epsilon: float, delta: float) -> Remaining:
+        """Set another limit. Below what is spent is allowed: then nothing more may be.
+
+        To raise it after results were seen is your decision, and what was claimed with the old limit no longer holds:
+        the data set's guarantee is that of the largest limit that anybody would set. The order of a Rényi filter stays.
+        """
+        epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+        with self._log.locked(write=True) as descriptor:
+            account = self._current()
+            if (epsilon, delta) != (account.epsilon, account.delta):
+                self._log.append(descriptor, Limit(epsilon=epsilon, delta=delta, time=_now()))
+            return self._current().remaining()
+
+    # -- to look -----------------------------------------------------------------------------------------------------
+
+    def remaining(self) -> Remaining:
+        """What is spent, and left, now."""
+        with self._reading() as account:
+            return account.remaining()
+
+    def entries(self) -> list[Held]:
+        """All that was spent, in its order, as it counts now."""
+        with self._reading() as account:
+            return list(account.held.values())
+
+    def curve(self) -> Curve:
+        """All entries composed, for the unit that has most: epsilon at other deltas, as if all were chosen in advance.
+
+        With adaptive=True only that of all-Gaussian entries is a claim, and only up to the limit.
+        Raises: BudgetError before the first entry.
+        """
+        with self._reading() as account:
+            if not account.held:
+                raise BudgetError(f"the budget {self.path} has no entries yet, and so no curve")
+            totals, neighbours = account.totals(), str(account.neighbours)
+            found = compose(Account.gaussian(totals.squared, str(account.unit)), *totals.rest)
+        parts = found.parts if type(found) is Composed else (found,)
+        return (
+            found
+            if any(part.mu is None and part.neighbours == _LABEL for part in parts)
+            else relabelled(found, neighbours)
+        )
+
+    @contextmanager
+    def _reading(self) -> Iterator[Account]:
+        with self._log.locked(write=False):
+            yield self._current()
+
+    def _current(self) -> Account:
+        """The account of all lines that were read."""
+        if not self._log.lines:
+            raise BudgetError(
+                f"the budget file {self.path} is empty: it was never begun. Make it with epsilon and delta"
+            )
+        if self._account is None or self._seen is not self._log.lines:
+            begin = self._log.lines[0]
+            assert type(begin) is Begin  # as the log sees to
+            self._account, self._seen, self._counted = Account(begin, self._units), self._log.lines, 1
+        while self._counted < len(self._log.lines):
+            self._account.take(self._log.lines[self._counted])
+            self._counted += 1
+        return self._account
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be spent, in one form."""
+
+    what: str
+    name: str
+    curve: Curve
+    plan: Plan | None
+    digest: str | None
+    run: str | None
+    key: str | None
+    about: dict[str, Any]
+
+    @property
+    def unit(self) -> str:
+        return self.curve.unit if self.plan is None else self.plan.unit
+
+    @property
+    def neighbours(self) -> str:
+        return self.curve.neighbours if self.plan is None else self.plan.neighbours
+
+
+def _asked(what: Any, name: str, run: str | None) -> _Asked:
+    if not isinstance(name, str) or len(name) > 200 or printable(name) != name:
+        raise ArgumentError("name must be a text of up to 200 characters that can be printed on one line")
+    if run is not None and (
+        not isinstance(run, str) or not 1 <= len(run) <= 64 or not run.isalnum() or not run.isascii()
+    ):
+        raise ArgumentError(f"run must be 1 to 64 letters and digits, got {ascii(run)[:80]}")
+    plan = what.plan if type(what) is Certificate else what if type(what) is Plan else None
+    if plan is not None:
+        key = what.key_fingerprint if type(what) is Certificate else None
+        kind = "certificate" if type(what) is Certificate else "plan"
+        return _Asked(kind, name, plan.curve, plan, plan.public().digest, run, key, _about(plan))
+    if isinstance(what, Curve):
+        return _Asked("curve", name, what, None, None, run, None, {})
+    raise ArgumentError(
+        "spend needs a Plan, the Certificate of a run, or a curve (anyorder.accounting), got " + type(what).__name__
+    )
+
+
+def _about(plan: Plan) -> dict[str, Any]:
+    """What exports and people want to know of a plan; public, as the plan is."""
+    return {
+        "mechanism": plan.strategy.describe(), "order": plan.participation.describe(), "steps": plan.n,
+        "clip_norm": plan.clip_norm, "noise_multiplier": plan.noise_multiplier, "epsilon": plan.epsilon,
+        "delta": plan.delta, "amplified": plan.amplified, "exact_integers": plan.grid is not None,
+        "on_device": list(plan.on_device), "selection": None if plan.selection is None else plan.selection.describe(),
+    }  # fmt: skip
+
+
+def _begin(epsilon: float, delta: float, wanted: dict[str, Any]) -> Begin:
+    adaptive = wanted["adaptive"] is not False
+    return Begin(
+        id=secrets.token_hex(16), epsilon=epsilon, delta=delta, unit=wanted["unit"], neighbours=wanted["neighbours"],
+        adaptive=adaptive, filter=wanted["filter"], order=best_order(epsilon, delta), time=_now(),
+    )  # fmt: skip
+
+
+def _charged(account: Account, asked: _Asked) -> Held | None:
+    """The entry of the same run, if there is one. Raises: BudgetError where it cannot stand for this."""
+    number = account.by_run.get(asked.run or "", account.by_key.get(asked.key or ""))
+    if number is None:
+        return None
+    held = account.held[number]
+    spend = held.spend
+    if spend.plan != asked.digest or (asked.digest is None and spend.parts != write_curve(asked.curve)):
+        raise BudgetError(
+            f"entry {number} of the budget was made for this run with another plan: a run has one; give the other a "
+            "word of its own"
+        )
+    if held.settled is not None and asked.what == "plan":
+        raise BudgetError(
+            f"entry {number} of the budget was settled: its run is over, and must not go on. Spend on a new run"
+        )
+    return held
+
+
+def _is_named(plan: Plan, named: bool | None) -> bool:
+    """Whether the units of a known order are the same in every plan."""
+    return plan.public().digest != plan.digest if named is None else bool(named)
+
+
+def _entry_of(account: Account, certificate: Certificate, run: str | None) -> Held:
+    """The entry that a certificate settles."""
+    digest, key = certificate.plan.public().digest, certificate.key_fingerprint
+    of_plan = [held for held in account.held.values() if held.spend.plan == digest]
+    if key in account.by_key:
+        held = account.held[account.by_key[key]]
+        if held.spend.plan != digest:
+            raise BudgetError(f"entry {held.spend.number} of the budget is of this run, with another plan")
+        return held
+    free = [held for held in of_plan if held.spend.key is None and held.settled is None]
+    if run is not None:
+        free = [held for held in free if held.spend.run == run]
+    if not free:
+        why = "every entry of its plan belongs to another run" if of_plan else "no entry of the budget has its plan"
+        raise BudgetError(f"the certificate settles nothing: {why}. Each run settles its own entry, once")
+    return free[0]
+
+
+def _settlement(account: Account, held: Held, certificate: Certificate) -> Settle | None:
+    """What is to be written; None where nothing changes. Raises: BudgetError where nothing can be claimed."""
+    neighbours = str(account.neighbours)
+    plan = plan_for(certificate.plan, neighbours)
+    shown = certificate.realised
+    if shown is None or not is_claimable(certificate.plan) or not is_claimable(plan):
+        raise BudgetError(
+            "the certificate has no realised claim, so that its plan's counts: there is none where neighbours differ "
+            "in who took part (add-or-remove), batches or the record are secret or on devices, or it was not shown"
+        )
+    claim = realised_claim(plan, shown.max_participations, shown.min_separation)
+    if claim is None or type(held.curve) is not Gaussian:
+        raise BudgetError("the run has no smaller claim than its plan, which counts")
+    mu = min(claim.mu, held.curve.mu)
+    if held.settled is not None and mu <= held.settled.mu:
+        return None
+    return Settle(
+        number=held.spend.number, key=certificate.key_fingerprint, steps=certificate.steps,
+        max_participations=shown.max_participations, min_separation=shown.min_separation, mu=mu, time=_now(),
+    )  # fmt: skip
+
+
+def _now() -> str:
+    """For people: the order of entries is that of the file, whatever clocks say."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,168 @@
+"""Privacy filters: what one data set may still be used for, where later plans are chosen after earlier results.
+
+    gaussian   sum of mu_i^2 <= mu_max^2                      mu_max from (epsilon, delta), exact
+    renyi      sum of RDP_i(alpha) <= r_max                   alpha fixed beforehand, r_max from (epsilon, delta, alpha)
+    planned    epsilon of `compose(all curves)` at delta      only where all curves were chosen in advance
+
+**Gaussian.** Let W_b(s) = W(s) + b s, 0 <= s <= mu_max^2, be Brownian motion with drift b; to tell b = 0 from b = 1 is
+as hard as N(0, 1) from N(mu_max, 1), since W_b(mu_max^2) is sufficient. A mu_i-GDP mechanism is a function of one draw
+of N(b mu_i, 1) [Dong, Roth, Su 2022, Thm 2.10], as the path over an interval of length mu_i^2 gives it: its increment
+over mu_i. So a sequence of mechanisms, each with its mu_i chosen after the outputs before it, is a function of one
+path, as long as the intervals lie within [0, mu_max^2]: mu_max-GDP [Smith, Thakurta 2022; Koskela et al. 2022].
+
+**Rényi.** For one alpha, sums of RDP_i(alpha) that never exceed r_max make the whole (alpha, r_max)-RDP, with RDP_i
+chosen adaptively [Feldman, Zrnic 2021, Thm 3.1]. It must be one alpha: to take the best of several afterwards is a
+choice made with the outputs in hand.
+
+**Neither for several laws at once.** No filter is known for loss distributions or trade-off functions in general; to
+compose them and to stop at the limit is wrong where curves are chosen adaptively.
+"""
+
+import math
+from fractions import Fraction
+from functools import lru_cache
+from math import inf, nextafter
+from typing import assert_never
+
+import numpy as np
+from scipy.special import gammaln, logsumexp
+
+from anyorder.accounting.bounded_range import bounded_range_mu
+from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder.accounting.gaussian import rdp_epsilon
+
+__all__ = ["best_order", "dominating_squared", "renyi", "renyi_left", "root_down", "root_up"]
+
+_MAX_ORDER = 4096
+_UP = 1 + 1e-9  # what logarithms and their sums may have lost; orders of magnitude more than they do
+
+
+def renyi(curve: Curve, order: int) -> float:
+    """The Rényi divergence of this order between any two neighbours, at most; rounded up.
+
+        Gaussian      alpha mu^2 / 2
+        BoundedRange  draws times the less of alpha e0^2 / 8 [Cesar, Rogers 2021] and ln(M_alpha) / (alpha - 1)
+        Sampled       n / (alpha - 1) ln sum_k C(alpha, k) (1-q)^(alpha-k) q^k e^(k (k-1) / (2 sigma^2)) M_k^draws
+                      [Mironov, Talwar, Zhang 2019, Sec. 3.3]
+
+    M_k = sinh((k - 1/2) e0) / ((2k - 1) sinh(e0 / 2)) is the k-th moment of the pair that dominates a draw of range e0
+    (`anyorder.accounting.bounded_range`). That pair, and a Gaussian's, is the same with its two distributions
+    exchanged, so that the direction in the formula is the worse one [same, Thm 5].
+
+    Args:
+        order: alpha, an integer of 2 or more.
+    Returns: RDP(alpha), not negative; infinite where it is no float.
+    """
+    match curve:
+        case Gaussian():
+            return _up(order * curve.mu * curve.mu / 2)
+        case BoundedRange():
+            moments = _log_moment(curve.e0, order) / (order - 1)
+            return _up(curve.draws * min(order * curve.e0**2 / 8, moments))
+        case Sampled():
+            return _up(curve.n * _sampled(curve.sigma, curve.sampling_probability, curve.e0, curve.draws, order))
+        case Composed():
+            return _up(math.fsum(renyi(part, order) for part in curve.parts))
+        case _:
+            assert_never(curve)
+
+
+def _log_moment(e0: float, k: int) -> float:
+    """Ln M_k; the sinh of large arguments by their exponentials."""
+
+    def log_sinh(x: float) -> float:
+        return x + math.log(-math.expm1(-2 * x) / 2)
+
+    return 0.0 if k < 2 else log_sinh((k - 0.5) * e0) - math.log(2 * k - 1) - log_sinh(e0 / 2)
+
+
+@lru_cache(maxsize=1024)
+def _sampled(sigma: float, q: float, e0: float, draws: int, order: int) -> float:
+    """RDP of one step."""
+    k = np.arange(order + 1)
+    log_moments = k * (k - 1.0) / (2 * sigma * sigma)
+    if draws:
+        log_moments = log_moments + draws * np.array([_log_moment(e0, int(one)) for one in k])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        coins = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1) + k * math.log(q)
+        coins = coins + np.where(k == order, 0.0, (order - k) * np.log1p(-q))
+    # the terms of k = 0 and 1 are those of q^0, q^1 in (1 - q + q)^alpha = 1: what the others add to 1 keeps its digits
+    log_added = logsumexp(coins[2:] + log_moments[2:] + _log_less_one(log_moments[2:]))
+    log_sum = float(np.logaddexp(0.0, log_added))
+    return max(log_sum, 0.0) / (order - 1)
+
+
+def _log_less_one(x: np.ndarray) -> np.ndarray:
+    """ln(1 - e^-x), for x of 0 and more."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(-np.expm1(-x)))
+
+
+def _up(value: float) -> float:
+    return nextafter(value * _UP, inf) if value > 0 else 0.0
+
+
+@lru_cache(maxsize=256)
+def best_order(epsilon: float, delta: float) -> int:
+    """The integer order at which a Rényi filter lets the most Gaussian noise through: r_max(alpha) / alpha is largest.
+
+    That is the law of many small amplified parts too, below the order at which sampling stops to help.
+    """
+    orders = np.unique(np.geomspace(2, _MAX_ORDER, 2000).astype(np.int64))
+    shares = [renyi_left(epsilon, delta, int(order)) / order for order in orders]
+    return int(orders[int(np.argmax(shares))])
+
+
+def renyi_left(epsilon: float, delta: float, order: int) -> float:
+    """r_max: the RDP(alpha) that implies (epsilon, delta); what `rdp_epsilon` inverts. Rounded down; 0 for none."""
+    none = rdp_epsilon(([float(order)], [0.0]), delta)
+    gap = order - 1.0
+    least = (-math.log(delta) - math.log(order)) / gap - math.log1p(1 / gap)  # of epsilon, for an RDP of 0
+    left = max(0.0, epsilon - least) * (1 - 1e-12) if none <= epsilon else 0.0
+    while left > 0 and rdp_epsilon(([float(order)], [left]), delta) > epsilon:
+        left = left * (1 - 1e-12) - 1e-15
+    return max(left, 0.0)
+
+
+def dominating_squared(curve: Curve) -> Fraction:
+    """mu^2 of the Gaussian that tells no less than the curve, exact where it is one; without sampling elsewhere.
+
+    A draw of range e0 is mu-GDP by `bounded_range_mu`. A sampled step is so only as the same without its coin: its
+    loss has tails as heavy as that.
+    """
+    match curve:
+        case Gaussian():
+            return Fraction(curve.mu) ** 2
+        case BoundedRange():
+            return curve.draws * Fraction(bounded_range_mu(curve.e0)) ** 2
+        case Sampled():
+            step = Fraction(nextafter(1 / curve.sigma, inf)) ** 2
+            draws = curve.draws * Fraction(bounded_range_mu(curve.e0)) ** 2 if curve.draws else Fraction(0)
+            return curve.n * (step + draws)
+        case Composed():
+            return sum((dominating_squared(part) for part in curve.parts), Fraction(0))
+        case _:
+            assert_never(curve)
+
+
+def root_up(square: Fraction) -> float:
+    """The square root, rounded up to a float."""
+    result = _root(square)
+    while math.isfinite(result) and Fraction(result) ** 2 < square:
+        result = nextafter(result, inf)
+    return result
+
+
+def root_down(square: Fraction) -> float:
+    """The square root, rounded down to a float; 0 for what is negative."""
+    result = _root(max(square, Fraction(0)))
+    while result > 0 and Fraction(result) ** 2 > square:
+        result = nextafter(result, 0.0)
+    return result
+
+
+def _root(square: Fraction) -> float:
+    try:
+        return math.sqrt(float(square))
+    except OverflowError:
+        return inf

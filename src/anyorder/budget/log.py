@@ -1,0 +1,277 @@
+"""A file of lines that only grows: locked, brought to the disk, and found out where it was altered or cut.
+
+**What a crash leaves.** A line counts once it is whole; `append` returns after fsync of the file and of its folder.
+Killed within, the file has the whole line, or a beginning of it, or zeros where a loss of power kept the length and not
+the content: such a rest is no line, nobody was told that it counts, and the next writer cuts it off. A whole last line
+that only lacks its end of line does count.
+
+**What is found.** A line that is not what was chained raises BudgetError, and nothing is spent any more. Beside the
+file lies `.NAME.mark`, with the number of lines and the last chain, written after each line is on the disk: a file that
+has fewer lines than the mark tells of, or others (a backup put back, a copy that went on otherwise, an end that was cut
+off), is refused. Whoever deletes both begins anew: what was spent is then known to nobody, and that is the owner's
+promise to keep. Copies each go on alone, so keep one.
+
+The lock is `flock` on the file itself, for as long as one operation takes. It holds between processes of one machine
+and, where the server supports locks, over NFS 4; where a file system refuses to lock, nothing is spent.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from anyorder._sealed import sync_folder
+from anyorder.budget.entries import FORMAT, Begin, Line, decode, encode
+from anyorder.errors import BudgetError
+
+__all__ = ["Log"]
+
+_START = f'{{"format": "{FORMAT}"'.encode()
+_WAIT = 300.0  # seconds for a lock: others may compute loss distributions while they hold it
+_MARK_SIZE = 160
+
+
+class Log:
+    """The lines of one file, as far as this object has read them.
+
+    Attributes:
+        path: with symbolic links followed, so that all names of the file have one lock and one mark.
+        lines: all that count.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.lines: list[Line] = []
+        self._chain, self._end, self._inode = "", 0, -1
+        self._needs_newline = False
+
+    @property
+    def mark_path(self) -> Path:
+        """Of the mark."""
+        return self.path.with_name(f".{self.path.name}.mark")
+
+    @contextlib.contextmanager
+    def locked(self, *, write: bool, create: bool = False) -> Iterator[int]:
+        """The descriptor of the file, while nobody else writes it. `lines` are all there are.
+
+        Args:
+            create: make the file, empty, where there is none.
+        Raises: BudgetError if it is not there, cannot be opened, locked or read, or was altered.
+        """
+        descriptor = self._open(write, create)
+        try:
+            self._read(descriptor)
+            yield descriptor
+        finally:
+            with contextlib.suppress(OSError):  # a forked child may hold the same lock by its copy
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _open(self, write: bool, create: bool) -> int:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        until = time.monotonic() + _WAIT
+        while True:
+            try:
+                descriptor = os.open(self.path, flags | os.O_NONBLOCK, 0o644)
+            except FileNotFoundError as problem:
+                raise BudgetError(
+                    f"there is no budget file {self.path}; make it with ao.Budget(path, epsilon=.., delta=..) or "
+                    f"anyorder budget FILE limit --epsilon .. --delta .., once for a data set"
+                ) from problem
+            except OSError as problem:
+                raise BudgetError(f"the budget file {self.path} cannot be opened: {problem.strerror}") from problem
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise BudgetError(f"{self.path} is no regular file")
+                self._lock(descriptor, fcntl.LOCK_EX if write else fcntl.LOCK_SH, until)
+                if self._is_current(descriptor):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # replaced while we waited
+
+    def _lock(self, descriptor: int, kind: int, until: float) -> None:
+        pause = 0.0005
+        while True:
+            try:
+                return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError as problem:
+                if time.monotonic() > until:
+                    raise BudgetError(
+                        f"the budget file {self.path} is locked by another process for {_WAIT:g} seconds; nothing was "
+                        "spent. Wait for its end, and ask again"
+                    ) from problem
+            except OSError as problem:
+                raise BudgetError(
+                    f"the budget file {self.path} cannot be locked: {problem.strerror}. Without a lock two runs could "
+                    "spend the same; nothing was spent. Keep it on a file system with locks"
+                ) from problem
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+    def _is_current(self, descriptor: int) -> bool:
+        mine = os.fstat(descriptor)
+        try:
+            named = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (mine.st_ino, mine.st_dev) == (named.st_ino, named.st_dev)
+
+    # -- to read -----------------------------------------------------------------------------------------------------
+
+    def _read(self, descriptor: int) -> None:
+        """Take over the lines that others wrote since."""
+        found = os.fstat(descriptor)
+        if found.st_ino != self._inode or found.st_size < self._end:
+            self.lines, self._chain, self._end, self._needs_newline = [], "", 0, False
+            self._inode = found.st_ino
+        try:
+            raw = _pread(descriptor, found.st_size - self._end, self._end)
+        except OSError as problem:
+            raise BudgetError(f"the budget file {self.path} cannot be read: {problem.strerror}") from problem
+        if self._needs_newline and raw.startswith(b"\n"):
+            raw, self._end, self._needs_newline = raw[1:], self._end + 1, False
+        if not self.lines and raw and not raw.startswith(_START) and not _START.startswith(raw.rstrip(b"\0")):
+            raise BudgetError(f"{self.path} is no budget file of anyorder, and not written to; choose another file")
+        mark = self._mark()
+        *whole, rest = raw.split(b"\n")
+        for place, one in enumerate(whole):
+            is_last = place == len(whole) - 1 and not rest.strip(b"\0")
+            if is_last and b"\0" in one:
+                break  # of which a loss of power kept the length, not the content
+            self._take(one, len(one) + 1)
+            self._check_mark(mark)
+        else:
+            self._take_rest(rest)
+            self._check_mark(mark)
+        if mark is not None and self.lines and mark[0] == self._id and len(self.lines) < mark[1]:
+            raise BudgetError(
+                f"the budget file {self.path} has {len(self.lines)} lines, and {mark[1]} were written: it was cut, or "
+                f"is an older copy. What was spent is not known; put back the file that goes with {self.mark_path.name}"
+            )
+
+    def _take(self, one: bytes, size: int) -> None:
+        try:
+            line, self._chain = decode(one, self._chain)
+            if (type(line) is Begin) != (not self.lines):
+                raise ValueError("it is not in its place")
+        except Exception as problem:  # whatever the decoder trips over: it is not what was written
+            raise BudgetError(
+                f"line {len(self.lines) + 1} of the budget file {self.path} was altered, or is not of this version "
+                f"({problem}): what was spent is not known, and nothing more is. Put back the file as it was written"
+            ) from problem
+        self.lines.append(line)
+        self._end += size
+
+    def _take_rest(self, rest: bytes) -> None:
+        """What stands behind the last end of line: a whole line, if only its end was lost; else nothing."""
+        try:
+            line, chain = decode(rest, self._chain)
+        except Exception:  # torn: nobody was told that it counts
+            return
+        if (type(line) is Begin) == (not self.lines):
+            self.lines.append(line)
+            self._chain, self._end, self._needs_newline = chain, self._end + len(rest), True
+
+    @property
+    def _id(self) -> str:
+        begin = self.lines[0]
+        assert type(begin) is Begin  # as `_take` sees to
+        return begin.id
+
+    def _mark(self) -> tuple[str, int, str] | None:
+        """(id, lines, chain) of the last line that was known to be on the disk; None where no mark can be read."""
+        try:
+            raw = self.mark_path.read_bytes()
+            found = json.loads(raw)
+            return str(found["id"]), int(found["lines"]), str(found["chain"])
+        except (OSError, ValueError, KeyError, TypeError):  # it guards against mistakes, and the file stands alone too
+            return None
+
+    def _check_mark(self, mark: tuple[str, int, str] | None) -> None:
+        if mark is not None and len(self.lines) == mark[1] and mark[0] == self._id and self._chain != mark[2]:
+            raise BudgetError(
+                f"the budget file {self.path} is not the one that was written here: its line {mark[1]} differs from "
+                f"what {self.mark_path.name} tells. It is a copy that went on otherwise; what both spent is the sum of "
+                "both. Put back the file that belongs here"
+            )
+
+    # -- to write ----------------------------------------------------------------------------------------------------
+
+    def begin(self, descriptor: int, line: Begin) -> None:
+        """Write the first line. Raises: BudgetError; then nothing is there."""
+        mark = self._mark()
+        if mark is not None:
+            raise BudgetError(
+                f"a budget file {self.path} was here, with {mark[1]} lines, and is gone: to begin anew forgets what "
+                f"was spent. Put it back; or, if these are other data, delete {self.mark_path} too"
+            )
+        self.append(descriptor, line)
+
+    def append(self, descriptor: int, line: Line) -> None:
+        """Write a line, and bring it to the disk. Raises: BudgetError if it cannot be written.
+
+        Guarantee: when it returns, the line outlasts a loss of power. When it raises, the line does not count, unless
+        the message says that it may.
+        """
+        raw, chain = encode(line, self._chain)
+        place = self._end
+        data = b"\n" + raw if self._needs_newline else raw
+        try:
+            os.ftruncate(descriptor, place)  # of what a kill left
+            _pwrite(descriptor, data, place)
+            os.fsync(descriptor)
+            sync_folder(self.path.parent)
+        except OSError as problem:
+            raise BudgetError(self._undone(descriptor, place, problem)) from problem
+        self._end, self._chain, self._needs_newline = place + len(data), chain, False
+        self.lines.append(line)
+        self._write_mark()
+
+    def _undone(self, descriptor: int, place: int, problem: OSError) -> str:
+        told = f"the budget file {self.path} cannot be written: {problem.strerror or problem}"
+        try:
+            os.ftruncate(descriptor, place)
+            os.fsync(descriptor)
+        except OSError:
+            self._inode = -1  # read it again
+            return f"{told}. It may count as spent all the same: look with anyorder budget {self.path} show"
+        return f"{told}. Nothing was spent; make room, and ask again"
+
+    def _write_mark(self) -> None:
+        """After the line is on the disk, so that the mark is never ahead of it."""
+        text = json.dumps({"id": self._id, "lines": len(self.lines), "chain": self._chain})
+        try:
+            descriptor = os.open(self.mark_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:  # what was spent is on the disk, which is what counts; an older mark is right too
+            return
+        try:
+            with contextlib.suppress(OSError):
+                _pwrite(descriptor, text.ljust(_MARK_SIZE).encode(), 0)
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _pread(descriptor: int, size: int, place: int) -> bytes:
+    parts = []
+    while size > 0:
+        part = os.pread(descriptor, size, place)
+        if not part:
+            break
+        parts.append(part)
+        size, place = size - len(part), place + len(part)
+    return b"".join(parts)
+
+
+def _pwrite(descriptor: int, data: bytes, place: int) -> None:
+    while data:
+        done = os.pwrite(descriptor, data, place)
+        if done <= 0:
+            raise OSError("no byte was written")
+        data, place = data[done:], place + done
