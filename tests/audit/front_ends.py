@@ -547,9 +547,9 @@ def longer_by_half(reached):
     """Units of several rows are cut at half as much again."""
     real = sums._add_together
 
-    def add_together(total, rows, slopes, bound):
+    def add_together(total, rows, slopes, sizes, bound):
         reached()
-        real(total, rows, slopes, 1.5 * bound)
+        real(total, rows, slopes, sizes, 1.5 * bound)
 
     with patched(sums, "_add_together", add_together):
         yield
@@ -560,10 +560,11 @@ def first_row_again(reached):
     """Of a unit with several rows one is added by itself as well."""
     real = sums._add_together
 
-    def add_together(total, rows, slopes, bound):
+    def add_together(total, rows, slopes, sizes, bound):
         reached()
-        real(total, rows, slopes, bound)
-        real(total, rows[:1], slopes[:1], bound)
+        real(total, rows, slopes, sizes, bound)
+        if len(sizes):
+            real(total, rows[:1], slopes[:1], np.ones(1, int), bound)
 
     with patched(sums, "_add_together", add_together):
         yield

@@ -32,7 +32,7 @@ def twice():
 def by_rows():
     """The rows of a unit are cut one by one."""
 
-    def add_together(total, rows, slopes, bound):
+    def add_together(total, rows, slopes, sizes, bound):
         for i in range(len(rows)):
             total += rows[i : i + 1].T @ slopes[i : i + 1] * min(1.0, bound / np.linalg.norm(rows[i]))
 

@@ -34,9 +34,10 @@ class Learner:
                       <S_t, theta> + regularization/2 ||theta||^2 + t m ( l1 ||theta||_1 + l2/2 ||theta||^2 )
 
     and theta_1 is the same with S_0 = 0. S_t is the sum of all gradients so far with the noise of that prefix sum: for
-    a plan with `Tree` it is GetSum(T, t) of the paper, whose lambda is `regularization`, and whose L is the plan's
-    clip norm. Sums are over examples: the loss that is followed is the sum over all of them, so that `regularization`
-    does not shrink as they come, while l1 and l2 are those of the mean loss [composite losses as in McMahan 2011].
+    a plan with `Tree` it is GetSum(T, t) of the paper, but for the rounding of noise to float32; its lambda is
+    `regularization`, and its L the plan's clip norm. Sums are over examples: the loss that is followed is the sum over
+    all of them, so that `regularization` does not grow as they come, while l1 and l2 are weights in the mean loss
+    [composite losses as in McMahan 2011].
 
     Guarantee: all iterates together, and what is computed from them, are (plan.epsilon, plan.delta)-DP for one unit,
     the plan's `unit`, under its neighbours, for batches that may be chosen by what was shown before. What a unit's
@@ -54,7 +55,7 @@ class Learner:
         constraint: the set that theta lies in: one of `anyorder.online.sets`; None for `Everything()`.
         regularization: lambda, at least 0; above 0 where the set is not bounded. `anyorder.online.regret` has bounds
             by which to choose it from public numbers: what is chosen by looking at the data is a release of its own.
-        l1, l2: weights of the elastic net in the mean loss.
+        l1, l2: weights of the elastic net in the mean loss of an example.
         checkpoint: file; where it exists the learner goes on from it, with the arguments that it was made with.
         key: 32 bytes for reproducible tests. In use, leave it out: a run whose key is known has no privacy.
 
@@ -128,7 +129,8 @@ class Learner:
             the last step, ArgumentError for shapes and types, CheckpointError where a step that was lost in a crash is
             repeated with other data; what a `Custom` gradient raises. Nothing changed. What an observer of
             `release` raises comes after the step, which was taken.
-        Cost: O(m d outputs) time. 256 examples of 100 features take about 0.3 ms.
+        Cost: that of `clipped_sum` and of the noise: 256 examples of 100 features, with the noise of a BLT, take
+            0.7 ms of one core.
         """
         self._check()
         batch = Batch.of(X, y, list(units) if _is_iterator(units) else units, self.shape[0])

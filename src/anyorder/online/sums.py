@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 
 _HUGE = 2.0**200
 """A row or a slope that is longer counts as not finite: products of two that are not keep clear of overflow."""
+_BLOCK = 2**19
+"""Numbers that are made at a time, of units with several rows."""
 SMALLEST, LARGEST = 2.0**-60, 2.0**60
 """Clip norms that leave room around them."""
 
@@ -99,7 +101,7 @@ def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], cl
         units: (m,) whose each row is, integers or strings.
         clip_norm: from 2^-60 to 2^60.
     Returns: ClippedSum(names, total).
-    Cost: O(m D), sparse O(nonzeros outputs + D); for each unit of several rows one product of its own.
+    Cost: O(m D) time, sparse O(nonzeros outputs + D).
     Raises: ArgumentError for shapes and types alone; what a `Custom` gradient raises.
 
     Example:
@@ -144,12 +146,10 @@ def _cut_and_added(rows: Any, slopes: Floats, units: Units, count: int, bound: f
     sizes = np.bincount(groups, minlength=count)
     alone = sizes[groups] == 1
     total = _alone(rows[alone], slopes[alone], (lengths * heights)[alone], good[alone], bound)
+    whole = np.bincount(groups[good], minlength=count) == sizes
     order = np.argsort(groups, kind="stable")
-    ends = np.cumsum(sizes)
-    for group in np.flatnonzero(sizes > 1):
-        own = order[ends[group] - sizes[group] : ends[group]]
-        if good[own].all():
-            _add_together(total, rows[own], slopes[own], bound)
+    order = order[((sizes > 1) & whole)[groups[order]]]
+    _add_together(total, rows[order], slopes[order], sizes[(sizes > 1) & whole], bound)
     return total
 
 
@@ -161,16 +161,25 @@ def _alone(rows: Any, slopes: Floats, norms: Floats, good: NDArray[np.bool_], bo
     return np.asarray(rows.T @ (slopes * factors[:, None]))
 
 
-def _add_together(total: Floats, rows: Any, slopes: Floats, bound: float) -> None:
-    """Add what a unit of several rows adds: a sparse one in the columns that it has."""
-    columns: Any = slice(None)
-    if sparse.issparse(rows):
-        columns, places = np.unique(rows.indices, return_inverse=True)
-        rows = sparse.csr_array((rows.data, places.reshape(-1), rows.indptr), shape=(rows.shape[0], len(columns)))
-    vector = rows.T @ slopes
-    norm = np.sqrt(np.square(vector).sum())
-    if norm <= _HUGE:
-        total[columns] += vector * min(1.0, bound / norm if norm else 1.0)
+def _add_together(total: Floats, rows: Any, slopes: Floats, sizes: NDArray[np.intp], bound: float) -> None:
+    """Add what units of several rows each add, whose rows stand one behind the other, `sizes` of them."""
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    step = max(1, _BLOCK // total.size) if isinstance(rows, np.ndarray) else max(1, len(sizes))
+    for first in range(0, len(sizes), step):
+        edges = ends[first : first + step + 1]
+        _add_block(total, rows[edges[0] : edges[-1]], slopes[edges[0] : edges[-1]], edges - edges[0], bound)
+
+
+def _add_block(total: Floats, rows: Any, slopes: Floats, edges: NDArray[np.intp], bound: float) -> None:
+    """The same of some units; unit u has the rows from edges[u] to edges[u + 1]."""
+    shape, places = (len(edges) - 1, len(slopes)), np.arange(len(slopes))
+    # A product from the left with a sparse array adds up each unit's rows in their order, whatever the others are.
+    adders = [sparse.csr_array((np.ascontiguousarray(column), places, edges), shape=shape) for column in slopes.T]
+    vectors = [adder @ rows for adder in adders]  # (units, d) for each output
+    norms = np.sqrt(sum(_squares(part) for part in vectors))
+    factors = np.minimum(1.0, bound / norms)
+    for column, part in enumerate(vectors):
+        total[:, column] += part.T @ factors
 
 
 def _scores(rows: Any, theta: Floats) -> Floats:
