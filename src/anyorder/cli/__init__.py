@@ -10,6 +10,7 @@ from anyorder.cli.audit import group as audit
 from anyorder.cli.budgets import budget
 from anyorder.cli.check import check
 from anyorder.cli.federated import federated
+from anyorder.cli.fitting import fit
 from anyorder.cli.output import fail
 from anyorder.cli.plans import epsilon, plan
 from anyorder.cli.report_goals import report_goals
@@ -33,6 +34,7 @@ app = typer.Typer(
 # One file for each command or two; this is the one list of them, in the order of the help.
 app.command()(train)
 app.command()(federated)
+app.command()(fit)
 app.command()(plan)
 app.command()(epsilon)
 app.command()(report_goals)

@@ -16,7 +16,7 @@ from anyorder.plan import Plan
 from anyorder.report import card
 from anyorder.run.job import Observer
 
-__all__ = ["ProgressBar", "RoundsBar", "StepsBar"]
+__all__ = ["PassBar", "ProgressBar", "RoundsBar", "StepsBar"]
 
 
 class ProgressBar(Observer):
@@ -57,6 +57,12 @@ class RoundsBar(ProgressBar):
         BarColumn(), MofNCompleteColumn(), TextColumn("rounds"), TimeRemainingColumn(),
         TextColumn("{task.fields[accuracy]}"),
     )  # fmt: skip
+
+
+class PassBar(ProgressBar):
+    """The same for a table that is read once: steps alone, no time, which depends on what stands in the rows."""
+
+    _columns = (BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
 
 
 class StepsBar:
