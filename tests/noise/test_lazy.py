@@ -211,6 +211,18 @@ def test_a_full_cache_begins_anew(monkeypatch):
         assert one.R.tobytes() == other.R.tobytes()
 
 
+@pytest.mark.parametrize("name", ["blt", "banded"])
+def test_a_loaded_state_forgets_the_steps_of_other_rates(name):
+    drops = recorded(Jumps(CAN[name](N)), *RATES["drops"])
+    loaded = recorded(Jumps(CAN[name](N)), *RATES["decay"])
+    loaded.over([0, 4, N - 1], N)
+    loaded.over([4], 5)
+    loaded.load_state_dict(drops.state_dict())
+    for starts, stop in (([4], 5), ([0, 4, N - 1], N)):
+        for made, right in zip(loaded.over(starts, stop), drops.over(starts, stop), strict=True):
+            assert made.tobytes() == right.tobytes()
+
+
 @pytest.mark.parametrize("high", [40, 10_000])
 def test_distinct_starts_are_found_by_either_way(high):
     """Dense ones without sorting: what `np.unique` gives."""

@@ -34,6 +34,7 @@ Integers = NDArray[np.int64]
 
 _MOST = 64  # numbers of a coordinate
 _MAX_ROW = 2**63 - 1
+_RECENT = 16  # steps
 
 
 class Jump(NamedTuple):
@@ -104,6 +105,7 @@ class Jumps:
         self._moving = BySteps(self._single, self.size)
         self._constant: tuple[int, ByLength] | None = None
         self._into: tuple[float, Floats] | None = None  # a rate, and `input` with it
+        self._recent: dict[int, Maps] = {}  # of the last steps that were asked for one by one
 
     @property
     def kept(self) -> int:
@@ -206,6 +208,7 @@ class Jumps:
         self._changes = np.flatnonzero(new).tolist()
         self._moving = BySteps(self._single, self.size)
         self._constant = None
+        self._recent = {}
 
     def _maps(self, starts: Integers, stop: int) -> tuple[Maps, int]:
         """From distinct, ascending starts; columns of R beyond the number that is told are 0."""
@@ -236,7 +239,17 @@ class Jumps:
         return self._constant[1]
 
     def _single(self, steps: Integers) -> Maps:
-        """The maps of single steps; of R the first column alone is not 0."""
+        """The maps of single steps; of R the first column alone is not 0. One step is asked for again and again."""
+        if len(steps) != 1:
+            return self._made(steps)
+        step = int(steps[0])
+        if step not in self._recent:
+            if len(self._recent) >= _RECENT:
+                self._recent.clear()
+            self._recent[step] = self._made(steps)
+        return self._recent[step].at([0])
+
+    def _made(self, steps: Integers) -> Maps:
         lr, scale = np.array([self._rates[t] for t in steps.tolist()]).reshape(-1, 2).T
         M, N = self._optimizer.recurrence(-lr)
         Phi, gamma = joined(self._recurrences(steps), M, N * scale[:, None])

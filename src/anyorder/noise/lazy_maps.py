@@ -22,6 +22,7 @@ Integers = NDArray[np.int64]
 
 _CACHE = 32 << 20  # bytes of maps that are kept by length
 _FEW = 8  # numbers of a coordinate, of which many maps follow others side by side; above, one after the other
+_NEAR = 32  # lengths of a block, of which the maps are made together
 _TINY = 1e-290  # squares of a norm below which a reflection moves nothing
 
 
@@ -115,10 +116,15 @@ class ByLength:
         """Maps over so many steps each: (k,) lengths, all different."""
         longest = int(lengths.max(initial=0))
         if longest >= len(self._where):
-            more = np.full(longest + 1, -1)
+            more = np.full(longest // _NEAR * _NEAR + _NEAR, -1)
             more[: len(self._where)] = self._where
             self._where = more
         missing = lengths[self._where[lengths] < 0]
+        if missing.size and self._maps.Phi.shape[1] <= _FEW:
+            blocks = np.unique(missing // _NEAR) * _NEAR
+            near = (blocks[:, None] + np.arange(_NEAR)).ravel()
+            near = near[self._where[near] < 0]  # soon asked for too, and side by side at the price of one
+            missing = near if self._count + len(near) <= self._most else missing
         if self._count + len(missing) > self._most:  # begin anew, with what is asked for now in any case
             self._count = self._maps.Phi.shape[1] + 1
             self._where[self._count :] = -1

@@ -175,7 +175,9 @@ class LazyTable:
         self._release.check_usable()
         self.check(self._release.steps_taken)
         with self._alone():
-            self._bring(rows[np.diff(rows, prepend=-1) != 0])  # np.unique hashes before it sorts: slower
+            first = np.ones(len(rows), bool)
+            np.not_equal(rows[1:], rows[:-1], out=first[1:])
+            self._bring(rows[first])  # as np.unique has them, which hashes before it sorts: slower
             return self._now.index_select(0, flat.to(self.device, torch.int64)).view(*ids.shape, self.width)
 
     def rows(self, rows: ArrayLike, values: Any) -> "LazyRows":
