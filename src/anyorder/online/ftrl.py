@@ -92,7 +92,7 @@ class Learner:
         checkpoint: str | Path | None = None,
         key: bytes | None = None,
     ) -> None:
-        _check_plan(plan)
+        check_plan(plan)
         self.plan, self.shape = plan, _shape(shape, loss)
         self.loss, self.constraint = loss, Everything() if constraint is None else constraint
         if type(self.constraint) not in get_args(Set):
@@ -249,7 +249,8 @@ def _shape(shape: Any, loss: Loss) -> tuple[int, int]:
     return d, outputs
 
 
-def _check_plan(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
+    """Raise PlanError where a learner cannot carry the plan out."""
     if not isinstance(plan, Plan):
         raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
     if plan.grid is not None:

@@ -17,7 +17,7 @@ __all__ = ["LARGEST", "SMALLEST", "Batch", "ClippedSum", "clipped_sum", "sum_of"
 
 Floats = NDArray[np.float64]
 
-_HUGE = 2.0**200
+HUGE = 2.0**200
 """A row or a slope that is longer counts as not finite: products of two that are not keep clear of overflow."""
 _BLOCK = 2**19
 """Numbers that are made at a time, of units with several rows."""
@@ -138,8 +138,8 @@ def sum_of(loss: Loss, theta: Floats, batch: Batch, clip_norm: float, names: Uni
 
 def _cut_and_added(rows: Any, slopes: Floats, units: Units, count: int, bound: float) -> Floats:
     """(columns of rows, columns of slopes): the sum over the units, `count` of them, of what they add."""
-    lengths, heights = np.sqrt(_squares(rows)), np.sqrt(_squares(slopes))
-    good = (lengths <= _HUGE) & (heights <= _HUGE)  # not so for NaN
+    lengths, heights = np.sqrt(squares(rows)), np.sqrt(squares(slopes))
+    good = (lengths <= HUGE) & (heights <= HUGE)  # not so for NaN
     if count == len(good):
         return _alone(rows, slopes, lengths * heights, good, bound)
     groups = numbered(units)
@@ -176,7 +176,7 @@ def _add_block(total: Floats, rows: Any, slopes: Floats, edges: NDArray[np.intp]
     # A product from the left with a sparse array adds up each unit's rows in their order, whatever the others are.
     adders = [sparse.csr_array((np.ascontiguousarray(column), places, edges), shape=shape) for column in slopes.T]
     vectors = [adder @ rows for adder in adders]  # (units, d) for each output
-    norms = np.sqrt(sum(_squares(part) for part in vectors))
+    norms = np.sqrt(sum(squares(part) for part in vectors))
     factors = np.minimum(1.0, bound / norms)
     for column, part in enumerate(vectors):
         total[:, column] += part.T @ factors
@@ -189,7 +189,7 @@ def _scores(rows: Any, theta: Floats) -> Floats:
     return np.asarray(np.matmul(rows[:, None, :], theta)[:, 0, :])  # m products of one shape
 
 
-def _squares(rows: Any) -> Floats:
+def squares(rows: Any) -> Floats:
     """(m,) the squared norm of each row, by itself."""
     if sparse.issparse(rows):
         m = rows.shape[0]
