@@ -17,8 +17,8 @@ from anyorder.clipping import Adaptive
 from anyorder.clipping.clip_rules import Cut
 from anyorder.federated import Layout, Round, Server
 from anyorder.noise.lazy import Jumps
-from anyorder.online import Hinge, Learner, ftrl, sums
-from anyorder.release.noise import TableNoise
+from anyorder.online import Hinge, Learner, LeastSquares, ftrl, sums
+from anyorder.release.noise import SharedNoise, TableNoise
 from anyorder.sparse import Uniform
 from anyorder.train.training import Training
 
@@ -573,13 +573,13 @@ def first_row_again(reached):
 @contextmanager
 def norms_of_another_row(reached):
     """Each row is cut by the norm of the next one: a list that is off by one."""
-    real = sums._squares
+    real = sums.squares
 
     def squares(rows):
         reached()
         return np.roll(real(rows), 1)
 
-    with patched(sums, "_squares", squares):
+    with patched(sums, "squares", squares):
         yield
 
 
@@ -595,11 +595,68 @@ online = FrontEnd(
     ),
 )
 
+# -- least squares: the joint vector is given as a whole; what is read are the two sums that the model is made of ----
+
+
+def joint_total(vectors, units, clip_norm):
+    return ao.bounded_sum(vectors, units, clip_norm)
+
+
+def run_squares(trial):
+    d = next(d for d in range(trial.size) if d + d * (d + 1) // 2 >= trial.size)
+    learner = LeastSquares(trial.plan, d, bounds=1.0, target_bounds=(-1.0, 1.0), key=trial.key)
+    width, before = d + d * (d + 1) // 2, 0.0
+    off = np.where(np.equal(*np.triu_indices(d)), 1.0, np.sqrt(2.0))
+    for units, vectors in trial.steps:
+        padded = np.pad(vectors, ((0, 0), (width - trial.size, 0)))
+
+        def given(self, batch, padded=padded, units=units):
+            return sums.ClippedSum(np.unique(units), joint_total(padded, units, self.release.clip_norm))
+
+        with patched(LeastSquares, "_joint_sum", given):
+            learner.step(units, np.zeros((len(units), d)), np.zeros(len(units)))
+        s, W = learner.sums
+        assert np.array_equal(W, W.T)
+        now = np.concatenate([learner.target_weight * s, learner.square_weight * off * W[np.triu_indices(d)]])
+        yield (now - before)[-trial.size :] / trial.plan.batch_size
+        before = now
+
+
+def squares_summing(make):
+    return patched(HERE, "joint_total", make)
+
+
+@contextmanager
+def half_in_the_matrix(reached):
+    """The noise of the second sum is halved, as if symmetry had made two of it."""
+    real = SharedNoise.add_to
+
+    def add_to(self, own, divisor):
+        reached()
+        totals = [piece.clone() for piece in own]
+        made = real(self, own, divisor)
+        for piece, total in zip(made, totals, strict=True):
+            piece[62:] -= (piece[62:] - total[62:] / divisor) / 2
+        return made
+
+    with patched(SharedNoise, "add_to", add_to):
+        yield
+
+
+least_squares = FrontEnd(
+    "online least squares",
+    run_squares,
+    squares_summing,
+    faults=(*CLIPPING, Fault("half the noise in the matrix", half_in_the_matrix)),
+    strategies=(banded, tree),
+    excuses={"larger sampling probability": "the coins are those of the release core"},
+)
+
 FRONT_ENDS = {
     "release": [core, exact],
     "train": [engine, adaptive],
     "sparse": [lazy, selected],
     "federated": [federated, federated_rows, federated_adaptive],
-    "online": [online],
+    "online": [online, least_squares],
 }
 """Room of the package -> its front ends."""

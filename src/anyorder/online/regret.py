@@ -197,7 +197,6 @@ class _Problem:
         counts: (steps,) examples m_t of each batch.
         stds: (steps,) s_{t-1}: of the noise in theta_t.
         step_std: of the increment of independent noise; None for other noise.
-        drift: (steps,) the most that exact arithmetic moves the sum behind theta_t beside the noise.
         fixed: whether the model that is compared with does not depend on the noise.
     """
 
@@ -209,7 +208,6 @@ class _Problem:
     counts: Floats
     stds: Floats
     step_std: float | None
-    drift: Floats
     beta: float | None
     diameter: float
     l1: float
@@ -234,12 +232,10 @@ class _Problem:
         counts[-1] = n - (steps - 1) * batch_size
         dimension = _check.integer("dimension", dimension, low=1)
         stds = _stds(plan, noise, steps)
-        grid = 0.0 if plan is None or plan.grid is None else plan.grid
         return cls(
             n=n, dimension=dimension, lipschitz=lipschitz, radius=_check.positive("radius", radius),
             batch_size=batch_size, counts=counts, stds=stds,
             step_std=plan.noise_std if plan is not None and type(plan.strategy) is Independent else None,
-            drift=np.arange(steps) * (batch_size + 1) * grid * sqrt(dimension),
             beta=None if beta is None else _check.probability("beta", beta),
             diameter=inf if diameter == inf else _check.positive("diameter", diameter),
             l1=_check.real("l1", l1, low=0.0), l2=_check.real("l2", l2, low=0.0), plan=plan, fixed=fixed,
@@ -247,9 +243,8 @@ class _Problem:
 
     def analyses(self) -> list[str]:
         """Those that hold."""
-        noisy = self.step_std is not None and not self.drift.any()
         bounded = self.beta is None or self.diameter < inf
-        return ["deviation", "martingale"] if noisy and bounded else ["deviation"]
+        return ["deviation", "martingale"] if self.step_std is not None and bounded else ["deviation"]
 
     def terms(self, analysis: str, regularization: float) -> dict[str, float]:
         """Of the bound at a lambda."""
@@ -268,7 +263,7 @@ class _Problem:
     def _deviation(self, strong: Floats) -> float:
         """sum_t m_t L ||b_{t-1}|| / lambda_t: in the mean, or but for a probability of beta."""
         norm = _chi_mean(self.dimension) + (0.0 if self.beta is None else sqrt(2 * log(1 / self.beta)))
-        return self.lipschitz * float((self.counts * (self.stds * norm + self.drift) / strong).sum())
+        return self.lipschitz * norm * float((self.counts * self.stds / strong).sum())
 
     def _martingale(self, strong: Floats) -> float:
         """sum_t <-xi_t, theta_t - theta*> + <g_t, xi_t> / lambda_t + ||xi_t||^2 / 2 lambda_t, likewise.
@@ -305,6 +300,8 @@ def _check_plan(plan: Plan, lipschitz: float) -> None:
         raise PlanError(
             "secret sampling draws batches of random size, which the bounds do not cover: plan for another order"
         )
+    if plan.grid is not None:
+        raise PlanError("the plan has a grid for exact integers, which no learner takes: plan without secure=")
     if lipschitz > plan.clip_norm:
         raise PlanError(
             f"lipschitz must be at most the plan's clip norm {plan.clip_norm:g}, got {lipschitz:g}: gradients that are "
