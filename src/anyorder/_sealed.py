@@ -19,8 +19,8 @@ from anyorder._limits import MAX_BYTES, MAX_OBJECTS, MAX_VALUES, REMEDY
 from anyorder.errors import CertificateError
 
 __all__ = [
-    "brief", "canonical", "check_names", "hexadecimal", "load_json", "printable", "quoted", "read_json", "save_json",
-    "sync_folder",
+    "brief", "canonical", "check_names", "hexadecimal", "load_json", "mentions", "printable", "quoted", "read_json",
+    "save_json", "sync_folder",
 ]  # fmt: skip
 
 _MAX_DIGITS = 32
@@ -107,6 +107,11 @@ def read_json(path: str | Path, *, large: bool = False) -> dict[str, Any]:
     if not isinstance(data, dict):
         _refuse(path, f"must hold a JSON object, got {type(data).__name__}")
     return data
+
+
+def mentions(path: str | Path, text: str, *, large: bool = False) -> bool:
+    """Whether the text stands anywhere in a file, which is not read as JSON: a quick look at whose file it may be."""
+    return text in _read(path, large)
 
 
 def _read(path: str | Path, large: bool) -> str:

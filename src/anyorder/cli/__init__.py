@@ -15,6 +15,7 @@ from anyorder.cli.output import fail
 from anyorder.cli.plans import epsilon, plan
 from anyorder.cli.report_goals import report_goals
 from anyorder.cli.training import train
+from anyorder.cli.tuning import tune
 from anyorder.cli.verification import verify
 from anyorder.noise.native import describe as noise_kernel
 
@@ -38,6 +39,7 @@ app.command()(fit)
 app.command()(plan)
 app.command()(epsilon)
 app.command()(report_goals)
+app.command()(tune)
 app.command()(verify)
 app.command()(budget)
 app.command(

@@ -6,11 +6,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from anyorder._sealed import mentions
+from anyorder.budget.found import FORMAT as SEARCH
+from anyorder.budget.found import SearchCertificate
 from anyorder.certificate import verify as verify_file
 from anyorder.cli.options import Json
 from anyorder.cli.output import fail, one_line_errors, print_json
-from anyorder.errors import AnyorderError
-from anyorder.report import card, facts_panel, receipt_facts, verdict
+from anyorder.errors import AnyorderError, ArgumentError
+from anyorder.report import card, facts_panel, receipt_facts, search_verdict, verdict
 from anyorder.run import audit_files
 
 __all__ = ["verify"]
@@ -18,7 +21,12 @@ __all__ = ["verify"]
 
 @one_line_errors
 def verify(
-    file: Annotated[Path, typer.Argument(help="A certificate (run.privacy.json) or a plan (plan.json): public files.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A certificate (run.privacy.json, search.privacy.json) or a plan (plan.json): public files."
+        ),
+    ],
     evidence: Annotated[
         Path | None,
         typer.Option(
@@ -52,9 +60,17 @@ def verify(
     plan, and did not refute its claim. What no file can show: that the noise was
     added, and that order, units and clipping were what the file says.
 
+    Of the certificate of a search (search.privacy.json) epsilon of the whole
+    search is recomputed.
+
     Exit code 0 if all holds, 1 if anything does not or the file cannot be read.
     """
     try:
+        if mentions(file, f'"{SEARCH}"', large=large):
+            if (evidence, receipt, audit) != (None, None, None):
+                raise ArgumentError("evidence, receipt and audit belong to a run, and the file is of a search")
+            _verify_search(file, large, as_json)
+            return
         found = verify_file(file, evidence=evidence, receipt=receipt, large=large)
         attacked = None if audit is None else audit_files.read(audit, found.plan)
     except AnyorderError as problem:
@@ -86,3 +102,20 @@ def verify(
     if certificate is not None and certificate.realised is not None:
         promise += f"; realised, of who took part: epsilon <= {certificate.realised.epsilon:.4g}"
     console.print(f"verified: this {kind} claims {promise}", style="green")
+
+
+def _verify_search(file: Path, large: bool, as_json: bool) -> None:
+    found = SearchCertificate.load(file, large=large)
+    checked, unseen = search_verdict(found)
+    if as_json:
+        outcome = {"ok": True, "file": str(file), "claims": found.claims(), "checked": checked, "not_checked": unseen}
+        print_json({**outcome, "search": found.claim.to_dict(), "settings": found.settings})
+        return
+    console = Console()
+    console.print(facts_panel("search", found.facts()))
+    for text in checked:
+        console.print(f"ok  {text}", highlight=False, markup=False)
+    for text in unseen:
+        console.print(f"--  not checked: {text}", highlight=False, markup=False)
+    promise = f"epsilon <= {found.epsilon:.4g} at delta = {found.claim.delta:g}"
+    console.print(f"verified: this search claims {promise}", style="green")

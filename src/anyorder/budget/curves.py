@@ -1,0 +1,81 @@
+"""Privacy curves in files."""
+
+from dataclasses import fields
+from typing import Any, assert_never
+
+from anyorder._limits import MAX_STEPS, REMEDY, is_bounded
+from anyorder._sealed import brief, canonical, check_names, quoted
+from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder.errors import CertificateError
+
+__all__ = ["curve_from_dict", "curve_to_dict"]
+
+_KINDS: dict[str, type[Gaussian] | type[BoundedRange] | type[Sampled]] = {
+    "gaussian": Gaussian, "bounded range": BoundedRange, "sampled": Sampled,
+}  # fmt: skip
+_MOST_PARTS = 3  # of a stranger's file: each is convolved
+_LOUDEST = 0.4**-2  # mu^2 of a sampled step, or of all draws
+
+
+def curve_to_dict(curve: Curve) -> dict[str, Any]:
+    """The curve as JSON values."""
+    match curve:
+        case Composed():
+            return {"kind": "composed", "parts": [curve_to_dict(part) for part in curve.parts]}
+        case Gaussian() | BoundedRange() | Sampled():
+            [kind] = [name for name, known in _KINDS.items() if known is type(curve)]
+            return {"kind": kind, **{f.name: getattr(curve, f.name) for f in fields(curve) if f.init}}
+        case _:
+            assert_never(curve)
+
+
+def curve_from_dict(data: Any) -> Curve:
+    """The curve that `curve_to_dict` described. Raises: CertificateError."""
+    if not isinstance(data, dict):
+        raise CertificateError(f"a curve must be an object, got {quoted(data)}")
+    kind = data.get("kind")
+    try:
+        if kind == "composed":
+            parts = check_names("a curve", data, {"kind", "parts"})["parts"]
+            if not isinstance(parts, list) or (is_bounded() and len(parts) > _MOST_PARTS):
+                raise CertificateError(f"a curve must have a list of up to {_MOST_PARTS} parts{REMEDY}")
+            curve: Curve = Composed(tuple(_single(part) for part in parts))
+        else:
+            curve = _single(data)
+        same = canonical(curve_to_dict(curve)) == canonical(data)
+    except CertificateError:
+        raise
+    except Exception as problem:  # whatever the numbers break, no curve of this package was saved like that
+        raise CertificateError(f"the curve in the file is malformed: {brief(problem)}") from problem
+    if not same:
+        raise CertificateError(
+            "the curve in the file is malformed: some of it is not in the form that curves are saved"
+        )
+    return curve
+
+
+def _single(data: Any) -> Gaussian | BoundedRange | Sampled:
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise CertificateError(f"a curve must be of kind {', '.join(_KINDS)} or composed, got {quoted(kind)}")
+    made = _KINDS[kind]
+    check_names("a curve", data, {"kind", *(f.name for f in fields(made) if f.init)})
+    curve = made(**{name: value for name, value in data.items() if name != "kind"})
+    if is_bounded() and not _is_quick(curve):
+        raise CertificateError(
+            f"a curve of so many steps, or so little noise, takes more time than a file is given{REMEDY}"
+        )
+    return curve
+
+
+def _is_quick(curve: Gaussian | BoundedRange | Sampled) -> bool:
+    """Whether its loss distribution takes a second at most; `check_plan` has the same bounds."""
+    match curve:
+        case Gaussian():
+            return True
+        case BoundedRange():
+            return curve.e0**2 * curve.draws <= _LOUDEST
+        case Sampled():
+            return curve.n <= MAX_STEPS and curve.sigma**-2 + curve.e0**2 * curve.draws / 4 <= _LOUDEST
+        case _:
+            assert_never(curve)
