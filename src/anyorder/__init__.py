@@ -24,7 +24,7 @@ from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 if TYPE_CHECKING:
     from anyorder import audit, budget, clipping, federated, online, release, sampling, sparse, train
     from anyorder.audit import check
-    from anyorder.budget import Budget
+    from anyorder.budget import Budget, tune
     from anyorder.clipping import bounded_sum, check_model
     from anyorder.release import Release
     from anyorder.sampling import FixedOrderSampler
@@ -67,6 +67,7 @@ __all__ = [
     "sparse",
     "strategy",
     "train",
+    "tune",
     "unit_sensitivities",
     "verify",
     "workload",
@@ -92,6 +93,7 @@ _LAZY = {
     "sampling": "",
     "sparse": "",
     "train": "",
+    "tune": "budget",
 }
 """Name -> the room it is from, or "" for a room itself."""
 

@@ -4,7 +4,9 @@ from anyorder.budget.account import Held, Remaining
 from anyorder.budget.bounds import calibrate_search, search_delta, search_epsilon
 from anyorder.budget.entries import Settle, Spend
 from anyorder.budget.file import Budget
+from anyorder.budget.found import ScoreNoise, SearchCertificate, SearchClaim
 from anyorder.budget.laws import Fixed, Geometric, Law, Logarithmic, NegativeBinomial, Poisson
+from anyorder.budget.search import PrivateScore, Search, Trial, tune
 
 __all__ = [
     "Budget",
@@ -18,7 +20,14 @@ __all__ = [
     "Remaining",
     "Settle",
     "Spend",
+    "PrivateScore",
+    "ScoreNoise",
+    "Search",
+    "SearchCertificate",
+    "SearchClaim",
+    "Trial",
     "calibrate_search",
     "search_delta",
     "search_epsilon",
+    "tune",
 ]
