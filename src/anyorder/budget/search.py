@@ -13,6 +13,7 @@ import numpy as np
 from anyorder import _check
 from anyorder._closed import final
 from anyorder._sealed import canonical
+from anyorder.budget.file import Budget
 from anyorder.budget.found import SearchCertificate
 from anyorder.budget.laws import Fixed, Geometric, Law, Logarithmic, Poisson
 from anyorder.budget.prepared import Prepared, prepare
@@ -104,7 +105,7 @@ def tune(
     score: str | PrivateScore = "public",
     folder: str | Path | None = None,
     key: bytes | None = None,
-    budget: Any = None,
+    budget: Budget | None = None,
 ) -> Search:
     """Search for settings privately: the whole search keeps (epsilon, delta), not the best run alone.
 
@@ -200,7 +201,7 @@ class _Searcher:
         self._claim = prepared.claim
         self._fixed = type(self._claim.law) is Fixed
 
-    def run(self, key: bytes | None, budget: Any) -> Search:
+    def run(self, key: bytes | None, budget: Budget | None) -> Search:
         state = self._files.state()
         if state is not None and state.get("spec") != self._spec:
             raise CheckpointError(
@@ -213,7 +214,8 @@ class _Searcher:
         state = self._begun(state, key)
         source = NoiseSource(bytes.fromhex(state["key"])).derive(b"anyorder search " + self._spec.encode())
         if budget is not None:  # charged once under this word, however often it is asked for
-            budget.spend(self._claim, name="search", run=f"search {source.fingerprint()}")
+            whole: Any = self._claim
+            budget.spend(whole, name="search", run=source.fingerprint())
         return self._ended(source, self._records(source))
 
     def _begun(self, state: dict[str, Any] | None, key: bytes | None) -> dict[str, Any]:
