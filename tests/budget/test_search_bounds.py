@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import ndtr, ndtri
 
 from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose
 from anyorder.budget import (
@@ -120,6 +121,73 @@ def _chance(law, k):
         return (1 - gamma) ** k / (k * math.log(1 / gamma))
     product = math.prod((i + law.eta) / (i + 1) for i in range(k))
     return (1 - gamma) ** k / (gamma**-law.eta - 1) * product
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_no_search_over_a_small_mechanism_is_further_in_renyi_divergence(law):
+    """The two theorems that the Rényi bound rests on, order by order, of what is shown; three outputs."""
+    rng = np.random.default_rng(11)
+    orders_of = np.array([1.1, 1.5, 2.0, 3.0, 5.0, 9.0, 20.0, 60.0])
+    for q, p in mechanisms(rng, 3):
+        own = np.array([max(divergence(q, p, a), divergence(p, q, a)) for a in orders_of])
+        if isinstance(law, Poisson):
+            extra = np.array([law.mean * Small(q, p).delta(math.log(a / (a - 1))) for a in orders_of])
+        else:
+            extra = (1 + law.eta) * min((1 - 1 / orders_of) * own - math.log(law.gamma) / orders_of)
+        bounds = own + extra + math.log(law.mean) / (orders_of - 1)
+        for scores in map(np.array, orders(3)):
+            a, b = shown(law, q, scores), shown(law, p, scores)
+            for order, bound in zip(orders_of, bounds, strict=True):
+                assert max(divergence(a, b, order), divergence(b, a, order)) <= bound + 1e-9
+
+
+def divergence(q, p, order):
+    held = q > 0
+    logs = order * np.log(q[held]) + (1 - order) * np.log(p[held])
+    return (logs.max() + math.log(np.exp(logs - logs.max()).sum())) / (order - 1)
+
+
+@pytest.mark.parametrize("law", [Geometric(10.0), Logarithmic(100.0), NegativeBinomial(-0.5, 10.0)], ids=str)
+def test_pure_runs_make_the_pure_search_that_is_published(law):
+    """(2 + eta) epsilon [Papernot, Steinke 2022, Corollary 3]; 3 epsilon of the geometric law [Liu, Talwar 2019]."""
+    e0 = 0.7
+    likely = 1 / (1 + math.exp(-e0))
+    run = Small([likely, 1 - likely], [1 - likely, likely])
+    assert search_delta(law, run, (2 + law.eta) * e0 + 1e-6) < 1e-9
+    assert search_delta(law, run, (1 + law.eta / 2) * e0) > 1e-4
+
+
+def test_the_bound_is_never_above_those_that_are_published():
+    """Rényi [Papernot, Steinke 2022, Theorems 2, 6]; by a point of the profile [Koskela, Redberg, Wang 2024]."""
+    for mu in (0.1, 1.0, 4.0):
+        for law in (Geometric(50), Logarithmic(50), NegativeBinomial(-0.5, 50), Poisson(10), Poisson(50)):
+            least, profile, renyi = (
+                search_epsilon(law, Gaussian(mu), 1e-6, bound) for bound in ("least", "profile", "renyi")
+            )
+            assert least == profile < renyi
+    law, run = Geometric(50), Gaussian(1.0)
+    for epsilon in (7.0, 9.0, 12.0):
+        for e1 in np.linspace(0.5, 8.0, 40):
+            step = (law.eta + 1) * math.log(math.exp(e1) + (1 - law.gamma) / law.gamma * run.delta(e1))
+            if step < epsilon:
+                assert search_delta(law, run, epsilon) <= law.mean * run.delta(epsilon - step) * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("law", [Geometric(50), Logarithmic(50), NegativeBinomial(-0.5, 50), Poisson(10)], ids=str)
+def test_a_gaussian_run_comes_within_a_hundredth_of_the_bound(law):
+    """Best are the outputs x < a, least likely under Q for what they are under Q', then those beyond b, telling Q."""
+    mu, delta = 1.0, 1e-6
+    bound = search_epsilon(law, Gaussian(mu), delta)
+    epsilon, found = 0.99 * bound, 0.0
+    for first in np.geomspace(1e-5, 0.5, 120):
+        a = mu + ndtri(first)
+        b = np.linspace(max(a, 0.0), mu + 8, 200)
+        shown_q, shown_p = (
+            np.vectorize(lambda low, width: law.pgf(1 - low) - law.pgf(max(0.0, 1 - low - width)))(low, width)
+            for low, width in ((first, ndtr(mu - b)), (ndtr(a), ndtr(-b)))
+        )
+        found = max(found, float(np.max(shown_q - math.exp(epsilon) * shown_p)))
+    assert found > delta
 
 
 def test_calibration_lands_at_or_just_under_the_target():
