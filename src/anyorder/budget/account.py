@@ -9,16 +9,19 @@ from math import inf, nextafter
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.accounting.curves import Curve, Gaussian, compose
+from anyorder.accounting.curves import Gaussian, compose
 from anyorder.accounting.gaussian import gdp_epsilon, gdp_mu, rdp_epsilon
+from anyorder.budget import laws
+from anyorder.budget.bounds import repeated
 from anyorder.budget.entries import Begin, Limit, Line, Settle, Spend, UnitsAt, read_curve
-from anyorder.budget.filter import dominating_squared, renyi, renyi_left, root_down, root_up
+from anyorder.budget.filter import Cost, Searched, dominating_squared, renyi, renyi_left, root_down, root_up
 from anyorder.budget.units import Own, UnitFile
 from anyorder.errors import BudgetError
 
 __all__ = ["Account", "Held", "Remaining", "Totals"]
 
 Rows = NDArray[np.void]
+_ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
 _LABEL = (
     "add-or-remove"  # in sums all curves have one label; that they are for the budget's relation was checked before
 )
@@ -40,10 +43,10 @@ class Totals:
     rule: str
     order: int
     squared: Fraction = Fraction(0)
-    rest: tuple[Curve, ...] = ()
+    rest: tuple[Cost, ...] = ()
     rest_squared: Fraction = Fraction(0)
     rest_renyi: Fraction = Fraction(0)
-    alone: Curve | None = None
+    alone: Cost | None = None
 
     def epsilon(self, delta: float, extra: Fraction = Fraction(0)) -> float:
         """What is spent at delta, rounded up.
@@ -64,7 +67,21 @@ class Totals:
                 # follows it; so that it has its own curve.
                 return found if self.alone is None or extra else min(found, self.alone.epsilon(delta))
             case _:
-                return compose(_gaussian(squared, self.unit), *self.rest).epsilon(delta)
+                return self._planned(squared, delta)
+
+    def _planned(self, squared: Fraction, delta: float) -> float:
+        """Of what was all chosen in advance: by loss distributions, and with searches by the best Rényi order."""
+        curves = [one for one in self.rest if not isinstance(one, Searched)]
+        if len(curves) == len(self.rest):
+            return compose(_gaussian(squared, self.unit), *curves).epsilon(delta)
+        if self.alone is not None and not squared:
+            return self.alone.epsilon(delta)
+        kept = []
+        for order in _ORDERS:
+            value = order * squared / 2 + sum((_fraction(renyi(one, order)) for one in self.rest), Fraction(0))
+            if math.isfinite(_float_up(value)):
+                kept.append((float(order), _float_up(value)))
+        return rdp_epsilon(([a for a, _ in kept], [r for _, r in kept]), delta) if kept else inf
 
     @property
     def unit(self) -> str:
@@ -135,12 +152,12 @@ class Held:
     """
 
     spend: Spend
-    curve: Curve
+    curve: Cost
     settled: Settle | None = None
     rows: Rows | None = None
 
     @property
-    def now(self) -> Curve:
+    def now(self) -> Cost:
         """The curve that counts."""
         return (
             self.curve if self.settled is None else Gaussian(self.settled.mu, neighbours=_LABEL, unit=self.curve.unit)
@@ -160,7 +177,7 @@ class Account:
 
     def _clear(self) -> None:
         self._squared = self._rest_squared = self._rest_renyi = Fraction(0)
-        self._rest: list[Curve] = []
+        self._rest: list[Cost] = []
         self._own = Own()
 
     @property
@@ -180,7 +197,7 @@ class Account:
         """Of the next entry."""
         return len(self.held) + 1
 
-    def rule(self, first: Curve | None = None) -> str:
+    def rule(self, first: Cost | None = None) -> str:
         """How entries are counted.
 
         Args:
@@ -202,7 +219,7 @@ class Account:
                 if line.number != self.number:
                     raise BudgetError(f"entry {line.number} of the budget file is not in its place")
                 rows = None if line.units is None else self._units.read(UnitsAt(**line.units))
-                held = Held(line, read_curve(line.parts, _LABEL), None, rows)
+                held = Held(line, self.cost_of(line), None, rows)
                 self.held[line.number] = held
                 if line.run is not None:
                     self.by_run[line.run] = line.number
@@ -225,9 +242,13 @@ class Account:
                 raise BudgetError("a budget file begins once")
 
     @staticmethod
-    def curve_of(spend: Spend) -> Curve:
-        """The curve of an entry, under the label of sums."""
-        return read_curve(spend.parts, _LABEL)
+    def cost_of(spend: Spend) -> Cost:
+        """What an entry costs, under the label of sums."""
+        curve = read_curve(spend.parts, _LABEL)
+        if spend.search is None:
+            return curve
+        law = laws.from_dict(spend.search)
+        return repeated(curve, law.runs) if isinstance(law, laws.Fixed) else Searched(law, curve)
 
     @staticmethod
     def gaussian(squared: Fraction, unit: str) -> Gaussian:
@@ -255,7 +276,7 @@ class Account:
             self._rest_squared, self._rest_renyi, alone,
         )  # fmt: skip
 
-    def totals_with(self, curve: Curve, rows: Rows | None) -> Totals:
+    def totals_with(self, curve: Cost, rows: Rows | None) -> Totals:
         """Of all entries, and one more.
 
         Args:

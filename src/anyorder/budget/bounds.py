@@ -26,7 +26,7 @@ from anyorder.budget.laws import Fixed, Law, Secret, weight
 from anyorder.budget.renyi import renyi_search_epsilon
 from anyorder.errors import ArgumentError
 
-__all__ = ["calibrate_search", "search_delta", "search_epsilon"]
+__all__ = ["calibrate_search", "repeated", "search_delta", "search_epsilon"]
 
 Floats = NDArray[np.float64]
 
@@ -55,7 +55,7 @@ def search_delta(law: Law, curve: Curve, epsilon: float) -> float:
     """
     epsilon = _check.real("epsilon", epsilon, low=0.0)
     if isinstance(law, Fixed):
-        return _repeated(curve, law.runs).delta(epsilon)
+        return repeated(curve, law.runs).delta(epsilon)
     alone = curve.delta(epsilon)
     if alone == 0:
         return 0.0 if curve.mu == 0 else _profile(law, curve, 1e-280).delta(epsilon)
@@ -92,7 +92,7 @@ def search_epsilon(law: Law, curve: Curve, delta: float, bound: str = "least") -
     delta = _check.probability("delta", delta)
     _check.choice("bound", bound, _BOUNDS)
     if isinstance(law, Fixed):
-        return _repeated(curve, law.runs).epsilon(delta)
+        return repeated(curve, law.runs).epsilon(delta)
     if curve.mu == 0:
         return 0.0
     by_profile = _profile(law, curve, delta).epsilon(delta) if bound != "renyi" else math.inf
@@ -278,7 +278,7 @@ def _hull(x: Floats, y: Floats) -> Floats:
     return np.array(corners)
 
 
-def _repeated(curve: Curve, runs: int) -> Curve:
+def repeated(curve: Curve, runs: int) -> Curve:
     """The composition of so many of a curve."""
     found, power = None, curve
     while runs:

@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from anyorder.accounting.curves import BoundedRange, Composed, Gaussian, Sampled
+from anyorder.budget import laws
 from anyorder.budget.account import Held, Remaining
 from anyorder.budget.entries import read_curve
 from anyorder.budget.file import Budget
@@ -181,8 +182,10 @@ class _Facts:
 
 
 def _mechanism(held: Held) -> str:
-    about, curve = held.spend.about, read_curve(held.spend.parts)
-    noise = _law(curve)
+    about = held.spend.about
+    noise = _law(read_curve(held.spend.parts))
+    if held.spend.search is not None:
+        return f"{laws.from_dict(held.spend.search).describe()}, each with: {noise}"
     if held.spend.plan is None:
         return noise
     std, steps = about["noise_multiplier"], about["steps"]

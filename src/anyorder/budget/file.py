@@ -1,5 +1,6 @@
 """The budget of a data set: one file in which every plan, run and search on its units is entered before it starts."""
 
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from anyorder.accounting.curves import NEIGHBOURS, Composed, Curve, Gaussian, co
 from anyorder.accounting.gaussian import gdp_epsilon
 from anyorder.budget.account import Account, Held, Remaining
 from anyorder.budget.entries import FILTERS, Begin, Limit, Settle, Spend, relabelled, write_curve
-from anyorder.budget.filter import best_order
+from anyorder.budget.filter import Searched, best_order
+from anyorder.budget.laws import Law
 from anyorder.budget.log import Log
 from anyorder.budget.relations import check_relation, check_unit, plan_for
 from anyorder.budget.units import UnitFile
@@ -146,9 +148,10 @@ class Budget:
         """Enter what is about to be released; when it returns, the entry is on the disk, and the run may start.
 
         Args:
-            what: a plan that is about to run, the certificate of a run that was not entered, or a curve.
+            what: a plan that is about to run, the claim or certificate of a search, the certificate of a run that was
+                not entered, or a curve.
             name: for people, up to 200 characters.
-            run: a word of the run, up to 64 letters and digits: asked for again under the same word, as after a kill,
+            run: a word of the run, up to 80 letters and digits: asked for again under the same word, as after a kill,
                 it is not charged again. A certificate has the fingerprint of its noise instead.
             named: whether the units of a `KnownOrder` are their names, the same in every plan. A plan that was read
                 from a public file has numbers for them, which are not; None: not if they look like such numbers.
@@ -198,12 +201,13 @@ class Budget:
         about = {**asked.about, "neighbours": neighbours, "for": asked.neighbours}
         made = Spend(
             number=account.number, name=asked.name, what=asked.what, parts=write_curve(curve), plan=asked.digest,
-            run=asked.run, key=asked.key, about=about, time=_now(),
+            search=None if asked.law is None else asked.law.to_dict(), run=asked.run, key=asked.key, about=about,
+            time=_now(),
         )  # fmt: skip
         return made, rows
 
     def _refuse(self, account: Account, spend: Spend, rows: tuple[bytes, Any] | None) -> None:
-        curve = Account.curve_of(spend)
+        curve = Account.cost_of(spend)
         totals = account.totals_with(curve, None if rows is None else rows[1])
         spent = totals.epsilon(account.delta)
         if spent <= account.epsilon:
@@ -279,13 +283,16 @@ class Budget:
         """All entries composed, for the unit that has most: epsilon at other deltas, as if all were chosen in advance.
 
         With adaptive=True only that of all-Gaussian entries is a claim, and only up to the limit.
-        Raises: BudgetError before the first entry.
+        Raises: BudgetError before the first entry, and with searches among them, which have no such curve.
         """
         with self._reading() as account:
             if not account.held:
                 raise BudgetError(f"the budget {self.path} has no entries yet, and so no curve")
             totals, neighbours = account.totals(), str(account.neighbours)
-            found = compose(Account.gaussian(totals.squared, str(account.unit)), *totals.rest)
+            curves = [one for one in totals.rest if not isinstance(one, Searched)]
+            if len(curves) < len(totals.rest):
+                raise BudgetError("a search for the best of a secret number of runs has an epsilon, and no curve")
+            found = compose(Account.gaussian(totals.squared, str(account.unit)), *curves)
         parts = found.parts if type(found) is Composed else (found,)
         return (
             found
@@ -326,6 +333,7 @@ class _Asked:
     run: str | None
     key: str | None
     about: dict[str, Any]
+    law: Law | None = None
 
     @property
     def unit(self) -> str:
@@ -339,20 +347,34 @@ class _Asked:
 def _asked(what: Any, name: str, run: str | None) -> _Asked:
     if not isinstance(name, str) or len(name) > 200 or printable(name) != name:
         raise ArgumentError("name must be a text of up to 200 characters that can be printed on one line")
-    if run is not None and (
-        not isinstance(run, str) or not 1 <= len(run) <= 64 or not run.isalnum() or not run.isascii()
-    ):
-        raise ArgumentError(f"run must be 1 to 64 letters and digits, got {ascii(run)[:80]}")
+    if run is not None and not (isinstance(run, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}", run)):
+        raise ArgumentError(f"run must be up to 80 letters, digits, ' ', '.', '_' or '-', got {ascii(run)[:90]}")
     plan = what.plan if type(what) is Certificate else what if type(what) is Plan else None
     if plan is not None:
         key = what.key_fingerprint if type(what) is Certificate else None
         kind = "certificate" if type(what) is Certificate else "plan"
         return _Asked(kind, name, plan.curve, plan, plan.public().digest, run, key, _about(plan))
+    claim = _claim_of_search(what)
+    if claim is not None:
+        if what is not claim and run is None:
+            run = f"search {what.key_fingerprint}"  # the word under which the search itself was charged
+        return _Asked("search", name, claim.curve, None, None, run, None, {}, claim.law)
     if isinstance(what, Curve):
         return _Asked("curve", name, what, None, None, run, None, {})
     raise ArgumentError(
         "spend needs a Plan, the Certificate of a run, or a curve (anyorder.accounting), got " + type(what).__name__
     )
+
+
+def _claim_of_search(what: Any) -> Any:
+    """The claim of a search, which has a law and the curve of one run; None for what is none."""
+    match (type(what).__module__, type(what).__name__):  # that room imports this one's neighbours, and much besides
+        case ("anyorder.budget.found", "SearchClaim"):
+            return what
+        case ("anyorder.budget.found", "SearchCertificate"):
+            return what.claim
+        case _:
+            return None
 
 
 def _about(plan: Plan) -> dict[str, Any]:
@@ -380,7 +402,10 @@ def _charged(account: Account, asked: _Asked) -> Held | None:
         return None
     held = account.held[number]
     spend = held.spend
-    if spend.plan != asked.digest or (asked.digest is None and spend.parts != write_curve(asked.curve)):
+    law = None if asked.law is None else asked.law.to_dict()
+    if (spend.plan, spend.search) != (asked.digest, law) or (
+        asked.digest is None and spend.parts != write_curve(asked.curve)
+    ):
         raise BudgetError(
             f"entry {number} of the budget was made for this run with another plan: a run has one; give the other a "
             "word of its own"

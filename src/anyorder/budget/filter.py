@@ -19,6 +19,7 @@ compose them and to stop at the limit is wrong where curves are chosen adaptivel
 """
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import inf, nextafter
@@ -27,17 +28,53 @@ from typing import assert_never
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
+from anyorder._closed import final
 from anyorder.accounting.bounded_range import bounded_range_mu
 from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.accounting.gaussian import rdp_epsilon
+from anyorder.budget.bounds import search_epsilon
+from anyorder.budget.laws import Geometric, Logarithmic, NegativeBinomial, Poisson, Secret
 
-__all__ = ["best_order", "dominating_squared", "renyi", "renyi_left", "root_down", "root_up"]
+__all__ = ["Cost", "Searched", "best_order", "dominating_squared", "renyi", "renyi_left", "root_down", "root_up"]
 
 _MAX_ORDER = 4096
+_OTHERS = (*range(2, 33), 48, 64, 96, 128, 256, 512)  # beta, of searches
 _UP = 1 + 1e-9  # what logarithms and their sums may have lost; orders of magnitude more than they do
 
 
-def renyi(curve: Curve, order: int) -> float:
+@final
+@dataclass(frozen=True)
+class Searched:
+    """The cost of a search that shows the best of a secret number of runs; see `search_epsilon`.
+
+    Attributes:
+        law: of the number of runs.
+        curve: of one run.
+    """
+
+    law: Secret
+    curve: Curve
+
+    @property
+    def unit(self) -> str:
+        """What is protected."""
+        return self.curve.unit
+
+    @property
+    def neighbours(self) -> str:
+        """The relation."""
+        return self.curve.neighbours
+
+    def epsilon(self, delta: float) -> float:
+        """Of the whole search, rounded up."""
+        return search_epsilon(self.law, self.curve, delta)
+
+
+Cost = Curve | Searched
+"""What an entry may cost. A search is no `Curve`: its runs' is one of its parts."""
+
+
+def renyi(curve: Cost, order: int) -> float:
     """The Rényi divergence of this order between any two neighbours, at most; rounded up.
 
         Gaussian      alpha mu^2 / 2
@@ -47,7 +84,12 @@ def renyi(curve: Curve, order: int) -> float:
 
     M_k = sinh((k - 1/2) e0) / ((2k - 1) sinh(e0 / 2)) is the k-th moment of the pair that dominates a draw of range e0
     (`anyorder.accounting.bounded_range`). That pair, and a Gaussian's, is the same with its two distributions
-    exchanged, so that the direction in the formula is the worse one [same, Thm 5].
+    exchanged, so that the direction in the formula is the worse one [same, Thm 5]. For a search, with beta any
+    other order,
+
+        RDP(alpha) + (1 + eta) ((1 - 1/beta) RDP(beta) + ln(1/gamma) / beta) + ln E[K] / (alpha - 1)
+        RDP(alpha) + E[K] delta(ln(1 + 1 / (alpha - 1))) + ln E[K] / (alpha - 1)     where K is Poisson
+                                                            [Papernot, Steinke 2022, Thm 2 and 6]
 
     Args:
         order: alpha, an integer of 2 or more.
@@ -63,8 +105,26 @@ def renyi(curve: Curve, order: int) -> float:
             return _up(curve.n * _sampled(curve.sigma, curve.sampling_probability, curve.e0, curve.draws, order))
         case Composed():
             return _up(math.fsum(renyi(part, order) for part in curve.parts))
+        case Searched():
+            return _up(renyi(curve.curve, order) + _of_choice(curve, order))
         case _:
             assert_never(curve)
+
+
+def _of_choice(search: Searched, order: int) -> float:
+    """What the choice of the best adds to one run's."""
+    law, curve = search.law, search.curve
+    runs = max(math.log(law.mean * _UP), 0.0) / (order - 1)
+    match law:
+        case Poisson():
+            return runs + law.mean * curve.delta(math.log1p(1 / (order - 1)))
+        case Geometric() | NegativeBinomial() | Logarithmic():
+            tail, least = math.log(1 / law.gamma) * _UP, inf
+            for other in _OTHERS:
+                least = min(least, (1 - 1 / other) * renyi(curve, other) + tail / other)
+            return runs + (1 + law.eta) * least
+        case _:
+            assert_never(law)
 
 
 def _log_moment(e0: float, k: int) -> float:
@@ -124,11 +184,11 @@ def renyi_left(epsilon: float, delta: float, order: int) -> float:
     return max(left, 0.0)
 
 
-def dominating_squared(curve: Curve) -> Fraction:
+def dominating_squared(curve: Cost) -> Fraction:
     """mu^2 of the Gaussian that tells no less than the curve, exact where it is one; without sampling elsewhere.
 
     A draw of range e0 is mu-GDP by `bounded_range_mu`. A sampled step is so only as the same without its coin: its
-    loss has tails as heavy as that.
+    loss has tails as heavy as that. Nothing Gaussian is known for a search: beyond every limit.
     """
     match curve:
         case Gaussian():
@@ -141,6 +201,8 @@ def dominating_squared(curve: Curve) -> Fraction:
             return curve.n * (step + draws)
         case Composed():
             return sum((dominating_squared(part) for part in curve.parts), Fraction(0))
+        case Searched():
+            return Fraction(2) ** 1100
         case _:
             assert_never(curve)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from anyorder.cli.options import MECHANISM, Epsilon, Json, Noise
+from anyorder.cli.options import MECHANISM, BudgetFile, Epsilon, Json, Noise
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.cli.running import run_or_resume
 from anyorder.report import facts_panel
@@ -69,6 +69,7 @@ def federated(
         int | None, typer.Option(help="Of weights, split, availability and cohorts; never of the noise.")
     ] = None,
     processes: Annotated[int, typer.Option(help="That compute clients; the result is the same for any number.")] = 1,
+    budget: BudgetFile = None,
     output: Annotated[Path | None, typer.Option(help="New folder. Default: runs/<dataset>-<time>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder; it has the settings.")] = None,
     as_json: Json = False,
@@ -109,9 +110,9 @@ def federated(
     console = Console(stderr=as_json)
     observer = RoundsBar(console)
     result = run_or_resume(
-        "federated", observer, given, output, resume,
+        "federated", observer, given, output, resume, budget=budget,
         start=lambda: job.federate(
-            job.FederatedSettings.of(**given), output, observer=observer, processes=processes
+            job.FederatedSettings.of(**given), output, observer=observer, processes=processes, budget=budget
         ),
         go_on=lambda folder: job.resume_federation(folder, observer=observer, processes=processes),
     )  # fmt: skip

@@ -1,12 +1,13 @@
 """Options that commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 __all__ = [
-    "COMPLETION", "ESTIMATOR", "MECHANISM", "ORDER", "SELECTION", "Batch", "Clip", "Completion", "Delta", "Epochs",
-    "Epsilon", "Estimator", "Json", "MechanismName", "Momentum", "Noise", "Order", "RestartEvery", "Size",
+    "COMPLETION", "ESTIMATOR", "MECHANISM", "ORDER", "SELECTION", "Batch", "BudgetFile", "Clip", "Completion", "Delta",
+    "Epochs", "Epsilon", "Estimator", "Json", "MechanismName", "Momentum", "Noise", "Order", "RestartEvery", "Size",
 ]  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for machines.")]
@@ -15,6 +16,9 @@ Delta = Annotated[float, typer.Option(help="Target delta.")]
 Noise = Annotated[
     float | None,
     typer.Option(help="Noise std over clip norm in one step, as DP-SGD users mean it (for the tree: at each node)."),
+]
+BudgetFile = Annotated[
+    Path | None, typer.Option("--budget", help="Budget of the data set (anyorder budget): entered, or refused, first.")
 ]
 Size = Annotated[int, typer.Option(help="Number of training examples.")]
 Batch = Annotated[int, typer.Option(help="Examples in a step; sums of gradients are divided by it.")]

@@ -21,6 +21,7 @@ def run_or_resume(
     *,
     start: Callable[[], T],
     go_on: Callable[[Path], T],
+    budget: Path | None = None,
 ) -> T:
     """What `start` gives, or `go_on` with the folder of an earlier run. Stopped by a key it leaves with exit code 1.
 
@@ -30,13 +31,15 @@ def run_or_resume(
         given: the settings that were given, by name.
         output: the folder that was given, for a new run.
         resume: the folder of the run to go on with.
+        budget: the file that was given, for a new run.
     Raises: ArgumentError for settings beside `resume`, which has its own.
     """
     try:
         if resume is None:
             return start()
-        if given or output is not None:
-            names = [*given, "output"] if output is not None else list(given)
+        beside = [name for name, value in (("output", output), ("budget", budget)) if value is not None]
+        if given or beside:
+            names = [*given, *beside]
             extra = ", ".join("--" + name.replace("_", "-") for name in names)
             raise ArgumentError(f"--resume takes the settings from its folder: leave out {extra}")
         return go_on(resume)

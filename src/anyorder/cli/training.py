@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from anyorder.cli.options import COMPLETION, ESTIMATOR, MECHANISM, ORDER, Epsilon, Json, Noise, RestartEvery
+from anyorder.cli.options import COMPLETION, ESTIMATOR, MECHANISM, ORDER, BudgetFile, Epsilon, Json, Noise, RestartEvery
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.cli.running import run_or_resume
 from anyorder.report import facts_panel
@@ -47,6 +47,7 @@ def train(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="New folder. Default: runs/<dataset>-<time>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder; it has the settings.")] = None,
+    budget: BudgetFile = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard event files.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -81,8 +82,10 @@ def train(
     console = Console(stderr=as_json)
     observer = ProgressBar(console)
     result = run_or_resume(
-        "train", observer, given, output, resume,
-        start=lambda: job.train(job.Settings.of(**given), output, observer=observer, tensorboard=tensorboard),
+        "train", observer, given, output, resume, budget=budget,
+        start=lambda: job.train(
+            job.Settings.of(**given), output, observer=observer, tensorboard=tensorboard, budget=budget
+        ),
         go_on=lambda folder: job.resume(folder, observer=observer, tensorboard=tensorboard),
     )  # fmt: skip
     if as_json:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from anyorder import _check
+from anyorder.budget import Budget
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.federated import LocalTraining, Server, Simulation, simulate
 from anyorder.federated.cohorts import cohort_size
@@ -16,6 +17,7 @@ from anyorder.participation import MinSeparation
 from anyorder.plan import Plan
 from anyorder.report import plot_accuracy, plot_noise
 from anyorder.run import folder
+from anyorder.run.budgeted import charge, charge_again
 from anyorder.run.federated_data import Federation, accuracy, class_loss, federation
 from anyorder.run.federated_settings import FederatedSettings
 from anyorder.run.helpers import helpers
@@ -77,6 +79,7 @@ def federate(
     observer: Observer | None = None,
     processes: int = 1,
     key: bytes | None = None,
+    budget: str | Path | None = None,
 ) -> FederatedResult:
     """Simulate a federation, and write the folder of the run.
 
@@ -91,14 +94,19 @@ def federate(
         observer: hears of progress; its epochs are tests of the model.
         processes: that make clients' changes; the result is the same for any number.
         key: 32 bytes for reproducible tests; a run whose key is known has no privacy.
-    Raises: ArgumentError, PlanError for settings that do not fit; TrainingError if the run fails.
+        budget: file of an `anyorder.Budget`, in which the plan is entered before the first round.
+    Raises: ArgumentError, PlanError for settings that do not fit; BudgetError for a plan that the budget refuses;
+        TrainingError if the run fails.
     """
     _check.optional("matplotlib.figure", extra="train", purpose="drawing a run")  # now, not after the training
     _check.integer("processes", processes, low=1)
     parts = _Parts(settings)
     plan, separation = _plan(settings, len(parts.federation.users))
+    if budget is not None:
+        Budget(budget).check(plan)
     with folder.fresh(output, settings.dataset) as path:
         folder.hide_secrets(path)
+        charge(path, budget, plan)
         folder.replace(path / folder.PLAN, plan.save)
         begun = FederatedResult(path, settings, plan, separation, [], None, 0.0)
         folder.write_json(path / folder.METRICS, begun.to_dict())
@@ -124,6 +132,7 @@ def resume_federation(path: str | Path, *, observer: Observer | None = None, pro
         if not (path / folder.CHECKPOINT).exists() and not folder.took_no_step(path):
             raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took rounds: start a new one")
         plan = Plan.load(path / folder.PLAN, large=True)
+        charge_again(path, plan)
         begun = FederatedResult(path, settings, plan, separation, tested, None, 0.0)
         return _run(_Parts(settings), begun, observer or Observer(), processes, None)
 

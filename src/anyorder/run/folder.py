@@ -15,13 +15,14 @@ from anyorder.errors import ArgumentError, CertificateError, CheckpointError
 from anyorder.release.journal import Journal
 
 __all__ = [
-    "ACCURACY_PLOT", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN", "fresh", "held",
-    "hide_secrets", "read_json", "replace", "took_no_step", "write_json",
+    "ACCURACY_PLOT", "BUDGET", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN",
+    "fresh", "held", "hide_secrets", "read_json", "replace", "took_no_step", "write_json",
 ]  # fmt: skip
 
 MODEL = "model.pt"
 METRICS = "metrics.json"
 PLAN = "plan.json"
+BUDGET = "budget.json"  # where the run is entered, and under which word
 CERTIFICATE = "run.privacy.json"
 CHECKPOINT = "checkpoint.pt"  # secret: it holds the noise key
 EVIDENCE = "run.evidence.json"  # secret: who was in which step
@@ -30,7 +31,7 @@ NOISE_PLOT = "noise.png"
 
 
 _LOCK = ".lock"
-_BEGINNING = {".gitignore", PLAN, METRICS, _LOCK}
+_BEGINNING = {".gitignore", PLAN, METRICS, BUDGET, _LOCK}
 
 
 @contextlib.contextmanager

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from anyorder import _check
+from anyorder.budget import Budget
 from anyorder.errors import CheckpointError
 from anyorder.plan import Plan
 from anyorder.report import plot_accuracy, plot_noise
 from anyorder.run import datasets, folder, parts
+from anyorder.run.budgeted import charge, charge_again
 from anyorder.run.datasets import Data
 from anyorder.run.planning import make_plan, noise_lines
 from anyorder.run.settings import Settings
@@ -79,6 +81,7 @@ def train(
     observer: Observer | None = None,
     tensorboard: str | Path | None = None,
     key: bytes | None = None,
+    budget: str | Path | None = None,
 ) -> Result:
     """Train on a data set by name, and write the folder of the run.
 
@@ -95,7 +98,9 @@ def train(
         observer: hears of progress.
         tensorboard: a folder for event files of the test accuracy.
         key: 32 bytes for reproducible tests; a run whose key is known has no privacy.
-    Raises: ArgumentError, PlanError for settings that do not fit; TrainingError if the run fails.
+        budget: file of an `anyorder.Budget`, in which the plan is entered before the first step.
+    Raises: ArgumentError, PlanError for settings that do not fit; BudgetError for a plan that the budget refuses;
+        TrainingError if the run fails.
     """
     _check.optional("matplotlib.figure", extra="train", purpose="drawing a run")  # now, not after the training
     data = data or datasets.load(settings.dataset, settings.data_dir)
@@ -108,8 +113,11 @@ def train(
     model = parts.make_model(
         settings, data
     )  # before the folder: what can be refused is refused before anything is written
+    if budget is not None:
+        Budget(budget).check(plan)
     with folder.fresh(output, settings.dataset) as path:
         folder.hide_secrets(path)
+        charge(path, budget, plan)
         folder.replace(path / folder.PLAN, plan.save)
         folder.write_json(path / folder.METRICS, Result(path, settings, plan, [], 0, 0.0).to_dict())
         return _Run(settings, data, plan, model, path, key).finish(observer or Observer(), tensorboard)
@@ -132,6 +140,7 @@ def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: s
         plan = Plan.load(path / folder.PLAN, large=True)
         data = datasets.load(settings.dataset, settings.data_dir)
         model = parts.make_model(settings, data)
+        charge_again(path, plan)
         return _Run(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
 
 
