@@ -8,7 +8,7 @@ from scipy import sparse
 
 import anyorder as ao
 from anyorder.errors import ArgumentError
-from anyorder.online import Custom, Hinge, Logistic, Poisson, Softmax, Squared, clipped_sum
+from anyorder.online import Custom, Hinge, Logistic, Poisson, Softmax, Squared, clipped_sum, sums
 
 D = 6
 LOSSES = [Logistic(), Softmax(3), Hinge(), Squared(), Poisson()]
@@ -43,6 +43,17 @@ def test_it_is_the_sum_of_gradients_made_one_by_one(loss, units, kind):
         made = clipped_sum(loss, theta, FORMATS[kind](X), y, names, clip_norm)
         assert np.array_equal(made.names, np.arange(units))
         assert np.allclose(made.total, by_examples(loss, theta, X, y, names, clip_norm), rtol=1e-11, atol=1e-11)
+
+
+def test_units_of_many_rows_are_made_in_blocks(monkeypatch):
+    generator = np.random.default_rng(5)
+    for block in (1, 40, 2**16):
+        monkeypatch.setattr(sums, "_BLOCK", block)
+        for m in (1, 7, 40, 90):
+            X, y, _, theta = batch(generator, Softmax(3), m)
+            units = generator.integers(0, m // 3 + 1, m)
+            made = clipped_sum(Softmax(3), theta, X, y, units, 0.5).total
+            assert np.allclose(made, by_examples(Softmax(3), theta, X, y, units, 0.5), rtol=1e-11, atol=1e-11)
 
 
 def test_names_may_be_words_and_rows_few():
@@ -142,16 +153,14 @@ def test_a_units_vector_has_the_same_bits_whoever_else_is_there(loss, kind):
 
 def test_scores_do_not_depend_on_where_a_row_stands():
     """A kernel for many rows rounds some of them otherwise; at the kink of the hinge that is a whole vector."""
-    from anyorder.online.sums import _scores
-
     generator = np.random.default_rng(10)
     for d in (5, 33, 100):
         for outputs in (1, 4):
             X, theta = generator.normal(size=(64, d)), generator.normal(size=(d, outputs))
-            whole = _scores(X, theta)
+            whole = sums._scores(X, theta)
             for m in (1, 2, 7, 31, 63):
-                assert np.array_equal(_scores(X[-m:], theta), whole[-m:])
-            assert np.array_equal(_scores(X[::-1].copy(), theta), whole[::-1])
+                assert np.array_equal(sums._scores(X[-m:], theta), whole[-m:])
+            assert np.array_equal(sums._scores(X[::-1].copy(), theta), whole[::-1])
 
 
 def test_an_element_in_two_parts_is_one():

@@ -19,8 +19,8 @@ Floats = NDArray[np.float64]
 
 HUGE = 2.0**200
 """A row or a slope that is longer counts as not finite: products of two that are not keep clear of overflow."""
-_BLOCK = 2**19
-"""Numbers that are made at a time, of units with several rows."""
+_BLOCK = 2**16
+"""Numbers that are made at a time, of units with several rows: few enough to stay in a cache."""
 SMALLEST, LARGEST = 2.0**-60, 2.0**60
 """Clip norms that leave room around them."""
 
@@ -163,21 +163,27 @@ def _alone(rows: Any, slopes: Floats, norms: Floats, good: NDArray[np.bool_], bo
 
 def _add_together(total: Floats, rows: Any, slopes: Floats, sizes: NDArray[np.intp], bound: float) -> None:
     """Add what units of several rows each add, whose rows stand one behind the other, `sizes` of them."""
-    ends = np.concatenate([[0], np.cumsum(sizes)])
-    step = max(1, _BLOCK // total.size) if isinstance(rows, np.ndarray) else max(1, len(sizes))
-    for first in range(0, len(sizes), step):
-        edges = ends[first : first + step + 1]
-        _add_block(total, rows[edges[0] : edges[-1]], slopes[edges[0] : edges[-1]], edges - edges[0], bound)
+    edges = np.concatenate([[0], np.cumsum(sizes)])
+    if sparse.issparse(rows):
+        _add_sparse(total, rows, slopes, edges, bound)
+        return
+    for size in np.unique(sizes):  # products of one shape, each by itself
+        places = edges[:-1][sizes == size, None] + np.arange(size)
+        step = max(1, _BLOCK // max(total.size, size * rows.shape[1]))
+        for first in range(0, len(places), step):
+            own = places[first : first + step]
+            vectors = np.matmul(rows[own].swapaxes(1, 2), slopes[own]).reshape(len(own), -1)
+            factors = np.minimum(1.0, bound / np.sqrt(squares(vectors)))
+            total += (factors @ vectors).reshape(total.shape)
 
 
-def _add_block(total: Floats, rows: Any, slopes: Floats, edges: NDArray[np.intp], bound: float) -> None:
-    """The same of some units; unit u has the rows from edges[u] to edges[u + 1]."""
+def _add_sparse(total: Floats, rows: Any, slopes: Floats, edges: NDArray[np.intp], bound: float) -> None:
+    """The same of sparse rows; unit u has those from edges[u] to edges[u + 1]."""
     shape, places = (len(edges) - 1, len(slopes)), np.arange(len(slopes))
     # A product from the left with a sparse array adds up each unit's rows in their order, whatever the others are.
     adders = [sparse.csr_array((np.ascontiguousarray(column), places, edges), shape=shape) for column in slopes.T]
     vectors = [adder @ rows for adder in adders]  # (units, d) for each output
-    norms = np.sqrt(sum(squares(part) for part in vectors))
-    factors = np.minimum(1.0, bound / norms)
+    factors = np.minimum(1.0, bound / np.sqrt(sum(squares(part) for part in vectors)))
     for column, part in enumerate(vectors):
         total[:, column] += part.T @ factors
 
