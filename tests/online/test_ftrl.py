@@ -257,14 +257,15 @@ def test_an_observer_that_raises_comes_after_the_step():
     assert state(learner) == state(twin)
 
 
-def test_a_step_that_was_broken_off_stops_the_learner(monkeypatch):
+def interrupted(*arguments):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("owner", "name"), [(ao.Release, "tell"), (Learner, "_leader")])
+def test_a_step_that_was_broken_off_stops_the_learner(monkeypatch, owner, name):
     learner = Learner(planned(), (D, 1), loss=Logistic(), regularization=1.0, key=KEY)
-
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as within:
-        within.setattr(type(learner.release), "tell", interrupted)
+        within.setattr(owner, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             learner.step([0], np.ones((1, D)), [1])
     with pytest.raises(TrainingError, match="step 0 was broken off"):

@@ -108,7 +108,7 @@ class Learner:
             self.extra: dict[str, Any] = {}
             if self.release.steps_taken or self.release.extra:
                 self._restore(self.release.extra)
-            self.theta = self._leader()
+            self.theta = self._leader(self._t)
             self.release.on_release(self._receive)  # the first one: the others cannot come between it and the step
             if checkpoint is not None and not self.release.extra:
                 self.save()  # from here on the key is on the disk, and with it what a step is made again by
@@ -143,12 +143,12 @@ class Learner:
             raise TrainingError(f"step {step} was released, and the learner is at step {self._t}")
         self._played += self.theta
         self._sum += self.plan.batch_size * private.reshape(self.shape)
-        self._t = step + 1
-        self.theta = self._leader()
+        self.theta = self._leader(step + 1)
+        self._t = step + 1  # last: where an interrupt comes before, the step counts as broken off
 
-    def _leader(self) -> Floats:
+    def _leader(self, t: int) -> Floats:
         """theta_{t+1} of S_t."""
-        seen = self._t * self.plan.batch_size
+        seen = t * self.plan.batch_size
         quadratic = self.regularization + seen * self.l2
         theta = self.constraint.argmin(self._sum, quadratic, seen * self.l1)
         theta.flags.writeable = False
