@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from anyorder.cli import app
 
-MODULE = '''
+MODULE = """
 import os
 import subprocess
 
@@ -36,7 +36,7 @@ def trial(settings, plan, folder):
         raise KeyboardInterrupt
     print(1, file=open("made", "a"))
     return Trial(settings["rate"], ao.Certificate(plan, plan.n, os.urandom(16).hex(), "0" * 64, "0" * 64))
-'''
+"""
 SPACE = {"space": {"rate": [1, 2, 3], "batch_size": [4]}, "plan": {"dataset_size": 12, "epochs": 1}}
 TUNE = ["tune", "--function", "mine:trial", "--space", "space.json", "--epsilon", "8", "--runs", "3"]
 
