@@ -59,7 +59,8 @@ class Totals:
             return 0.0
         match self.rule:
             case "gaussian":
-                return gdp_epsilon(root_up(squared + self.rest_squared), delta)
+                mu = root_up(squared + self.rest_squared)
+                return gdp_epsilon(mu, delta) if math.isfinite(mu) else inf
             case "renyi":
                 spent = _float_up(self.order * squared / 2 + self.rest_renyi)
                 found = rdp_epsilon(([float(self.order)], [spent]), delta) if math.isfinite(spent) else inf

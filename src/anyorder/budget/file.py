@@ -19,6 +19,7 @@ from anyorder.accounting.gaussian import gdp_epsilon
 from anyorder.budget.account import Account, Held, Remaining
 from anyorder.budget.entries import FILTERS, Begin, Limit, Settle, Spend, relabelled, write_curve
 from anyorder.budget.filter import Searched, best_order
+from anyorder.budget.found import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Law
 from anyorder.budget.log import Log
 from anyorder.budget.relations import check_relation, check_unit, plan_for
@@ -139,7 +140,7 @@ class Budget:
 
     def spend(
         self,
-        what: Plan | Certificate | Curve,
+        what: Plan | Certificate | SearchClaim | SearchCertificate | Curve,
         name: str = "",
         *,
         run: str | None = None,
@@ -172,7 +173,13 @@ class Budget:
             self._log.append(descriptor, spend)
             return self._current().remaining()
 
-    def check(self, what: Plan | Certificate | Curve, *, run: str | None = None, named: bool | None = None) -> None:
+    def check(
+        self,
+        what: Plan | Certificate | SearchClaim | SearchCertificate | Curve,
+        *,
+        run: str | None = None,
+        named: bool | None = None,
+    ) -> None:
         """Raise BudgetError where `spend` would; enter nothing. Another process may spend before you do."""
         asked = _asked(what, "", run)
         with self._reading() as account:
@@ -354,27 +361,17 @@ def _asked(what: Any, name: str, run: str | None) -> _Asked:
         key = what.key_fingerprint if type(what) is Certificate else None
         kind = "certificate" if type(what) is Certificate else "plan"
         return _Asked(kind, name, plan.curve, plan, plan.public().digest, run, key, _about(plan))
-    claim = _claim_of_search(what)
-    if claim is not None:
-        if what is not claim and run is None:
-            run = f"search {what.key_fingerprint}"  # the word under which the search itself was charged
-        return _Asked("search", name, claim.curve, None, None, run, None, {}, claim.law)
+    if type(what) is SearchCertificate:
+        run = run or what.key_fingerprint  # the word under which the search itself was charged
+        what = what.claim
+    if type(what) is SearchClaim:
+        return _Asked("search", name, what.curve, None, None, run, None, {}, what.law)
     if isinstance(what, Curve):
         return _Asked("curve", name, what, None, None, run, None, {})
     raise ArgumentError(
-        "spend needs a Plan, the Certificate of a run, or a curve (anyorder.accounting), got " + type(what).__name__
+        "spend needs a Plan, the Certificate of a run, the claim of a search, or a curve (anyorder.accounting), got "
+        + type(what).__name__
     )
-
-
-def _claim_of_search(what: Any) -> Any:
-    """The claim of a search, which has a law and the curve of one run; None for what is none."""
-    match (type(what).__module__, type(what).__name__):  # that room imports this one's neighbours, and much besides
-        case ("anyorder.budget.found", "SearchClaim"):
-            return what
-        case ("anyorder.budget.found", "SearchCertificate"):
-            return what.claim
-        case _:
-            return None
 
 
 def _about(plan: Plan) -> dict[str, Any]:

@@ -11,7 +11,7 @@ over mu_i. So a sequence of mechanisms, each with its mu_i chosen after the outp
 path, as long as the intervals lie within [0, mu_max^2]: mu_max-GDP [Smith, Thakurta 2022; Koskela et al. 2022].
 
 **Rényi.** For one alpha, sums of RDP_i(alpha) that never exceed r_max make the whole (alpha, r_max)-RDP, with RDP_i
-chosen adaptively [Feldman, Zrnic 2021, Thm 3.1]. It must be one alpha: to take the best of several afterwards is a
+chosen adaptively [Feldman, Zrnic 2021]. It must be one alpha: to take the best of several afterwards is a
 choice made with the outputs in hand.
 
 **Neither for several laws at once.** No filter is known for loss distributions or trade-off functions in general; to
@@ -80,11 +80,11 @@ def renyi(curve: Cost, order: int) -> float:
         Gaussian      alpha mu^2 / 2
         BoundedRange  draws times the less of alpha e0^2 / 8 [Cesar, Rogers 2021] and ln(M_alpha) / (alpha - 1)
         Sampled       n / (alpha - 1) ln sum_k C(alpha, k) (1-q)^(alpha-k) q^k e^(k (k-1) / (2 sigma^2)) M_k^draws
-                      [Mironov, Talwar, Zhang 2019, Sec. 3.3]
+                      [Mironov, Talwar, Zhang 2019]
 
     M_k = sinh((k - 1/2) e0) / ((2k - 1) sinh(e0 / 2)) is the k-th moment of the pair that dominates a draw of range e0
     (`anyorder.accounting.bounded_range`). That pair, and a Gaussian's, is the same with its two distributions
-    exchanged, so that the direction in the formula is the worse one [same, Thm 5]. For a search, with beta any
+    exchanged, so that the direction in the formula is the worse one [same]. For a search, with beta any
     other order,
 
         RDP(alpha) + (1 + eta) ((1 - 1/beta) RDP(beta) + ln(1/gamma) / beta) + ln E[K] / (alpha - 1)

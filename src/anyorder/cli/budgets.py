@@ -8,10 +8,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from anyorder._sealed import printable
+from anyorder._sealed import printable, read_json
 from anyorder.accounting.curves import Gaussian
 from anyorder.budget import Budget, Held, Remaining
 from anyorder.budget.exports import export
+from anyorder.budget.found import FORMAT as SEARCH
+from anyorder.budget.found import SearchCertificate
 from anyorder.certificate import Certificate
 from anyorder.certificate import verify as verify_file
 from anyorder.cli.options import Json
@@ -45,7 +47,10 @@ def budget(
     file: Annotated[Path, typer.Argument(help="The budget of a data set.", show_default=False)],
     action: Annotated[Action, typer.Argument(help="What to do with it.")] = Action.show,
     what: Annotated[
-        Path | None, typer.Argument(help="spend: a plan or certificate; settle: a certificate.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="spend: a plan, or the certificate of a run or search; settle: of a run.", show_default=False
+        ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="limit: that must not be exceeded.")] = None,
     delta: Annotated[float | None, typer.Option(help="limit: at which epsilon holds.")] = None,
@@ -95,7 +100,7 @@ def budget(
         case Action.settle:
             found = _read(what)
             if type(found) is not Certificate:
-                raise ArgumentError(f"settle needs a certificate, and {what} is a plan, which has not run")
+                raise ArgumentError(f"settle needs the certificate of a run, and {what} is none")
             left = Budget(file).settle(found, run=run)
         case Action.export:
             text = export(Budget(file), format or "opendp")
@@ -138,9 +143,11 @@ def _limit(
     return found.remaining() if is_new else found.limit(epsilon, delta)
 
 
-def _read(path: Path | None) -> Plan | Certificate:
+def _read(path: Path | None) -> Plan | Certificate | SearchCertificate:
     """A plan or certificate, recomputed."""
     assert path is not None  # as the options were checked
+    if read_json(path, large=True).get("format") == SEARCH:
+        return SearchCertificate.load(path, large=True)
     found = verify_file(path, large=True)
     return found.plan if found.certificate is None else found.certificate
 
