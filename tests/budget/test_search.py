@@ -12,6 +12,7 @@ import pytest
 
 import anyorder as ao
 from anyorder.accounting import Gaussian, compose
+from anyorder.accounting.selection import Counts
 from anyorder.budget import Fixed, Geometric, Poisson, search_epsilon
 from anyorder.budget.found import SearchCertificate
 from anyorder.budget.prepared import prepare
@@ -65,6 +66,15 @@ def test_replace_one_neighbours_have_their_factor():
     [quiet], [loud] = one.plans.values(), zero.plans.values()
     assert quiet.noise_std == pytest.approx(2 * loud.noise_std)
     assert one.claim.neighbours == "replace-one"
+
+
+def test_a_selection_of_rows_counts_in_each_run():
+    given = {**PLAN, "epochs": 1, "selection": Counts(threshold=2.0, count_norm=1.0, share=0.2)}
+    prepared = prepare(read_space({"batch_size": [3, 4]}), given, Geometric(5), 8.0, 1e-6, (1.0, 0.1))
+    assert 8 * (1 - 1e-3) <= prepared.claim.epsilon <= 8
+    for plan in prepared.plans.values():
+        assert compose(plan.curve, Gaussian(prepared.claim.score.mu)).mu <= prepared.claim.curve.mu
+        assert 1 / plan.sigma < 0.95 * plan.mu  # the release alone
 
 
 def test_amplified_plans_must_have_one_curve():
@@ -449,3 +459,14 @@ def test_the_whole_search_is_charged_once_and_before_its_first_run(tmp_path):
     assert claim.epsilon == found.certificate.epsilon
     with pytest.raises(BudgetError):
         search(never, budget=Left(refuse=True))
+
+
+def test_a_budget_file_is_charged_with_the_whole_search(tmp_path):
+    left = ao.Budget(tmp_path / "data.budget", epsilon=20.0, delta=1e-6)
+    found = search(quick, folder=tmp_path / "search", budget=left)
+    assert left.remaining().spent == pytest.approx(found.certificate.epsilon, rel=1e-3)
+    search(never, folder=tmp_path / "search", budget=left)
+    left.spend(found.certificate)  # the same search
+    assert left.remaining().spent == pytest.approx(found.certificate.epsilon, rel=1e-3)
+    with pytest.raises(BudgetError, match="must not run"):
+        search(never, budget=left, epsilon=30.0)

@@ -215,7 +215,7 @@ class _Searcher:
         source = NoiseSource(bytes.fromhex(state["key"])).derive(b"anyorder search " + self._spec.encode())
         if budget is not None:  # charged once under this word, however often it is asked for
             whole: Any = self._claim
-            budget.spend(whole, name="search", run=source.fingerprint())
+            budget.spend(whole, name="search", run=f"search {source.fingerprint()}")
         return self._ended(source, self._records(source))
 
     def _begun(self, state: dict[str, Any] | None, key: bytes | None) -> dict[str, Any]:
