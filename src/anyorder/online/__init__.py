@@ -1,5 +1,13 @@
-"""Convex learners in one pass, of any order: an adapter of `anyorder.release`."""
+"""Convex learners in one pass, of any order: an adapter of `anyorder.release`.
 
+The classes with scikit-learn's interface, and `Scaler`, are loaded when they are first asked for: scikit-learn is an
+extra (`pip install 'anyorder[online]'`), and the rest works without it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from anyorder import _check
 from anyorder.online.ftrl import Learner
 from anyorder.online.least_squares import LeastSquares
 from anyorder.online.losses import Custom, Hinge, Logistic, Loss, Poisson, Softmax, Squared
@@ -7,8 +15,43 @@ from anyorder.online.regret import RegretBound, best_regularization, regret_boun
 from anyorder.online.sets import Ball, Box, Everything, Set, Simplex
 from anyorder.online.sums import ClippedSum, clipped_sum
 
+if TYPE_CHECKING:
+    from anyorder.online.estimators import (
+        ConvexLearner,
+        LinearRegression,
+        LinearSVC,
+        LogisticRegression,
+        PoissonRegression,
+        SoftmaxRegression,
+    )
+
 __all__ = [
-    "Ball", "Box", "ClippedSum", "Custom", "Everything", "Hinge", "Learner", "LeastSquares", "Logistic", "Loss",
-    "Poisson", "RegretBound", "Set", "Simplex", "Softmax", "Squared", "best_regularization", "clipped_sum",
+    "Ball", "Box", "ClippedSum", "ConvexLearner", "Custom", "Everything", "Hinge", "Learner", "LeastSquares",
+    "LinearRegression", "LinearSVC", "Logistic", "LogisticRegression", "Loss", "Poisson", "PoissonRegression",
+    "RegretBound", "Set", "Simplex", "Softmax", "SoftmaxRegression", "Squared", "best_regularization", "clipped_sum",
     "regret_bound", "risk_bound",
 ]  # fmt: skip
+
+_LAZY = {
+    "ConvexLearner": "estimators",
+    "LinearRegression": "estimators",
+    "LinearSVC": "estimators",
+    "LogisticRegression": "estimators",
+    "PoissonRegression": "estimators",
+    "SoftmaxRegression": "estimators",
+}
+"""Name -> the file that it is from."""
+
+if not TYPE_CHECKING:  # which sees the imports above, and tells of names that are none
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module 'anyorder.online' has no attribute {name!r}")
+        _check.optional("sklearn", extra="online", purpose=f"anyorder.online.{name}")
+        value = getattr(importlib.import_module(f"anyorder.online.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

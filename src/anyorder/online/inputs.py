@@ -1,0 +1,147 @@
+"""What scikit-learn's callers hand in, checked by shape and type: no message has a value of a row in it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils.validation import validate_data
+
+from anyorder.errors import ArgumentError
+from anyorder.ledger import Units, as_units, numbered
+
+__all__ = ["Groups", "codes_of", "public_classes", "read_rows", "read_targets"]
+
+
+def read_rows(estimator: Any, X: Any, *, reset: bool, finite: bool) -> Any:
+    """(m, d) numbers, an array or a CSR one; the estimator has, or is held to, names and number of features.
+
+    Args:
+        reset: whether the estimator is to take names and number of features from X.
+        finite: refuse NaN and infinities: for what is asked of a fitted model, never for what it learns from.
+    Raises: ArgumentError, or ValueError as scikit-learn says it.
+    """
+    rows = X if sparse.issparse(X) else _numbers("X", X)
+    rows = check_array(rows, accept_sparse="csr", ensure_all_finite=False, estimator=type(estimator).__name__)
+    validate_data(estimator, X, reset=reset, skip_check_array=True)
+    if finite and not np.isfinite(rows.data if sparse.issparse(rows) else rows).all():
+        raise ArgumentError("X must be finite to be predicted from: it has NaN or infinity in some row")
+    return rows
+
+
+def read_targets(y: Any, X: Any) -> NDArray[Any]:
+    """(m,) labels or numbers, one for each row of X."""
+    if y is None:
+        raise ArgumentError("this learner requires y to be passed, but the target y is None")
+    targets = column_or_1d(y, warn=True)
+    check_consistent_length(X, targets)
+    return np.asarray(targets)
+
+
+def numbers_of(y: NDArray[Any]) -> NDArray[np.float64]:
+    """Targets of a regression."""
+    return np.asarray(_numbers("y", y), dtype=np.float64)
+
+
+def _numbers(name: str, given: Any) -> Any:
+    """As it came where it is numbers by its type; else numbers, or an error that quotes none of it."""
+    values = np.asarray(given)
+    if values.dtype.kind in "biuf":
+        return values
+    if values.dtype.kind not in "OSU":
+        kind = "Complex data not supported" if values.dtype.kind == "c" else "it cannot be learned from"
+        raise ArgumentError(f"{name} must be numbers, got {values.dtype}: {kind}")
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        pass
+    raise ArgumentError(
+        f"{name} must be numbers, and something in it is none: each argument must be a string of a number, or a "
+        "number. Give words a public coding first, such as OneHotEncoder(categories=..)"
+    )
+
+
+# -- classes ---------------------------------------------------------------------------------------------------------
+
+
+def public_classes(classes: Any) -> NDArray[Any]:
+    """The classes, sorted. Raises: ArgumentError where there are none, or they are none."""
+    if classes is None:
+        raise ArgumentError(
+            "classes must be given, the labels that there can be (or their number, for 0, 1, ..), and from what is "
+            "public: a class that is taken from the data tells that somebody is in it"
+        )
+    if isinstance(classes, (int, np.integer)) and not isinstance(classes, bool):
+        classes = range(int(classes))
+    given = np.asarray(list(classes) if isinstance(classes, Iterable) and not isinstance(classes, str) else [])
+    if given.ndim != 1 or len(given) < 2 or given.dtype.kind not in "biufUSO":
+        raise ArgumentError(f"classes must be two or more labels, or their number, got {classes!r}")
+    found = np.unique(given)
+    if len(found) != len(given):
+        raise ArgumentError(f"classes must be distinct, got {classes!r}")
+    return found
+
+
+def codes_of(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
+    """(m,) the place of each label among the classes; -1 for a label that is none, from which nothing is learned.
+
+    Raises: ArgumentError where the type of y is none that the classes could have.
+    """
+    numeric, wanted = y.dtype.kind in "biuf", classes.dtype.kind in "biuf"
+    if y.dtype.kind not in "biufUSO" or (y.dtype.kind != "O" and classes.dtype.kind != "O" and numeric != wanted):
+        raise ArgumentError(
+            f"y must have labels of the type of the classes, {classes.dtype}, got {y.dtype}: Unknown label type"
+        )
+    codes = np.full(len(y), -1, np.int64)
+    for place, label in enumerate(classes):
+        codes[np.asarray(y == label, dtype=bool)] = place
+    return codes
+
+
+# -- units -----------------------------------------------------------------------------------------------------------
+
+
+class Groups:
+    """The rows of a data set by whose they are, in batches of whole units.
+
+    How many units there are is public, as are their ids: neighbours differ in what a unit's rows are.
+
+    Attributes:
+        count: number of units.
+    """
+
+    def __init__(self, units: Iterable[Any] | None, rows: int) -> None:
+        """Args: units: (m,) ids, or None where each row is a unit of its own."""
+        if units is None:
+            self._ids: Units = np.arange(rows)
+            self._of = np.arange(rows)
+        else:
+            self._ids = as_units(units)
+            if len(self._ids) != rows:
+                raise ArgumentError(
+                    f"units must name whose each row is: {rows} of them, one for each row of X, got {len(self._ids)}"
+                )
+            groups = numbered(self._ids)
+            _, first = np.unique(groups, return_index=True)
+            rank = np.empty(len(first), np.int64)
+            rank[np.argsort(first, kind="stable")] = np.arange(len(first))  # by the first row of each
+            self._of = rank[groups]
+        self.count = int(self._of.max()) + 1
+
+    def batches(self, size: int, order: NDArray[np.int64] | None) -> list[NDArray[np.int64]]:
+        """Rows of each batch: all rows of `size` units each, the last one perhaps of fewer.
+
+        Args:
+            order: (count,) a permutation, the place of each unit; None for that in which they come.
+        """
+        place = self._of if order is None else order[self._of]
+        rows = np.argsort(place, kind="stable")
+        steps = -(-self.count // size)
+        ends = np.searchsorted(place[rows], size * np.arange(1, steps))
+        return np.split(rows, ends)
+
+    def names(self, rows: NDArray[np.int64]) -> Units:
+        """Whose these rows are."""
+        return self._ids[rows] if isinstance(self._ids, np.ndarray) else [self._ids[i] for i in rows]
