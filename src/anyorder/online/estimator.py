@@ -188,8 +188,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             kept, t = learner.extra, learner.steps_taken
             new = float(t) ** self.average
             kept["weight"] = kept.get("weight", 0.0) + new
-            before = kept.get("average", np.zeros(learner.shape))
-            kept["average"] = before + (new / kept["weight"]) * (learner.theta - np.asarray(before))
+            before = np.asarray(kept.get("average", np.zeros(learner.shape)))  # a tensor after a resume
+            kept["average"] = before + (new / kept["weight"]) * (learner.theta - before)
 
     def _take_over(self, learner: Learner, bound: RowBound) -> None:
         """What may be shown: a function of released values and public numbers."""

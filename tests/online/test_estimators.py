@@ -1,0 +1,319 @@
+"""The estimators: what they learn, what they keep, and what they refuse."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn import ensemble, linear_model, model_selection, multiclass
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.feature_selection import RFE, SequentialFeatureSelector
+from sklearn.multioutput import ClassifierChain
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.semi_supervised import SelfTrainingClassifier
+
+import anyorder as ao
+from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
+from anyorder.online import LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression, Squared
+from anyorder.online.features import RowBound
+
+KEY = bytes(range(32))
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((400, 3))
+Y = (X @ [1.0, -2.0, 0.5] + 0.3 > 0).astype(int)
+
+
+def made(**changes):
+    return LogisticRegression(
+        **{"epsilon": 8.0, "delta": 1e-6, "bounds": 3.0, "classes": [0, 1], "batch_size": 20, "epochs": 1, "key": KEY}
+        | changes
+    )
+
+
+def test_it_learns_and_says_what_it_promises():
+    model = made().fit(X, Y)
+    assert model.score(X, Y) > 0.85
+    assert model.coef_.shape == (1, 3)
+    assert model.intercept_.shape == (1,)
+    assert model.epsilon_ == model.plan_.epsilon <= 8.0
+    assert model.certificate_.steps == model.n_iter_ == 20
+    assert model.plan_.neighbours == "zero-out"
+    assert model.certificate_.plan == model.plan_
+    assert (model.predict_proba(X).argmax(axis=1) == model.predict(X)).all()
+
+
+def test_the_noise_in_the_model_is_the_plan_s():
+    """With no gradient at all the first iterate is noise alone: half of it would be seen at once."""
+    nothing = np.full(200, 7)  # labels of no class
+    found = []
+    for i in range(60):
+        model = made(batch_size=200, average=None, regularization=1.0, key=bytes([i]) * 32).fit(X[:200], nothing)
+        found.append([*model.coef_[0], model.intercept_[0] / 0.9])
+    std = np.std(found)
+    assert abs(std / model.plan_.noise_std - 1) < 0.2
+    assert model.plan_.noise_std >= 0.99 * model.plan_.clip_norm / ao.compose(model.plan_.curve).mu
+
+
+def test_a_unit_moves_the_sums_by_no_more_than_the_clip_norm():
+    """Rows that are as bad as can be: the difference of two fits on neighbours is that of one clipped gradient."""
+    for worst in ([1e300, -1e300, 0.0], [1e6, 0.0, 0.0], [np.nan, 1.0, 1.0], [np.inf, 0.0, 0.0]):
+        rows, empty = X[:20].copy(), X[:20].copy()
+        rows[3], empty[3] = worst, np.nan
+        one, other = (
+            made(average=None, regularization=1.0, intercept_scaling=1.0).fit(each, Y[:20]) for each in (rows, empty)
+        )
+        moved = np.hypot(np.linalg.norm(one.coef_ - other.coef_), (one.intercept_ - other.intercept_)[0] / 3.0)
+        assert moved <= one.plan_.clip_norm * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("missing", ["bounds", "classes"])
+def test_nothing_is_fitted_from_data(missing):
+    with pytest.raises(ArgumentError, match=f"{missing} must be given"):
+        made(**{missing: None}).fit(X, Y)
+    with pytest.raises(ArgumentError, match="horizon must be given"):
+        made().partial_fit(X, Y)
+    with pytest.raises(ArgumentError, match="target_bounds must be given"):
+        LinearRegression(bounds=3.0).fit(X, Y)
+
+
+def test_classes_are_those_that_were_given():
+    model = SoftmaxRegression(bounds=3.0, classes=["c", "a", "b"], key=KEY).fit(X, np.where(Y, "a", "zebra"))
+    assert list(model.classes_) == ["a", "b", "c"]
+    assert model.predict_proba(X).shape == (400, 3)
+    with pytest.raises(ArgumentError, match="labels of the type of the classes"):
+        model.fit(X, Y)
+    with pytest.raises(ArgumentError, match="SoftmaxRegression"):
+        made(classes=3).fit(X, Y)
+
+
+def test_rows_that_cannot_be_used_add_zero_in_silence():
+    rows, labels = X.copy(), Y.astype(float)
+    rows[0], rows[1, 1], labels[2], labels[3] = np.nan, np.inf, np.nan, 9
+    kept = X.copy()
+    kept[:4] = np.nan
+    np.testing.assert_array_equal(made().fit(rows, labels).coef_, made().fit(kept, Y).coef_)
+
+
+def test_sparse_rows_are_the_same_rows():
+    thin = sparse.random_array((300, 40), density=0.1, rng=RNG, format="csr")
+    labels = RNG.integers(0, 2, 300)
+    for bounds in (0.7, (-0.5, 0.5)):
+        dense, own = (made(bounds=bounds).fit(each, labels) for each in (thin.toarray(), thin))
+        np.testing.assert_allclose(dense.coef_, own.coef_, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(dense.predict_proba(thin), own.predict_proba(thin.toarray()))
+    with pytest.raises(ArgumentError, match="sparse"):
+        made(bounds=(0.0, 1.0)).fit(thin, labels)
+
+
+def test_rows_keep_to_their_bound_and_models_come_back():
+    for bounds in (0.5, 4.0, (-1.0, 2.0), ([-1.0, 0.0, 5.0], [0.5, 0.0, 6.0])):
+        bound = RowBound.of(bounds, 3, intercept=True, scaling=0.3)
+        rows = bound.prepare(X * 3)
+        assert (np.linalg.norm(rows, axis=1) <= bound.norm * (1 + 1e-12)).all()
+        assert rows.shape == (400, 4)
+        theta = RNG.standard_normal((4, 2))
+        model = bound.back(theta)
+        inside = np.clip(X, *bounds) if isinstance(bounds, tuple) else X / np.linalg.norm(X, axis=1)[:, None] * 0.4
+        np.testing.assert_allclose(inside @ model.coef.T + model.intercept, bound.prepare(inside) @ theta, atol=1e-9)
+    with pytest.raises(ArgumentError, match="low at most high"):
+        RowBound.of((1.0, 0.0), 3, intercept=True, scaling=0.3)
+
+
+def test_regressions_learn():
+    target = X @ [1.0, -2.0, 0.5] + 3
+    common = {"epsilon": 50.0, "bounds": 3.0, "key": KEY}
+    assert LinearRegression(target_bounds=(-5, 11), **common).fit(X, target).score(X, target) > 0.8
+    counts = RNG.poisson(np.exp(X @ [0.3, -0.5, 0.2] + 1))
+    model = PoissonRegression(target_bounds=(0, 15), **common).fit(X, counts)
+    assert model.score(X, np.exp(X @ [0.3, -0.5, 0.2] + 1)) > 0.5
+    assert (model.predict(X) > 0).all()
+    own = ao.online.ConvexLearner(loss=Squared(), clip_norm=5.0, regularization=500.0, **common).fit(X, X[:, 0])
+    assert own.score(X, X[:, 0]) > 0.5
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_the_fit_of_its_batches():
+    plan = ao.plan(dataset_size=400, batch_size=20, epochs=1, epsilon=8, delta=1e-6, mechanism="tree", clip_norm=0.9)
+    common = {"epsilon": 1.0, "plan": plan, "batch_size": None, "epochs": None}
+    whole = made(shuffle=False, **common).fit(X, Y)
+    stream = made(**common)
+    for start in range(0, 400, 80):
+        stream.partial_fit(X[start : start + 80], Y[start : start + 80])
+    np.testing.assert_array_equal(whole.coef_, stream.coef_)
+    assert stream.certificate_.steps == 20
+    with pytest.raises(StepsExhaustedError, match="0 of the horizon"):
+        stream.partial_fit(X, Y)
+
+
+def test_a_stream_that_is_too_long_is_refused_before_a_gradient():
+    stream = made(horizon=5).partial_fit(X[:60], Y[:60])
+    before = stream.coef_
+    with pytest.raises(StepsExhaustedError, match="nothing was learned"):
+        stream.partial_fit(X[60:120], Y[60:120])
+    assert stream.n_iter_ == 3
+    assert stream.partial_fit(X[60:100], Y[60:100]).n_iter_ == 5
+    assert (stream.coef_ != before).any()
+    with pytest.raises(ArgumentError, match="horizon must be at least the 20 steps"):
+        made(horizon=5).fit(X, Y)
+
+
+def test_a_unit_that_comes_back_is_refused():
+    stream = made(horizon=9).partial_fit(X[:20], Y[:20], units=np.arange(20))
+    with pytest.raises(ParticipationError):
+        stream.partial_fit(X[20:40], Y[20:40], units=np.arange(19, 39))
+
+
+def test_the_rows_of_a_unit_come_together():
+    units = RNG.integers(0, 50, 400)
+    model = made(batch_size=5).fit(X, Y, units=units)
+    assert model.n_iter_ == 10
+    assert model.certificate_.realised.max_participations == 1
+    names = made(batch_size=5).fit(X, Y, units=[f"u{i:02}" for i in units])
+    np.testing.assert_allclose(names.coef_, model.coef_)
+
+
+def test_what_is_pickled_has_no_key_and_no_sums(tmp_path):
+    stream = made(horizon=9, key=None).partial_fit(X[:60], Y[:60])
+    release = stream._learner.release
+    data = pickle.dumps(stream)
+    assert release._key not in data
+    assert release._source.key not in data
+    assert b"Learner" not in data
+    assert stream._learner._sum.tobytes() not in data
+    for other in (pickle.loads(data), copy.deepcopy(stream)):
+        np.testing.assert_array_equal(other.predict(X), stream.predict(X))
+        assert other.certificate_ == stream.certificate_
+        with pytest.raises(TrainingError, match="copy of a stream"):
+            other.partial_fit(X[60:80], Y[60:80])
+    assert KEY not in pickle.dumps(made())
+    fitted = made().fit(X, Y)
+    assert "_learner" not in vars(fitted)
+    with pytest.raises(TrainingError, match="make a new estimator"):
+        fitted.partial_fit(X, Y)
+
+
+def test_a_fit_that_was_killed_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    path = tmp_path / "fit.checkpoint"
+    whole = made(checkpoint=tmp_path / "whole").fit(X, Y)
+    step, taken = LogisticRegression._step, []
+
+    def dies(self, *args):
+        if len(taken) == 13:
+            raise KeyboardInterrupt
+        taken.append(1)
+        step(self, *args)
+
+    monkeypatch.setattr(LogisticRegression, "_step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        made(checkpoint=path).fit(X, Y)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(made(checkpoint=path).fit(X, Y).coef_, whole.coef_)
+    np.testing.assert_array_equal(made(checkpoint=path).fit(X, Y).coef_, whole.coef_)  # an ended run, again
+    with pytest.raises(CheckpointError):
+        made(checkpoint=path).fit(X, 1 - Y)  # would use its noise on other data
+
+
+def test_a_stream_goes_on_in_another_process(tmp_path):
+    path = tmp_path / "stream.checkpoint"
+    whole = made(horizon=9).partial_fit(X[:60], Y[:60]).partial_fit(X[60:100], Y[60:100])
+    first = made(horizon=9, checkpoint=path).partial_fit(X[:60], Y[:60])
+    first._close()
+    second = made(horizon=9, checkpoint=path).partial_fit(X[60:100], Y[60:100])
+    np.testing.assert_array_equal(second.coef_, whole.coef_)
+
+
+# -- who fits --------------------------------------------------------------------------------------------------------
+
+SEARCHES = {
+    "grid": lambda e: model_selection.GridSearchCV(e, {"l2": [0, 1]}, cv=2),
+    "grid in workers": lambda e: model_selection.GridSearchCV(e, {"l2": [0, 1]}, cv=2, n_jobs=2),
+    "random": lambda e: model_selection.RandomizedSearchCV(e, {"l2": [0, 1]}, n_iter=2, cv=2),
+    "threshold": lambda e: model_selection.TunedThresholdClassifierCV(e, cv=2),
+    "bagging": lambda e: ensemble.BaggingClassifier(e, n_estimators=2),
+    "voting": lambda e: ensemble.VotingClassifier([("a", e), ("b", e)]),
+    "stacking": lambda e: ensemble.StackingClassifier([("a", e)], cv=2),
+    "rest": lambda e: multiclass.OneVsRestClassifier(e),
+    "one": lambda e: multiclass.OneVsOneClassifier(e),
+    "calibrated": lambda e: CalibratedClassifierCV(e, cv=2),
+    "features": lambda e: RFE(e),
+    "features, one by one": lambda e: SequentialFeatureSelector(e, cv=2),
+    "self-trained": lambda e: SelfTrainingClassifier(e),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_and_ensembles_are_refused_with_the_reason(name):
+    with pytest.raises(Exception, match="must not fit a private learner"):
+        SEARCHES[name](made()).fit(X, Y)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_cross_validation_is_refused():
+    for call in (
+        lambda: model_selection.cross_val_score(made(), X, Y, cv=2),
+        lambda: model_selection.cross_validate(make_pipeline(FunctionTransformer(), made()), X, Y, cv=2),
+        lambda: model_selection.cross_val_predict(made(), X, Y, cv=2),
+        lambda: model_selection.learning_curve(made(), X, Y, cv=2, error_score="raise"),
+        lambda: ClassifierChain(made()).fit(X, np.stack([Y, Y], axis=1)),
+        lambda: linear_model.RANSACRegressor(LinearRegression(bounds=3.0, target_bounds=(0, 1)), min_samples=50).fit(
+            X, Y
+        ),
+    ):
+        with pytest.raises(Exception, match="must not fit a private learner"):
+            call()
+
+
+def test_pipelines_fit_once():
+    pipeline = make_pipeline(FunctionTransformer(np.tanh), made()).fit(X, Y)
+    assert pipeline.score(X, Y) > 0.8
+    assert clone(pipeline)[-1].get_params()["bounds"] == 3.0
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_stands_for_what_it_says():
+    plan = ao.plan(dataset_size=400, batch_size=50, epochs=2, epsilon=3, delta=1e-6, clip_norm=0.5)
+    model = made(plan=plan, epsilon=1.0, batch_size=None, epochs=None).fit(X, Y)
+    assert model.plan_ == plan
+    assert model.n_iter_ == 16
+    with pytest.raises(ArgumentError, match="clip_norm must not be given together with plan"):
+        made(plan=plan, epsilon=1.0, batch_size=None, epochs=None, clip_norm=1.0).fit(X, Y)
+    with pytest.raises(ao.errors.PlanError, match="multiple of 6 steps"):
+        made(plan=plan, epsilon=1.0, batch_size=None, epochs=None).fit(X[:300], Y[:300])
+
+
+def test_regularization_by_the_bound_cuts_nothing():
+    model = made(regularization="bound", radius=2.0).fit(X, Y)
+    assert model.plan_.clip_norm == pytest.approx(np.hypot(3.0, 0.9))
+    with pytest.raises(ArgumentError, match="radius"):
+        made(regularization="bound").fit(X, Y)
+
+
+def test_defaults_follow_from_public_numbers_alone():
+    """Whatever the rows are, as long as there are as many, the plan is the same."""
+    for count, steps in ((40, 200), (1437, 260), (60_000, 940)):
+        rows = np.zeros((count, 2))
+        plans = [
+            LogisticRegression(bounds=1.0, classes=2, key=KEY)._fit_plan(count, made()._loss(), bound)
+            for bound in [RowBound.of(1.0, rows.shape[1], intercept=True, scaling=0.3)] * 2
+        ]
+        assert plans[0] == plans[1]
+        assert plans[0].n == steps
+
+
+def test_errors_quote_no_value():
+    for bad in (np.array([["secret-name", 1.0, 2.0]] * 40, dtype=object), X[:40] + 1j):
+        with pytest.raises(ArgumentError) as caught:
+            made().fit(bad, Y[:40])
+        assert "secret-name" not in str(caught.value)
+        assert "j" not in str(caught.value).split("got")[-1]
+        assert caught.value.__cause__ is None
+    with pytest.raises(ArgumentError, match="finite"):
+        made().fit(X, Y).predict(np.full((1, 3), np.nan))
