@@ -1,7 +1,8 @@
 """Budgets: never below a direct composition, nothing lost to kills and writers at once, and the time of one entry.
 
-`below`: random sequences of plans (Gaussian; or sampled and drawn besides) under a filter, and of these how many had
-less spent than their direct composition, or more than the limit. `kills`: writers, two at once, that are killed with
+`below`: random sequences of plans (Gaussian, or sampled besides) under a filter, and of these how many had less spent
+than their direct composition, or more than the limit. (Draws of bounded range are left out: their Rényi bound is at
+places below that of their loss distributions, and both are bounds.) `kills`: writers, two at once, that are killed with
 signal 9: entries that they were told of and that are not there, and whether more than the limit was spent. `spend`:
 milliseconds of one spend where so many entries are there: of an object that has read them, and of a new one.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import anyorder as ao
-from anyorder.accounting import BoundedRange, Curve, Gaussian, Sampled, compose
+from anyorder.accounting import Curve, Gaussian, Sampled, compose
 from anyorder.budget.account import Account
 from anyorder.budget.entries import Begin, Spend, encode, write_curve
 from anyorder.budget.filter import best_order
@@ -70,7 +71,7 @@ def _below(sequences: int) -> Iterator[Row]:
             spent, direct = account.totals().epsilon(_DELTA), compose(*entered).epsilon(_DELTA)
             wrong, over = wrong + (spent < direct), over + (spent > epsilon)
             above += spent / direct - 1 if direct else 0.0
-        kind = f"below: {rule} filter, {'all kinds' if mixed else 'Gaussian'}, {count} sequences"
+        kind = f"below: {rule} filter, {'sampled too' if mixed else 'Gaussian'}, {count} sequences"
         yield Row(f"{kind}, below their composition", wrong, None, None, "sequences")
         yield Row(f"{kind}, over the limit", over, None, None, "sequences")
         yield Row(f"{kind}, refused", refused, None, None, "plans")
@@ -78,11 +79,8 @@ def _below(sequences: int) -> Iterator[Row]:
 
 
 def _random(rng: np.random.Generator, mixed: bool) -> Curve:
-    kind = int(rng.integers(3)) if mixed else 0
-    if kind == 0:
+    if not mixed or rng.random() < 0.5:
         return Gaussian(float(rng.gamma(1.0, 0.4)), neighbours="add-or-remove")
-    if kind == 1:
-        return BoundedRange(float(rng.choice([0.01, 0.1])), int(rng.integers(1, 30)), neighbours="add-or-remove")
     return Sampled(float(rng.choice([1.0, 2.0])), float(rng.choice([0.01, 0.05])), int(rng.integers(1, 200)))
 
 
