@@ -8,12 +8,23 @@ import tempfile
 import venv
 from pathlib import Path
 
-__all__ = ["FLOWER", "OPACUS", "OPAKE", "PFL", "TENSORFLOW", "TENSORFLOW_PRIVACY", "interpreter", "sources"]
+__all__ = [
+    "DIFFPRIVLIB",
+    "FLOWER",
+    "OPACUS",
+    "OPAKE",
+    "PFL",
+    "TENSORFLOW",
+    "TENSORFLOW_PRIVACY",
+    "interpreter",
+    "sources",
+]
 
 FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "anyorder" / "peers"
 OPACUS = ("opacus==1.6.*", "torch==2.13.0")
 FLOWER = ("flwr[simulation]==1.41.*", "ray==2.55.1", "torch==2.13.0")
 PFL = ("pfl==0.6.0", "torch==2.13.0")
+DIFFPRIVLIB = ("diffprivlib==0.6.6", "scikit-learn==1.6.1")
 OPAKE = ("opake-dpftrl==0.16.1", "torch==2.13.0")
 TENSORFLOW = (
     "tensorflow==2.15.0", "tensorflow-probability==0.22.1", "dp-accounting==0.4.4", "dm-tree==0.1.8", "packaging==22.0",
