@@ -445,7 +445,7 @@ def test_words_are_checked(path):
     for name in ("two\nlines", "x" * 201, 3):
         with pytest.raises(ArgumentError, match="name"):
             budget.spend(Gaussian(0.1), name)
-    for run in ("", "a b", "x" * 65, 3):
+    for run in ("", " a", "a/b", "a\n", "ä", "x" * 81, 3):
         with pytest.raises(ArgumentError, match="run"):
             budget.spend(Gaussian(0.1), run=run)
     assert json.loads(path.read_text().splitlines()[0])["kind"] == "begin"

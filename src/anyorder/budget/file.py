@@ -362,7 +362,7 @@ def _asked(what: Any, name: str, run: str | None) -> _Asked:
         kind = "certificate" if type(what) is Certificate else "plan"
         return _Asked(kind, name, plan.curve, plan, plan.public().digest, run, key, _about(plan))
     if type(what) is SearchCertificate:
-        run = run or what.key_fingerprint  # the word under which the search itself was charged
+        run = run or f"search {what.key_fingerprint}"  # the word under which the search itself was charged
         what = what.claim
     if type(what) is SearchClaim:
         return _Asked("search", name, what.curve, None, None, run, None, {}, what.law)
