@@ -67,7 +67,7 @@ class Budget:
             plans as if they were not; choose "renyi" beforehand where Gaussian plans and amplified ones or searches
             are to follow each other.
     Raises: ArgumentError; BudgetError if the file cannot be made, read or locked, or was altered.
-    Cost: of a call, about 8 us for each entry that was not read before, and one write that waits for the disk.
+    Cost: of a call, about 0.1 ms for each entry that was not read before, and a write that waits for the disk.
 
     Example:
         >>> import tempfile, anyorder as ao
