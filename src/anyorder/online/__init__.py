@@ -24,12 +24,13 @@ if TYPE_CHECKING:
         PoissonRegression,
         SoftmaxRegression,
     )
+    from anyorder.online.scaler import Scaler
 
 __all__ = [
     "Ball", "Box", "ClippedSum", "ConvexLearner", "Custom", "Everything", "Hinge", "Learner", "LeastSquares",
     "LinearRegression", "LinearSVC", "Logistic", "LogisticRegression", "Loss", "Poisson", "PoissonRegression",
-    "RegretBound", "Set", "Simplex", "Softmax", "SoftmaxRegression", "Squared", "best_regularization", "clipped_sum",
-    "regret_bound", "risk_bound",
+    "RegretBound", "Scaler", "Set", "Simplex", "Softmax", "SoftmaxRegression", "Squared", "best_regularization",
+    "clipped_sum", "regret_bound", "risk_bound",
 ]  # fmt: skip
 
 _LAZY = {
@@ -38,6 +39,7 @@ _LAZY = {
     "LinearSVC": "estimators",
     "LogisticRegression": "estimators",
     "PoissonRegression": "estimators",
+    "Scaler": "scaler",
     "SoftmaxRegression": "estimators",
 }
 """Name -> the file that it is from."""
