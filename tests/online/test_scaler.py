@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -29,25 +31,55 @@ def test_the_release_finds_mean_and_spread():
     assert scaler.certificate_.steps == 1
 
 
-def test_the_noise_is_the_plan_s():
-    """Rows with NaN add zero, so that the means are noise alone: half of it would be seen at once."""
-    nothing, found = np.full((10, 4), np.nan), []
-    for i in range(200):
-        scaler = Scaler((-1.0, 1.0), epsilon=1.0, delta=1e-6, key=bytes([i]) * 32)
-        rows = nothing.copy()
-        scaler.fit(rows)
-        found.append(scaler.centre_)
-    std = scaler.certificate_.plan.noise_std / 10
-    cut = np.abs(RNG.standard_normal(100_000) * std)
-    assert abs(np.abs(found).mean() - np.minimum(cut, 1.0).mean()) < 0.1 * np.minimum(cut, 1.0).mean()
+def released(scaler):
+    """What was released of features in [-1, 1], the means of u and of u^2 - 1/2, from what is kept."""
+    return np.concatenate([scaler.centre_, scaler.scale_**2 + scaler.centre_**2 - 0.5])
 
 
-def test_no_row_is_longer_than_the_sensitivity():
-    u = np.clip(RNG.standard_normal((10_000, 3)) * 2, -1, 1)
-    assert np.linalg.norm(np.hstack([u, u**2 - 0.5]), axis=1).max() <= np.sqrt(1.25 * 3) * (1 + 1e-12)
-    plan = Scaler((-1.0, 1.0), epsilon=1.0, delta=1e-6, key=KEY).fit(X).certificate_.plan
-    assert plan.clip_norm == np.sqrt(1.25 * 3)
-    assert plan.noise_std >= plan.clip_norm / plan.mu
+def least_sigma(epsilon, delta):
+    """Of the Gaussian mechanism of sensitivity 1, by its profile in closed form [Balle and Wang 2018, Theorem 8]."""
+
+    def exceeds(sigma):
+        a, b = 1 / (2 * sigma), epsilon * sigma
+        return norm.cdf(a - b) - np.exp(epsilon) * norm.cdf(-a - b) - delta
+
+    return brentq(exceeds, 0.01, 1000.0)
+
+
+def test_the_noise_is_that_of_the_gaussian_mechanism():
+    """Rows with NaN add zero: what is released is noise alone, and half of it would be seen at once."""
+    m, d = 2000, 300
+    nothing = np.full((m, d), np.nan)
+    keys = [bytes([i]) * 32 for i in range(4)]
+    noise = [released(Scaler((-1.0, 1.0), epsilon=1.0, delta=1e-6, key=key).fit(nothing)) for key in keys]
+    for part in (np.ravel([one[:d] for one in noise]), np.ravel([one[d:] for one in noise])):
+        assert abs(m * part.std() / (np.sqrt(1.25 * d) * least_sigma(1.0, 1e-6)) - 1) < 0.08  # 4 standard errors
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a_unit_moves_the_release_by_no_more_than_the_sensitivity(rows):
+    """Two fits on neighbours, with the same noise; the farthest that a unit can move it is reached."""
+    data = np.clip(RNG.standard_normal((700, 3)) * 0.3, -1, 1)
+    units = np.repeat(np.arange(700 // rows), rows)
+    for worst, reached in (([1.0, -1.0, 1.0], True), ([1e300, np.inf, -np.inf], True), ([0.3, 0.0, -0.2], False)):
+        one, empty = data.copy(), data.copy()
+        one[units == 5], empty[units == 5] = worst, np.nan
+        first, second = (
+            Scaler((-1.0, 1.0), epsilon=50.0, delta=1e-6, key=KEY).fit(each, units=units) for each in (one, empty)
+        )
+        moved = np.linalg.norm(released(first) - released(second)) * len(np.unique(units))
+        most = np.sqrt(1.25 * 3)
+        assert first.certificate_.plan.clip_norm == most
+        assert moved <= most * (1 + 1e-9)
+        assert (moved > 0.999 * most) == reached
+
+
+def test_many_rows_of_a_unit_are_one_mean():
+    scaler = Scaler((-20.0, 20.0), epsilon=8.0, delta=1e-6, key=KEY)
+    scaler.fit(np.repeat(X, 3, axis=0), units=np.repeat(np.arange(len(X)), 3))
+    other = Scaler((-20.0, 20.0), epsilon=8.0, delta=1e-6, key=KEY).fit(X)
+    np.testing.assert_allclose(scaler.centre_, other.centre_, atol=1e-9)
+    np.testing.assert_allclose(scaler.scale_, other.scale_, atol=1e-9)
 
 
 def test_scaler_and_learner_compose():

@@ -15,7 +15,7 @@ from anyorder.accounting.curves import Curve
 from anyorder.certificate import Certificate
 from anyorder.clipping import bounded_sum
 from anyorder.errors import ArgumentError
-from anyorder.ledger import as_units
+from anyorder.ledger import as_units, numbered
 from anyorder.ledger.ids import distinct
 from anyorder.online.alone import check_alone
 from anyorder.online.features import RowBound
@@ -36,11 +36,12 @@ class Scaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ig
     Without epsilon it is public: nothing is taken from the data but the number of features. With epsilon and delta,
     u in [-1, 1]^d a row so mapped, `fit` releases once, with noise by one Gaussian mechanism,
 
-        sum over units of  v_u,   v_u = sum over its rows of (u, u^2 - 1/2),  cut to sqrt(5 d) / 2
+        sum over units of  v_u,   v_u = mean over its rows of (u, u^2 - 1/2)   (elementwise),   ||v_u|| <= sqrt(5 d) / 2
 
-    and takes mean and spread of every feature from it, for as many units as there are, which is public. The norm of
-    (u, u^2 - 1/2) is never above sqrt(5 d) / 2: of a feature it is u^2 + (u^2 - 1/2)^2 = u^4 + 1/4 <= 5/4, summed over
-    d. So no unit of one row is ever cut. A row with NaN counts as zero.
+    and takes mean and spread of every feature from it, for as many units as there are, which is public. Proof of the
+    norm: of one feature u^2 + (u^2 - 1/2)^2 = u^4 + 1/4 <= 5/4, summed over d features; a mean is no longer than the
+    longest. So nothing is lost by the cut to that norm, which is made all the same, against rounding. A unit with NaN
+    in some row adds zero.
 
     Guarantee: with epsilon, what fit leaves is (epsilon, delta)-DP for one unit, neighbours zero-out; a model that is
     fitted on what `transform` gives has its own epsilon beside it: `ao.compose(scaler.curve_, model.plan_.curve)`.
@@ -111,7 +112,9 @@ class Scaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ig
             participation=SingleEpoch(1), batch_size=count, epsilon=self.epsilon, delta=self.delta,
             mechanism="independent", clip_norm=sqrt(1.25 * d), unit=self.unit,
         )  # fmt: skip
-        vectors = np.hstack([mapped, np.square(mapped) - 0.5])
+        groups = numbered(ids)
+        share = 1.0 / np.bincount(groups)[groups]  # of a row in its unit's mean
+        vectors = np.hstack([mapped, np.square(mapped) - 0.5]) * share[:, None]
         with Release(plan, 2 * d, key=self.key) as release:
             means = release.step(ids, bounded_sum(vectors, ids, plan.clip_norm))
             self.curve_, self.epsilon_, self.certificate_ = plan.curve, plan.epsilon, release.certificate()
