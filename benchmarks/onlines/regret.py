@@ -1,6 +1,7 @@
 """Measured regret beside the bounds, against n and d; least squares by two sums beside the generic learner.
 
-Streams of single examples, epsilon 2, delta 1e-6, zero-out, lambda of `best_regularization`; 2 keys and streams each.
+Streams of single examples, epsilon 2, delta 1e-6, zero-out, lambda of `best_regularization`; the mean of 16 streams,
+each with its own noise of the plan's dense matrices. The iterates are those of `Learner`, for all streams at once.
 *adversary*: linear losses of norm 1 by one who reads the noise off each model and pulls against it, as long as the sum
 of the gradients stays within lambda radius, where the best model is at its best; no constraint, radius 1. *logistic*:
 rows on the unit sphere, labels drawn by a model of norm 4, on the ball of radius 4. Regret is the mean over examples
@@ -9,7 +10,7 @@ against the best model within the radius, found when all is over. Slopes are tho
 
 *lambda*: logistic regret at multiples of that lambda. *squares*: rows in the unit ball, y in [-1, 1] of a model of norm
 0.8 with noise of 0.1; batches of 16; the mean of (y - <x, theta>)^2 on the stream, less that of the best model of
-norm 1, by `LeastSquares`, and by `Learner` with `Squared()`, at the same epsilon, both on the ball of radius 1.
+norm 1, by `LeastSquares`, and by `Learner` with `Squared()`, at the same epsilon, both on the ball of radius 1; 2 keys.
 
 Measurements are kept in benchmarks/results/regret.jsonl, and made where they are not there.
 """
@@ -24,17 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 import anyorder as ao
-from anyorder.online import Ball, Custom, Learner, LeastSquares, Logistic, Squared, best_regularization, regret_bound
-from anyorder.strategy import SquareRoot
+from anyorder.online import Ball, Learner, LeastSquares, Logistic, Squared, best_regularization, regret_bound
+from anyorder.strategy import Independent, SquareRoot
 from benchmarks._report import Row
 
 KEPT = Path(__file__).resolve().parents[1] / "results" / "regret.jsonl"
 MECHANISMS = ("tree", "blt", "square root", "independent")
-NS, DS, KEYS = (256, 512, 1024, 2048, 4096), (4, 8, 16, 32, 64), 2
+NS, DS, STREAMS, KEYS = (256, 512, 1024, 2048, 4096), (4, 8, 16, 32, 64), 16, 2
 N, D = 1024, 8
 MULTIPLES = (0.03, 0.1, 0.3, 1.0, 3.0)
 RADIUS = {"adversary": 1.0, "logistic": 4.0}
-SQUARES_D, SQUARES_N = (5, 20, 60), (4096, 16384)
+SQUARES_D, SQUARES_N = (5, 20, 60), (2048, 8192)
 Floats = NDArray[np.float64]
 
 
@@ -54,18 +55,16 @@ def settings(quick: bool) -> list[Setting]:
     ns, ds, keys = ((256, 512, 1024), (4, 8, 16), 1) if quick else (NS, DS, KEYS)
     middle = (ns[-1], ds[1]) if quick else (N, D)
     found = [
-        Setting(stream, mechanism, n, d, key)
+        Setting(stream, mechanism, n, d, 0)
         for stream in RADIUS
         for mechanism in MECHANISMS
         for n, d in [*((n, middle[1]) for n in ns), *((middle[0], d) for d in ds if d != middle[1] or quick)]
-        for key in range(keys)
     ]
     found += [
-        Setting("logistic", mechanism, *middle, key, multiple)
+        Setting("logistic", mechanism, *middle, 0, multiple)
         for mechanism in ("tree", "blt")
         for multiple in MULTIPLES
         if multiple != 1.0
-        for key in range(keys)
     ]
     found += [
         Setting(way, mechanism, n, d, key)
@@ -89,14 +88,13 @@ def plan(mechanism: str, n: int, batch_size: int = 1, clip_norm: float = 1.0) ->
 def measured(one: Setting) -> dict[str, Any]:
     """The setting with its regret and bound."""
     generator = np.random.default_rng([one.key, one.n, one.d])
-    key = generator.bytes(32)  # no secrets here
     match one.stream:
         case "adversary":
-            regret, bound = _adversary(one, key)
+            regret, bound = _adversary(one, generator)
         case "logistic":
-            regret, bound = _logistic(one, key, generator)
+            regret, bound = _logistic(one, generator)
         case _:
-            regret, bound = _squares(one, key, generator)
+            regret, bound = _squares(one, generator), None
     return {**one._asdict(), "regret": regret, "bound": bound}
 
 
@@ -111,46 +109,60 @@ def _options(one: Setting) -> tuple[ao.Plan, float, float]:
     return made, at, bound.value
 
 
-def _adversary(one: Setting, key: bytes) -> tuple[float, float]:
+def _noise(made: ao.Plan, d: int, generator: np.random.Generator) -> Floats:
+    """(n, STREAMS, d): the noise in each prefix sum."""
+    if type(made.strategy) is Independent:
+        return made.noise_std * np.cumsum(generator.normal(size=(made.n, STREAMS, d)), axis=0)
+    matrix = np.cumsum(made.strategy.noising_matrix(), axis=0)
+    drawn = generator.normal(size=(matrix.shape[1], STREAMS * d))
+    return (made.noise_std * (matrix @ drawn)).reshape(made.n, STREAMS, d)
+
+
+def _adversary(one: Setting, generator: np.random.Generator) -> tuple[float, float]:
     made, at, bound = _options(one)
-    linear = Custom(lambda theta, X, y: X)
-    learner = Learner(made, (one.d, 1), loss=linear, regularization=at, key=key)
-    total, paid, zero = np.zeros(one.d), 0.0, np.zeros(1)
+    noise = _noise(made, one.d, generator)
+    total, paid = np.zeros((STREAMS, one.d)), np.zeros(STREAMS)
     for t in range(one.n):
-        theta = learner.theta[:, 0]
-        noise = -at * theta - total
-        length = np.linalg.norm(noise)
-        g = -noise / length if length > 1e-9 else np.eye(one.d)[0]
-        far = np.linalg.norm(total)
-        if np.linalg.norm(total + g) > at * RADIUS["adversary"]:  # only along the sphere
-            g -= total * (max(0.0, float(g @ total)) / far**2 if far else 1.0)
-        g *= 1 - 1e-9
-        learner.step([t], g[None], zero)
-        paid += g @ theta
+        behind = noise[t - 1] if t else np.zeros_like(total)
+        theta = -(total + behind) / at
+        g = -behind / np.linalg.norm(behind, axis=1, keepdims=True) if t else np.eye(one.d)[:1].repeat(STREAMS, 0)
+        far = np.linalg.norm(total, axis=1, keepdims=True)
+        outward = np.maximum(0.0, (g * total).sum(1, keepdims=True)) / np.maximum(far, 1e-9) ** 2
+        beyond = np.linalg.norm(total + g, axis=1, keepdims=True) > at * RADIUS["adversary"]
+        g = g - np.where(beyond, outward, 0.0) * total  # then only along the sphere
+        paid += (g * theta).sum(1)
         total += g
-    return float(paid + RADIUS["adversary"] * np.linalg.norm(total)) / one.n, bound
+    best = RADIUS["adversary"] * np.linalg.norm(total, axis=1)
+    return float((paid + best).mean()) / one.n, bound
 
 
-def _logistic(one: Setting, key: bytes, generator: np.random.Generator) -> tuple[float, float]:
+def _logistic(one: Setting, generator: np.random.Generator) -> tuple[float, float]:
     made, at, bound = _options(one)
-    X = generator.normal(size=(one.n, one.d))
-    X /= np.linalg.norm(X, axis=1, keepdims=True) * (1 + 1e-9)
-    true = generator.normal(size=one.d)
-    radius = RADIUS["logistic"]
-    y = (generator.random(one.n) < 1 / (1 + np.exp(-X @ true * (radius / np.linalg.norm(true))))).astype(float)
-    loss = Logistic()
-    learner = Learner(made, (one.d, 1), loss=loss, constraint=Ball(radius), regularization=at, key=key)
-    played = np.empty((one.n, one.d))
+    radius, loss = RADIUS["logistic"], Logistic()
+    X = generator.normal(size=(one.n, STREAMS, one.d))
+    X /= np.linalg.norm(X, axis=2, keepdims=True)
+    true = generator.normal(size=(STREAMS, one.d))
+    true *= radius / np.linalg.norm(true, axis=1, keepdims=True)
+    y = (generator.random((one.n, STREAMS)) < 1 / (1 + np.exp(-(X * true).sum(2)))).astype(float)
+    noise, total = _noise(made, one.d, generator), np.zeros((STREAMS, one.d))
+    paid = 0.0
     for t in range(one.n):
-        played[t] = learner.theta[:, 0]
-        learner.step([t], X[t : t + 1], y[t : t + 1])
-    scores = (X * played).sum(1, keepdims=True)
-    best = _best(lambda theta: X.T @ loss.slope(X @ theta, y), one.d, radius, one.n / 4)
-    return float((loss.value(scores, y) - loss.value(X @ best, y)).mean()), bound
+        theta = -(total + noise[t - 1] if t else total) / at
+        theta *= np.minimum(1.0, radius / np.maximum(np.linalg.norm(theta, axis=1, keepdims=True), 1e-300))
+        scores = (X[t] * theta).sum(1, keepdims=True)
+        paid += float(loss.value(scores, y[t]).sum())
+        total += X[t] * loss.slope(scores, y[t])
+    for k in range(STREAMS):
+        own, labels = X[:, k], y[:, k]
+        best = _best(
+            lambda theta, own=own, labels=labels: own.T @ loss.slope(own @ theta, labels), one.d, radius, one.n / 4
+        )
+        paid -= float(loss.value(own @ best, labels).sum())
+    return paid / one.n / STREAMS, bound
 
 
-def _squares(one: Setting, key: bytes, generator: np.random.Generator) -> tuple[float, None]:
-    size = 16
+def _squares(one: Setting, generator: np.random.Generator) -> float:
+    size, key = 16, generator.bytes(32)  # no secrets here
     X = generator.normal(size=(one.n, one.d))
     X *= (generator.random((one.n, 1)) ** 0.5) / np.linalg.norm(X, axis=1, keepdims=True)
     true = generator.normal(size=one.d)
@@ -169,7 +181,7 @@ def _squares(one: Setting, key: bytes, generator: np.random.Generator) -> tuple[
         paid += np.square(rows @ learner.theta[:, 0] - labels).sum()
         learner.step(np.arange(start, start + len(rows)), rows, labels)
     best = _best(lambda theta: X.T @ (X @ theta - y[:, None]), one.d, 1.0, one.n)
-    return float(paid - np.square(X @ best[:, 0] - y).sum()) / one.n, None
+    return float(paid - np.square(X @ best[:, 0] - y).sum()) / one.n
 
 
 def _best(gradient: Any, d: int, radius: float, smooth: float) -> Floats:
