@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from anyorder.certificate import verify
 from anyorder.cli import app
 from anyorder.errors import ArgumentError, CheckpointError
-from anyorder.run.fit import FitSettings, fit, resume_fit
+from anyorder.run.fit import FitSettings, _Work, fit, resume_fit
 from anyorder.run.fit_bounds import Bounds
 from anyorder.run.fit_csv import Table
 from anyorder.run.fit_model import load_model
@@ -93,6 +93,21 @@ def test_ends_of_lines_and_a_byte_order_mark_change_nothing(tmp_path, ends, mark
     assert all(np.array_equal(a, b) for a, b in zip(plain, everything(table(other)), strict=True))
     other.write_bytes(other.read_bytes().removesuffix(ends))
     assert table(other).count() == len(ROWS)
+
+
+def test_names_in_the_header_may_have_spaces_and_quotes_around_them(tmp_path):
+    plain = everything(table(write(tmp_path / "plain.csv")))
+    spaced = everything(table(write(tmp_path / "spaced.csv", header='id, age ,"job", income')))
+    assert all(np.array_equal(a, b) for a, b in zip(plain, spaced, strict=True))
+
+
+def test_whose_a_row_is_stands_in_its_cell_without_spaces(tmp_path):
+    """Under a byte order mark too. A row of nobody takes no part; one that is spoiled is still its user's."""
+    lines = ["u1,1,clerk,no", " u1 ,1,clerk,no", ",1,clerk,no", "  ,1,clerk,no", '"u,2",1,clerk,no', "u3,x,clerk,no"]
+    made = table(write(tmp_path / "t.csv", lines, header="\ufeff" + HEADER), user_key="id")
+    (rows,) = made.batches(64, made.count())
+    assert rows.users == ["u1", "u1", None, None, "u,2", "u3"]
+    assert np.isnan(rows.X).all(axis=1).tolist() == [False, False, True, True, False, True]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -237,6 +252,61 @@ def test_a_user_is_one_unit_and_comes_no_more_often_than_allowed(tmp_path):
         fit(settings(path, max_participations=2), tmp_path / "other")
 
 
+def visits(path):
+    """Ten users in each of eight batches of 20, with two rows in each; every user comes in four of the batches."""
+    rng = np.random.default_rng(3)
+    lines = []
+    for t in range(8):
+        for user in range(t % 2, 20, 2):
+            lines += [f"u{user},{rng.integers(0, 101)},clerk,{('no', 'yes')[rng.integers(2)]}" for _ in range(2)]
+    return write(path, lines)
+
+
+def test_a_user_takes_part_in_as_many_steps_as_allowed_and_in_the_first_ones(tmp_path):
+    path = visits(tmp_path / "t.csv")
+    job = settings(path, user_key="id", batch_size=20, max_participations=3)
+    made = fit(job, tmp_path / "run", key=KEY)
+    found = verify(tmp_path / "run" / "run.privacy.json", evidence=tmp_path / "run" / "run.evidence.json")
+    assert made.plan.participation.max_participations == 3
+    assert [found.evidence.receipt(user).steps for user in ("u6", "u7")] == [(0, 2, 4), (1, 3, 5)]
+    # and what they would add later adds nothing
+    lines = path.read_text().splitlines()
+    write(path, [line if i < 120 else "u99,x,," for i, line in enumerate(lines[1:])])
+    fit(job, tmp_path / "other", key=KEY)
+    assert (tmp_path / "run" / "model.json").read_bytes() == (tmp_path / "other" / "model.json").read_bytes()
+    for most in (0, 9):
+        with pytest.raises(ArgumentError, match="max_participations"):
+            fit(settings(path, user_key="id", batch_size=20, max_participations=most), tmp_path / "none")
+    with pytest.raises(ArgumentError, match="epochs must be 1 with user_key"):
+        fit(settings(path, user_key="id", epochs=2), tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("learner", "target", "slope", "curvature"),
+    [
+        ("logistic", ["a", "b"], 1.0, 0.25), ("svc", ["a", "b"], 1.0, 1.0), ("softmax", ["a", "b", "c"], 2**0.5, 0.5),
+        ("poisson", [0, 9], 9.0, 1.0), ("poisson", [0, 0.5], 1.0, 1.0), ("linear", [0, 9], 2.0, 1.0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("epsilon", [0.2, 100.0])
+def test_plan_and_regularization_are_those_of_the_public_settings(tmp_path, learner, target, slope, curvature, epsilon):
+    """Whatever stands in the table but for its number of lines."""
+    path = write(tmp_path / "t.csv", ["", "x,y,z"] * 35, header="a,b,y")
+    bounds = {"features": {"a": [0, 6], "b": ["u", "v"]}, "target": target}
+    job = settings(
+        path, target="y", bounds=bounds, learner=learner, epsilon=epsilon, delta=1e-7, mechanism="independent"
+    )
+    made = fit(job, tmp_path / "run")
+    plan, row = made.plan, 3**0.5  # two columns, whatever their number of categories, and the intercept
+    assert plan.clip_norm == pytest.approx(slope * row)
+    assert (plan.delta, plan.batch_size, plan.n) == (1e-7, 16, 5)
+    assert 0.99 * epsilon < plan.epsilon <= epsilon
+    noise = plan.noise_std * 5**0.5  # in the last sum of independent noise
+    assert made.regularization == pytest.approx(max(16 * curvature * row**2 / 2, row * noise))
+    names = {"logistic": "Logistic", "svc": "Hinge", "softmax": "Softmax", "poisson": "Poisson", "linear": "Squared"}
+    assert type(_Work(job).loss).__name__ == names[learner]
+
+
 def test_rows_of_a_user_together_move_a_sum_by_no_more_than_the_clip_norm(tmp_path):
     made = []
     for job in ("clerk", None):
@@ -347,9 +417,13 @@ def test_bad_usage_is_one_line_and_leaves_no_folder(tmp_path, monkeypatch, words
 # -- resumption ------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_run_goes_on_to_the_same_model(tmp_path):
-    path = people(tmp_path / "people.csv")
-    job = settings(path, epochs=3, batch_size=64)
+@pytest.mark.parametrize("users", [False, True])
+def test_a_killed_run_goes_on_to_the_same_model(tmp_path, users):
+    """Of users too, of whom each has to be counted anew from the start."""
+    if users:
+        job = settings(visits(tmp_path / "visits.csv"), user_key="id", batch_size=20, max_participations=2)
+    else:
+        job = settings(people(tmp_path / "people.csv"), epochs=3, batch_size=64)
     fit(job, tmp_path / "whole", key=KEY)
 
     class Stop(Exception):
@@ -359,7 +433,7 @@ def test_a_killed_run_goes_on_to_the_same_model(tmp_path):
 
     class Breaks(Observer):
         def stepped(self, step):
-            if step == 101:
+            if step == (3 if users else 101):
                 raise Stop
 
     with pytest.raises(Stop):

@@ -270,6 +270,11 @@ def test_a_step_that_was_broken_off_stops_the_learner(monkeypatch, owner, name):
             learner.step([0], np.ones((1, D)), [1])
     with pytest.raises(TrainingError, match="step 0 was broken off"):
         learner.step([1], np.ones((1, D)), [1])
+    assert learner.release.steps_taken == 1
+    with pytest.raises(TrainingError, match="the learner is at step 0"):
+        learner.release.step([1], np.zeros(D))
+    with pytest.raises(TrainingError, match="step 0 was broken off"):
+        learner.save()
 
 
 MAKE = {"plan": planned(), "shape": (D, 1), "loss": Logistic(), "regularization": 1.0}
@@ -386,9 +391,19 @@ for step, (units, X, y) in enumerate(batches()):
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path, other):
     with Learner(**MAKE, checkpoint=tmp_path / "run"):
         pass
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError) as caught:
         Learner(**MAKE | other, checkpoint=tmp_path / "run")
     Learner(**MAKE, checkpoint=tmp_path / "run").close()  # nothing was changed, nor kept open
+    assert caught.traceback  # which has the learner that was refused alive until here
+
+
+@pytest.mark.parametrize("other", [Ball(1.5), Box(-1.0, 1.0), Simplex(1.0)], ids=repr)
+def test_a_checkpoint_of_another_set_is_refused(tmp_path, other):
+    """Of the same kind too."""
+    options = {"plan": planned(), "shape": (D, 1), "loss": Logistic(), "regularization": 1.0}
+    Learner(**options, constraint=Ball(1.0), checkpoint=tmp_path / "run").close()
+    with pytest.raises(CheckpointError, match="other settings"):
+        Learner(**options, constraint=other, checkpoint=tmp_path / "run")
 
 
 def test_a_checkpoint_of_another_front_end_is_refused(tmp_path):

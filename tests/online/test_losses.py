@@ -64,6 +64,8 @@ def test_scores_that_overflow_give_no_warning_and_finite_slopes(loss):
     s[1] = -1e4
     s[0, -1] = 1e4 + 1
     assert np.isfinite(loss.slope(s, np.array([0, 1]))).all()
+    if not isinstance(loss, Poisson):
+        assert np.isfinite(loss.value(s, np.array([0, 1]))).all()
     assert np.isnan(loss.slope(np.full((1, loss.outputs), np.nan), np.array([0]))).all()
 
 

@@ -88,6 +88,27 @@ def test_no_unit_is_longer_than_the_norm_in_exact_arithmetic(clip_norm, rows):
     assert longest >= Fraction(clip_norm) ** 2 * (1 - Fraction(2) ** -45)
 
 
+@pytest.mark.parametrize("units", [[0, 0], [0, 1]])
+@pytest.mark.parametrize("clip_norm", [2.0**-60, 2.0**60])
+def test_gradients_near_the_least_and_the_largest_norm_are_cut_to_it(clip_norm, units):
+    """Or kept as they are, where they are just shorter."""
+    for times in (0.5, 0.99, 1.01, 2.0, 1e3, 1e9):
+        X = np.array([[0.6, -0.8], [0.0, 0.0]]) * times * clip_norm
+        total = clipped_sum(Squared(), np.zeros((2, 1)), X, [-1.0, -1.0], units, clip_norm).total
+        assert np.linalg.norm(total) <= clip_norm
+        assert np.linalg.norm(total) == pytest.approx(min(1.0, times) * clip_norm, rel=1e-9)
+
+
+@pytest.mark.parametrize("units", [[0, 0], [0, 1]])
+@pytest.mark.parametrize("d", [1, 1000])
+def test_the_room_that_the_proof_takes_for_rounding_is_left(d, units):
+    """It grows with the size of theta: few sums round so badly, and the bound is for those that do."""
+    X = np.zeros((2, d))
+    X[0, 0] = 3.0
+    total = clipped_sum(Squared(), np.zeros((d, 1)), X, [-1.0, -1.0], units, 1.0).total
+    assert 1 - 4 * (d + 16) * 2.0**-52 < np.linalg.norm(total) <= 1 - (d + 12) * 2.0**-52
+
+
 @pytest.mark.parametrize("length", [1e-320, 1e-200, 1e-160, 1e-30, 1.0, 1e30, 1e59])
 @pytest.mark.parametrize("height", [1e-320, 1e-200, 1e-160, 1e-30, 1.0, 1e30, 1e59])
 def test_short_rows_of_steep_slopes_are_cut_too(length, height):
@@ -227,6 +248,7 @@ CALL = {"loss": Logistic(), "theta": np.zeros((2, 1)), "X": np.eye(2), "y": [0, 
         {"theta": np.zeros(2)},
         {"theta": np.zeros((2, 3))},
         {"theta": np.zeros((3, 1))},
+        {"theta": np.zeros((2, 1), complex)},
         {"X": np.zeros(2)},
         {"X": np.zeros((3, 2))},
         {"X": np.zeros((2, 2), complex)},
@@ -237,15 +259,18 @@ CALL = {"loss": Logistic(), "theta": np.zeros((2, 1)), "X": np.eye(2), "y": [0, 
         {"y": [0]},
         {"y": [[0], [1]]},
         {"y": ["no", "yes"]},
+        {"y": np.array([0, "word"], object)},
         {"units": [0]},
         {"units": None},
         {"units": [0.5, 1.5]},
         {"clip_norm": 0.0},
         {"clip_norm": 2.0**-61},
+        {"clip_norm": 2.0**61},
         {"clip_norm": np.inf},
         {"loss": Custom(lambda theta, X, y: np.zeros(2))},
         {"loss": Custom(lambda theta, X, y: np.zeros((2, 3)))},
         {"loss": Custom(lambda theta, X, y: np.zeros((2, 2), complex))},
+        {"theta": np.zeros((2, 3)), "loss": Custom(lambda theta, X, y: np.zeros((2, 6)), outputs=3)},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
