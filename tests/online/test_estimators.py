@@ -89,6 +89,12 @@ def test_classes_are_those_that_were_given():
         made(classes=3).fit(X, Y)
 
 
+def test_classes_are_distinct_and_two_at_least():
+    for wrong in ([0, 1, 1], [0], 1, "ab", True, [[0, 1]]):
+        with pytest.raises(ArgumentError, match="classes must be"):
+            SoftmaxRegression(bounds=3.0, classes=wrong).fit(X, Y)
+
+
 def test_rows_that_cannot_be_used_add_zero_in_silence():
     rows, labels = X.copy(), Y.astype(float)
     rows[0], rows[1, 1], labels[2], labels[3] = np.nan, np.inf, np.nan, 9
@@ -118,8 +124,23 @@ def test_rows_keep_to_their_bound_and_models_come_back():
         model = bound.back(theta)
         inside = np.clip(X, *bounds) if isinstance(bounds, tuple) else X / np.linalg.norm(X, axis=1)[:, None] * 0.4
         np.testing.assert_allclose(inside @ model.coef.T + model.intercept, bound.prepare(inside) @ theta, atol=1e-9)
-    with pytest.raises(ArgumentError, match="low at most high"):
-        RowBound.of((1.0, 0.0), 3, intercept=True, scaling=0.3)
+    assert not model.coef[:, 1].any()  # of a feature that is constant
+    for wrong, words in (
+        ((1.0, 0.0), "low at most high"), (([0.0, 0.0, 2.0], [1.0, 1.0, 1.0]), "low at most high"),
+        ((0.0, np.inf), "high of bounds must be a finite number"), (([0.0, np.nan, 0.0], 1.0), "low of bounds must be"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=words):
+            RowBound.of(wrong, 3, intercept=True, scaling=0.3)
+
+
+@pytest.mark.parametrize("bounds", [2.0, (-2.0, 2.0)])
+def test_sparse_elements_in_two_parts_are_one_and_are_left_as_they_are(bounds):
+    parts = sparse.csr_array(([1.5, 1.5, 0.5, -9.0], [1, 1, 0, 2], [0, 2, 4]), shape=(2, 3))
+    before = parts.data.copy()
+    bound = RowBound.of(bounds, 3, intercept=True, scaling=0.3)
+    whole = bound.prepare(np.array([[0.0, 3.0, 0.0], [0.5, 0.0, -9.0]]))
+    np.testing.assert_allclose(bound.prepare(parts).toarray(), whole)
+    assert np.array_equal(parts.data, before)
 
 
 def test_regressions_learn():

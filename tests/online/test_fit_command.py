@@ -76,8 +76,9 @@ def everything(made):
 
 
 def test_cells_become_numbers_by_the_public_bounds_alone(tmp_path):
-    """Numbers are cut and mapped to [-1, 1]; a category that is not named is none; quotes may hold commas."""
-    lines = ["a,25,clerk,no", 'b,1000,"nurse, ill",yes', "c,-5,cook,no", 'd," 50 ",clerk,"yes"']
+    """Numbers are cut and mapped to [-1, 1]; a category that is not named is none; quotes may hold commas, and
+    spaces around a word are no part of it."""
+    lines = ["a,25,clerk,no", 'b,1000,"nurse, ill",yes', "c,-5,cook,no", 'd," 50 "," clerk ","yes "']
     X, y = everything(table(write(tmp_path / "t.csv", lines)))
     assert X.tolist() == [[-0.5, 1, 0], [1, 0, 1], [-1, 0, 0], [0, 1, 0]]
     assert y.tolist() == [0, 1, 0, 1]
@@ -122,6 +123,16 @@ def test_a_spoiled_row_is_nan_and_touches_no_other(tmp_path, name):
     assert y[77] == 0
     assert np.array_equal(X[others], good[others])
     assert np.array_equal(y[others], labels[others])
+
+
+def test_targets_are_cut_to_their_bounds_and_none_spoils_its_row(tmp_path):
+    words = ["5", "-3", "99", " 7 ", "nan", "inf", "-Infinity", "1e400", "", "x"]
+    path = write(tmp_path / "t.csv", [f"1,{word}" for word in words], header="a,y")
+    X, y = everything(Table(path, Bounds.of({"features": {"a": [0, 2]}, "target": [1, 8]}), "y"))
+    assert y[:4].tolist() == [5, 1, 8, 7]
+    assert X[:4, 0].tolist() == [0] * 4
+    assert np.isnan(X[4:]).all()
+    assert np.isfinite(y).all()
 
 
 def test_memory_is_bounded_by_a_block_for_a_line_without_end(tmp_path):
@@ -438,7 +449,12 @@ def test_a_killed_run_goes_on_to_the_same_model(tmp_path, users):
 
     with pytest.raises(Stop):
         fit(job, tmp_path / "run", key=KEY, observer=Breaks())
-    resume_fit(tmp_path / "run")
+
+    class Begins(Observer):
+        def started(self, plan, path, done):
+            assert done == (3 if users else 90)  # saved ten times in the course of a run
+
+    resume_fit(tmp_path / "run", observer=Begins())
     for name in ("model.json", "metrics.json", "plan.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert verify(tmp_path / "run" / "run.privacy.json").certificate
@@ -462,6 +478,25 @@ def test_a_process_that_is_killed_is_resumed_by_the_command(tmp_path):
     )
     assert json.loads(done.stdout)["finished"]
     assert (tmp_path / "run" / "model.json").exists()
+
+
+def test_a_fit_that_is_going_on_is_not_resumed_beside_it(tmp_path):
+    from anyorder.run.job import Observer
+
+    class Second(Observer):
+        def stepped(self, step):
+            with pytest.raises(ArgumentError, match="a run is going on"):
+                resume_fit(tmp_path / "run")
+
+    fit(settings(write(tmp_path / "t.csv"), batch_size=100), tmp_path / "run", observer=Second())
+
+
+def test_a_fit_whose_checkpoint_was_lost_is_not_begun_anew(tmp_path):
+    """Its noise may have been shown on other data."""
+    fit(settings(write(tmp_path / "t.csv")), tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.pt").unlink()
+    with pytest.raises(CheckpointError, match="and the run took steps"):
+        resume_fit(tmp_path / "run")
 
 
 def test_what_is_no_folder_of_a_fit_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """The learner: the paper's algorithm to the letter, steps that are refused or killed, and what is kept and shown."""
 
+import fcntl
 import subprocess
 import sys
 
@@ -299,6 +300,7 @@ MAKE = {"plan": planned(), "shape": (D, 1), "loss": Logistic(), "regularization"
         ({"l2": -1.0}, ArgumentError),
         ({"plan": planned(Independent(N), grid=2.0**-20)}, PlanError),
         ({"plan": planned(clip_norm=2.0**-70)}, PlanError),
+        ({"plan": planned(clip_norm=2.0**70)}, PlanError),
         ({"plan": planned(on_device=("record",))}, PlanError),
         ({"plan": planned(Independent(N), selection=ao.sparse.Uniform(3))}, PlanError),
         ({"key": b"short"}, ArgumentError),
@@ -380,6 +382,25 @@ for step, (units, X, y) in enumerate(batches()):
     assert len(lines[1]) == N
 
 
+def is_free(checkpoint):
+    """Whether another process may go on with the run."""
+    with open(checkpoint.with_name(f".{checkpoint.name}.journal"), "rb") as journal:
+        try:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_a_run_is_held_until_it_is_closed(tmp_path):
+    learner, _ = made(planned(), Logistic(), steps=2, checkpoint=tmp_path / "run")
+    assert not is_free(tmp_path / "run")
+    learner.close()
+    assert is_free(tmp_path / "run")
+    with pytest.raises(TrainingError, match="closed"):
+        learner.step([2], np.ones((1, D)), [1])
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -393,8 +414,8 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path, other):
         pass
     with pytest.raises(CheckpointError) as caught:
         Learner(**MAKE | other, checkpoint=tmp_path / "run")
-    Learner(**MAKE, checkpoint=tmp_path / "run").close()  # nothing was changed, nor kept open
-    assert caught.traceback  # which has the learner that was refused alive until here
+    assert is_free(tmp_path / "run"), caught.traceback  # which has the learner that was refused alive
+    Learner(**MAKE, checkpoint=tmp_path / "run").close()  # nothing was changed
 
 
 @pytest.mark.parametrize("other", [Ball(1.5), Box(-1.0, 1.0), Simplex(1.0)], ids=repr)

@@ -9,11 +9,12 @@ from scipy import sparse
 from scipy.optimize import minimize
 
 import anyorder as ao
-from anyorder.errors import ArgumentError, CheckpointError, PlanError
+from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.online import Ball, Box, Everything, LeastSquares, Simplex
 from anyorder.online.quadratic import minimise
 from anyorder.online.sums import Batch
 from anyorder.online.two_sums import Streams
+from online.test_ftrl import is_free
 
 KEY = bytes(range(32))
 TARGETS = (-2.0, 3.0)
@@ -170,6 +171,23 @@ def test_weights_are_the_best_by_search(scale):
     assert streams.step_noise == pytest.approx(sqrt(np.mean(found)), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("options", "radius"),
+    [
+        ({}, 2.0), ({"radius": 0.7}, 0.7), ({"constraint": Ball(0.5)}, 0.5), ({"constraint": Simplex(3.0)}, 3.0),
+        ({"constraint": Box(-2.0, 1.0)}, sqrt(12)), ({"target_bounds": (-6.0, 3.0)}, 4.0),
+    ],
+)  # fmt: skip
+def test_regularization_is_that_of_the_noise_at_the_radius(options, radius):
+    """2 N / radius with N^2 the mean of ||b_t - B_t theta||^2 at it, averaged over steps."""
+    plan = plan_for()
+    learner = learner_for(plan, **options)
+    std = plan.noise_std * np.linalg.norm(np.tri(plan.n) @ plan.strategy.noising_matrix(), axis=1)
+    one = 3 / learner.target_weight**2 + 4 / 2 * radius**2 / learner.square_weight**2
+    assert learner.radius == pytest.approx(radius)
+    assert learner.regularization == pytest.approx(2 * sqrt(one * np.mean(std**2)) / radius)
+
+
 def test_bad_rows_make_their_unit_zero_and_nothing_else():
     plan = plan_for(60, 10)
     learner = learner_for(plan, 2)
@@ -280,10 +298,42 @@ def test_resume_is_the_same_run_bit_for_bit(tmp_path):
         steps(second, *range(2, 6))
         assert np.array_equal(second.theta, whole.theta)
         assert np.array_equal(second.average, whole.average)
+    assert is_free(path)
+    for other in (
+        {"regularization": 3.0}, {"radius": 1.0, "regularization": whole.regularization}, {"l1": 0.1}, {"l2": 0.1},
+        {"average": False}, {"target_bounds": (-2.0, 2.5), "regularization": whole.regularization, "radius": 2.0},
+        {"bounds": 1.0, "regularization": whole.regularization, "radius": 2.0},
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError, match="other settings") as caught:
+            learner_for(plan, **options | other)
+        assert is_free(path), caught.traceback  # which has the learner that was refused alive
+    fresh = tmp_path / "ball.pt"
+    learner_for(plan, checkpoint=fresh, constraint=Ball(1.0), radius=1.0).close()
     with pytest.raises(CheckpointError, match="other settings"):
-        learner_for(plan, **options, regularization=3.0)
+        learner_for(plan, checkpoint=fresh, constraint=Ball(1.5), radius=1.0)
     with pytest.raises(CheckpointError, match="another front end"):
         ao.online.Learner(plan, (9, 1), loss=ao.online.Squared(), regularization=1.0, checkpoint=path)
+
+
+def test_a_step_that_was_broken_off_stops_the_learner(monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    learner = learner_for(plan_for())
+    with monkeypatch.context() as within:
+        within.setattr(ao.Release, "tell", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            learner.step([0], np.ones((1, 3)), [1.0])
+    for call in (lambda: learner.step([1], np.ones((1, 3)), [1.0]), learner.save):
+        with pytest.raises(TrainingError, match="step 0 was broken off"):
+            call()
+    with pytest.raises(TrainingError, match="the learner is at step 0"):
+        learner.release.step([1], np.zeros(9))
+
+
+def test_theta_cannot_be_written():
+    with pytest.raises(ValueError, match="read-only"):
+        learner_for(plan_for()).theta[0] = 1.0
 
 
 def test_refusals():
