@@ -17,8 +17,9 @@ from sklearn.semi_supervised import SelfTrainingClassifier
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
-from anyorder.online import LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression, Squared
+from anyorder.online import Ball, LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression, Squared
 from anyorder.online.features import RowBound
+from anyorder.online.inputs import Groups
 
 KEY = bytes(range(32))
 RNG = np.random.default_rng(0)
@@ -198,6 +199,15 @@ def test_the_rows_of_a_unit_come_together():
     np.testing.assert_allclose(names.coef_, model.coef_)
 
 
+def test_units_come_in_the_order_of_their_first_rows_and_name_every_row():
+    groups = Groups(["b", "c", "b", "a", "c"], 5)
+    assert [batch.tolist() for batch in groups.batches(1, None)] == [[0, 2], [1, 4], [3]]
+    assert [batch.tolist() for batch in groups.batches(2, np.array([2, 0, 1]))] == [[1, 4, 3], [0, 2]]
+    for call in (made().fit, made(horizon=20).partial_fit):
+        with pytest.raises(ArgumentError, match="units must name whose each row is"):
+            call(X, Y, units=np.arange(399))
+
+
 def test_what_is_pickled_has_no_key_and_no_sums(tmp_path):
     stream = made(horizon=9, key=None).partial_fit(X[:60], Y[:60])
     release = stream._learner.release
@@ -308,6 +318,31 @@ def test_a_plan_stands_for_what_it_says():
         made(plan=plan, epsilon=1.0, batch_size=None, epochs=None, clip_norm=1.0).fit(X, Y)
     with pytest.raises(ao.errors.PlanError, match="multiple of 6 steps"):
         made(plan=plan, epsilon=1.0, batch_size=None, epochs=None).fit(X[:300], Y[:300])
+
+
+def test_what_is_said_is_planned_and_learned_with():
+    said = {"epsilon": 3.0, "delta": 1e-7, "unit": "visit", "neighbours": "replace-one", "mechanism": "tree"}
+    model = made(**said, radius=2.0, l1=0.1, l2=0.2, key=None)
+    loss, bound = model._loss(), model._row_bound(X)
+    for plan in (model._fit_plan(400, loss, bound), made(**said, horizon=20, epochs=None)._stream_plan(loss, bound)):
+        assert (plan.delta, plan.unit, plan.neighbours, plan.n) == (1e-7, "visit", "replace-one", 20)
+        assert 2.97 <= plan.epsilon <= 3.0
+        assert plan.clip_norm == pytest.approx(0.3 * np.hypot(3.0, 0.9))
+    learner, other = (model._learner_of(plan, loss, bound) for _ in range(2))
+    assert (learner.constraint, learner.l1, learner.l2) == (Ball(2.0), 0.1, 0.2)
+    assert learner.release._key != other.release._key
+    norm, noise = np.hypot(3.0, 0.9), plan.clip_norm * plan.noise_error(sums=True)
+    assert learner.regularization == pytest.approx(noise * norm / 2)
+    squares = LinearRegression(bounds=3.0, target_bounds=(0, 1), batch_size=20)
+    assert squares._regularization(plan, Squared(), bound) == pytest.approx(max(noise * norm, 20 * norm**2 / 2))
+    best = ao.online.best_regularization(400, 4, lipschitz=0.9, radius=2.0, plan=plan, diameter=4.0, l1=0.1, l2=0.2)
+    weak = made(regularization="bound", radius=2.0, l1=0.1, l2=0.2)
+    assert weak._regularization(plan, loss, RowBound(4, 0.9, None, 0.0)) == pytest.approx(best)
+    with pytest.raises(ArgumentError, match="radius and constraint"):
+        made(radius=1.0, constraint=Ball(1.0)).fit(X, Y)
+    with pytest.raises(ArgumentError, match="epochs must be None or 1"):
+        made(horizon=9, epochs=2).partial_fit(X[:20], Y[:20])
+    assert (LogisticRegression().epsilon, LogisticRegression().delta) == (1.0, 1e-6)
 
 
 def test_regularization_by_the_bound_cuts_nothing():

@@ -148,6 +148,14 @@ def test_memory_is_bounded_by_a_block_for_a_line_without_end(tmp_path):
     assert peak < 8e6
 
 
+@pytest.mark.parametrize("length", [10, 2**20 + 1, 3 * 2**20])
+def test_the_last_line_is_a_row_however_long_and_without_end(tmp_path, length):
+    path = write(tmp_path / "t.csv", ROWS[:3])
+    path.write_bytes(path.read_bytes() + b"1" * length)
+    X, _ = everything(table(path))
+    assert np.isnan(X).all(axis=1).tolist() == [False] * 3 + [True]
+
+
 def test_a_batch_is_the_next_rows_of_the_file_wherever_blocks_end(tmp_path, monkeypatch):
     path = write(tmp_path / "t.csv")
     whole = everything(table(path))
