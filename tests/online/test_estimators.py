@@ -208,6 +208,21 @@ def test_units_come_in_the_order_of_their_first_rows_and_name_every_row():
             call(X, Y, units=np.arange(399))
 
 
+def test_the_order_of_a_fit_is_drawn_by_a_key_of_its_own(monkeypatch):
+    keys = []
+
+    def permutation_of(count, key):
+        keys.append(key)
+        return np.arange(count)
+
+    monkeypatch.setattr("anyorder.online.estimator.permutation_of", permutation_of)
+    for key in (None, None, KEY, KEY, bytes(32)):
+        made(key=key).fit(X, Y)
+    assert len(set(keys)) == 4
+    assert keys[2] == keys[3]
+    assert not {KEY, bytes(32)} & set(keys)
+
+
 def test_what_is_pickled_has_no_key_and_no_sums(tmp_path):
     stream = made(horizon=9, key=None).partial_fit(X[:60], Y[:60])
     release = stream._learner.release
@@ -291,6 +306,9 @@ def test_cross_validation_is_refused():
         lambda: model_selection.cross_validate(make_pipeline(FunctionTransformer(), made()), X, Y, cv=2),
         lambda: model_selection.cross_val_predict(made(), X, Y, cv=2),
         lambda: model_selection.learning_curve(made(), X, Y, cv=2, error_score="raise"),
+        lambda: model_selection.learning_curve(
+            made(horizon=99), X, Y, cv=2, error_score="raise", exploit_incremental_learning=True
+        ),
         lambda: ClassifierChain(made()).fit(X, np.stack([Y, Y], axis=1)),
         lambda: linear_model.RANSACRegressor(LinearRegression(bounds=3.0, target_bounds=(0, 1)), min_samples=50).fit(
             X, Y
@@ -314,8 +332,12 @@ def test_a_plan_stands_for_what_it_says():
     model = made(plan=plan, epsilon=1.0, batch_size=None, epochs=None).fit(X, Y)
     assert model.plan_ == plan
     assert model.n_iter_ == 16
-    with pytest.raises(ArgumentError, match="clip_norm must not be given together with plan"):
-        made(plan=plan, epsilon=1.0, batch_size=None, epochs=None, clip_norm=1.0).fit(X, Y)
+    for name, value in {
+        "epsilon": 3.0, "delta": 1e-5, "batch_size": 50, "epochs": 2, "horizon": 16, "mechanism": "tree",
+        "clip_norm": 0.5, "neighbours": "replace-one", "unit": "user",
+    }.items():  # fmt: skip
+        with pytest.raises(ArgumentError, match=f"{name} must not be given together with plan"):
+            made(**{"plan": plan, "epsilon": 1.0, "batch_size": None, "epochs": None, name: value}).fit(X, Y)
     with pytest.raises(ao.errors.PlanError, match="multiple of 6 steps"):
         made(plan=plan, epsilon=1.0, batch_size=None, epochs=None).fit(X[:300], Y[:300])
 
