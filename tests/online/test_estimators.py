@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,10 +17,13 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.semi_supervised import SelfTrainingClassifier
 
 import anyorder as ao
+from anyorder.audit.faults import FAULTS, Reached, patched
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.online import Ball, LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression, Squared
 from anyorder.online.features import RowBound
 from anyorder.online.inputs import Groups
+from anyorder.release import Release
+from online.test_scaler import least_sigma
 
 KEY = bytes(range(32))
 RNG = np.random.default_rng(0)
@@ -156,6 +160,109 @@ def test_regressions_learn():
     assert own.score(X, X[:, 0]) > 0.5
 
 
+def test_two_streams_are_one_release_of_two_sums():
+    target = X @ [1.0, -2.0, 0.5] + 3
+    common = {"epsilon": 50.0, "bounds": 3.0, "target_bounds": (-5, 11), "key": KEY, "algorithm": "two-streams"}
+    model = LinearRegression(**common).fit(X, target)
+    assert model.score(X, target) > 0.95
+    assert model.n_iter_ == model.plan_.n == 1
+    assert model.certificate_.steps == 1
+    steps = LinearRegression(batch_size=50, shuffle=False, **common).fit(X, target)
+    assert steps.n_iter_ == 8
+    own = ao.online.LeastSquares(steps.plan_, 4, bounds=np.hypot(3, 0.9), target_bounds=(-1.0, 1.0), key=KEY)
+    rows = RowBound.of(3.0, 3, intercept=True, scaling=0.3).prepare(X)
+    for i in range(0, 400, 50):
+        own.step(range(i, i + 50), rows[i : i + 50], (np.clip(target[i : i + 50], -5, 11) - 3) / 8)
+    np.testing.assert_allclose(steps.coef_, 8 * own.theta[:3].T, rtol=1e-9)
+    stream = LinearRegression(batch_size=50, horizon=20, **common)
+    for i in range(0, 400, 100):
+        stream.partial_fit(X[i : i + 100], target[i : i + 100])
+    assert stream.n_iter_ == 8
+    assert stream.score(X, target) > 0.8
+    for wrong in ({"epochs": 2}, {"regularization": "bound"}, {"algorithm": "exact"}):
+        with pytest.raises(ArgumentError, match=next(iter(wrong))):
+            LinearRegression(**common | wrong).fit(X, target)
+
+
+def noise_of_two_streams(keys=40):
+    """Of rows that all add zero, against the least noise of a Gaussian by its profile in closed form."""
+    nothing, found = np.full((50, 3), np.nan), []
+    for i in range(keys):
+        model = LinearRegression(2.0, 1e-6, bounds=1.0, target_bounds=(-1, 1), algorithm="two-streams",
+                                 clip_norm=1.0, key=bytes([i]) * 32)  # fmt: skip
+        sums = []
+        with patched(LinearRegression, "_kept", lambda self, made, to=sums: to.append(made._sum.copy()) or made.theta):
+            model.fit(nothing, np.zeros(50))
+        found.append(sums[0])
+    return float(np.std(found)) / least_sigma(2.0, 1e-6)
+
+
+def noise_of_ftrl(keys=100):
+    nothing, found = np.full((50, 3), np.nan), []
+    for i in range(keys):
+        model = made(epsilon=2.0, batch_size=50, clip_norm=1.0, average=None, regularization=1.0, key=bytes([i]) * 32)
+        model.fit(nothing, np.zeros(50, int))
+        found.append([*model.coef_[0], model.intercept_[0] / 0.9])
+    return float(np.std(found)) / least_sigma(2.0, 1e-6)
+
+
+def half_the_noise():
+    (fault,) = [fault for fault in FAULTS if fault.name == "half the noise"]
+    return fault.plant(Reached())
+
+
+@pytest.mark.parametrize("noise", [noise_of_two_streams, noise_of_ftrl])
+def test_half_the_noise_of_a_fit_is_found(noise):
+    """400 or 560 numbers: a standard error of 3.5 % at most."""
+    assert abs(noise() - 1) < 0.12
+    with half_the_noise():
+        assert noise(40) < 0.7
+
+
+def farthest_moves(fits):
+    """By how much one unit of several rows, each as far out as can be, moves what is released, in clip norms."""
+    rows, empty, units = X[:60].copy(), X[:60].copy(), np.repeat(np.arange(15), 4)
+    rows[units == 7], empty[units == 7] = [3.0, 0.0, 0.0], np.nan
+    labels = np.where(units == 7, 1, Y[:60])
+    return fits(rows, labels, units) - fits(empty, labels, units)
+
+
+def first_step_of_ftrl(rows, labels, units):
+    model = made(batch_size=15, average=None, regularization=1.0, intercept_scaling=1.0).fit(rows, labels, units=units)
+    return np.append(model.coef_[0], model.intercept_[0] / 3.0) / model.plan_.clip_norm
+
+
+def sums_of_two_streams(rows, labels, units):
+    sums = []
+    with patched(LinearRegression, "_kept", lambda self, made: sums.append(made._sum.copy()) or made.theta):
+        LinearRegression(8.0, bounds=3.0, target_bounds=(0, 1), algorithm="two-streams", key=KEY).fit(
+            rows, labels, units=units
+        )
+    return sums[0]
+
+
+@contextmanager
+def every_unit_twice():
+    """The vector of each unit is added two times."""
+    real = Release.step
+
+    def step(self, units, gradients, **others):
+        return real(self, units, 2 * gradients, **others)
+
+    with patched(Release, "step", step):
+        yield
+
+
+@pytest.mark.parametrize("fits", [first_step_of_ftrl, sums_of_two_streams])
+def test_a_doubled_unit_in_a_fit_is_found(fits):
+    def check():
+        assert 0.99 < np.linalg.norm(farthest_moves(fits)) <= 1 + 1e-5
+
+    check()
+    with every_unit_twice(), pytest.raises(AssertionError):
+        check()
+
+
 # -- streams ---------------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +328,19 @@ def test_the_order_of_a_fit_is_drawn_by_a_key_of_its_own(monkeypatch):
     assert len(set(keys)) == 4
     assert keys[2] == keys[3]
     assert not {KEY, bytes(32)} & set(keys)
+
+
+def test_a_copy_of_a_fit_has_its_certificate_and_no_record():
+    """The certificate is made when it is asked for, and says the same then."""
+    fitted = made(key=None).fit(X, Y)
+    record = fitted._evidence.record_key
+    data = pickle.dumps(fitted)
+    assert record not in data
+    assert b"Ledger" not in data
+    assert pickle.loads(data).certificate_ == fitted.certificate_ == copy.deepcopy(fitted).certificate_
+    assert fitted.certificate_.realised.max_participations == 1
+    first = fitted.certificate_
+    assert fitted.fit(X[:200], Y[:200]).certificate_ != first
 
 
 def test_what_is_pickled_has_no_key_and_no_sums(tmp_path):

@@ -28,6 +28,7 @@ ESTIMATORS = [
     SoftmaxRegression(classes=3, **COMMON),
     LinearSVC(classes=[0, 1], **COMMON),
     LinearRegression(target_bounds=(-4, 4), **COMMON),
+    LinearRegression(target_bounds=(-4, 4), algorithm="two-streams", **COMMON),
     PoissonRegression(target_bounds=(0, 10), **COMMON),
     ConvexLearner(loss=Squared(), clip_norm=10.0, regularization=300.0, **COMMON),
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import anyorder as ao
 from anyorder import error
 from anyorder import workload as W
 from anyorder.errors import ArgumentError, PlanError
@@ -238,3 +239,10 @@ def test_fits_are_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("anyorder.optimize.structured.fit_blt", None)  # not called again
     assert fit("blt", A, participation, buffers=2) == first
     assert choose(A, participation) == ranking
+
+
+def test_what_is_chosen_can_be_made_in_float32() -> None:
+    """Of many passes of few steps the low rank of least error is too ill-conditioned, and a plan of it was refused."""
+    plan = ao.plan(dataset_size=60, batch_size=10, epochs=40, epsilon=2, delta=1e-6, mechanism="auto", order="fixed")
+    assert plan.rounding < 1e-2
+    assert plan.noise_std > 0

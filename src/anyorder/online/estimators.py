@@ -12,9 +12,11 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from anyorder import _check
 from anyorder.errors import ArgumentError
 from anyorder.online.estimator import Estimator
-from anyorder.online.features import Linear
+from anyorder.online.features import Linear, RowBound
 from anyorder.online.inputs import codes_of, numbers_of, public_classes
+from anyorder.online.least_squares import LeastSquares
 from anyorder.online.losses import Hinge, Logistic, Loss, Poisson, Softmax, Squared
+from anyorder.plan import Plan
 
 __all__ = [
     "ConvexLearner", "LinearRegression", "LinearSVC", "LogisticRegression", "PoissonRegression", "SoftmaxRegression",
@@ -218,17 +220,33 @@ class _Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         return float(super().score(X, y, sample_weight))
 
 
+@dataclass(eq=False, repr=False)
 class LinearRegression(_Regressor):
-    """Least squares, private: `Learner` with the loss `Squared`.
+    """Least squares, private: by the gradients of `Squared`, or from two sums that do not depend on the model.
 
     Targets are clipped to target_bounds, and mapped to [-1, 1] while it learns.
 
+    "ftrl" is `Learner`, [Kairouz et al. 2021, Algorithm 1], in passes over the rows as the other learners.
+    "two-streams" is `LeastSquares`, their Algorithm 2: one release of the sums of y x and x x'. `fit` makes it in one
+    step of all units, where no strategy has less noise than one Gaussian; with batch_size in several, as a stream does.
+    What is kept is the last iterate, which uses all that was seen. It has noise in d (d + 1) / 2 sums, the other one in
+    d: it is ahead with about five features, behind with twenty, see docs/online.md.
+
     Args:
         target_bounds: (low, high) of the targets, public.
-        others: as of `LogisticRegression`, without classes. clip_norm=None: 0.3 of the largest gradient of a row with
-            a prediction within target_bounds.
-    Guarantee, Attributes: as of `LogisticRegression`; coef_ is (features,) and intercept_ a number.
+        algorithm: "ftrl" or "two-streams".
+        others: as of `LogisticRegression`, without classes. With two streams regularization is a number or "auto", that
+            of `LeastSquares`; epochs is 1; clip_norm is any unit of length, and average has no say; radius is
+            also what weights and regularization are chosen for. With "ftrl" clip_norm=None is 0.3 of the largest
+            gradient of a row with a prediction within target_bounds.
+    Guarantee, Attributes: as of `LogisticRegression`; coef_ is (1, features) and intercept_ (1,).
     """
+
+    _: KW_ONLY
+    algorithm: str = "ftrl"
+
+    def _sums(self) -> bool:
+        return bool(_check.choice("algorithm", self.algorithm, {"two-streams", "ftrl"}) == "two-streams")
 
     def _loss(self) -> Loss:
         return Squared()
@@ -247,6 +265,40 @@ class LinearRegression(_Regressor):
     def _model(self, found: Linear) -> Linear:
         centre, half = self._scale()
         return Linear(half * found.coef, half * found.intercept + centre)
+
+    def _usual_size(self, count: int) -> int:
+        return count if self._sums() else super()._usual_size(count)
+
+    def _usual_passes(self, batches: int) -> int:
+        return 1 if self._sums() else super()._usual_passes(batches)
+
+    def _clip_norm(self, loss: Loss, bound: RowBound) -> float:
+        if not self._sums():
+            return super()._clip_norm(loss, bound)
+        return 1.0 if self.clip_norm is None else _check.positive("clip_norm", self.clip_norm)
+
+    def _learner_of(self, plan: Plan, loss: Loss, bound: RowBound) -> Any:
+        if not self._sums():
+            return super()._learner_of(plan, loss, bound)
+        if self.epochs not in (None, 1):
+            raise ArgumentError(f"epochs must be None or 1 for two streams, which need a row once, got {self.epochs}")
+        weight = self.regularization
+        if isinstance(weight, str) and weight != "auto":
+            raise ArgumentError(f"regularization must be a number or 'auto' for two streams, got {weight!r}")
+        return LeastSquares(
+            plan, bound.width, bounds=bound.norm, target_bounds=(-1.0, 1.0), constraint=self._set(),
+            regularization=None if isinstance(weight, str) else weight, radius=self.radius, l1=self.l1, l2=self.l2,
+            checkpoint=self.checkpoint, key=self.key,
+        )  # fmt: skip
+
+    def _step(self, learner: Any, units: Any, X: Any, y: NDArray[Any]) -> None:
+        if self._sums():
+            learner.step(units, X, y)
+        else:
+            super()._step(learner, units, X, y)
+
+    def _kept(self, learner: Any) -> Floats:
+        return np.asarray(learner.theta) if self._sums() else super()._kept(learner)
 
 
 class PoissonRegression(_Regressor):

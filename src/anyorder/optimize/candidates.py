@@ -25,6 +25,7 @@ from anyorder.optimize.structured import fit, solve_dense
 from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, fits_banded_inverse, fits_toeplitz
 from anyorder.participation import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import sensitivity
+from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict
 from anyorder.strategy.kinds import Structure, in_words, kind_of
 from anyorder.workload import Custom, Workload
@@ -96,7 +97,7 @@ def choose(
     start anew; time rescaling where it is known which steps one unit takes, columns of norm 1 where they are only far
     apart; for small n also bands with columns of their own, the dense optimum, and what is left of it in few bands and
     a low rank, whose rank grows as long as that gains 0.2 %. What is too long for a kind is left out: beyond 4096
-    steps bands where A is not Toeplitz.
+    steps bands where A is not Toeplitz. So is what is too ill-conditioned for noise with float32 coefficients.
 
     Args:
         workload: A.
@@ -119,13 +120,23 @@ def choose(
     found = []
     for strategy in _fits(workload, participation, objective, budget, optimum):
         cost = rows_touched(strategy)
-        if budget.allows(strategy.state_rows, cost) and has_variances(strategy, workload):
+        allowed = budget.allows(strategy.state_rows, cost) and has_variances(strategy, workload)
+        if allowed and _can_be_made(strategy, participation):
             sens = sensitivity(strategy, participation)
             loss = sens.value * math.sqrt(_error(strategy, workload, objective))
             ratio = max(1.0, loss / bound)
             name = in_words(strategy)
             found.append(Candidate(strategy, name, loss, ratio, strategy.state_rows, cost, sens.value, sens.exact))
     return sorted(found, key=lambda c: (round(math.log(c.loss) / _TIE), c.state_rows, c.cost))
+
+
+def _can_be_made(strategy: Strategy, participation: Participation) -> bool:
+    """Whether float32 coefficients are near enough to those of its noise: a plan of it would be refused otherwise."""
+    try:
+        rounding(strategy, participation)
+    except PlanError:
+        return False
+    return True
 
 
 def rows_touched(strategy: Strategy) -> float:
