@@ -430,6 +430,29 @@ def test_an_interrupted_audit_is_no_audit(own_setup, monkeypatch):
 # -- the program -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("stage", ["loading", "running"])
+def test_stopped_by_a_key_it_leaves_one_line(stage, monkeypatch, capsys):
+    """While modules load too; and with a code that is no verdict of an audit or a verification."""
+    import builtins
+
+    from anyorder.__main__ import main as program
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    if stage == "running":
+        monkeypatch.setattr("anyorder.cli.run", interrupt)
+    else:
+        real = builtins.__import__
+        monkeypatch.setattr(
+            builtins, "__import__", lambda name, *rest: (interrupt if name == "anyorder.cli" else real)(name, *rest)
+        )
+    with pytest.raises(SystemExit) as left:
+        program()
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "anyorder: stopped\n"
+
+
 def test_version_and_help():
     version, noise, clipping = invoke("--version").stdout.splitlines()
     assert version == anyorder.__version__

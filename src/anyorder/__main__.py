@@ -1,15 +1,24 @@
 """`anyorder` on the command line, and `python -m anyorder`."""
 
 import sys
-
-from anyorder import _check
-from anyorder.errors import MissingDependencyError
+from typing import NoReturn
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; leaves with 0 (ok), 1 (a verification or a run failed) or 2 (bad usage)."""
+    """Run the command line; leaves with 0 (ok), 1 (a verification or a run failed), 2 (bad usage) or 130 (stopped)."""
+    try:
+        _main()
+    except KeyboardInterrupt:  # while modules load, or in a command that has nothing to go on with
+        print("anyorder: stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def _main() -> NoReturn:
+    from anyorder import _check
+    from anyorder.errors import MissingDependencyError
+
     try:
         for package in ("typer", "rich"):
             _check.optional(package, extra="cli", purpose="the command line")

@@ -373,6 +373,50 @@ def test_it_learns_and_its_certificate_holds(tmp_path):
     assert list(model_file["coefficients"]) == ["age", "job=clerk", "job=nurse, ill"]
 
 
+def test_of_the_test_table_all_is_told(tmp_path):
+    """It is of nobody in need of protection: how many rows the score is of, and how many could not be read."""
+    (tmp_path / "b.json").write_text(json.dumps(BOUNDS))
+    people(tmp_path / "people.csv")
+    write(tmp_path / "others.csv", [*ROWS[:50], HOSTILE["text"], HOSTILE["no class"], HOSTILE["open quote"]])
+    words = ["--csv", tmp_path / "people.csv", "--target", "income", "--bounds", tmp_path / "b.json"]
+    words += ["--mechanism", "tree", "--test-csv"]
+    done = invoke("fit", *words, tmp_path / "others.csv", "--output", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert "right of 50 rows; 3 of 53 could not be read" in " ".join(done.stdout.split())
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert (found["test_rows"], found["test_unreadable"]) == (50, 3)
+    done = invoke("fit", *words, write(tmp_path / "good.csv"), "--output", tmp_path / "other")
+    assert "right of 200 rows" in done.stdout
+    assert "could not be read" not in done.stdout
+
+
+@pytest.mark.parametrize("rows", [[], [line.replace("no", "0").replace("yes", "1") for line in ROWS]])
+def test_a_test_table_without_a_row_that_fits_is_refused_before_anything_is_spent(tmp_path, rows):
+    (tmp_path / "b.json").write_text(json.dumps(BOUNDS))
+    words = ["--csv", write(tmp_path / "t.csv"), "--target", "income", "--bounds", tmp_path / "b.json"]
+    others = write(tmp_path / "others.csv", rows)
+    done = invoke("fit", *words, "--test-csv", others, "--output", tmp_path / "run")
+    assert done.exit_code == 2
+    assert f"test_csv: no row of {others} fits the bounds" in done.stderr
+    assert "'income' one of 'no', 'yes'" in done.stderr
+    assert not (tmp_path / "run").exists()
+    # A row that fits may come late: the table is read up to there.
+    fit(settings(tmp_path / "t.csv", test_csv=str(write(others, [*rows, *[""] * 5000, ROWS[0]]))), tmp_path / "run")
+    write(others, rows)  # altered before the run goes on: then it is told at the end
+    found = resume_fit(tmp_path / "run")
+    assert (found.score, found.test_rows, found.test_unreadable) == (None, 0, len(rows))
+
+
+def test_a_test_table_whose_targets_are_one_number_has_no_score(tmp_path):
+    path = write(tmp_path / "t.csv", [f"{i},{i % 9}" for i in range(64)], header="x,y")
+    (tmp_path / "b.json").write_text(json.dumps({"features": {"x": [0, 64]}, "target": [0, 9]}))
+    others = write(tmp_path / "others.csv", ["1,5", "2,5"], header="x,y")
+    words = ["--csv", path, "--target", "y", "--bounds", tmp_path / "b.json", "--test-csv", others]
+    done = invoke("fit", *words, "--output", tmp_path / "run", "--mechanism", "tree")
+    assert done.exit_code == 0, done.output
+    assert "no R^2, as all targets are one number, of 2 rows" in " ".join(done.stdout.replace("│", " ").split())
+
+
 def test_numbers_are_predicted_in_their_own_units(tmp_path):
     rng = np.random.default_rng(1)
     x = rng.uniform(0, 100, 3000)

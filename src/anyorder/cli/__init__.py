@@ -30,7 +30,7 @@ app = typer.Typer(
     "$ anyorder epsilon --dataset-size 60000 --batch-size 3000 --noise-multiplier 1\n\n"
     "$ anyorder verify run.privacy.json\n\n"
     "$ anyorder check train.py\n\n"
-    "Exit codes: 0 ok, 1 a verification or a run failed, 2 bad usage.",
+    "Exit codes: 0 ok, 1 a verification or a run failed, 2 bad usage, 130 stopped before it began.",
 )  # fmt: skip
 # One file for each command or two; this is the one list of them, in the order of the help.
 app.command()(train)

@@ -108,11 +108,24 @@ def _rows(result: Any) -> list[tuple[str, str]]:
         ("model", f"{settings.learner}, {len(result.model.bounds.names)} features, for {settings.target}"),
         ("privacy", f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}, for one {whom}"),
     ]
-    if result.score is not None:
-        words = f"R^2 {result.score:.4f}" if settings.learner in ("linear", "poisson") else f"{result.score:.2%} right"
-        rows.append(("test", words))
+    if result.test_rows is not None:
+        rows.append(("test", _tested(result)))
     return [
         *rows,
         ("files", str(result.path)),
         ("check it", f"anyorder verify {result.path / 'run.privacy.json'}"),
     ]
+
+
+def _tested(result: Any) -> str:
+    """The score, and what it is of: the test table is of nobody in need of protection."""
+    rows, lost, settings = result.test_rows, result.test_unreadable, result.settings
+    numbers = settings.learner in ("linear", "poisson")
+    if not rows:
+        return f"no row of {settings.test_csv} fits the bounds"
+    if result.score is None:
+        words = "no R^2, as all targets are one number,"
+    else:
+        words = f"R^2 {result.score:.4f}" if numbers else f"{result.score:.2%} right"
+    left_out = f"; {lost} of {rows + lost} could not be read" if lost else ""
+    return f"{words} of {rows} {'row' if rows == 1 else 'rows'}{left_out}"

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from anyorder.planner import plan as make_plan
 from anyorder.run import folder
 from anyorder.run.fit_bounds import Bounds, Categories, Interval
 from anyorder.run.fit_csv import Rows, Table
-from anyorder.run.fit_model import LinearModel
+from anyorder.run.fit_model import LinearModel, check_test_table
 from anyorder.run.job import Observer
 
 __all__ = ["LEARNERS", "Fit", "FitSettings", "fit", "resume_fit"]
@@ -74,6 +74,7 @@ class Fit:
         plan: what was run.
         model: as in model.json.
         score: on the test table: the fraction of classes that are right, or R^2; None without one.
+        test_rows, test_unreadable: of the test table, rows that the score is of, and rows that do not fit the bounds.
     """
 
     path: Path
@@ -82,6 +83,8 @@ class Fit:
     regularization: float
     model: LinearModel | None = field(default=None, repr=False)
     score: float | None = None
+    test_rows: int | None = None
+    test_unreadable: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values: what metrics.json holds. No time is in it: how long a row takes depends on the row."""
@@ -92,6 +95,8 @@ class Fit:
             "mechanism": self.plan.strategy.describe(),
             "regularization": self.regularization,
             "test_score": self.score,
+            "test_rows": self.test_rows,
+            "test_unreadable": self.test_unreadable,
             "finished": self.model is not None,
         }
 
@@ -110,9 +115,12 @@ def fit(
     header, the number of lines, and with user_key of which lines name which user. Unit: the row, or the user;
     neighbours: zero-out.
 
-    Raises: ArgumentError, PlanError for settings, bounds or a header that do not fit.
+    Raises: ArgumentError, PlanError for settings, bounds or a header that do not fit, and where no row of test_csv can
+        be read.
     """
     work = _Work(settings)
+    if settings.test_csv is not None:  # before anything is spent
+        check_test_table(settings.test_csv, work.bounds, settings.target)
     plan = work.plan()
     regularization = work.regularization(plan)
     with folder.fresh(output, Path(settings.csv).stem or "fit") as path:
@@ -290,7 +298,8 @@ def _run(work: _Work, begun: Fit, observer: Observer, key: bytes | None) -> Fit:
         learner.evidence().save(path / folder.EVIDENCE)
         folder.replace(path / folder.CERTIFICATE, learner.certificate().save)
     if (test := work.settings.test_csv) is not None:
-        made = Fit(path, made.settings, plan, made.regularization, model, model.score(test))
+        found = model.test(test)
+        made = replace(made, score=found.score, test_rows=found.rows, test_unreadable=found.unreadable)
     folder.write_json(path / folder.METRICS, made.to_dict())
     return made
 

@@ -12,10 +12,26 @@ from anyorder.errors import ArgumentError, CertificateError
 from anyorder.run.fit_bounds import Bounds, Categories
 from anyorder.run.fit_csv import Rows, Table
 
-__all__ = ["LinearModel", "load_model"]
+__all__ = ["LinearModel", "Tested", "check_test_table", "load_model"]
 
 _FORMAT = "anyorder linear model 1"
 _ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a model did on a table of nobody in need of protection.
+
+    Attributes:
+        score: fraction of classes that are right, or R^2 of numbers; None where no row can be read, or R^2 is of one
+            value only.
+        rows: that were judged.
+        unreadable: rows that were left out, as they do not fit the bounds.
+    """
+
+    score: float | None
+    rows: int
+    unreadable: int
 
 
 @dataclass(frozen=True)
@@ -55,9 +71,17 @@ class LinearModel:
         **Not private for the people in that file**: use data that is public, or of nobody in need of protection. None
         where no row can be read, or R^2 is of one value only.
         """
+        return self.test(csv).score
+
+    def test(self, csv: str | Path) -> Tested:
+        """`score`, with how many rows it is of and how many could not be read. **Not private**, as that."""
         table = Table(csv, self.bounds, self.target)
-        parts = [self._judged(rows) for rows in table.batches(_ROWS, table.count())]
+        count = table.count()
+        parts = [self._judged(rows) for rows in table.batches(_ROWS, count)]
         y, found = (np.concatenate([part[i] for part in parts]) if parts else np.zeros(0) for i in (0, 1))
+        return Tested(self._score(y, found), len(y), count - len(y))
+
+    def _score(self, y: NDArray[np.float64], found: NDArray[np.float64]) -> float | None:
         if not len(y):
             return None
         if type(self.bounds.target) is Categories:
@@ -94,6 +118,25 @@ class LinearModel:
             "coefficients": {name: row.tolist() for name, row in zip(names, self.coefficients, strict=True)},
             "intercept": self.intercept.tolist(),
         }  # fmt: skip
+
+
+def check_test_table(csv: str | Path, bounds: Bounds, target: str) -> None:
+    """Raise ArgumentError unless some row of a table of nobody in need of protection can be read.
+
+    Cost: reads up to the first such row.
+    """
+    table = Table(csv, bounds, target)
+    for rows in table.batches(_ROWS, table.count()):
+        if np.isfinite(rows.X).all(axis=1).any():
+            return
+    wanted = "a number"
+    if type(bounds.target) is Categories:
+        words = bounds.target.words
+        wanted = f"one of {', '.join(map(repr, words[:5]))}{', ..' if len(words) > 5 else ''}"
+    raise ArgumentError(
+        f"test_csv: no row of {csv} fits the bounds, so nothing could be measured: cells must be numbers where the "
+        f"bounds are, and {target!r} {wanted}, letter for letter ('0' is not '0.0')"
+    )
 
 
 def load_model(folder: str | Path) -> LinearModel:
