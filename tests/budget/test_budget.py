@@ -263,8 +263,45 @@ def test_without_the_secret_file_everybody_has_the_whole(path):
     budget.spend(b)
     path.with_name(".people.budget.units").unlink()
     assert ao.Budget(path).remaining().spent == pytest.approx(compose(a.curve, b.curve).epsilon(DELTA), rel=1e-9)
-    fresh = ao.Budget(path).spend(known([["fay"], ["gus"]]))  # a file of units begins anew
-    assert fresh.spent == pytest.approx(compose(a.curve, b.curve, a.curve).epsilon(DELTA), rel=1e-9)
+    c = known([["fay"], ["gus"]])
+    with pytest.raises(BudgetError, match=r"\.units, which keeps what units have, is gone"):
+        ao.Budget(path).spend(c)
+    assert not path.with_name(".people.budget.units").exists()
+    fresh = ao.Budget(path).spend(c, named=False)
+    assert fresh.spent == pytest.approx(compose(a.curve, b.curve, c.curve).epsilon(DELTA), rel=1e-9)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_file_of_units_is_bound_to_its_budget(path, swapped):
+    """Under another key a unit has another hash, and would be somebody who had nothing yet."""
+    secret = path.with_name(".people.budget.units")
+    made = known([["ann"], ["bob"]])
+    budget = make(path)
+    budget.spend(made)
+    kept = secret.read_bytes()
+    other = ao.Budget(path.with_name("other"), EPSILON, DELTA)
+    other.spend(made)
+    for one in (budget, ao.Budget(path)):  # kept open, and opened now
+        secret.unlink()
+        if swapped:
+            secret.write_bytes(path.with_name(".other.units").read_bytes())
+        with pytest.raises(BudgetError, match="is not the one" if swapped else "is gone"):
+            one.check(made)
+        with pytest.raises(BudgetError, match="is not the one" if swapped else "is gone"):
+            one.spend(made)
+        assert one.remaining() == ao.Budget(path).remaining()
+        secret.write_bytes(kept)
+        assert len(one.entries()) == 1
+    assert budget.spend(made).spent == pytest.approx(compose(made.curve, made.curve).epsilon(DELTA), rel=1e-9)
+    assert ao.Budget(path).remaining() == budget.remaining()
+
+
+def test_a_number_and_its_digits_are_one_person(path):
+    budget = make(path)
+    made = known([[7], [5]])
+    budget.spend(made)
+    left = budget.spend(known([["7"], ["5"]]))
+    assert left.spent == pytest.approx(compose(made.curve, made.curve).epsilon(DELTA), rel=1e-9)
 
 
 def test_numbers_of_a_public_plan_are_no_names(path, tmp_path):
@@ -303,6 +340,25 @@ def test_a_run_is_charged_once(path):
     assert budget.spend(certificate(made)).entries == 3
 
 
+def test_a_word_stands_for_one_run(path):
+    """Plans that name other units look alike in public, and so do runs of one plan."""
+    budget = make(path)
+    made = known([["ann"], ["bob"]])
+    first = budget.spend(made, run="abc")
+    assert budget.spend(made, run="abc") == first
+    for other in (known([["cid"], ["dan"]]), made.public()):
+        for asked in (budget.check, budget.spend):
+            with pytest.raises(BudgetError, match="units by name"):
+                asked(other, run="abc")
+    with pytest.raises(BudgetError, match="says nothing of its run's noise"):
+        budget.spend(certificate(made), run="abc")
+    begun = budget.spend(certificate(made, 0, "a"), run="other")
+    assert budget.spend(certificate(made, 2, "a"), run="other") == begun
+    with pytest.raises(BudgetError, match="is of another run, with other noise"):
+        budget.spend(certificate(made, 2, "b"), run="other")
+    assert len(budget.entries()) == 2
+
+
 def test_to_check_enters_nothing(path):
     budget = make(path)
     budget.check(plan(7.0))
@@ -326,31 +382,72 @@ def many():
 
 def test_a_run_that_stopped_early_gives_back_what_it_did_not_use(path, many):
     budget = make(path)
-    before = budget.spend(many)
-    after = budget.settle(certificate(many, 16, "a", (4, 4)))
+    before = budget.spend(many, run="first")
+    after = budget.settle(certificate(many, 16, "a", (4, 4)), run="first")
     assert after.spent == pytest.approx(Gaussian(many.mu / 2).epsilon(DELTA), rel=1e-9)
     assert after.spent < before.spent
     assert budget.settle(certificate(many, 16, "a", (4, 4))) == after
     with pytest.raises(BudgetError, match="belongs to another run"):
-        budget.settle(certificate(many, 16, "b", (2, 4)))
+        budget.settle(certificate(many, 16, "b", (2, 4)), run="first")
     assert ao.Budget(path).remaining().spent == after.spent
 
 
 def test_two_runs_of_one_plan_settle_one_entry_each(path, many):
     budget = ao.Budget(path, 20.0, DELTA)
-    budget.spend(many)
-    budget.spend(many)
-    budget.settle(certificate(many, 16, "a", (4, 4)))
-    left = budget.settle(certificate(many, 4, "b", (1, 64)))
+    budget.spend(many, run="x")
+    budget.spend(many, run="y")
+    budget.settle(certificate(many, 16, "a", (4, 4)), run="y")
+    assert [held.settled is None for held in budget.entries()] == [True, False]
+    left = budget.settle(certificate(many, 4, "b", (1, 64)), run="x")
     assert left.spent == pytest.approx(Gaussian(many.mu * math.sqrt(5 / 16)).epsilon(DELTA), rel=1e-9)
+    for run in ("x", "y"):
+        with pytest.raises(BudgetError, match="another run"):
+            budget.settle(certificate(many, 4, "c", (1, 64)), run=run)
     with pytest.raises(BudgetError, match="another run"):
-        budget.settle(certificate(many, 4, "c", (1, 64)))
+        budget.settle(certificate(many, 4, "a", (1, 64)), run="x")
+    assert budget.settle(certificate(many, 4, "a", (1, 64)), run="y") == left
+
+
+def test_a_run_is_not_settled_by_its_plan_alone(path, many):
+    """The run of another entry, of other units, of a search, or of other data may have the same plan."""
+    budget = ao.Budget(path, 20.0, DELTA)
+    budget.spend(many)
+    before = budget.spend(known([["ann"], ["bob"], ["ann"]]), run="ann")
+    shown = certificate(known([["cid"], ["dan"], ["cid"]]), 1, "b", (1, 3))
+    for one in (certificate(many, 4, "a", (1, 64)), shown):
+        with pytest.raises(BudgetError, match="does not say which entry"):
+            budget.settle(one)
+    with pytest.raises(BudgetError, match="does not say which entry"):
+        budget.settle(certificate(many, 4, "a", (1, 64)), run="unknown")
+    with pytest.raises(BudgetError, match="of another plan"):
+        budget.settle(certificate(many, 4, "a", (1, 64)), run="ann")
+    assert budget.remaining() == before
+
+
+def test_a_run_that_was_entered_by_its_certificate_is_settled_by_its_noise(path, many):
+    budget = make(path)
+    budget.spend(certificate(many, 0, "a"))
+    left = budget.settle(certificate(many, 4, "a", (1, 64)))
+    assert left.spent == pytest.approx(Gaussian(many.mu / 4).epsilon(DELTA), rel=1e-9)
+
+
+@pytest.mark.parametrize("enter", ["spend", "settle"])
+@pytest.mark.parametrize("shown", [(16, 4), None])
+def test_a_later_certificate_counts_what_was_used_since(path, many, enter, shown):
+    """However it is entered, and also where it does not say how often units came."""
+    budget = make(path)
+    whole = budget.spend(many, run="x")
+    budget.settle(certificate(many, 4, "a", (1, 64)), run="x")
+    again = getattr(budget, enter)(certificate(many, 4, "a", (1, 64)))
+    assert again.spent < whole.spent
+    assert getattr(budget, enter)(certificate(many, 64, "a", shown)).spent == pytest.approx(whole.spent, rel=1e-9)
+    assert len(budget.entries()) == 1
 
 
 def test_a_run_that_went_on_after_it_was_settled_counts_what_it_used_since(path, many):
     budget = make(path)
     budget.spend(many, run="x")
-    budget.settle(certificate(many, 4, "a", (1, 64)))
+    budget.settle(certificate(many, 4, "a", (1, 64)), run="x")
     budget.spend(plan(5.0))
     with pytest.raises(BudgetError, match="its run is over"):
         budget.spend(many, run="x")
@@ -362,19 +459,19 @@ def test_a_run_that_went_on_after_it_was_settled_counts_what_it_used_since(path,
 
 def test_what_cannot_be_claimed_is_not_settled(path, many):
     budget = ao.Budget(path, 20.0, DELTA, neighbours="zero-out")
-    budget.spend(many)
+    budget.spend(many, run="x")
     with pytest.raises(BudgetError, match="no realised claim"):
-        budget.settle(certificate(many, 16, "a"))
+        budget.settle(certificate(many, 16, "a"), run="x")
     with pytest.raises(BudgetError, match="no entry"):
         budget.settle(certificate(plan(1.0), 1, "a", (1, 10)))
 
 
 def test_a_settlement_above_the_plan_changes_nothing(path, many):
     budget = make(path)
-    before = budget.spend(many)
+    before = budget.spend(many, run="x")
     forged = dataclasses.replace(realised_claim(many, 16, 4), mu=100.0)
     made = dataclasses.replace(certificate(many, 64, "a"), realised=forged)
-    assert budget.settle(made).spent == before.spent
+    assert budget.settle(made, run="x").spent == before.spent
     forged = dataclasses.replace(realised_claim(many, 16, 4), mu=0.001)  # what the numbers do not give
     made = dataclasses.replace(certificate(many, 64, "a"), realised=forged)
     assert budget.settle(made).spent == before.spent
@@ -383,8 +480,8 @@ def test_a_settlement_above_the_plan_changes_nothing(path, many):
 def test_units_are_settled_each_by_the_less(path):
     budget = make(path)
     made = known([["ann"], ["bob"], ["ann"], ["cid"]])
-    budget.spend(made)
-    after = budget.settle(certificate(made, 2, "a", (1, 4)))
+    budget.spend(made, run="x")
+    after = budget.settle(certificate(made, 2, "a", (1, 4)), run="x")
     assert after.spent == pytest.approx(Gaussian(made.mu / math.sqrt(2)).epsilon(DELTA), rel=1e-9)
 
 

@@ -225,7 +225,7 @@ def test_a_file_system_without_locks_spends_nothing(budget, monkeypatch):
 def test_the_clock_may_go_backwards(path, budget, monkeypatch):
     from anyorder.budget import file
 
-    monkeypatch.setattr(file, "_now", lambda: "1999-01-01T00:00:00+00:00")
+    monkeypatch.setattr(file, "now", lambda: "1999-01-01T00:00:00+00:00")
     budget.spend(Gaussian(0.4))
     assert [held.curve.mu for held in ao.Budget(path).entries()] == [0.1, 0.2, 0.3, 0.4]
 

@@ -158,6 +158,11 @@ class Held:
     rows: Rows | None = None
 
     @property
+    def key(self) -> str | None:
+        """Fingerprint of the noise of its run, where it is known."""
+        return self.settled.key if self.settled is not None else self.spend.key
+
+    @property
     def now(self) -> Cost:
         """The curve that counts."""
         return (
@@ -166,7 +171,14 @@ class Held:
 
 
 class Account:
-    """The lines of a budget file, summed. Not thread-safe by itself: `Budget` has the lock."""
+    """The lines of a budget file, summed. Not thread-safe by itself: `Budget` has the lock.
+
+    Attributes:
+        held: number -> entry.
+        by_run: word of a run -> number of its entry.
+        by_key: fingerprint of a run's noise -> number of its entry.
+        units_key: fingerprint of the key that all entries with units have; None before the first.
+    """
 
     def __init__(self, begin: Begin, units: UnitFile) -> None:
         self.begin, self._units = begin, units
@@ -174,6 +186,7 @@ class Account:
         self.held: dict[int, Held] = {}
         self.by_run: dict[str, int] = {}
         self.by_key: dict[str, int] = {}
+        self.units_key: str | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -219,7 +232,7 @@ class Account:
             case Spend():
                 if line.number != self.number:
                     raise BudgetError(f"entry {line.number} of the budget file is not in its place")
-                rows = None if line.units is None else self._units.read(UnitsAt(**line.units))
+                rows = None if line.units is None else self._rows(UnitsAt(**line.units))
                 held = Held(line, self.cost_of(line), None, rows)
                 self.held[line.number] = held
                 if line.run is not None:
@@ -241,6 +254,12 @@ class Account:
                 self.epsilon, self.delta = line.epsilon, line.delta
             case _:
                 raise BudgetError("a budget file begins once")
+
+    def _rows(self, at: UnitsAt) -> Rows | None:
+        self.units_key = self.units_key or at.key
+        if at.key != self.units_key:
+            raise BudgetError("an entry of the budget file has units under another key than those before it")
+        return self._units.read(at)
 
     @staticmethod
     def cost_of(spend: Spend) -> Cost:

@@ -51,11 +51,17 @@ class Begin:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitsAt:
-    """Where the units' own parts of an entry are, in the secret file."""
+    """Where the units' own parts of an entry are, in the secret file, and which file that is.
+
+    Attributes:
+        offset, size, digest: of the rows; the digest is under the file's key.
+        key: fingerprint of that key. All entries of a budget have the same.
+    """
 
     offset: int
     size: int
     digest: str
+    key: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,18 @@ from anyorder._sealed import printable
 from anyorder.accounting.curves import NEIGHBOURS, Composed, Curve, Gaussian, compose
 from anyorder.accounting.gaussian import gdp_epsilon
 from anyorder.budget.account import Account, Held, Remaining
-from anyorder.budget.entries import FILTERS, Begin, Limit, Settle, Spend, relabelled, write_curve
+from anyorder.budget.entries import FILTERS, Begin, Limit, Spend, relabelled, write_curve
 from anyorder.budget.filter import Searched, best_order
 from anyorder.budget.found import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Law
 from anyorder.budget.log import Log
 from anyorder.budget.relations import check_relation, check_unit, plan_for
+from anyorder.budget.settling import entry_of, now, settlement, went_on
 from anyorder.budget.units import UnitFile
 from anyorder.certificate import Certificate
 from anyorder.errors import ArgumentError, BudgetError
 from anyorder.participation import KnownOrder
 from anyorder.plan import Plan
-from anyorder.realised import is_claimable, realised_claim
 
 __all__ = ["Budget"]
 
@@ -104,11 +103,15 @@ class Budget:
         self._units = UnitFile(self._log.path)
         self._account: Account | None = None
         self._seen: list[Any] = []
+        self._key: str | None = None
         wanted = {"unit": unit, "neighbours": neighbours, "adaptive": adaptive, "filter": filter}
         with self._log.locked(write=epsilon is not None, create=epsilon is not None) as descriptor:
             if not self._log.lines and epsilon is not None and delta is not None:
                 self._log.begin(descriptor, _begin(epsilon, delta, wanted))
             self._check(epsilon, delta, wanted)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Budget, (self.path,)  # a copy reads the file anew: locks are of one process
 
     def _check(self, epsilon: float | None, delta: float | None, wanted: dict[str, Any]) -> None:
         """The file is what was asked for."""
@@ -153,7 +156,8 @@ class Budget:
                 not entered, or a curve.
             name: for people, up to 200 characters.
             run: a word of the run, up to 80 letters and digits: asked for again under the same word, as after a kill,
-                it is not charged again. A certificate has the fingerprint of its noise instead.
+                it is not charged again; and under it the run can be settled. A certificate, of step 0 too, has the
+                fingerprint of its noise instead.
             named: whether the units of a `KnownOrder` are their names, the same in every plan. A plan that was read
                 from a public file has numbers for them, which are not; None: not if they look like such numbers.
         Returns: what is left after it.
@@ -163,9 +167,12 @@ class Budget:
         asked = _asked(what, name, run)
         with self._log.locked(write=True) as descriptor:
             account = self._current()
-            old = _charged(account, asked)
+            old = self._charged(account, asked, named)
             if old is not None:
-                return account.remaining()
+                line = went_on(account, old, what)
+                if line is not None:
+                    self._log.append(descriptor, line)
+                return self._current().remaining()
             spend, rows = self._spend(account, asked, named)
             self._refuse(account, spend, rows)
             if rows is not None:
@@ -183,7 +190,7 @@ class Budget:
         """Raise BudgetError where `spend` would; enter nothing. Another process may spend before you do."""
         asked = _asked(what, "", run)
         with self._reading() as account:
-            if _charged(account, asked) is None:
+            if self._charged(account, asked, named) is None:
                 spend, rows = self._spend(account, asked, named, keep=False)
                 self._refuse(account, spend, rows)
 
@@ -204,14 +211,26 @@ class Budget:
             if type(order) is KnownOrder and _is_named(plan, named) and neighbours != "add-or-remove":
                 mus = np.minimum(plan.unit_mus() * _SHARE_UP, np.inf if plan.mu is None else plan.mu)
                 if plan.mu is not None:
-                    rows = self._units.hashed(order.units.tolist(), mus, make=keep)
+                    rows = self._units.hashed(order.units.tolist(), mus, account.units_key, make=keep)
         about = {**asked.about, "neighbours": neighbours, "for": asked.neighbours}
         made = Spend(
             number=account.number, name=asked.name, what=asked.what, parts=write_curve(curve), plan=asked.digest,
             search=None if asked.law is None else asked.law.to_dict(), run=asked.run, key=asked.key, about=about,
-            time=_now(),
+            time=now(),
         )  # fmt: skip
         return made, rows
+
+    def _charged(self, account: Account, asked: "_Asked", named: bool | None) -> Held | None:
+        """The entry of the same run, if there is one. Raises: BudgetError where it cannot stand for this."""
+        held = _charged(account, asked)
+        if held is not None and held.spend.units is not None and asked.key is None:  # of named units: of the same?
+            rows = self._spend(account, asked, named, keep=False)[1]
+            if rows is None or held.rows is None or rows[1].tobytes() != held.rows.tobytes():
+                raise BudgetError(
+                    f"entry {held.spend.number} of the budget was made for this run with units by name, and it is not "
+                    "known that these are the same: a run has one plan; give the other a word of its own"
+                )
+        return held
 
     def _refuse(self, account: Account, spend: Spend, rows: tuple[bytes, Any] | None) -> None:
         curve = Account.cost_of(spend)
@@ -219,8 +238,8 @@ class Budget:
         spent = totals.epsilon(account.delta)
         if spent <= account.epsilon:
             return
-        now = account.totals()
-        left = now.left_squared(account.epsilon, account.delta)
+        spent_now = account.totals()
+        left = spent_now.left_squared(account.epsilon, account.delta)
         hint = ""
         if totals.rule == "gaussian" and type(curve) is not Gaussian:
             hint = (
@@ -229,7 +248,7 @@ class Budget:
             )
         raise BudgetError(
             f"refused: with it epsilon {spent:.6g} would be spent at delta = {account.delta:g}, and the limit of the "
-            f"budget {self.path} is {account.epsilon:g}; {now.epsilon(account.delta):.6g} are spent, and one Gaussian "
+            f"budget {self.path} is {account.epsilon:g}; {spent_now.epsilon(account.delta):.6g} are spent, and one Gaussian "
             f"plan may have {gdp_epsilon(float(left) ** 0.5, account.delta):.6g}. Nothing was entered, and it must not "
             f"run{hint}"
         )
@@ -246,17 +265,20 @@ class Budget:
 
         Args:
             certificate: of the run, after its last step.
-            run: the word under which it was spent; else the first entry of its plan that no other run settled.
+            run: the word under which it was spent. Left out where the entry was made with a certificate of the run
+                (that of step 0, before it began), or was settled before: then the fingerprint of the noise says whose
+                it is. An entry with neither cannot be settled, since runs of one plan cannot be told apart, even where
+                it names other units: its plan counts.
         Returns: what is left. A certificate that was settled before changes nothing; one of a later step of the same
             run, which must not be, adds what it used since, whatever the limit.
-        Raises: BudgetError if there is no entry for it, or no claim to be made.
+        Raises: BudgetError if no entry is known to be that of the run, or if there is no claim to be made.
         """
         if type(certificate) is not Certificate:
             raise ArgumentError(f"settle needs a Certificate, got {type(certificate).__name__}")
         with self._log.locked(write=True) as descriptor:
             account = self._current()
-            held = _entry_of(account, certificate, run)
-            line = _settlement(account, held, certificate)
+            held = entry_of(account, certificate, run)
+            line = settlement(account, held, certificate)
             if line is not None:
                 self._log.append(descriptor, line)
             return self._current().remaining()
@@ -271,7 +293,7 @@ class Budget:
         with self._log.locked(write=True) as descriptor:
             account = self._current()
             if (epsilon, delta) != (account.epsilon, account.delta):
-                self._log.append(descriptor, Limit(epsilon=epsilon, delta=delta, time=_now()))
+                self._log.append(descriptor, Limit(epsilon=epsilon, delta=delta, time=now()))
             return self._current().remaining()
 
     # -- to look -----------------------------------------------------------------------------------------------------
@@ -318,14 +340,18 @@ class Budget:
             raise BudgetError(
                 f"the budget file {self.path} is empty: it was never begun. Make it with epsilon and delta"
             )
-        if self._account is None or self._seen is not self._log.lines:
+        key = self._units.fingerprint()
+        if self._account is None or self._seen is not self._log.lines or self._key != key:
             begin = self._log.lines[0]
             assert type(begin) is Begin  # as the log sees to
             self._account, self._seen, self._counted = Account(begin, self._units), self._log.lines, 1
+            self._key = key  # rows of units that were read under another are not those that a new object would see
+        account, self._account = self._account, None  # what is interrupted half way is summed anew
         while self._counted < len(self._log.lines):
-            self._account.take(self._log.lines[self._counted])
+            account.take(self._log.lines[self._counted])
             self._counted += 1
-        return self._account
+        self._account = account
+        return account
 
 
 @dataclass(frozen=True)
@@ -388,7 +414,7 @@ def _begin(epsilon: float, delta: float, wanted: dict[str, Any]) -> Begin:
     adaptive = wanted["adaptive"] is not False
     return Begin(
         id=secrets.token_hex(16), epsilon=epsilon, delta=delta, unit=wanted["unit"], neighbours=wanted["neighbours"],
-        adaptive=adaptive, filter=wanted["filter"], order=best_order(epsilon, delta), time=_now(),
+        adaptive=adaptive, filter=wanted["filter"], order=best_order(epsilon, delta), time=now(),
     )  # fmt: skip
 
 
@@ -411,54 +437,15 @@ def _charged(account: Account, asked: _Asked) -> Held | None:
         raise BudgetError(
             f"entry {number} of the budget was settled: its run is over, and must not go on. Spend on a new run"
         )
+    if asked.key is not None and account.by_key.get(asked.key) != number:
+        known = "is of another run, with other noise" if held.key is not None else "says nothing of its run's noise"
+        raise BudgetError(
+            f"entry {number} of the budget, made under the word of this certificate, {known}. Enter the run under a "
+            "word of its own; or, if the entry is its own, settle it: that tells them apart from then on"
+        )
     return held
 
 
 def _is_named(plan: Plan, named: bool | None) -> bool:
     """Whether the units of a known order are the same in every plan."""
     return plan.public().digest != plan.digest if named is None else bool(named)
-
-
-def _entry_of(account: Account, certificate: Certificate, run: str | None) -> Held:
-    """The entry that a certificate settles."""
-    digest, key = certificate.plan.public().digest, certificate.key_fingerprint
-    of_plan = [held for held in account.held.values() if held.spend.plan == digest]
-    if key in account.by_key:
-        held = account.held[account.by_key[key]]
-        if held.spend.plan != digest:
-            raise BudgetError(f"entry {held.spend.number} of the budget is of this run, with another plan")
-        return held
-    free = [held for held in of_plan if held.spend.key is None and held.settled is None]
-    if run is not None:
-        free = [held for held in free if held.spend.run == run]
-    if not free:
-        why = "every entry of its plan belongs to another run" if of_plan else "no entry of the budget has its plan"
-        raise BudgetError(f"the certificate settles nothing: {why}. Each run settles its own entry, once")
-    return free[0]
-
-
-def _settlement(account: Account, held: Held, certificate: Certificate) -> Settle | None:
-    """What is to be written; None where nothing changes. Raises: BudgetError where nothing can be claimed."""
-    neighbours = str(account.neighbours)
-    plan = plan_for(certificate.plan, neighbours)
-    shown = certificate.realised
-    if shown is None or not is_claimable(certificate.plan) or not is_claimable(plan):
-        raise BudgetError(
-            "the certificate has no realised claim, so that its plan's counts: there is none where neighbours differ "
-            "in who took part (add-or-remove), batches or the record are secret or on devices, or it was not shown"
-        )
-    claim = realised_claim(plan, shown.max_participations, shown.min_separation)
-    if claim is None or type(held.curve) is not Gaussian:
-        raise BudgetError("the run has no smaller claim than its plan, which counts")
-    mu = min(claim.mu, held.curve.mu)
-    if held.settled is not None and mu <= held.settled.mu:
-        return None
-    return Settle(
-        number=held.spend.number, key=certificate.key_fingerprint, steps=certificate.steps,
-        max_participations=shown.max_participations, min_separation=shown.min_separation, mu=mu, time=_now(),
-    )  # fmt: skip
-
-
-def _now() -> str:
-    """For people: the order of entries is that of the file, whatever clocks say."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

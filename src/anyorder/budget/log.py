@@ -12,7 +12,9 @@ off), is refused. Whoever deletes both begins anew: what was spent is then known
 promise to keep. Copies each go on alone, so keep one.
 
 The lock is `flock` on the file itself, for as long as one operation takes. It holds between processes of one machine
-and, where the server supports locks, over NFS 4; where a file system refuses to lock, nothing is spent.
+and, where the server supports locks, over NFS 4; where a file system refuses to lock, nothing is spent. Threads that
+share an object wait for each other before it. Whoever waits for the file holds the lock of its mark meanwhile, so that
+readers, who share the file's, cannot keep a writer out by coming and going.
 """
 
 import contextlib
@@ -20,7 +22,9 @@ import fcntl
 import json
 import os
 import stat
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +52,8 @@ class Log:
         self.lines: list[Line] = []
         self._chain, self._end, self._inode = "", 0, -1
         self._needs_newline = False
+        self._mutex = threading.Lock()
+        _LOGS.add(self)
 
     @property
     def mark_path(self) -> Path:
@@ -62,18 +68,56 @@ class Log:
             create: make the file, empty, where there is none.
         Raises: BudgetError if it is not there, cannot be opened, locked or read, or was altered.
         """
-        descriptor = self._open(write, create)
+        until = time.monotonic() + _WAIT
+        mutex = self._mutex
+        if not mutex.acquire(timeout=_WAIT):
+            raise self._busy("another thread")
         try:
-            self._read(descriptor)
-            yield descriptor
+            with self._turn(until):
+                descriptor = self._open(write, create, until)
+            try:
+                with self._whole():
+                    self._read(descriptor)
+                yield descriptor
+            finally:
+                with contextlib.suppress(OSError):  # a forked child may hold the same lock by its copy
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.close(descriptor)
         finally:
-            with contextlib.suppress(OSError):  # a forked child may hold the same lock by its copy
+            mutex.release()
+
+    def forked(self) -> None:
+        """Begin anew in a child, which was forked while another thread may have been at work in here."""
+        self._mutex, self._inode = threading.Lock(), -1
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is interrupted within leaves nothing half taken over: it is read again."""
+        try:
+            yield
+        except BaseException:
+            self._inode = -1
+            raise
+
+    @contextlib.contextmanager
+    def _turn(self, until: float) -> Iterator[None]:
+        """Wait in line for the file. For fairness alone: where the mark cannot be locked, there is no line."""
+        try:
+            descriptor = os.open(self.mark_path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            yield
+            return
+        try:
+            with contextlib.suppress(OSError):
+                self._poll(descriptor, fcntl.LOCK_EX, until)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
-    def _open(self, write: bool, create: bool) -> int:
+    def _open(self, write: bool, create: bool, until: float) -> int:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        until = time.monotonic() + _WAIT
         while True:
             try:
                 descriptor = os.open(self.path, flags | os.O_NONBLOCK, 0o644)
@@ -96,23 +140,31 @@ class Log:
             os.close(descriptor)  # replaced while we waited
 
     def _lock(self, descriptor: int, kind: int, until: float) -> None:
+        try:
+            self._poll(descriptor, kind, until)
+        except OSError as problem:
+            raise BudgetError(
+                f"the budget file {self.path} cannot be locked: {problem.strerror}. Without a lock two runs could "
+                "spend the same; nothing was spent. Keep it on a file system with locks"
+            ) from problem
+
+    def _poll(self, descriptor: int, kind: int, until: float) -> None:
+        """Lock it. Raises: BudgetError where others have it for too long; OSError where there are no locks."""
         pause = 0.0005
         while True:
             try:
                 return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             except BlockingIOError as problem:
                 if time.monotonic() > until:
-                    raise BudgetError(
-                        f"the budget file {self.path} is locked by another process for {_WAIT:g} seconds; nothing was "
-                        "spent. Wait for its end, and ask again"
-                    ) from problem
-            except OSError as problem:
-                raise BudgetError(
-                    f"the budget file {self.path} cannot be locked: {problem.strerror}. Without a lock two runs could "
-                    "spend the same; nothing was spent. Keep it on a file system with locks"
-                ) from problem
+                    raise self._busy("another process") from problem
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
+
+    def _busy(self, by: str) -> BudgetError:
+        return BudgetError(
+            f"the budget file {self.path} is locked by {by} for {_WAIT:g} seconds; nothing was spent. Wait for its "
+            "end, and ask again"
+        )
 
     def _is_current(self, descriptor: int) -> bool:
         mine = os.fstat(descriptor)
@@ -229,9 +281,10 @@ class Log:
             sync_folder(self.path.parent)
         except OSError as problem:
             raise BudgetError(self._undone(descriptor, place, problem)) from problem
-        self._end, self._chain, self._needs_newline = place + len(data), chain, False
-        self.lines.append(line)
-        self._write_mark()
+        with self._whole():
+            self._end, self._chain, self._needs_newline = place + len(data), chain, False
+            self.lines.append(line)
+            self._write_mark()
 
     def _undone(self, descriptor: int, place: int, problem: OSError) -> str:
         told = f"the budget file {self.path} cannot be written: {problem.strerror or problem}"
@@ -256,6 +309,17 @@ class Log:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+_LOGS: weakref.WeakSet[Log] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for log in list(_LOGS):
+        log.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _pread(descriptor: int, size: int, place: int) -> bytes:

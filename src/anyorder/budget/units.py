@@ -5,6 +5,9 @@
 The hash keeps names out of sight, and no more: who has this file can try ids. The budget file says where the units of
 an entry are and, under the key, what they were. Where this file is lost, cut or altered, such an entry counts for
 everybody with the largest mu of its units: never less than it should.
+
+One unit has one hash only under one key. So the first entry with units binds the budget to the fingerprint of the key;
+where the file is gone, or another is in its place, no more units are entered one by one.
 """
 
 import hashlib
@@ -58,16 +61,25 @@ class UnitFile:
         self.path = budget.with_name(f".{budget.name}.units")
 
     def hashed(
-        self, ids: list[int] | list[str], mus: NDArray[np.float64], *, make: bool = True
+        self, ids: list[int] | list[str], mus: NDArray[np.float64], bound: str | None, *, make: bool = True
     ) -> tuple[bytes, NDArray[np.void]]:
-        """(key, the rows of these units), under the key of the file, which is made where there is none.
+        """(key, the rows of these units), under the key of the file.
 
         Args:
+            bound: fingerprint of the key that the budget's entries have; None before the first. Then the file is made
+                where there is none.
             make: False to write nothing: where there is no file, no unit has anything that these could add to.
 
-        Raises: BudgetError if the file cannot be made or read.
+        Raises: BudgetError if the file cannot be made or read, or is not the one that the budget is bound to.
         """
-        key = self._key() or (self._made() if make else os.urandom(32))
+        key = self._key()
+        if bound is not None and (key is None or _fingerprint(key) != bound):
+            what = "is gone, or cannot be read" if key is None else "is not the one that belongs to this budget"
+            raise BudgetError(
+                f"{self.path}, which keeps what units have, {what}: how much these units have is not known. Nothing "
+                "was spent; put the file back, or spend with named=False, which counts for everybody"
+            )
+        key = key or (self._made() if make else os.urandom(32))
         rows = np.empty(len(ids), _ROW)
         rows["id"] = [
             int.from_bytes(hashlib.blake2b(_raw(one), digest_size=8, key=key).digest(), "little") for one in ids
@@ -94,12 +106,17 @@ class UnitFile:
                 f"{self.path}, which keeps what units have, cannot be written: {problem.strerror or problem}. Nothing "
                 "was spent; make room, and ask again"
             ) from problem
-        return UnitsAt(offset=place, size=len(data), digest=_digest(key, place, data))
+        return UnitsAt(offset=place, size=len(data), digest=_digest(key, place, data), key=_fingerprint(key))
+
+    def fingerprint(self) -> str | None:
+        """Of the key that the file has now; None where there is none to be read."""
+        key = self._key()
+        return None if key is None else _fingerprint(key)
 
     def read(self, at: UnitsAt) -> NDArray[np.void] | None:
         """The rows of an entry; None where they are lost or are not those that were written."""
         key = self._key()
-        if key is None:
+        if key is None or _fingerprint(key) != at.key:
             return None
         try:
             with open(self.path, "rb") as file:
@@ -138,8 +155,12 @@ class UnitFile:
 
 
 def _raw(one: int | str) -> bytes:
-    """Text and integers apart: "1" is not 1."""
-    return b"s" + one.encode("utf-8", "surrogatepass") if isinstance(one, str) else b"i" + str(int(one)).encode()
+    """An integer as its digits: whoever is 7 in one plan and "7" in the next is one person."""
+    return str(one).encode("utf-8", "surrogatepass")
+
+
+def _fingerprint(key: bytes) -> str:
+    return hashlib.sha256(b"anyorder budget units" + key).hexdigest()[:32]
 
 
 def _digest(key: bytes, place: int, data: bytes) -> str:

@@ -20,6 +20,7 @@ from anyorder.cli.options import Json
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.errors import ArgumentError
 from anyorder.plan import Plan
+from anyorder.run.budgeted import word_of
 
 __all__ = ["budget"]
 
@@ -84,8 +85,9 @@ def budget(
 
     A plan that would bring the whole beyond the limit is refused with exit
     code 1, and nothing is written. A run that stopped early is settled with its
-    certificate: what it did not use is given back. anyorder train --budget FILE
-    spends its plan before the first step.
+    certificate: what it did not use is given back; its entry is known by the word
+    that lies beside the certificate, or by --run. train, federated, fit and tune
+    enter what they do with --budget FILE.
     """
     given = {
         "epsilon": epsilon, "delta": delta, "unit": unit, "neighbours": neighbours, "planned": planned,
@@ -101,7 +103,9 @@ def budget(
             found = _read(what)
             if type(found) is not Certificate:
                 raise ArgumentError(f"settle needs the certificate of a run, and {what} is none")
-            left = Budget(file).settle(found, run=run)
+            assert what is not None  # as the options were checked
+            opened = Budget(file)
+            left = opened.settle(found, run=run or word_of(what, opened))
         case Action.export:
             text = export(Budget(file), format or "opendp")
             if output is None:

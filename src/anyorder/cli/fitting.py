@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from anyorder.cli.options import MECHANISM, Json
+from anyorder.cli.options import MECHANISM, BudgetFile, Json
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.cli.running import run_or_resume
 from anyorder.errors import ArgumentError
@@ -51,6 +51,7 @@ def fit(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="New folder. Default: runs/<name of the csv>-<time>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder; it has the settings.")] = None,
+    budget: BudgetFile = None,
     as_json: Json = False,
 ) -> None:
     """Fit a linear model to a CSV file privately, in one pass in the order it lies in.
@@ -87,13 +88,14 @@ def fit(
             if name in given:
                 words[name] = str(given[name].absolute())
         words["bounds"] = Bounds.load(given["bounds"]).to_dict()
-        return job.fit(job.FitSettings(**words), output, observer=bar)
+        return job.fit(job.FitSettings(**words), output, observer=bar, budget=budget)
 
     console = Console(stderr=as_json)
     bar = PassBar(console)
     result = run_or_resume(
-        "fit", bar, given, output, resume, start=start, go_on=lambda folder: job.resume_fit(folder, observer=bar)
-    )
+        "fit", bar, given, output, resume, budget=budget,
+        start=start, go_on=lambda folder: job.resume_fit(folder, observer=bar),
+    )  # fmt: skip
     if as_json:
         print_json({"output": str(result.path), **result.to_dict()})
         return

@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 
 from anyorder._sealed import read_json
+from anyorder.budget.file import Budget
 from anyorder.budget.search import PrivateScore, Search, Trial
 from anyorder.budget.search import tune as search
 from anyorder.budget.search_folder import CERTIFICATE, PRINTED
-from anyorder.cli.options import Delta, Json
+from anyorder.cli.options import BudgetFile, Delta, Json
 from anyorder.cli.output import fail, one_line_errors, print_json
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.report import facts_panel
@@ -47,6 +48,7 @@ def tune(
         typer.Option(help="Scores are of private data, and move so far between neighbours: noise is added to them."),
     ] = None,
     share: Annotated[float, typer.Option(help="Of each run's mu^2, what its private score gets.")] = 0.1,
+    budget: BudgetFile = None,
     as_json: Json = False,
 ) -> None:
     """Search for settings of a private training; the whole search keeps epsilon.
@@ -73,6 +75,7 @@ def tune(
         found = search(
             made, asked["space"], epsilon=epsilon, delta=delta, plan=asked.get("plan", {}), runs=runs, law=law,
             score="public" if sensitivity is None else PrivateScore(sensitivity, share), folder=output,
+            budget=None if budget is None else Budget(budget),
         )  # fmt: skip
     except KeyboardInterrupt:
         fail(f"stopped, with nothing shown: the same command goes on in {output}", 1)

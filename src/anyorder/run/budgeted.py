@@ -14,7 +14,7 @@ from anyorder.errors import BudgetError
 from anyorder.plan import Plan
 from anyorder.run import folder
 
-__all__ = ["charge", "charge_again"]
+__all__ = ["charge", "charge_again", "word_of"]
 
 
 def charge(path: Path, budget: str | Path | None, plan: Plan) -> None:
@@ -56,3 +56,16 @@ def charge_again(path: Path, plan: Plan) -> None:
             f"{record}"
         )
     found.spend(plan, path.name, run=str(kept["run"]))
+
+
+def word_of(certificate: Path, budget: Budget) -> str | None:
+    """The word under which the run of this certificate was entered; None where its folder does not say so.
+
+    Args:
+        certificate: the file, where its run left it.
+    """
+    record = certificate.parent / folder.BUDGET
+    if certificate.name != folder.CERTIFICATE or not record.exists():
+        return None
+    kept = folder.read_json(record)
+    return str(kept["run"]) if kept.get("id") == budget.id else None

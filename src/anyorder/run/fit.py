@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder.budget import Budget
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.online import Hinge, Learner, Logistic, Poisson, Softmax, Squared
 from anyorder.participation import MinSeparation
 from anyorder.plan import Plan
 from anyorder.planner import plan as make_plan
 from anyorder.run import folder
+from anyorder.run.budgeted import charge, charge_again
 from anyorder.run.fit_bounds import Bounds, Categories, Interval
 from anyorder.run.fit_csv import Rows, Table
 from anyorder.run.fit_model import LinearModel, check_test_table
@@ -103,7 +105,7 @@ class Fit:
 
 def fit(
     settings: FitSettings, output: str | Path | None = None, *, observer: Observer | None = None,
-    key: bytes | None = None,
+    key: bytes | None = None, budget: str | Path | None = None,
 ) -> Fit:  # fmt: skip
     """Fit a model to a table, one pass for each epoch, and write the folder of the run.
 
@@ -115,16 +117,21 @@ def fit(
     header, the number of lines, and with user_key of which lines name which user. Unit: the row, or the user;
     neighbours: zero-out.
 
+    Args:
+        budget: file of an `anyorder.Budget`, in which the plan is entered before the first step.
     Raises: ArgumentError, PlanError for settings, bounds or a header that do not fit, and where no row of test_csv can
-        be read.
+        be read; BudgetError for a plan that the budget refuses.
     """
     work = _Work(settings)
     if settings.test_csv is not None:  # before anything is spent
         check_test_table(settings.test_csv, work.bounds, settings.target)
     plan = work.plan()
     regularization = work.regularization(plan)
+    if budget is not None:
+        Budget(budget).check(plan)
     with folder.fresh(output, Path(settings.csv).stem or "fit") as path:
         folder.hide_secrets(path)
+        charge(path, budget, plan)
         folder.replace(path / folder.PLAN, plan.save)
         begun = Fit(path, work.settings, plan, regularization)
         folder.write_json(path / folder.METRICS, begun.to_dict())
@@ -147,6 +154,7 @@ def resume_fit(path: str | Path, *, observer: Observer | None = None) -> Fit:
         if not (path / folder.CHECKPOINT).exists() and not folder.took_no_step(path):
             raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took steps: start a new one")
         plan = Plan.load(path / folder.PLAN, large=True)
+        charge_again(path, plan)
         return _run(_Work(settings), Fit(path, settings, plan, regularization), observer or Observer(), None)
 
 
