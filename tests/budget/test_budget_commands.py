@@ -101,7 +101,12 @@ def test_a_training_run_is_entered_once_and_refused_before_it_writes(path, tmp_p
     outcome = invoke("train", "--resume", folder, "--budget", path)
     assert outcome.exit_code == 2
     assert "leave out --budget" in outcome.stderr
+    alone = tmp_path / "run.privacy.json"
+    alone.write_bytes((folder / "run.privacy.json").read_bytes())
+    assert "does not say which entry" in invoke("budget", path, "settle", alone).stderr
     assert invoke("budget", path, "settle", folder / "run.privacy.json").exit_code == 0  # at what was planned
+    [held] = ao.Budget(path).entries()
+    assert held.settled is not None
     assert invoke("budget", tmp_path / "none", "settle", folder / "run.privacy.json").exit_code == 1
 
 
@@ -123,6 +128,31 @@ def test_a_run_that_was_killed_before_its_first_step_begins_again_under_its_entr
     ao.Budget(path, 4.0, 1e-5)
     with pytest.raises(BudgetError, match="not the budget in which this run was entered"):
         charge_again(folder, plan)
+
+
+def test_a_fit_is_entered_once_and_refused_before_it_writes(path, tmp_path):
+    made(path)
+    (tmp_path / "t.csv").write_text("age,job\n" + "30,yes\n70,no\n" * 20)
+    (tmp_path / "bounds.json").write_text(json.dumps({"features": {"age": [0, 100]}, "target": ["no", "yes"]}))
+    words = ["fit", "--csv", tmp_path / "t.csv", "--target", "job", "--bounds", tmp_path / "bounds.json"]
+    words += ["--epsilon", 3, "--delta", 1e-5, "--batch-size", 10, "--mechanism", "tree", "--budget", path]
+    folder = tmp_path / "run"
+    outcome = invoke(*words, "--output", folder)
+    assert outcome.exit_code == 0, outcome.output
+    [held] = ao.Budget(path).entries()
+    assert held.spend.plan == ao.Plan.load(folder / "plan.json").digest
+    assert held.spend.run == json.loads((folder / "budget.json").read_text())["run"]
+    assert invoke("fit", "--resume", folder).exit_code == 0
+    assert len(ao.Budget(path).entries()) == 1
+    outcome = invoke(*words, "--output", tmp_path / "other")
+    assert outcome.exit_code == 1
+    assert "refused" in outcome.stderr
+    assert not (tmp_path / "other").exists()
+    assert "leave out --budget" in invoke("fit", "--resume", folder, "--budget", path).stderr
+    assert invoke("budget", path, "settle", folder / "run.privacy.json").exit_code == 0
+    outcome = invoke("fit", "--resume", folder)
+    assert outcome.exit_code == 1
+    assert "its run is over" in outcome.stderr
 
 
 # -- searches --------------------------------------------------------------------------------------------------------

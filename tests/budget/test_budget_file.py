@@ -1,18 +1,22 @@
 """The file of a budget: torn, altered, cut, copied, full disks, many writers, and kills."""
 
+import copy
 import errno
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import anyorder as ao
 from anyorder.accounting import Gaussian
-from anyorder.budget import log
+from anyorder.budget import account, log
 from anyorder.errors import BudgetError
 
 EPSILON, DELTA = 8.0, 1e-5
@@ -242,6 +246,101 @@ def test_writers_at_once_lose_nothing_and_overspend_nothing(path):
     left = ao.Budget(path).remaining()
     assert left.spent <= EPSILON
     assert left.mu < 0.2  # all that fits was spent
+
+
+def test_threads_share_an_object(path, budget):
+    """Half-read lines would be counted twice, or be found altered."""
+    other, small, problems = ao.Budget(path), Gaussian(0.01), []
+
+    def use(i):
+        try:
+            for _ in range(4):
+                budget.remaining()
+                budget.entries()
+            budget.spend(small, run=f"t{i}")
+        except Exception as problem:
+            problems.append(problem)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for trial in range(6):
+            for _ in range(5):
+                other.spend(small)
+            threads = [threading.Thread(target=use, args=(f"{trial}x{i}",)) for i in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert problems == []
+    assert len(budget.entries()) == 3 + 6 * 9
+    assert budget.remaining() == ao.Budget(path).remaining()
+
+
+READER = """
+import sys
+import anyorder as ao
+budget = ao.Budget(sys.argv[1])
+with budget._log.locked(write=False):
+    pass
+print("ready", flush=True)
+while True:
+    with budget._log.locked(write=False):  # which many share: when one leaves, another is there
+        time.sleep(0.02)
+"""
+
+
+def test_readers_that_come_and_go_keep_no_writer_out(path, budget):
+    command = [sys.executable, "-c", "import time\n" + READER, str(path)]
+    readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    try:
+        for reader in readers:
+            assert reader.stdout.readline() == "ready\n"
+        writer = spender(path, 5, 0.01, "w")
+        assert writer.communicate(timeout=60)[0].split()[1:] == list("01234")
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.communicate()
+
+
+def test_a_lock_that_another_thread_keeps_is_no_endless_wait(budget, monkeypatch):
+    monkeypatch.setattr(log, "_WAIT", 0.05)
+    with (
+        ThreadPoolExecutor() as pool,
+        budget._log.locked(write=False),
+        pytest.raises(BudgetError, match="locked by another thread"),
+    ):
+        pool.submit(budget.remaining).result()
+    assert budget.remaining().entries == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_in_the_middle_begins_anew(path, budget):
+    """The child has a copy of a lock that nobody in it will give back."""
+    with budget._log.locked(write=False):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if budget._log._mutex.acquire(timeout=5) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_copy_reads_the_file_anew(path, budget):
+    for made in (pickle.loads(pickle.dumps(budget)), copy.deepcopy(budget)):
+        assert made.path == path
+        assert made.spend(Gaussian(0.1)) == budget.remaining()
+
+
+def test_what_is_interrupted_half_way_is_read_again(path, budget, monkeypatch):
+    other = ao.Budget(path)
+    other.spend(Gaussian(0.4))
+    with monkeypatch.context() as patched:
+        patched.setattr(account.Account, "_add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            budget.remaining()
+    assert budget.remaining() == other.remaining()
 
 
 def test_what_was_told_before_a_kill_is_there_after_it(path):

@@ -34,7 +34,8 @@ def trial(settings, plan, folder):
         raise SystemExit(7)
     if os.path.exists("stopped"):
         raise KeyboardInterrupt
-    print(1, file=open("made", "a"))
+    with open("made", "a") as file:
+        print(1, file=file)
     return Trial(settings["rate"], ao.Certificate(plan, plan.n, os.urandom(16).hex(), "0" * 64, "0" * 64))
 """
 SPACE = {"space": {"rate": [1, 2, 3], "batch_size": [4]}, "plan": {"dataset_size": 12, "epochs": 1}}
@@ -117,6 +118,25 @@ def test_a_search_that_fails_says_nothing_of_its_runs(file, code, place):
     assert (place / "found/.printed.txt").stat().st_mode & 0o077 == 0
     (place / file).unlink()
     assert process(*TUNE, "--output", "found").returncode == 0
+
+
+def test_a_search_from_the_shell_is_entered_in_a_budget(place, monkeypatch):
+    import anyorder as ao
+
+    monkeypatch.syspath_prepend(place)
+    left = ao.Budget(place / "people.budget", 20.0, 1e-5)
+    grid = [*TUNE[:-2], "--law", "fixed", "--budget", "people.budget", "--output"]
+    for _ in range(2):  # it goes on, or is shown again
+        done = invoke(*grid, "found")
+        assert done.exit_code == 0, done.output
+        [held] = left.entries()
+        assert held.spend.what == "search"
+    left.limit(10.0, 1e-5)
+    done = invoke(*grid, "other")
+    assert done.exit_code == 1
+    assert "must not run" in done.stderr
+    assert invoke(*TUNE, "--output", "third", "--budget", "none").exit_code == 1
+    sys.modules.pop("mine")
 
 
 def test_a_private_score_from_the_shell(place):

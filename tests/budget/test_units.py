@@ -35,10 +35,12 @@ def test_a_unit_has_one_hash_in_a_file_and_another_in_the_next(file, tmp_path):
     assert file.hashed(["ann"], np.ones(1))[0] != UnitFile(tmp_path / "other.budget").hashed(["ann"], np.ones(1))[0]
 
 
-def test_texts_and_integers_are_apart(file):
+def test_an_integer_is_who_its_digits_are(file):
+    """Two people, if somebody calls them 1 and "1", would have too much; one, if they were apart, too little."""
     _, rows = entered(file, ["1"], [0.1])
-    _, other = entered(file, [1], [0.1])
-    assert rows["id"] != other["id"]
+    _, same = entered(file, [1], [0.1])
+    _, other = entered(file, ["01"], [0.1])
+    assert rows["id"] == same["id"] != other["id"]
 
 
 @pytest.mark.parametrize("change", ["mu", "place", "key", "cut", "format"])
@@ -50,7 +52,7 @@ def test_rows_that_were_altered_moved_or_lost_are_none(file, change):
         raw[at.offset + 15] ^= 1
     elif change == "place":  # a louder unit's row in the place of a quieter one's, each with its own digest
         raw[at.offset : at.offset + 16] = raw[behind.offset : behind.offset + 16]
-        at = units.UnitsAt(offset=at.offset, size=16, digest=behind.digest)
+        at = units.UnitsAt(offset=at.offset, size=16, digest=behind.digest, key=behind.key)
     elif change == "key":
         raw[raw.index(b'"key": "') + 8] ^= 1
     elif change == "cut":

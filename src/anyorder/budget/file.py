@@ -248,9 +248,9 @@ class Budget:
             )
         raise BudgetError(
             f"refused: with it epsilon {spent:.6g} would be spent at delta = {account.delta:g}, and the limit of the "
-            f"budget {self.path} is {account.epsilon:g}; {spent_now.epsilon(account.delta):.6g} are spent, and one Gaussian "
-            f"plan may have {gdp_epsilon(float(left) ** 0.5, account.delta):.6g}. Nothing was entered, and it must not "
-            f"run{hint}"
+            f"budget {self.path} is {account.epsilon:g}; {spent_now.epsilon(account.delta):.6g} are spent, and one "
+            f"Gaussian plan may have {gdp_epsilon(float(left) ** 0.5, account.delta):.6g}. Nothing was entered, and it "
+            f"must not run{hint}"
         )
 
     def settle(self, certificate: Certificate, *, run: str | None = None) -> Remaining:

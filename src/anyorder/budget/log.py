@@ -237,12 +237,18 @@ class Log:
         return begin.id
 
     def _mark(self) -> tuple[str, int, str] | None:
-        """(id, lines, chain) of the last line that was known to be on the disk; None where no mark can be read."""
+        """(id, lines, chain) of the last line that was known to be on the disk; None where there is no mark.
+
+        A mark that a kill or a loss of power left empty, torn or zeros says nothing, and is written with the next line.
+        """
         try:
             raw = self.mark_path.read_bytes()
+        except OSError:  # it guards against mistakes, and the file stands alone too
+            return None
+        try:
             found = json.loads(raw)
             return str(found["id"]), int(found["lines"]), str(found["chain"])
-        except (OSError, ValueError, KeyError, TypeError):  # it guards against mistakes, and the file stands alone too
+        except (ValueError, KeyError, TypeError):
             return None
 
     def _check_mark(self, mark: tuple[str, int, str] | None) -> None:

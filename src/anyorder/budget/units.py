@@ -61,7 +61,7 @@ class UnitFile:
         self.path = budget.with_name(f".{budget.name}.units")
 
     def hashed(
-        self, ids: list[int] | list[str], mus: NDArray[np.float64], bound: str | None, *, make: bool = True
+        self, ids: list[int] | list[str], mus: NDArray[np.float64], bound: str | None = None, *, make: bool = True
     ) -> tuple[bytes, NDArray[np.void]]:
         """(key, the rows of these units), under the key of the file.
 
