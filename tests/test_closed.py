@@ -12,6 +12,11 @@ import pytest
 import anyorder as ao
 from anyorder import participation
 from anyorder.accounting.selection import Counts, Top, Uniform
+from anyorder.budget.found import ScoreNoise, SearchCertificate, SearchClaim
+from anyorder.budget.laws import Law
+from anyorder.budget.prepared import Prepared
+from anyorder.budget.search import PrivateScore, Search, Trial
+from anyorder.budget.space import Range, Space
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError, PlanError
@@ -41,6 +46,16 @@ FINAL = [
     *get_args(Pattern),
     *get_args(Loss),
     *get_args(Set),
+    *get_args(Law),
+    PrivateScore,
+    Trial,
+    Search,
+    ScoreNoise,
+    SearchClaim,
+    SearchCertificate,
+    Range,
+    Space,
+    Prepared,
     Custom,
     Flat,
     PerGroup,

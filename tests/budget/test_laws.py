@@ -1,12 +1,13 @@
 """Laws of the number of runs: their chances, means, generating functions, draws, and what is refused."""
 
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
 
 from anyorder.budget import Fixed, Geometric, Logarithmic, NegativeBinomial, Poisson
-from anyorder.budget.laws import from_dict, weight
+from anyorder.budget.laws import _negative_binomial_chances, from_dict, weight
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 
@@ -62,6 +63,16 @@ def test_draws_have_the_chances_of_the_law(law):
     assert spread < 30  # chi-squared of at most 7 degrees of freedom: once in ten thousand
 
 
+@pytest.mark.parametrize("eta", [1e-100, -1e-100, 1e-40, -1e-20])
+def test_chances_keep_their_digits_where_eta_is_nearly_nothing(eta):
+    law = NegativeBinomial(eta, 10.0)
+    source = NoiseSource(bytes(range(32)))
+    assert [law.draw(source, row) for row in range(50)] == [Logarithmic(10.0).draw(source, row) for row in range(50)]
+    for digits in (60, 90):
+        ours, limit = (next(_negative_binomial_chances(one, law.gamma, digits))[1] for one in (eta, 0.0))
+        assert abs(ours / limit - 1) < 10 * abs(Decimal(eta)) + Decimal(10) ** (5 - digits)
+
+
 def test_a_draw_is_a_function_of_key_and_row():
     source = NoiseSource(bytes(range(32)))
     first = [Geometric(30.0).draw(source, row) for row in range(20)]
@@ -113,7 +124,8 @@ def test_laws_are_kept_in_files():
         lambda: Fixed(0), lambda: Fixed(2.5), lambda: Geometric(1.0), lambda: Geometric(math.inf), lambda: Poisson(0.0),
         lambda: Poisson("5"), lambda: Logarithmic(0.5), lambda: NegativeBinomial(-1.0, 5.0),
         lambda: NegativeBinomial(-2.0, 5.0), lambda: NegativeBinomial(-0.95, 50.0),
-        lambda: NegativeBinomial(101.0, 5.0),        lambda: Geometric(2e6), lambda: Geometric(True),
+        lambda: NegativeBinomial(101.0, 5.0), lambda: NegativeBinomial(1e-300, 10.0),
+        lambda: Geometric(2e6), lambda: Geometric(True),
     ],
 )  # fmt: skip
 def test_what_is_no_law_is_refused(make):

@@ -5,10 +5,14 @@ import math
 import os
 import re
 import stat
+import time
 from collections import Counter
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
 import anyorder as ao
 from anyorder.accounting import Gaussian, compose
@@ -18,7 +22,7 @@ from anyorder.budget.found import SearchCertificate
 from anyorder.budget.prepared import prepare
 from anyorder.budget.search import PrivateScore, Trial, tune
 from anyorder.budget.space import read_space, uniforms
-from anyorder.errors import ArgumentError, BudgetError, CheckpointError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
 from budget.searches import LARGE, PLAN, SPACE, TARGET, counted, function, run
 
@@ -191,6 +195,38 @@ def test_secret_files_are_for_their_owner_alone(tmp_path):
     assert {mode & 0o077 for mode in seen} == {0}
 
 
+def test_what_a_run_does_to_its_settings_no_other_run_sees(tmp_path):
+    """A function that appends its last layer would count the runs, in settings that are shown."""
+    for space in ({"layers": [[64]]}, [{"layers": [64]}]):
+        for i, law in enumerate(("geometric", "fixed")):
+            seen = []
+
+            def made(settings, plan, folder, seen=seen):
+                seen.append(list(settings["layers"]))
+                settings["layers"].append(10)
+                return quick(settings, plan, folder)
+
+            given = {**PLAN, "batch_size": 4, "epochs": 1}
+            for folder in (None, tmp_path / f"{type(space).__name__} {i}"):
+                found = search(made, space, law=law, runs=30 if law == "geometric" else 1, plan=given, folder=folder)
+                assert found.best.settings == found.certificate.settings == {"layers": [64]}
+            assert len(seen) > 5 or law == "fixed"
+            assert all(layers == [64] for layers in seen)
+
+
+def test_times_of_what_is_left_do_not_tell_how_long_it_took(tmp_path):
+    def slow(settings, plan, folder):
+        (folder / "model.txt").write_text("a model")
+        time.sleep(0.02)
+        return quick(settings, plan, folder)
+
+    search(slow, folder=tmp_path / "search", runs=20)
+    search(slow, folder=tmp_path / "search", runs=20)  # what has ended
+    left = [tmp_path / "search", *(tmp_path / "search").rglob("*")]
+    assert len(left) == 7
+    assert len({path.stat().st_mtime_ns for path in left}) == 1
+
+
 def test_names_of_folders_are_those_of_no_order(tmp_path):
     names = []
 
@@ -273,6 +309,52 @@ def test_a_score_that_is_not_finite_is_the_worst():
             found = search(made, FEW, law="fixed", runs=None, score=score)
             assert found.best.settings["rate"] == 1.0
             assert sorted(trial.score for trial in found.trials)[:2] == [-math.inf] * 2
+
+
+def test_what_no_float_holds_fails_no_search():
+    """A run that fails stops the search, which is seen: no number that a score may be does that."""
+    huge = [1e308, -1e308, -1e305, 1e300, 10**400, -(10**400), Fraction(10**400), Decimal("1e400"), Decimal("nan")]
+    for bad in [*huge, np.longdouble("inf"), torch.tensor(math.nan)]:
+
+        def made(settings, plan, folder, bad=bad):
+            trial = quick(settings, plan, folder)
+            return Trial(bad if settings["rate"] != 1.0 else 0, trial.certificate)
+
+        for score in ("public", PrivateScore(1e-3), PrivateScore(1e300)):
+            found = search(made, FEW, law="fixed", runs=None, score=score)
+            others = [trial.score for trial in found.trials if trial.settings["rate"] != 1.0]
+            if isinstance(bad, float):
+                noise = 0 if score == "public" else found.certificate.claim.score.std
+                assert others == pytest.approx([bad] * 2, abs=6 * noise)
+            else:
+                assert others == [-math.inf] * 2
+
+
+@pytest.mark.parametrize("kind", [int, Fraction, Decimal, np.int64, torch.tensor])
+def test_noise_is_added_to_the_very_score_and_not_to_the_float_beside_it(kind):
+    """2^60 + 128 and the number after it are 256 apart as floats; what they show is one apart, as was promised."""
+
+    def shown(number):
+        found = search(
+            lambda s, p, f: Trial(kind(number), quick(s, p, f).certificate), FEW, law="fixed", runs=1,
+            score=PrivateScore(1.0), epsilon=1000.0,
+        )  # fmt: skip
+        return found.best.score
+
+    at, after = 2**60 + 128, 2**60 + 129
+    assert float(after) - float(at) == 256
+    noisy = []
+    for number in (at, after):
+        seen = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "anyorder.budget.search.round", lambda x, seen=seen: seen.append(x) or round(x), raising=False
+            )
+            shown(number)
+        noisy.append(seen[0])
+    std = search(quick, FEW, law="fixed", runs=1, score=PrivateScore(1.0), epsilon=1000.0).certificate.claim.score.std
+    grid = Fraction(2.0 ** math.floor(math.log2(std / 1024)))
+    assert (noisy[1] - noisy[0]) * grid == 1
 
 
 # -- what is checked -------------------------------------------------------------------------------------------------
@@ -425,48 +507,3 @@ def test_a_damaged_state_is_refused(tmp_path):
     state.write_text(state.read_text().replace('"key": "00', '"key": "01'))
     with pytest.raises(CheckpointError, match="can be resumed: .* was altered"):
         search(never, folder=tmp_path)
-
-
-# -- what the data set has left --------------------------------------------------------------------------------------
-
-
-class Left:
-    """As much of a budget as a search asks of it."""
-
-    def __init__(self, refuse=False):
-        self.spent, self.refuse = [], refuse
-
-    def spend(self, claim, name="", run=None):
-        if self.refuse:
-            raise BudgetError("more than is left")
-        if run not in [one for one, _ in self.spent]:
-            self.spent.append((run, claim))
-
-
-def test_the_whole_search_is_charged_once_and_before_its_first_run(tmp_path):
-    left = Left()
-
-    def made(settings, plan, folder):
-        assert len(left.spent) == 1
-        return quick(settings, plan, folder)
-
-    with pytest.raises(TrainingError):
-        search(lambda s, p, f: 1 / 0, folder=tmp_path, budget=left)
-    found = search(made, folder=tmp_path, budget=left)
-    search(never, folder=tmp_path, budget=left)
-    [(_, claim)] = left.spent
-    assert claim == found.certificate.claim
-    assert claim.epsilon == found.certificate.epsilon
-    with pytest.raises(BudgetError):
-        search(never, budget=Left(refuse=True))
-
-
-def test_a_budget_file_is_charged_with_the_whole_search(tmp_path):
-    left = ao.Budget(tmp_path / "data.budget", epsilon=20.0, delta=1e-6)
-    found = search(quick, folder=tmp_path / "search", budget=left)
-    assert left.remaining().spent == pytest.approx(found.certificate.epsilon, rel=1e-3)
-    search(never, folder=tmp_path / "search", budget=left)
-    left.spend(found.certificate)  # the same search
-    assert left.remaining().spent == pytest.approx(found.certificate.epsilon, rel=1e-3)
-    with pytest.raises(BudgetError, match="must not run"):
-        search(never, budget=left, epsilon=30.0)

@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 
 _MOST_RUNS = 10**6
 _LEAST_GAMMA = 1e-9  # below it a law asks for a thousand million runs now and then
+_LEAST_ETA = 1e-100  # nearer to 0 all chances are those of 0 to a hundred digits, and floats have no room
 _WORDS = 4  # of a draw at a time: 128 bits
 
 
@@ -84,7 +85,7 @@ class NegativeBinomial:
     has heavier tails: K is often 1, and now and then very large.
 
     Attributes:
-        eta: above -1, at most 100.
+        eta: above -1, at most 100; 0, or at least 1e-100 in size.
         mean: E[K], from 1.01 to 10^6; gamma follows from it, and is at least 1e-9.
     Raises: ArgumentError.
     """
@@ -96,6 +97,8 @@ class NegativeBinomial:
 
     def __post_init__(self) -> None:
         _set(self, eta=_check.real("eta", self.eta, low=-1.0, high=100.0), mean=_mean(self.mean, low=1.01))
+        if 0 < abs(self.eta) < _LEAST_ETA:
+            raise ArgumentError(f"eta must be 0, or at least {_LEAST_ETA:g} in size, got {self.eta!r}: take 0")
         if self.eta == -1:
             raise ArgumentError("eta must be above -1, got -1.0")
         if _mean_of(self.eta, math.log(_LEAST_GAMMA)) < self.mean:
@@ -309,9 +312,12 @@ def _negative_binomial_chances(eta: float, gamma: float, digits: int) -> Iterato
     one, shape, g = Decimal(1), Decimal(eta), Decimal(gamma)
     rest = c.subtract(one, g)
     if eta:
-        first = c.divide(c.multiply(shape, rest), c.subtract(c.exp(c.multiply(-shape, c.ln(g))), one))
+        lost = max(0, -math.floor(math.log10(abs(eta * math.log(gamma)))))  # digits, where gamma^-eta is nearly 1
+        fine = Context(prec=digits + lost)
+        power = fine.exp(fine.minus(fine.multiply(shape, fine.ln(g))))  # a bare minus would round to 28 digits
+        first = c.divide(c.multiply(shape, rest), fine.subtract(power, one))
     else:
-        first = c.divide(rest, -c.ln(g))
+        first = c.divide(rest, c.minus(c.ln(g)))
     k, chance = 1, first
     while True:
         yield k, chance

@@ -3,7 +3,9 @@
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from anyorder.budget.prepared import Prepared, prepare
 from anyorder.budget.search_folder import BEST, CERTIFICATE, SHOWN, SearchFolder, searching
 from anyorder.budget.space import Settings, Space, read_space, uniforms
 from anyorder.certificate import Certificate
-from anyorder.errors import ArgumentError, CheckpointError, TrainingError
+from anyorder.errors import ArgumentError, BudgetError, CheckpointError, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.plan import Plan
 
@@ -59,10 +61,12 @@ class Trial:
     """One run: what the function of `tune` returns, and what a search shows.
 
     Attributes:
-        score: the higher the better; what is not finite counts as worst. Shown, it has its noise where it is private.
+        score: the higher the better; what is not finite, or no float holds, counts as worst. Shown, it has its noise
+            where it is private.
         certificate: of the run: `engine.certificate()`, `release.certificate()`, `learner.certificate()`.
-        result: whatever else is to be kept, made from the run's releases alone. Numbers, texts, lists and dicts of them
-            where the search has a folder, in which it is kept; more goes into the run's own folder.
+        result: whatever else is to be kept, made from the run's releases alone, and that no later run changes. Numbers,
+            texts, lists and dicts of them where the search has a folder, in which it is kept; more goes into the run's
+            own folder.
         settings: of a run that is shown; the function leaves it out.
         folder: of a run that is shown, where the search has one; the function leaves it out.
     """
@@ -135,8 +139,10 @@ def tune(
         score: "public" or a `PrivateScore`.
         folder: where the search can be resumed after a kill, by the same call: the same K and settings, finished runs
             are not made again. None: nothing is kept but what is returned, and runs have folders that are removed.
-        key: 32 bytes, of the search's own draws, in tests; by default from the operating system. Keep it secret.
-        budget: what the data set has left; the whole search is charged before its first run.
+        key: 32 bytes, of the search's own draws, in tests; by default from the operating system. Keep it secret, and
+            give it to one search: two have the same draws, and a budget refuses the second.
+        budget: what the data set has left; the whole search is charged before its first run, and if that was not asked
+            for then, when it is.
     Returns: `Search`.
     Raises: ArgumentError, PlanError before any run for settings that make no plan; BudgetError; CheckpointError where
         the folder is of another search; TrainingError where a run failed: then nothing is shown, and not which it was.
@@ -208,15 +214,38 @@ class _Searcher:
                 f"{self._files.path} holds another search: its space, plans, law, target or score differ from these, "
                 "or another version made its plans. Give what it was begun with, or choose another folder"
             )
+        state = None if state is None else {name: value for name, value in state.items() if name != "format"}
         if state is not None and "shown" in state:
-            self._files.clean()  # where it was killed between its end and this
+            try:
+                self._charge(state, state["key_fingerprint"], budget)
+            finally:
+                self._files.clean()  # where it was killed between its end and this
             return self._found(state["shown"], state["key_fingerprint"])
         state = self._begun(state, key)
         source = NoiseSource(bytes.fromhex(state["key"])).derive(b"anyorder search " + self._spec.encode())
-        if budget is not None:  # charged once under this word, however often it is asked for
-            whole: Any = self._claim
-            budget.spend(whole, name="search", run=f"search {source.fingerprint()}")
-        return self._ended(source, self._records(source))
+        self._charge(state, source.fingerprint(), budget)
+        return self._ended(source, self._records(source), state.get("charged", []))
+
+    def _charge(self, state: dict[str, Any], fingerprint: str, budget: Budget | None) -> None:
+        """Spend the whole search, once under its word, however often it is asked for.
+
+        The word follows from the key, and a key that the caller gives may have made another search: of the same K,
+        settings and noise of scores, which no composition covers. An entry under the word is this search's only where
+        its folder says so.
+        """
+        if budget is None:
+            return
+        word, charged = f"search {fingerprint}", state.setdefault("charged", [])
+        if budget.id not in charged:
+            if any(held.spend.run == word for held in budget.entries()):
+                raise BudgetError(
+                    "the budget has an entry of a search with this key, which this folder does not know of: two "
+                    "searches with one key have the same draws, and no budget covers both. Leave key= out; or, if the "
+                    "entry is of this very search, budget="
+                )
+            charged.append(budget.id)
+            self._files.save_state(**state)  # first: after a kill between these two the same call spends
+        budget.spend(self._claim, name="search", run=word)
 
     def _begun(self, state: dict[str, Any] | None, key: bytes | None) -> dict[str, Any]:
         """The state, saved before anything follows from it."""
@@ -228,7 +257,7 @@ class _Searcher:
             raise CheckpointError(
                 "key= is not the key of the search in the folder, which goes on with its own; leave it out"
             )
-        return {name: value for name, value in state.items() if name != "format"}
+        return state
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
@@ -264,7 +293,7 @@ class _Searcher:
         plan = self._prepared.plan(settings)
         problem, stopped = None, False
         try:
-            trial = self._function(dict(settings), plan, self._files.run_folder(name))
+            trial = self._function(deepcopy(settings), plan, self._files.run_folder(name))
             record = self._checked(trial, plan, settings, used | {source.fingerprint()})
             record["score"] = self._noisy(trial.score, source, i)
             record["coin"] = float(uniforms(source.derive(b"ties").words(i, 0, 2))[0])
@@ -305,22 +334,27 @@ class _Searcher:
         return {"settings": settings, "run": shown.run(), "result": trial.result}
 
     def _noisy(self, score: Any, source: NoiseSource, i: int) -> float | None:
-        """The score that is compared, and shown; None for the worst: what is not finite."""
-        if isinstance(score, (str, bytes)):
-            raise ArgumentError(f"score must be a number, got {type(score).__name__}")
-        exact = float(score)
-        if not math.isfinite(exact):
+        """The score that is compared, and shown; None for the worst: what is not finite, or too large for a float.
+
+        Noise is added to the score as it is, of whatever size and type: a float between would move scores of
+        neighbours apart, and what overflowed would tell of them.
+        """
+        exact = _exact(score)
+        if exact is None:
             return None
         noise = self._claim.score
-        if noise is None:
-            return exact
-        grid = 2.0 ** math.floor(math.log2(noise.std * _ROUNDED))
-        z = float(source.derive(b"scores").normal(i, 0, 1)[0])
-        return round((exact + noise.std * z) / grid) * grid
+        if noise is not None:
+            grid = Fraction(2.0 ** math.floor(math.log2(noise.std * _ROUNDED)))
+            z = float(source.derive(b"scores").normal(i, 0, 1)[0])
+            exact = round((exact + Fraction(noise.std) * Fraction(z)) / grid) * grid
+        try:
+            return float(exact)
+        except OverflowError:
+            return None
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _ended(self, source: NoiseSource, records: list[tuple[str, dict[str, Any]]]) -> Search:
+    def _ended(self, source: NoiseSource, records: list[tuple[str, dict[str, Any]]], charged: list[str]) -> Search:
         """Choose, and show; what is not shown is removed, K and the key of the draws as well."""
         best = max(range(len(records)), key=lambda i: _rank(records[i][1]), default=None)
         places: dict[str, str] = {}
@@ -337,7 +371,8 @@ class _Searcher:
         self._files.show(places)
         if self._files.kept:
             found.certificate.save(self._files.path / CERTIFICATE)
-        self._files.save_state(spec=self._spec, shown=shown, key_fingerprint=source.fingerprint())
+        also = {"charged": charged} if charged else {}
+        self._files.save_state(spec=self._spec, shown=shown, key_fingerprint=source.fingerprint(), **also)
         self._files.clean()
         return found
 
@@ -346,7 +381,7 @@ class _Searcher:
         best = None if shown["best"] is None else trials[shown["best"]]
         run, settings = (None, None) if best is None else (best.certificate, best.settings)
         all_shown = tuple(one.certificate.key_fingerprint for one in trials) if self._fixed else ()
-        certificate = SearchCertificate(self._claim, fingerprint, run, settings, all_shown)
+        certificate = SearchCertificate(self._claim, fingerprint, run, deepcopy(settings), all_shown)
         return Search(best, certificate, trials if self._fixed else None)
 
     def _trial(self, record: dict[str, Any]) -> Trial:
@@ -354,6 +389,19 @@ class _Searcher:
         folder = self._files.path / record["folder"] if self._files.kept else None
         score = -math.inf if record["score"] is None else record["score"]
         return Trial(score, certificate, record["result"], record["settings"], folder)
+
+
+def _exact(score: Any) -> Fraction | None:
+    """The very number, of Python, numpy or torch; None if it is not finite."""
+    number = score.item() if hasattr(score, "item") else score
+    if isinstance(number, (str, bytes)):
+        raise ArgumentError(f"score must be a number, got {type(score).__name__}")
+    try:
+        if not hasattr(number, "as_integer_ratio"):
+            number = float(number)
+        return Fraction(*(int(part) for part in number.as_integer_ratio()))
+    except (OverflowError, ValueError):  # of infinities, of NaN
+        return None
 
 
 def _rank(record: dict[str, Any]) -> tuple[float, float]:

@@ -5,7 +5,6 @@ import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,19 +111,19 @@ class SearchFolder:
         for name, place in names.items():
             source, target = self.path / _RUNS / name, self.path / place
             if source.exists():
-                _same_times(source)
                 target.parent.mkdir(exist_ok=True)
                 os.rename(source, target)
                 sync_folder(target.parent)
 
     def clean(self) -> None:
-        """Remove all runs that were not shown, and their records."""
+        """Remove all runs that were not shown, and their records; what is left has the time at which it all began."""
         if self.kept and (self.path / _RUNS).exists():
             shutil.rmtree(self.path / _RUNS)
         if self.kept:
             begun = self.path.glob(f".{_STATE}.*")  # of a state that a kill came into: the key may be in it
             for path in (self.path / _FAILURE, self.path / PRINTED, *begun):
                 path.unlink(missing_ok=True)
+            _same_times(self.path, (self.path / _LOCK).stat().st_mtime_ns)
 
     def _record_path(self, name: str) -> Path:
         return self.path / _RUNS / f"{name}.json"
@@ -177,9 +176,8 @@ def searching(folder: str | Path | None) -> Iterator[SearchFolder]:
         os.close(descriptor)
 
 
-def _same_times(folder: Path) -> None:
-    """Give all files one time: when each was written tells how long the search went on after it."""
-    now = time.time()
+def _same_times(folder: Path, began: int) -> None:
+    """Give all files one time: the times at which they were written tell how long the search went on."""
     for where, _, names in os.walk(folder, topdown=False):
         for name in [*names, "."]:
-            os.utime(os.path.join(where, name), (now, now), follow_symlinks=False)
+            os.utime(os.path.join(where, name), ns=(began, began), follow_symlinks=False)

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -82,23 +83,26 @@ class Space:
         return 1 if self.listed else len(self.axes)
 
     def draw(self, shares: NDArray[np.float64]) -> Settings:
-        """The settings of (width,) numbers in (0, 1): each listed one, each value, as likely as another."""
+        """The settings of (width,) numbers in (0, 1): each listed one, each value, as likely as another.
+
+        A copy to its last list, as `at` gives: what one run does to its settings, no other run and no certificate has.
+        """
         if self.listed:
-            return dict(self.listed[_place(shares[0], len(self.listed))])
+            return deepcopy(self.listed[_place(shares[0], len(self.listed))])
         return {
-            name: axis.at(float(u)) if isinstance(axis, Range) else axis[_place(u, len(axis))]
+            name: axis.at(float(u)) if isinstance(axis, Range) else deepcopy(axis[_place(u, len(axis))])
             for (name, axis), u in zip(self.axes.items(), shares, strict=True)
         }
 
     def at(self, i: int) -> Settings:
         """The i-th of all settings, where there is no range."""
         if self.listed:
-            return dict(self.listed[i])
+            return deepcopy(self.listed[i])
         settings = {}
         for name, axis in reversed(self.axes.items()):
             assert isinstance(axis, list)
             i, place = divmod(i, len(axis))
-            settings[name] = axis[place]
+            settings[name] = deepcopy(axis[place])
         return dict(reversed(settings.items()))
 
     def plans(self) -> Iterable[Settings]:
