@@ -248,6 +248,24 @@ def test_writers_at_once_lose_nothing_and_overspend_nothing(path):
     assert left.mu < 0.2  # all that fits was spent
 
 
+@pytest.mark.parametrize("left", [b"", b"\0" * 160])
+def test_a_mark_that_was_never_written_says_nothing(path, budget, left):
+    mark(path).write_bytes(left)
+    assert ao.Budget(path).spend(Gaussian(0.1)).entries == 4
+    assert b'"lines": 5' in mark(path).read_bytes()
+
+
+@pytest.mark.parametrize("left", [b"{", b"[]", b'{"id": 1}', b"none"])
+def test_an_altered_mark_is_found(path, budget, left):
+    """Else an end that was cut off would be forgotten."""
+    path.write_bytes(path.read_bytes().rsplit(b"\n", 2)[0] + b"\n")
+    mark(path).write_bytes(left)
+    with pytest.raises(BudgetError, match="was altered: whether its end was cut off is not known"):
+        ao.Budget(path)
+    mark(path).unlink()
+    assert ao.Budget(path).remaining().entries == 2
+
+
 def test_threads_share_an_object(path, budget):
     """Half-read lines would be counted twice, or be found altered."""
     other, small, problems = ao.Budget(path), Gaussian(0.01), []

@@ -239,17 +239,23 @@ class Log:
     def _mark(self) -> tuple[str, int, str] | None:
         """(id, lines, chain) of the last line that was known to be on the disk; None where there is no mark.
 
-        A mark that a kill or a loss of power left empty, torn or zeros says nothing, and is written with the next line.
+        One that a kill or a loss of power left empty, or as zeros, says nothing, and is written with the next line.
+        Raises: BudgetError for one that was altered: it can no longer tell of an end that was cut off.
         """
         try:
             raw = self.mark_path.read_bytes()
         except OSError:  # it guards against mistakes, and the file stands alone too
             return None
+        if not raw.strip(b"\0"):
+            return None
         try:
             found = json.loads(raw)
             return str(found["id"]), int(found["lines"]), str(found["chain"])
-        except (ValueError, KeyError, TypeError):
-            return None
+        except (ValueError, KeyError, TypeError) as problem:
+            raise BudgetError(
+                f"{self.mark_path}, which tells how many lines the budget file has, was altered: whether its end was "
+                "cut off is not known. Put it back; or, where you know that nothing is missing, delete it"
+            ) from problem
 
     def _check_mark(self, mark: tuple[str, int, str] | None) -> None:
         if mark is not None and len(self.lines) == mark[1] and mark[0] == self._id and self._chain != mark[2]:
