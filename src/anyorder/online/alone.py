@@ -19,7 +19,13 @@ _SEVERAL = (
 )
 _CLASSES = f"{_SEVERAL}. For several classes at once SoftmaxRegression is one release"
 
-_REFUSED = {
+_OTHERS = (
+    "it may fit several times on the same rows, and every fit is a release of its own: together they have a larger "
+    "epsilon than one fit says. Of scikit-learn, pipelines, ColumnTransformer, TransformedTargetRegressor and "
+    "SelectFromModel fit once, and may; elsewhere fit by yourself, and hand over what was fitted"
+)
+
+_REASONS = {
     "sklearn.model_selection": _SEARCH,
     "sklearn.calibration": _SEARCH,
     "sklearn.ensemble": _SEVERAL,
@@ -30,11 +36,17 @@ _REFUSED = {
     "sklearn.multioutput": _SEVERAL,
     "sklearn.semi_supervised": _SEARCH,
 }
-"""Rooms of scikit-learn whose members fit an estimator more than once, and what is wrong with it."""
+"""What is wrong in rooms of scikit-learn whose members fit an estimator more than once."""
+
+_ONCE = (
+    "sklearn.base", "sklearn.compose", "sklearn.feature_selection._base", "sklearn.feature_selection._from_model",
+    "sklearn.pipeline", "sklearn.utils",
+)  # fmt: skip
+"""Rooms whose members fit an estimator once, if at all. All others of scikit-learn are refused, also those to come."""
 
 
 def check_alone() -> None:
-    """Raise TrainingError where one of scikit-learn's searches, ensembles or wrappers that fit often is calling.
+    """Raise TrainingError where something of scikit-learn is calling that is not known to fit once.
 
     Told by the frames of the call, in this process or in the worker that fits. A loop of one's own is not seen, nor are
     wrappers of other packages: each of their fits is a release, too.
@@ -42,7 +54,11 @@ def check_alone() -> None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        for room, reason in _REFUSED.items():
-            if module == room or module.startswith(room + "."):
-                raise TrainingError(f"{frame.f_code.co_qualname} of {room} must not fit a private learner: {reason}")
+        if _within(module, ("sklearn",)) and not _within(module, _ONCE):
+            reason = next((reason for room, reason in _REASONS.items() if _within(module, (room,))), _OTHERS)
+            raise TrainingError(f"{frame.f_code.co_qualname} of {module} must not fit a private learner: {reason}")
         frame = frame.f_back
+
+
+def _within(module: str, rooms: tuple[str, ...]) -> bool:
+    return any(module == room or module.startswith(room + ".") for room in rooms)

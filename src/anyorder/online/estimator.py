@@ -17,9 +17,9 @@ from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, Train
 from anyorder.online.alone import check_alone
 from anyorder.online.features import Linear, RowBound
 from anyorder.online.ftrl import Learner
-from anyorder.online.inputs import Groups, read_rows, read_targets
+from anyorder.online.inputs import Groups, Key, check_units, plain_key, read_rows, read_targets
 from anyorder.online.losses import Loss
-from anyorder.online.regret import best_regularization
+from anyorder.online.regret import best_regularization, usual_regularization
 from anyorder.online.sets import Ball, Set
 from anyorder.participation import SingleEpoch
 from anyorder.plan import Plan
@@ -101,6 +101,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             256 rows of 100 features take about 0.8 ms of one core.
         """
         check_alone()
+        check_units(self.unit if self.plan is None else self._given_plan().unit, units)
         loss = self._loss()
         rows = read_rows(self, X, reset=True, finite=False)
         groups = Groups(units, rows.shape[0])
@@ -146,6 +147,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             ParticipationError for a unit that came before: the batches before that one were learned.
         """
         check_alone()
+        check_units(self.unit if self.plan is None else self._given_plan().unit, units)
         loss = self._loss()
         live: Any = self.__dict__.get("_learner")
         first = live is None
@@ -323,7 +325,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         shape = (bound.width, loss.outputs)
         return Learner(
             plan, shape, loss=loss, constraint=self._set(), regularization=self._regularization(plan, loss, bound),
-            l1=self.l1, l2=self.l2, checkpoint=self.checkpoint, key=self.key,
+            l1=self.l1, l2=self.l2, checkpoint=self.checkpoint, key=plain_key(self.key),
         )  # fmt: skip
 
     def _regularization(self, plan: Plan, loss: Loss, bound: RowBound) -> float:
@@ -336,8 +338,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(self.regularization, str):
             return _check.real("regularization", self.regularization, low=0.0)
         if _check.choice("regularization", self.regularization, {"auto", "bound"}) == "auto":
-            noisy = plan.clip_norm * plan.noise_error(sums=True) * bound.norm / self._spread
-            return max(noisy, self._curvature * plan.batch_size * bound.norm**2)
+            return usual_regularization(plan, bound.norm, spread=self._spread, curvature=self._curvature)
         if self.radius is None or isinf(loss.lipschitz):
             raise ArgumentError(
                 "regularization 'bound' must come with radius, the norm of the models that the bound compares with, "
@@ -369,6 +370,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         live: Learner | None = self.__dict__.pop("_learner", None)
         if live is not None:
             live.close()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, Key(value) if name == "key" and type(value) is bytes else value)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without keys, un-noised sums and the record of who took part: a copy predicts, and does not learn on."""

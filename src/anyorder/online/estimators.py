@@ -13,7 +13,7 @@ from anyorder import _check
 from anyorder.errors import ArgumentError
 from anyorder.online.estimator import Estimator
 from anyorder.online.features import Linear, RowBound
-from anyorder.online.inputs import codes_of, numbers_of, public_classes
+from anyorder.online.inputs import codes_of, numbers_of, plain_key, public_classes
 from anyorder.online.least_squares import LeastSquares
 from anyorder.online.losses import Hinge, Logistic, Loss, Poisson, Softmax, Squared
 from anyorder.plan import Plan
@@ -288,7 +288,7 @@ class LinearRegression(_Regressor):
         return LeastSquares(
             plan, bound.width, bounds=bound.norm, target_bounds=(-1.0, 1.0), constraint=self._set(),
             regularization=None if isinstance(weight, str) else weight, radius=self.radius, l1=self.l1, l2=self.l2,
-            checkpoint=self.checkpoint, key=self.key,
+            checkpoint=self.checkpoint, key=plain_key(self.key),
         )  # fmt: skip
 
     def _step(self, learner: Any, units: Any, X: Any, y: NDArray[Any]) -> None:

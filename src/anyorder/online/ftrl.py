@@ -223,6 +223,13 @@ class Learner:
         self._sum, self._played = state["sum"].numpy().copy(), state["played"].numpy().copy()
         self.extra = state["extra"]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Neither copied nor pickled: two lives of one run would use the same noise on different data."""
+        raise TrainingError(
+            "a learner must not be copied or pickled: its noise is for one run. Save a checkpoint= to go on in another "
+            "process; theta and average may be copied"
+        )
+
     def close(self) -> None:
         """Let another process resume this run. The end of the process does the same."""
         self.release.close()

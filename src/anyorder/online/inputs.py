@@ -1,6 +1,8 @@
-"""What scikit-learn's callers hand in, checked by shape and type: no message has a value of a row in it."""
+"""What scikit-learn's callers hand in, checked by shape and type alone: no cell of a row is an error or a warning."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,22 @@ from sklearn.utils.validation import validate_data
 from anyorder.errors import ArgumentError
 from anyorder.ledger import Units, as_units, numbered
 
-__all__ = ["Groups", "codes_of", "public_classes", "read_rows", "read_targets"]
+__all__ = [
+    "Groups", "Key", "check_units", "codes_of", "numbers_of", "plain_key", "public_classes", "read_rows",
+    "read_targets",
+]  # fmt: skip
+
+
+class Key(bytes):
+    """A noise key, which no repr shows: of an estimator, a pipeline around it, or a log of either."""
+
+    def __repr__(self) -> str:
+        return "<32 secret bytes>"
+
+
+def plain_key(key: Any) -> Any:
+    """For noise and checkpoints."""
+    return bytes(key) if isinstance(key, Key) else key
 
 
 def read_rows(estimator: Any, X: Any, *, reset: bool, finite: bool) -> Any:
@@ -23,6 +40,8 @@ def read_rows(estimator: Any, X: Any, *, reset: bool, finite: bool) -> Any:
         finite: refuse NaN and infinities: for what is asked of a fitted model, never for what it learns from.
     Raises: ArgumentError, or ValueError as scikit-learn says it.
     """
+    if hasattr(X, "columns") and any(getattr(dtype, "kind", "O") in "cmM" for dtype in X.dtypes):
+        raise ArgumentError("X must have columns of numbers, and one has a dtype of times or complex numbers")
     rows = X if sparse.issparse(X) else _numbers("X", X)
     rows = check_array(rows, accept_sparse="csr", ensure_all_finite=False, estimator=type(estimator).__name__)
     validate_data(estimator, X, reset=reset, skip_check_array=True)
@@ -35,32 +54,58 @@ def read_targets(y: Any, X: Any) -> NDArray[Any]:
     """(m,) labels or numbers, one for each row of X."""
     if y is None:
         raise ArgumentError("this learner requires y to be passed, but the target y is None")
-    targets = column_or_1d(y, warn=True)
+    targets = column_or_1d(_array(y) if hasattr(y, "dtype") else _objects(y), warn=True)
     check_consistent_length(X, targets)
     return np.asarray(targets)
 
 
 def numbers_of(y: NDArray[Any]) -> NDArray[np.float64]:
-    """Targets of a regression."""
-    return np.asarray(_numbers("y", y), dtype=np.float64)
+    """Targets of a regression; NaN for one that is no number."""
+    with np.errstate(all="ignore"):  # of wider floats, and of NaN that signals
+        return np.asarray(_numbers("y", y) + 0.0, dtype=np.float64)
 
 
 def _numbers(name: str, given: Any) -> Any:
-    """As it came where it is numbers by its type; else numbers, or an error that quotes none of it."""
-    values = np.asarray(given)
+    """As it came where it is numbers by its type; else cell by cell, NaN for one that is no number."""
+    values = _array(given)
     if values.dtype.kind in "biuf":
         return values
     if values.dtype.kind not in "OSU":
         kind = "Complex data not supported" if values.dtype.kind == "c" else "it cannot be learned from"
         raise ArgumentError(f"{name} must be numbers, got {values.dtype}: {kind}")
+    return _each(values, _number, np.float64)
+
+
+def _array(given: Any) -> NDArray[Any]:
+    """By the type that the caller gave it; a list has none, and one of its cells must not give it one."""
+    if hasattr(given, "dtype") or hasattr(given, "dtypes"):
+        return np.asarray(given)
     try:
-        return values.astype(np.float64)
-    except (TypeError, ValueError):
-        pass
-    raise ArgumentError(
-        f"{name} must be numbers, and something in it is none: each argument must be a string of a number, or a "
-        "number. Give words a public coding first, such as OneHotEncoder(categories=..)"
-    )
+        values = np.asarray(given)
+    except ValueError:  # a list in a cell: rows of several lengths are none of two dimensions, and refused as such
+        return _objects(given)
+    return values if values.dtype.kind in "biuf" else _objects(given)
+
+
+def _objects(given: Any) -> NDArray[Any]:
+    return np.asarray(given, dtype=object)
+
+
+def _each(values: NDArray[Any], read: Callable[[Any], Any], dtype: type) -> NDArray[Any]:
+    """One by one, so that what stands in a cell changes that cell alone."""
+    cells = values.ravel()
+    return np.fromiter((read(cell) for cell in cells), dtype, count=len(cells)).reshape(values.shape)
+
+
+def _number(cell: Any) -> float:
+    """NaN for what is none: text, a missing value, a whole number beyond all floats, an array."""
+    if not isinstance(cell, (Real, str, bytes, Decimal, np.bool_)):
+        return float("nan")
+    try:
+        with np.errstate(all="ignore"):
+            return float(cell)
+    except Exception:  # whatever it is, it would tell of this row
+        return float("nan")
 
 
 # -- classes ---------------------------------------------------------------------------------------------------------
@@ -94,13 +139,33 @@ def codes_of(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.int64]:
         raise ArgumentError(
             f"y must have labels of the type of the classes, {classes.dtype}, got {y.dtype}: Unknown label type"
         )
+    if "O" in (y.dtype.kind, classes.dtype.kind):
+        places = {label: place for place, label in enumerate(classes.tolist())}
+        return _each(y, lambda cell: _place(places, cell), np.int64)
     codes = np.full(len(y), -1, np.int64)
-    for place, label in enumerate(classes):
-        codes[np.asarray(y == label, dtype=bool)] = place
+    with np.errstate(all="ignore"):
+        for place, label in enumerate(classes):
+            codes[np.asarray(y == label, dtype=bool)] = place
     return codes
 
 
+def _place(places: dict[Any, int], cell: Any) -> int:
+    try:
+        return places.get(cell, -1)
+    except Exception:  # an array, a missing value: it would tell of this row
+        return -1
+
+
 # -- units -----------------------------------------------------------------------------------------------------------
+
+
+def check_units(unit: str, units: Any) -> None:
+    """Raise ArgumentError where more than rows is to be protected, and nobody says whose each row is."""
+    if units is None and unit != "example":
+        raise ArgumentError(
+            f"units must be given where the unit is {unit!r}: fit(X, y, units=ids), whose each row is. Without them "
+            "each row by itself is protected, and the certificate would say more"
+        )
 
 
 class Groups:

@@ -187,7 +187,8 @@ def _checked(loss: Linear, scores: ArrayLike, y: ArrayLike) -> tuple[Floats, Flo
     s = np.asarray(scores)
     if s.dtype.kind not in "biuf" or s.ndim != 2 or s.shape[1] != loss.outputs:
         raise ArgumentError(f"scores must be numbers of shape (m, {loss.outputs}), got {s.dtype} of shape {s.shape}")
-    return s.astype(np.float64, copy=False), labels_of(y, len(s)).astype(np.float64, copy=False)
+    with np.errstate(all="ignore"):  # of floats that are wider, and of NaN that signals
+        return s.astype(np.float64, copy=False), labels_of(y, len(s)).astype(np.float64, copy=False)
 
 
 def _value(loss: Linear, s: Floats, y: Floats) -> Floats:

@@ -17,7 +17,7 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.plan import Plan
 from anyorder.strategy import Independent, Tree
 
-__all__ = ["RegretBound", "best_regularization", "regret_bound", "risk_bound"]
+__all__ = ["RegretBound", "best_regularization", "regret_bound", "risk_bound", "usual_regularization"]
 
 Floats = NDArray[np.float64]
 _FALL = 1e-9  # the least regularization that is looked at, against the best without l2
@@ -184,6 +184,23 @@ def best_regularization(
     return regret_bound(
         n, dimension, lipschitz=lipschitz, radius=radius, plan=plan, beta=beta, diameter=diameter, l1=l1, l2=l2
     ).regularization
+
+
+def usual_regularization(plan: Plan, norm: float, *, spread: float, curvature: float) -> float:
+    """Lambda from public numbers, for learners in practice: what "auto" of the estimators is, and of `anyorder fit`.
+
+        lambda = max(norm clip_norm s / spread,  curvature batch_size norm^2)
+
+    s is the std of one coordinate of the noise in prefix sums, root mean square over steps, for clip norm 1: in the
+    same sense the noise moves the score of no row by more than `spread`. The second keeps the steps of a loss whose
+    slope has no bound from overshooting.
+
+    Args:
+        norm: bound on a row, with its constant.
+        curvature: half the second derivative of the loss in its score; 0 for losses of bounded slope.
+    """
+    noise = plan.clip_norm * plan.noise_error(sums=True)
+    return float(max(noise * norm / spread, curvature * plan.batch_size * norm**2))
 
 
 # -- the terms -------------------------------------------------------------------------------------------------------

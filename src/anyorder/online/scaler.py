@@ -19,7 +19,7 @@ from anyorder.ledger import as_units, numbered
 from anyorder.ledger.ids import distinct
 from anyorder.online.alone import check_alone
 from anyorder.online.features import RowBound
-from anyorder.online.inputs import read_rows
+from anyorder.online.inputs import Key, check_units, read_rows
 from anyorder.participation import SingleEpoch
 from anyorder.planner import plan as make_plan
 from anyorder.release import Release
@@ -74,6 +74,7 @@ class Scaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ig
             raise ArgumentError("epsilon and delta must be given together, or neither for a public scaler")
         if self.epsilon is not None:
             check_alone()
+            check_units(self.unit, units)
         rows = read_rows(self, X, reset=True, finite=False)
         bound = self._bound(rows)
         assert bound.box is not None
@@ -129,7 +130,11 @@ class Scaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ig
         rows = read_rows(self, X, reset=False, finite=False)
         bound = self._bound(rows)
         assert bound.box is not None
-        return np.asarray((np.clip(rows, bound.box.low, bound.box.high) - self.centre_) / self.scale_)
+        with np.errstate(all="ignore"):
+            return np.asarray((np.clip(rows, bound.box.low, bound.box.high) - self.centre_) / self.scale_)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, Key(value) if name == "key" and type(value) is bytes else value)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without a key."""

@@ -215,7 +215,8 @@ def _gradients(loss: Custom, theta: Floats, batch: Batch) -> Floats:
             f"gradient must return numbers of shape {shapes[-1]}, a row for each example, got {made.dtype} of shape "
             f"{made.shape}"
         )
-    return made.reshape(m, theta.size).astype(np.float64)
+    with np.errstate(all="ignore"):
+        return made.reshape(m, theta.size).astype(np.float64)
 
 
 def _dense(X: Any) -> Floats:

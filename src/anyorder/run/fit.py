@@ -13,6 +13,7 @@ from anyorder import _check
 from anyorder.budget import Budget
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.online import Hinge, Learner, Logistic, Poisson, Softmax, Squared
+from anyorder.online.regret import usual_regularization
 from anyorder.participation import MinSeparation
 from anyorder.plan import Plan
 from anyorder.planner import plan as make_plan
@@ -47,7 +48,7 @@ class FitSettings:
         mechanism: as `anyorder.plan` takes it.
         user_key: column that says whose a row is: then users are protected as a whole.
         max_participations: steps that a user's rows may be in; what comes after is left out. With user_key alone.
-        regularization: lambda; None for `default_regularization`.
+        regularization: lambda; None for `usual_regularization`, as of the estimators.
         test_csv: rows of nobody in need of protection, to measure accuracy on.
     """
 
@@ -218,7 +219,8 @@ class _Work:
         """As given, or by the default."""
         if (given := self.settings.regularization) is not None:
             return _check.positive("regularization", given)
-        return default_regularization(plan, self.loss, self.row_norm)
+        steep = math.isinf(self.loss.lipschitz)
+        return usual_regularization(plan, self.row_norm, spread=1.0 if steep else 2.0, curvature=0.5 if steep else 0.0)
 
     def batches(self) -> Any:
         """All batches of all epochs."""
@@ -242,20 +244,6 @@ class _Work:
             coefficients, intercept = coefficients * half, intercept * half + target.low + half
         name = self.settings.learner or ""
         return LinearModel(name, self.bounds, self.settings.target, coefficients, intercept)
-
-
-def default_regularization(plan: Plan, loss: Any, row_norm: float) -> float:
-    """Lambda from public numbers: the least that keeps steps stable and the noise in a score at about one.
-
-        lambda = max(batch_size H row_norm^2 / 2,  row_norm max_t std_t)
-
-    H bounds the second derivative of the loss in its score (1/4 logistic, 1/2 softmax, 1 else): a step of 1/lambda
-    times the sum of a batch then stays below 2 over the largest curvature that rows of this norm can have. std_t is
-    the noise of one coordinate of the t-th sum of gradients: a score has noise of std row_norm std_t / lambda.
-    """
-    curvature = 0.25 if type(loss) is Logistic else 0.5 if type(loss) is Softmax else 1.0
-    noise = float(plan.clip_norm * plan.noise_profile(sums=True).max())
-    return max(plan.batch_size * curvature * row_norm**2 / 2, row_norm * noise)
 
 
 def _learner(name: str | None, bounds: Bounds) -> str:
