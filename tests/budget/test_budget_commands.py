@@ -155,6 +155,49 @@ def test_a_fit_is_entered_once_and_refused_before_it_writes(path, tmp_path):
     assert "its run is over" in outcome.stderr
 
 
+def test_a_new_budget_says_which_filter_takes_searches(path, tmp_path):
+    """In words of the shell, and where it can still be chosen; of one that was chosen there is nothing to say."""
+    limit = ["limit", "--epsilon", 4, "--delta", 1e-5]
+    said = invoke("budget", path, *limit).stdout
+    assert "after a plain (Gaussian) plan, searches are refused" in said
+    assert "--filter renyi" in said
+    assert "filter" not in invoke("budget", path, *limit).stdout  # not new
+    assert "refuses searches" in invoke("budget", tmp_path / "gaussian", *limit, "--filter", "gaussian").stdout
+    for number, more in enumerate((["--filter", "renyi"], ["--planned"])):
+        assert len(invoke("budget", tmp_path / str(number), *limit, *more).stdout.splitlines()) == 1
+    shown = invoke("budget", tmp_path / "json", *limit, "--json").stdout
+    assert json.loads(shown)["limit"] == 4
+
+
+def test_a_refused_search_is_told_what_takes_it_in_the_shell_too(path):
+    budget = ao.Budget(path, 8.0, 1e-5)
+    budget.spend(Gaussian(0.1))
+    with pytest.raises(BudgetError) as refused:
+        budget.spend(SearchClaim(Geometric(10), Gaussian(0.3), 1e-5))
+    words = str(refused.value)
+    assert "no bound of epsilon with it" in words
+    assert " inf " not in words
+    assert "--filter renyi" in words
+    assert "--planned" in words
+    assert "must not run" in words
+
+
+def test_a_run_that_was_made_is_not_told_that_it_must_not_run(path, plan, tmp_path):
+    """It is too late: the limit is exceeded, entered or not. Before its first step it is not."""
+    for steps in (plan.n, 0):
+        ao.Certificate(plan, steps, f"{steps:032x}", "0" * 64, "0" * 64).save(tmp_path / f"{steps}.json")
+    assert invoke("budget", path, "limit", "--epsilon", 2, "--delta", 1e-5).exit_code == 0
+    outcome = invoke("budget", path, "spend", tmp_path / f"{plan.n}.json")
+    assert outcome.exit_code == 1
+    assert "this run was already made: the limit is exceeded" in outcome.stderr
+    assert "must not run" not in outcome.stderr
+    outcome = invoke("budget", path, "spend", tmp_path / "0.json")
+    assert "already made" not in outcome.stderr
+    assert "must not run" in outcome.stderr
+    with pytest.raises(BudgetError, match="already made"):
+        ao.Budget(path).check(ao.Certificate(plan, 1, "1" * 32, "0" * 64, "0" * 64))
+
+
 # -- searches --------------------------------------------------------------------------------------------------------
 
 

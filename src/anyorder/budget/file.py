@@ -13,14 +13,14 @@ import numpy as np
 from anyorder import _check
 from anyorder._closed import final
 from anyorder._sealed import printable
-from anyorder.accounting.curves import NEIGHBOURS, Composed, Curve, Gaussian, compose
-from anyorder.accounting.gaussian import gdp_epsilon
+from anyorder.accounting.curves import NEIGHBOURS, Composed, Curve, compose
 from anyorder.budget.account import Account, Held, Remaining
 from anyorder.budget.entries import FILTERS, Begin, Limit, Spend, relabelled, write_curve
 from anyorder.budget.filter import Searched, best_order
 from anyorder.budget.found import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Law
 from anyorder.budget.log import Log
+from anyorder.budget.refusal import refusal, was_made
 from anyorder.budget.relations import check_relation, check_unit, plan_for
 from anyorder.budget.settling import entry_of, now, settlement, went_on
 from anyorder.budget.units import UnitFile
@@ -174,7 +174,7 @@ class Budget:
                     self._log.append(descriptor, line)
                 return self._current().remaining()
             spend, rows = self._spend(account, asked, named)
-            self._refuse(account, spend, rows)
+            self._refuse(account, spend, rows, made=was_made(what))
             if rows is not None:
                 spend = replace(spend, units=self._units.write(rows[0], rows[1]).__dict__)
             self._log.append(descriptor, spend)
@@ -192,7 +192,7 @@ class Budget:
         with self._reading() as account:
             if self._charged(account, asked, named) is None:
                 spend, rows = self._spend(account, asked, named, keep=False)
-                self._refuse(account, spend, rows)
+                self._refuse(account, spend, rows, made=was_made(what))
 
     def _spend(
         self, account: Account, asked: "_Asked", named: bool | None, *, keep: bool = True
@@ -232,26 +232,12 @@ class Budget:
                 )
         return held
 
-    def _refuse(self, account: Account, spend: Spend, rows: tuple[bytes, Any] | None) -> None:
+    def _refuse(self, account: Account, spend: Spend, rows: tuple[bytes, Any] | None, *, made: bool) -> None:
         curve = Account.cost_of(spend)
         totals = account.totals_with(curve, None if rows is None else rows[1])
-        spent = totals.epsilon(account.delta)
-        if spent <= account.epsilon:
+        if totals.epsilon(account.delta) <= account.epsilon:
             return
-        spent_now = account.totals()
-        left = spent_now.left_squared(account.epsilon, account.delta)
-        hint = ""
-        if totals.rule == "gaussian" and type(curve) is not Gaussian:
-            hint = (
-                ". This budget counts by a Gaussian filter, in which an amplified or selected plan counts as if it "
-                "were not: make one with filter='renyi', or adaptive=False where all plans are chosen in advance"
-            )
-        raise BudgetError(
-            f"refused: with it epsilon {spent:.6g} would be spent at delta = {account.delta:g}, and the limit of the "
-            f"budget {self.path} is {account.epsilon:g}; {spent_now.epsilon(account.delta):.6g} are spent, and one "
-            f"Gaussian plan may have {gdp_epsilon(float(left) ** 0.5, account.delta):.6g}. Nothing was entered, and it "
-            f"must not run{hint}"
-        )
+        raise BudgetError(refusal(self.path, account, totals, curve, made=made))
 
     def settle(self, certificate: Certificate, *, run: str | None = None) -> Remaining:
         """Enter what a run that is over turned out to use, where that is less than its plan.

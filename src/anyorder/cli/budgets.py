@@ -42,6 +42,14 @@ _OPTIONS = {
 }  # fmt: skip
 """Option -> the actions that it is for."""
 
+_FIRST = (
+    "The first entry decides how entries are counted, for good: after a plain (Gaussian) plan, searches are refused "
+    "and secret sampling counts as if there were none. Where these are to come too, make it with --filter renyi"
+)
+_GAUSSIAN = (
+    "A Gaussian filter refuses searches, and counts secret sampling as if there were none; --filter renyi takes both"
+)
+
 
 @one_line_errors
 def budget(
@@ -63,7 +71,11 @@ def budget(
         bool | None, typer.Option("--planned", help="limit, new file: all plans are chosen before any result.")
     ] = None,
     filter: Annotated[
-        str | None, typer.Option(help="limit, new file: gaussian or renyi. Default: what the first plan needs.")
+        str | None,
+        typer.Option(
+            help="limit, new file: gaussian, which refuses searches, or renyi, which takes all. Default: what the "
+            "first entry needs."
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="spend: for people.")] = None,
     run: Annotated[str | None, typer.Option(help="spend, settle: a word of the run, which is charged once.")] = None,
@@ -75,6 +87,8 @@ def budget(
 
     $ anyorder budget people.budget limit --epsilon 8 --delta 1e-6
 
+    $ anyorder budget people.budget limit --epsilon 8 --delta 1e-6 --filter renyi
+
     $ anyorder budget people.budget spend plan.json
 
     $ anyorder budget people.budget show
@@ -83,12 +97,17 @@ def budget(
 
     $ anyorder budget people.budget export --format opendp
 
+    With --filter renyi searches and secret sampling can be entered beside plain
+    plans, which then cost some per cent more; without, the first entry decides, and
+    after a plain plan they are refused.
+
     A plan that would bring the whole beyond the limit is refused with exit
     code 1, and nothing is written. A run that stopped early is settled with its
     certificate: what it did not use is given back; its entry is known by the word
     that lies beside the certificate, or by --run. train, federated, fit and tune
     enter what they do with --budget FILE.
     """
+    is_new = not file.exists()
     given = {
         "epsilon": epsilon, "delta": delta, "unit": unit, "neighbours": neighbours, "planned": planned,
         "filter": filter, "name": name, "run": run, "format": format, "output": output,
@@ -121,6 +140,8 @@ def budget(
         _show(Budget(file), left)
     else:
         print(left)
+        if action is Action.limit and is_new and planned is None and filter != "renyi":
+            print(_GAUSSIAN if filter is not None else _FIRST)
 
 
 def _check_options(action: Action, what: Path | None, given: dict[str, Any]) -> None:
