@@ -55,6 +55,7 @@ def test_a_certificate_verifies_from_its_file(tmp_path):
     assert checked.certificate == evidence.certificate == Certificate.load(path)
     assert checked.certificate.steps == 4
     assert checked.evidence is None
+    assert checked.certificate.epsilon == evidence.plan.epsilon
 
 
 def test_a_run_that_stopped_early_verifies(tmp_path):

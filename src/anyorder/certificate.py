@@ -52,6 +52,11 @@ class Certificate:
     receipt_root: str
     realised: Realised | None = field(default=None, compare=False)
 
+    @property
+    def epsilon(self) -> float:
+        """Of the plan, at `plan.delta`: the claim of the run. What was realised may be less: `realised.epsilon`."""
+        return self.plan.epsilon
+
     def save(self, path: str | Path) -> None:
         """Write the certificate as JSON."""
         save_json(path, {

@@ -57,6 +57,7 @@ def test_a_certificate_comes_back_from_its_file(law, score, tmp_path):
     assert back.epsilon == search_epsilon(law, certificate.claim.curve, 1e-6) <= 6
     assert back.best_epsilon == certificate.best.plan.epsilon < back.epsilon
     assert "had it been the only run" in str(back)
+    assert (", with its score" in str(back)) == (score is not None)  # one of public data adds nothing to a run
 
 
 def test_a_search_without_a_run_comes_back(tmp_path):

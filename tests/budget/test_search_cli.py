@@ -64,6 +64,7 @@ def test_a_search_from_the_shell_shows_the_best_and_nothing_of_the_others(place)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "a line" not in done.stdout
+    assert "result" not in done.stdout  # the function kept none
     assert "epsilon <= 8 at delta = 1e-05, of the whole search" in done.stdout
     assert "a secret number of runs, geometric, 3 on average" in done.stdout
     assert sorted(os.listdir("found")) == [".gitignore", ".lock", ".search.json", "best", "search.privacy.json"]
@@ -92,6 +93,19 @@ def test_a_search_from_the_shell_shows_the_best_and_nothing_of_the_others(place)
     assert bad.exit_code == 1
     assert "NOT verified" in bad.stderr
     assert not json.loads(invoke("verify", "found/search.privacy.json", "--json").stdout)["ok"]
+
+
+@pytest.mark.parametrize("count", [3, 500])
+def test_the_result_of_the_best_run_is_shown_or_where_it_is(place, count):
+    (place / "mine.py").write_text(MODULE.replace('"0" * 64))', f'"0" * 64), [0.5] * {count})'))
+    done = process(*TUNE, "--output", "found")
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("result:"))
+    short = count == 3
+    assert line == ("result: [0.5, 0.5, 0.5]" if short else "result: 2500 characters of JSON, which the same command "
+                    "prints with --json")  # fmt: skip
+    told = json.loads(process(*TUNE, "--output", "found", "--json").stdout.splitlines()[-1])
+    assert told["best"]["result"] == [0.5] * count
 
 
 def test_a_grid_from_the_shell_shows_all(place):

@@ -65,7 +65,7 @@ class SearchClaim:
 
     Attributes:
         law: of K, the number of runs. `Fixed`: all runs may be shown. Else the best alone.
-        curve: of one run together with its score, whichever settings it is of.
+        curve: of one run, together with its score where that is noisy, whichever settings it is of.
         delta: of the claim.
         score: the noise on scores; None where they are made of public data alone.
     Raises: ArgumentError.
@@ -148,7 +148,7 @@ class SearchClaim:
             ("privacy", f"epsilon <= {self.epsilon:.4g} at delta = {self.delta:g}, of the whole search"),
             ("protects", f"one {self.unit} ({self.neighbours})"),
             ("runs", self.law.describe()),
-            ("each run", f"{each}, with its score"),
+            ("each run", each if self.score is None else f"{each}, with its score"),
             ("score", score),
         ]
 

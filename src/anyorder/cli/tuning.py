@@ -1,5 +1,6 @@
 """`anyorder tune`."""
 
+import json
 import math
 import os
 import sys
@@ -23,6 +24,8 @@ from anyorder.report import facts_panel
 from anyorder.run.names import load_function
 
 __all__ = ["tune"]
+
+_SHOWN = 400  # characters of a result
 
 
 @one_line_errors
@@ -86,7 +89,15 @@ def tune(
     if found.best is not None:
         score = "noisy score" if found.certificate.claim.score is not None else "score"
         console.print(f"best: {score} {found.best.score:.6g}, in {found.best.folder}", highlight=False, markup=False)
+        if found.best.result is not None:
+            console.print(f"result: {_brief(found.best.result)}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"certificate: {output / CERTIFICATE}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _brief(result: Any) -> str:
+    """What the best run kept, or where it is."""
+    text = json.dumps(result)
+    return text if len(text) <= _SHOWN else f"{len(text)} characters of JSON, which the same command prints with --json"
 
 
 def _asked(path: Path) -> dict[str, Any]:
