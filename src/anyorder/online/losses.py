@@ -170,6 +170,7 @@ Linear = Logistic | Softmax | Hinge | Squared | Poisson
 """Losses of scores."""
 
 Loss = Linear | Custom
+"""All losses there are: `Logistic`, `Softmax`, `Hinge`, `Squared`, `Poisson`, `Custom`."""
 
 
 def labels_of(y: Any, count: int) -> NDArray[Any]:

@@ -128,6 +128,7 @@ class Simplex(_Convex):
 
 
 Set = Everything | Ball | Box | Simplex
+"""All constraint sets there are; each has `argmin(linear, quadratic, l1)`."""
 
 
 def _bound(name: str, value: Any) -> Floats:
