@@ -301,14 +301,14 @@ def test_a_user_takes_part_in_as_many_steps_as_allowed_and_in_the_first_ones(tmp
 
 
 @pytest.mark.parametrize(
-    ("learner", "target", "slope", "curvature"),
+    ("learner", "target", "slope", "steep"),
     [
-        ("logistic", ["a", "b"], 1.0, 0.25), ("svc", ["a", "b"], 1.0, 1.0), ("softmax", ["a", "b", "c"], 2**0.5, 0.5),
-        ("poisson", [0, 9], 9.0, 1.0), ("poisson", [0, 0.5], 1.0, 1.0), ("linear", [0, 9], 2.0, 1.0),
+        ("logistic", ["a", "b"], 1.0, 0), ("svc", ["a", "b"], 1.0, 0), ("softmax", ["a", "b", "c"], 2**0.5, 0),
+        ("poisson", [0, 9], 9.0, 1), ("poisson", [0, 0.5], 1.0, 1), ("linear", [0, 9], 2.0, 1),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("epsilon", [0.2, 100.0])
-def test_plan_and_regularization_are_those_of_the_public_settings(tmp_path, learner, target, slope, curvature, epsilon):
+def test_plan_and_regularization_are_those_of_the_public_settings(tmp_path, learner, target, slope, steep, epsilon):
     """Whatever stands in the table but for its number of lines."""
     path = write(tmp_path / "t.csv", ["", "x,y,z"] * 35, header="a,b,y")
     bounds = {"features": {"a": [0, 6], "b": ["u", "v"]}, "target": target}
@@ -320,8 +320,8 @@ def test_plan_and_regularization_are_those_of_the_public_settings(tmp_path, lear
     assert plan.clip_norm == pytest.approx(slope * row)
     assert (plan.delta, plan.batch_size, plan.n) == (1e-7, 16, 5)
     assert 0.99 * epsilon < plan.epsilon <= epsilon
-    noise = plan.noise_std * 5**0.5  # in the last sum of independent noise
-    assert made.regularization == pytest.approx(max(16 * curvature * row**2 / 2, row * noise))
+    noise = plan.noise_std * 3**0.5  # of independent noise in sums of 1 to 5 steps, root mean square
+    assert made.regularization == pytest.approx(max(16 * steep / 2 * row**2, row * noise / (2 - steep)))
     names = {"logistic": "Logistic", "svc": "Hinge", "softmax": "Softmax", "poisson": "Poisson", "linear": "Squared"}
     assert type(_Work(job).loss).__name__ == names[learner]
 
