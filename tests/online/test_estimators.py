@@ -141,6 +141,21 @@ def test_rows_keep_to_their_bound_and_models_come_back():
             RowBound.of(wrong, 3, intercept=True, scaling=0.3)
 
 
+def test_bounds_given_as_pairs_are_not_taken_for_lows_and_highs():
+    """Two features in [0, 10] by pairs would be one feature at 0 and one at 10, and nothing to learn from."""
+    with pytest.raises(ArgumentError, match="not one pair for each feature"):
+        RowBound.of([(0, 10), (0, 10)], 2, intercept=True, scaling=0.3)
+    with pytest.raises(ArgumentError, match=r"target_bounds must be \(low, high\), got 10"):
+        LinearRegression(epsilon=1.0, bounds=1.0, target_bounds=10).fit(X, X[:, 0])
+
+
+def test_noise_of_wide_rows_does_not_keep_a_vector_of_each_step():
+    assert type(LogisticRegression(bounds=1.0, classes=2).fit(X, X[:, 0] > 0).plan_.strategy) is ao.strategy.Dense
+    wide = sparse.csr_array((400, 2**17))
+    model = LogisticRegression(bounds=1.0, classes=2, batch_size=4, epochs=1).fit(wide, X[:, 0] > 0)
+    assert type(model.plan_.strategy) is ao.strategy.BLT
+
+
 @pytest.mark.parametrize("bounds", [2.0, (-2.0, 2.0)])
 def test_sparse_elements_in_two_parts_are_one_and_are_left_as_they_are(bounds):
     parts = sparse.csr_array(([1.5, 1.5, 0.5, -9.0], [1, 1, 0, 2], [0, 2, 4]), shape=(2, 3))

@@ -35,6 +35,7 @@ _CUT = 0.3  # the clip norm in largest gradients, where it is not given
 _STEPS, _PASSES = 1000, 5  # passes are made as long as the steps stay near the one, and not more than the other
 _BATCHES, _LARGEST = 50, 256  # in a pass over few units; in a batch
 _SHORT = 300  # steps up to which the best strategy of all is found in a second, and kept in half a megabyte
+_KEPT = 10**7  # numbers that noise may keep between steps, for each class, before a mechanism with two vectors is taken
 _APART = 20  # steps of a pass from which on a BLT has use for two buffers
 _SAVES = 20
 
@@ -232,7 +233,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 f"{self.horizon}; fit knows its own number, and needs none"
             )
         return make_plan(
-            dataset_size=count, epochs=passes, order="fixed", mechanism=self._mechanism(steps, batches),
+            dataset_size=count, epochs=passes, order="fixed", mechanism=self._mechanism(steps, batches, bound),
             **self._said(size, loss, bound),
         )  # fmt: skip
 
@@ -254,7 +255,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             raise ArgumentError(f"epochs must be None or 1 for partial_fit, where a unit comes once, got {self.epochs}")
         horizon = _check.integer("horizon", self.horizon, low=1)
         size = _LARGEST if self.batch_size is None else _check.integer("batch_size", self.batch_size, low=1)
-        mechanism = self._mechanism(horizon, horizon)
+        mechanism = self._mechanism(horizon, horizon, bound)
         return make_plan(participation=SingleEpoch(horizon), mechanism=mechanism, **self._said(size, loss, bound))
 
     def _said(self, size: int, loss: Loss, bound: RowBound) -> dict[str, Any]:
@@ -263,12 +264,12 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             "unit": self.unit, "clip_norm": self._clip_norm(loss, bound),
         }  # fmt: skip
 
-    def _mechanism(self, steps: int, apart: int) -> str | Strategy:
+    def _mechanism(self, steps: int, apart: int, bound: RowBound) -> str | Strategy:
         if self.mechanism is not None:
             return self.mechanism
         if steps == 1:
             return "independent"
-        if steps <= _SHORT:
+        if steps <= _SHORT and steps * bound.width <= _KEPT:  # dense noise keeps a vector of each step
             return "dense"
         return "blt, 2 buffers" if apart >= _APART else "banded inverse, 8 bands"
 

@@ -204,7 +204,7 @@ class _Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
                 "target_bounds must be given: (low, high), to which targets are clipped, from what is public. Bounds "
                 "that are found in the data tell of its outliers"
             )
-        if len(self.target_bounds) != 2:
+        if not hasattr(self.target_bounds, "__len__") or len(self.target_bounds) != 2:
             raise ArgumentError(f"target_bounds must be (low, high), got {self.target_bounds!r}")
         low, high = (_check.real("target_bounds", side) for side in self.target_bounds)
         if low >= high:

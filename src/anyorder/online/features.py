@@ -153,7 +153,14 @@ def box(bounds: Any, d: int) -> tuple[Floats, Floats]:
         )
     low, high = (_side(name, side, d) for name, side in zip(("low", "high"), bounds, strict=True))
     if (low > high).any():
-        raise ArgumentError("bounds must have low at most high for every feature")
+        raise ArgumentError(
+            "bounds must have low at most high for every feature, and be (all lows, all highs): not one pair for each"
+        )
+    if (low == high).all():
+        raise ArgumentError(
+            "bounds must leave room between low and high for one feature at least, and be (all lows, all highs): not "
+            "one pair for each feature"
+        )
     return low, high
 
 
