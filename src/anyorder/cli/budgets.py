@@ -20,7 +20,6 @@ from anyorder.cli.options import Json
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.errors import ArgumentError
 from anyorder.plan import Plan
-from anyorder.run.budgeted import word_of
 
 __all__ = ["budget"]
 
@@ -124,6 +123,8 @@ def budget(
                 raise ArgumentError(f"settle needs the certificate of a run, and {what} is none")
             assert what is not None  # as the options were checked
             opened = Budget(file)
+            from anyorder.run.budgeted import word_of  # with torch, which no other part of this command needs
+
             left = opened.settle(found, run=run or word_of(what, opened))
         case Action.export:
             text = export(Budget(file), format or "opendp")
