@@ -2,28 +2,25 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder.certificate import Certificate, Evidence
-from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, PlanError
 from anyorder.online.losses import Custom, Loss
-from anyorder.online.sets import Everything, Set
+from anyorder.online.one_pass import OnePass
+from anyorder.online.sets import Set, constraint_of
 from anyorder.online.sums import LARGEST, SMALLEST, Batch, sum_of
 from anyorder.plan import Plan
-from anyorder.release import Release
 
 __all__ = ["Learner"]
 
 Floats = NDArray[np.float64]
 
-_KIND = "anyorder online learner 1"
 
-
-class Learner:
+class Learner(OnePass):
     """A linear model that learns in one pass over batches in any order, [Kairouz et al. 2021, Algorithm 1].
 
     With m = plan.batch_size, batch t of examples, and g_t the sum of its units' gradients at theta_t, each cut to
@@ -79,6 +76,9 @@ class Learner:
         ((2, 1), 1)
     """
 
+    kind = "anyorder online learner 1"
+    word = "a learner"
+
     def __init__(
         self,
         plan: Plan,
@@ -94,27 +94,14 @@ class Learner:
     ) -> None:
         check_plan(plan)
         self.plan, self.shape = plan, _shape(shape, loss)
-        self.loss, self.constraint = loss, Everything() if constraint is None else constraint
-        if type(self.constraint) not in get_args(Set):
-            raise ArgumentError(
-                f"constraint must be Everything(), Ball(..), Box(..) or Simplex(..), got {type(constraint).__name__}"
-            )
+        self.loss, self.constraint = loss, constraint_of(constraint)
         self.regularization = _check.real("regularization", regularization, low=0.0)
         self.l1, self.l2 = _check.real("l1", l1, low=0.0), _check.real("l2", l2, low=0.0)
         self.constraint.check(self.shape, self.regularization)
-        self._t, self._sum, self._played = 0, np.zeros(self.shape), np.zeros(self.shape)
-        self.release = Release(plan, self.shape[0] * self.shape[1], key=key, checkpoint=checkpoint)
-        try:
-            self.extra: dict[str, Any] = {}
-            if self.release.steps_taken or self.release.extra:
-                self._restore(self.release.extra)
-            self.theta = self._leader(self._t)
-            self.release.on_release(self._receive)  # the first one: the others cannot come between it and the step
-            if checkpoint is not None and not self.release.extra:
-                self.save()  # from here on the key is on the disk, and with it what a step is made again by
-        except BaseException:
-            self.release.close()
-            raise
+        self._begin(self.shape[0] * self.shape[1], np.zeros(self.shape), np.zeros(self.shape), checkpoint, key)
+
+    def _begun(self) -> None:
+        self.theta = self._leader(self._t)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -133,14 +120,12 @@ class Learner:
             0.7 ms of one core.
         """
         self._check()
-        batch = Batch.of(X, y, list(units) if _is_iterator(units) else units, self.shape[0])
+        batch = Batch.of(X, y, units, self.shape[0])
         names = self.release.check(batch.units)
         self.release.step(names, sum_of(self.loss, self.theta, batch, self.release.clip_norm, names))
 
     def _receive(self, step: int, private: Floats) -> None:
-        """Take in what was released: nothing else ever reaches the state."""
-        if step != self._t:
-            raise TrainingError(f"step {step} was released, and the learner is at step {self._t}")
+        self._in_order(step)
         self._played += self.theta
         self._sum += self.plan.batch_size * private.reshape(self.shape)
         self.theta = self._leader(step + 1)
@@ -154,95 +139,11 @@ class Learner:
         theta.flags.writeable = False
         return theta
 
-    def _check(self) -> None:
-        if self._t != self.release.steps_taken:
-            raise TrainingError(
-                f"step {self._t} was broken off after its release, and the model lacks it. Make a new learner from the "
-                "checkpoint, which goes on before it"
-            )
-
-    @property
-    def steps_taken(self) -> int:
-        """Number of steps taken; t - 1 where the next one is the paper's t."""
-        return self._t
-
-    @property
-    def average(self) -> Floats:
-        """(d, outputs): the mean of theta_1 .. theta_t, the iterates that were played; theta_1 before the first step.
-
-        What bounds on the risk are of [Kairouz et al. 2021, Theorem 5.3, by online-to-batch].
-        """
-        return self._played / self._t if self._t else self.theta.copy()
-
-    # -- what is shown and kept --------------------------------------------------------------------------------------
-
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
-        return self.release.certificate()
-
-    def evidence(self) -> Evidence:
-        """Who took part in which step: what backs the certificate. As secret as the data."""
-        return self.release.evidence()
-
-    def save(self) -> None:
-        """Write the checkpoint: one file, replaced atomically. It holds the noise key and the record of who took part.
-
-        Raises: CheckpointError, TrainingError where a step was broken off; the file of the last save is intact.
-        """
-        self._check()
-        own = {
-            "kind": _KIND,
-            "settings": self._settings(),
-            "step": self._t,
-            "sum": self._sum,
-            "played": self._played,
-            "extra": self.extra,
-        }
-        self.release.save(own)
-
     def _settings(self) -> str:
         """What a checkpoint must share with the learner that goes on from it; of functions it knows nothing."""
         kind = f"Custom of {self.loss.outputs} outputs" if type(self.loss) is Custom else self.loss
         weights = (self.regularization, self.l1, self.l2)
         return f"{kind} of shape {self.shape}, {self.constraint.words()}, regularization, l1 and l2 {weights}"
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        if state.get("kind") != _KIND:
-            raise CheckpointError("the checkpoint is of another front end than a learner; choose another file")
-        if state["settings"] != self._settings():
-            raise CheckpointError(
-                f"the checkpoint is of a learner with other settings, {state['settings']}; and here they are "
-                f"{self._settings()}: go on with those of the run, or choose another file"
-            )
-        if state["step"] != self.release.steps_taken:
-            raise CheckpointError(
-                f"the checkpoint has a learner at step {state['step']} and its release at {self.release.steps_taken}: "
-                "steps were taken without the learner; choose another file"
-            )
-        self._t = int(state["step"])
-        self._sum, self._played = state["sum"].numpy().copy(), state["played"].numpy().copy()
-        self.extra = state["extra"]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Neither copied nor pickled: two lives of one run would use the same noise on different data."""
-        raise TrainingError(
-            "a learner must not be copied or pickled: its noise is for one run. Save a checkpoint= to go on in another "
-            "process; theta and average may be copied"
-        )
-
-    def close(self) -> None:
-        """Let another process resume this run. The end of the process does the same."""
-        self.release.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()
-
-
-def _is_iterator(units: Any) -> bool:
-    return hasattr(units, "__next__")
 
 
 def _shape(shape: Any, loss: Loss) -> tuple[int, int]:

@@ -3,30 +3,27 @@
 from collections.abc import Iterable
 from math import sqrt
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder.certificate import Certificate, Evidence
-from anyorder.errors import ArgumentError, CheckpointError, TrainingError
+from anyorder.errors import ArgumentError
 from anyorder.online.ftrl import check_plan
+from anyorder.online.one_pass import OnePass
 from anyorder.online.quadratic import minimise
-from anyorder.online.sets import Ball, Box, Everything, Set, Simplex
+from anyorder.online.sets import Ball, Box, Everything, Set, Simplex, constraint_of
 from anyorder.online.sums import Batch, ClippedSum
 from anyorder.online.two_sums import Streams, joint_sum
 from anyorder.plan import Plan
-from anyorder.release import Release
 
 __all__ = ["LeastSquares"]
 
 Floats = NDArray[np.float64]
 
-_KIND = "anyorder online least squares 1"
 
-
-class LeastSquares:
+class LeastSquares(OnePass):
     """A linear model of squared loss that learns in one pass from sums that do not depend on it.
 
     Each row x is cut to norm L = bounds, each y to [low, high], Y = max(|low|, |high|), and adds one vector
@@ -88,6 +85,9 @@ class LeastSquares:
         ((2, 1), 1)
     """
 
+    kind = "anyorder online least squares 1"
+    word = "least squares"
+
     def __init__(
         self,
         plan: Plan,
@@ -108,11 +108,7 @@ class LeastSquares:
         self.plan, self.features = plan, _check.integer("features", features, low=1)
         self.bounds = _check.positive("bounds", bounds)
         self.target_bounds = _targets(target_bounds)
-        self.constraint = Everything() if constraint is None else constraint
-        if type(self.constraint) not in get_args(Set):
-            raise ArgumentError(
-                f"constraint must be Everything(), Ball(..), Box(..) or Simplex(..), got {type(constraint).__name__}"
-            )
+        self.constraint = constraint_of(constraint)
         largest = max(abs(bound) for bound in self.target_bounds)
         self.radius = (
             _farthest(self.constraint, self.features, largest / self.bounds)
@@ -131,19 +127,10 @@ class LeastSquares:
         self._streams, self._keeps_average = streams, bool(average)
         self._triangle = np.triu_indices(self.features)
         size = self.features + len(self._triangle[0])
-        self._t, self._sum, self._played = 0, np.zeros(size), np.zeros((self.features, 1))
+        self._begin(size, np.zeros(size), np.zeros((self.features, 1)), checkpoint, key)
+
+    def _begun(self) -> None:
         self._theta: Floats | None = None
-        self.release = Release(plan, size, key=key, checkpoint=checkpoint)
-        try:
-            self.extra: dict[str, Any] = {}
-            if self.release.steps_taken or self.release.extra:
-                self._restore(self.release.extra)
-            self.release.on_release(self._receive)
-            if checkpoint is not None and not self.release.extra:
-                self.save()
-        except BaseException:
-            self.release.close()
-            raise
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -153,7 +140,7 @@ class LeastSquares:
         Args, Raises: as of `Learner.step`; targets are any finite numbers.
         """
         self._check()
-        batch = Batch.of(X, y, list(units) if hasattr(units, "__next__") else units, self.features)
+        batch = Batch.of(X, y, units, self.features)
         self.release.check(batch.units)
         names, total = self._joint_sum(batch)
         self.release.step(names, total)
@@ -162,20 +149,11 @@ class LeastSquares:
         return joint_sum(batch, self._streams, self.target_bounds, self.release.clip_norm)
 
     def _receive(self, step: int, private: Floats) -> None:
-        """Take in what was released: nothing else ever reaches the state."""
-        if step != self._t:
-            raise TrainingError(f"step {step} was released, and the learner is at step {self._t}")
+        self._in_order(step)
         if self._keeps_average:
             self._played += self.theta
         self._sum += self.plan.batch_size * private
         self._t, self._theta = step + 1, None
-
-    def _check(self) -> None:
-        if self._t != self.release.steps_taken:
-            raise TrainingError(
-                f"step {self._t} was broken off after its release, and the model lacks it. Make a new learner from the "
-                "checkpoint, which goes on before it"
-            )
 
     @property
     def sums(self) -> tuple[Floats, Floats]:
@@ -199,37 +177,11 @@ class LeastSquares:
         return self._theta
 
     @property
-    def steps_taken(self) -> int:
-        """Number of steps taken."""
-        return self._t
-
-    @property
     def average(self) -> Floats:
         """(d, 1): the mean of the iterates that were played; theta_1 before the first step. Needs `average=True`."""
         if not self._keeps_average:
             raise ArgumentError("average must be asked for when the learner is made: LeastSquares(.., average=True)")
-        return self._played / self._t if self._t else self.theta.copy()
-
-    # -- what is shown and kept --------------------------------------------------------------------------------------
-
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
-        return self.release.certificate()
-
-    def evidence(self) -> Evidence:
-        """Who took part in which step: what backs the certificate. As secret as the data."""
-        return self.release.evidence()
-
-    def save(self) -> None:
-        """Write the checkpoint: one file, replaced atomically. It holds the noise key and the record of who took part.
-
-        Raises: CheckpointError, TrainingError where a step was broken off; the file of the last save is intact.
-        """
-        self._check()
-        self.release.save({
-            "kind": _KIND, "settings": self._settings(), "step": self._t, "sum": self._sum, "played": self._played,
-            "extra": self.extra,
-        })  # fmt: skip
+        return super().average
 
     def _settings(self) -> str:
         numbers = (self.regularization, self.radius, self.l1, self.l2, self._keeps_average)
@@ -237,40 +189,6 @@ class LeastSquares:
             f"{self.features} features of norm {self.bounds}, targets in {self.target_bounds}, "
             f"{self.constraint.words()}, regularization, radius, l1, l2 and average {numbers}"
         )
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        if state.get("kind") != _KIND:
-            raise CheckpointError("the checkpoint is of another front end than least squares; choose another file")
-        if state["settings"] != self._settings():
-            raise CheckpointError(
-                f"the checkpoint is of a learner with other settings, {state['settings']}; and here they are "
-                f"{self._settings()}: go on with those of the run, or choose another file"
-            )
-        if state["step"] != self.release.steps_taken:
-            raise CheckpointError(
-                f"the checkpoint has a learner at step {state['step']} and its release at {self.release.steps_taken}: "
-                "steps were taken without the learner; choose another file"
-            )
-        self._t = int(state["step"])
-        self._sum, self._played = state["sum"].numpy().copy(), state["played"].numpy().copy()
-        self.extra = state["extra"]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Neither copied nor pickled: two lives of one run would use the same noise on different data."""
-        raise TrainingError(
-            "a learner must not be copied or pickled: its noise is for one run. Save a checkpoint= to go on in another "
-            "process; theta and average may be copied"
-        )
-
-    def close(self) -> None:
-        """Let another process resume this run. The end of the process does the same."""
-        self.release.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()
 
 
 def _targets(bounds: Any) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Convex sets for parameters, and the minimisers of regularised linear functions over them in closed form."""
 
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, assert_never, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -129,6 +129,16 @@ class Simplex(_Convex):
 
 Set = Everything | Ball | Box | Simplex
 """All constraint sets there are; each has `argmin(linear, quadratic, l1)`."""
+
+
+def constraint_of(given: Set | None) -> Set:
+    """The set, Everything() for None. Raises: ArgumentError for what is none of this file."""
+    found = Everything() if given is None else given
+    if type(found) not in get_args(Set):
+        raise ArgumentError(
+            f"constraint must be Everything(), Ball(..), Box(..) or Simplex(..), got {type(given).__name__}"
+        )
+    return found
 
 
 def _bound(name: str, value: Any) -> Floats:
