@@ -3,7 +3,7 @@
 from anyorder.accounting.selection import Selection, check_selection
 from anyorder.errors import PlanError
 from anyorder.noise.discrete import check_combination
-from anyorder.participation import Participation
+from anyorder.participation import Participation, PoissonSampling
 from anyorder.strategy import Combination, Independent, Strategy
 
 __all__ = ["check_exact", "check_neighbours", "check_selected", "moves_others"]
@@ -11,6 +11,8 @@ __all__ = ["check_exact", "check_neighbours", "check_selected", "moves_others"]
 
 def check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:
     if order.secret:
+        if type(order) is not PoissonSampling:
+            raise PlanError(f"plans are not accounted for {order.describe()}")
         if type(chosen) is not Independent:
             raise PlanError(f"PoissonSampling is accounted for independent noise only, got {chosen!r}")
         if neighbours != "add-or-remove":

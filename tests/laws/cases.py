@@ -4,13 +4,18 @@ from collections.abc import Callable
 
 from anyorder.clipping import Adaptive, Automatic, ClipRule, Flat, PerGroup
 from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
     EpochShuffle,
     FixedOrder,
     KnownOrder,
     MinSeparation,
+    MinSeparationSampling,
     Participation,
     PoissonSampling,
+    RandomAllocation,
     SingleEpoch,
+    TruncatedPoisson,
 )
 from anyorder.strategy import Strategy
 from anyorder.strategy.kinds import KINDS
@@ -35,7 +40,16 @@ PARTICIPATIONS: dict[str, Callable[[int], Participation]] = {
 }
 
 # Orders drawn by secret coins: no sensitivity answers for them, and the laws say that none is given.
-SAMPLED: dict[str, Callable[[int], Participation]] = {"poisson": lambda n: PoissonSampling(n, 0.1)}
+SAMPLED: dict[str, Callable[[int], Participation]] = {
+    "poisson": lambda n: PoissonSampling(n, 0.1),
+    "cyclic poisson": lambda n: CyclicPoisson(n, 3, 0.2),
+    "truncated poisson": lambda n: TruncatedPoisson(n, 0.2, 4, 12),
+    "truncated cyclic poisson": lambda n: TruncatedPoisson(n, 0.2, 4, 12, 2),
+    "balls in bins": lambda n: BallsInBins(n // 2, 2) if n % 2 == 0 else BallsInBins(1, n),
+    "random allocation": lambda n: RandomAllocation(n // 2, 2) if n % 2 == 0 else RandomAllocation(1, n),
+    "sampling with separation": lambda n: MinSeparationSampling(n, 3, 0.3),
+    "sampling with separation, all at once": lambda n: MinSeparationSampling(n, 2, 0.3, warm_start=False),
+}
 
 # Of a network with the parameters 0.weight, 0.bias, 2.weight, 2.bias.
 CLIP_RULES: dict[str, ClipRule | Adaptive] = {

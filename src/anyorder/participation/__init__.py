@@ -9,28 +9,38 @@ steps that each of them reduces to, and that all claims are proven for.
 from anyorder.participation.base import Participation
 from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.participation.rules import (
+    BallsInBins,
+    CyclicPoisson,
     EpochShuffle,
     FixedOrder,
     KnownOrder,
     MinSeparation,
+    MinSeparationSampling,
     PoissonSampling,
+    RandomAllocation,
     SingleEpoch,
+    TruncatedPoisson,
     covers,
     from_dict,
 )
 
 __all__ = [
+    "BallsInBins",
+    "CyclicPoisson",
     "EpochShuffle",
     "FixedOrder",
     "KnownOrder",
     "Listed",
     "MinSeparation",
+    "MinSeparationSampling",
     "Participation",
     "Pattern",
     "PerEpoch",
     "PoissonSampling",
+    "RandomAllocation",
     "Separated",
     "SingleEpoch",
+    "TruncatedPoisson",
     "covers",
     "from_dict",
 ]

@@ -56,13 +56,13 @@ class Participation(ABC):
 
     @property
     def coin(self) -> float | None:
-        """The probability of the secret coin that alone decides whether a unit is in a step; None without coins."""
+        """The probability of the secret coin that alone decides whether a unit is in a step; None for other orders."""
         return None
 
     @property
     def secret(self) -> bool:
         """Whether its steps are drawn by secret coins, from which its privacy comes."""
-        return self.coin is not None
+        return False
 
     @property
     def max_participations(self) -> int:

@@ -17,15 +17,28 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation.base import Participation, Refusals, Rule
 from anyorder.participation.known import KnownOrder
 from anyorder.participation.patterns import Listed, PerEpoch, Separated
+from anyorder.participation.sampled import (
+    BallsInBins,
+    CyclicPoisson,
+    MinSeparationSampling,
+    PoissonSampling,
+    RandomAllocation,
+    TruncatedPoisson,
+)
 
 __all__ = [
     "RULES",
+    "BallsInBins",
+    "CyclicPoisson",
     "EpochShuffle",
     "FixedOrder",
     "KnownOrder",
     "MinSeparation",
+    "MinSeparationSampling",
     "PoissonSampling",
+    "RandomAllocation",
     "SingleEpoch",
+    "TruncatedPoisson",
     "check_kind",
     "covers",
     "from_dict",
@@ -225,53 +238,6 @@ class MinSeparation(Rule):
         return f"each unit in at most {self.max_participations} of {self.n} steps, at least {self.b} apart"
 
 
-@final
-@dataclass(frozen=True)
-class PoissonSampling(Rule):
-    """Every unit is in every step independently with a given, secret coin: DP-SGD's amplified baseline.
-
-    Only `anyorder`'s own sampler provides it; a shuffled loader does not. Any set of steps may come: `Listed` with
-    stride 1. Its privacy comes from the coins, so no sensitivity is offered for it; a unit's absence moves no other.
-
-    Args:
-        n: number of steps.
-        sampling_probability: q, in (0, 1].
-    """
-
-    n: int
-    sampling_probability: float
-
-    kind = "poisson_sampling"
-    absence_moves_others = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
-        probability = _check.real("sampling_probability", self.sampling_probability, low=0.0, high=1.0)
-        object.__setattr__(self, "sampling_probability", _check.positive("sampling_probability", probability))
-
-    @property
-    def pattern(self) -> Listed:
-        """Every step: the one maximal pattern."""
-        return Listed.strided(self.n, 1)
-
-    @property
-    def coin(self) -> float:
-        """The sampling probability."""
-        return self.sampling_probability
-
-    def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
-        """Nobody: chance alone keeps a unit out of a step."""
-        return []
-
-    def covers(self, actual: Participation) -> bool:
-        """Itself alone: of another order no coins are known."""
-        return self == actual
-
-    def describe(self) -> str:
-        """One phrase for people."""
-        return f"Poisson sampling, each unit in each of {self.n} steps with probability {self.sampling_probability:g}"
-
-
 RULES: tuple[type[Participation], ...] = (
     SingleEpoch,
     FixedOrder,
@@ -279,6 +245,11 @@ RULES: tuple[type[Participation], ...] = (
     MinSeparation,
     KnownOrder,
     PoissonSampling,
+    CyclicPoisson,
+    TruncatedPoisson,
+    BallsInBins,
+    RandomAllocation,
+    MinSeparationSampling,
 )
 """All that claims are proven for, by exact type."""
 
