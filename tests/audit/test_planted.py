@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader
 import anyorder as ao
 from anyorder.accounting import Gaussian, Sampled
 from anyorder.audit import Audited, Canaries, plant, random_steps, scores, worst_steps
-from anyorder.errors import ArgumentError, ParticipationError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, ParticipationError, TrainingError
 from anyorder.ledger import Ledger
 from anyorder.noise import NoiseSource
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, PoissonSampling
 from anyorder.report import AuditSummary
 from anyorder.strategy import Independent, RestartedBLT, ToeplitzBanded, Tree
-from laws.cases import PARTICIPATIONS, STRATEGIES
+from laws.cases import PARTICIPATIONS, SAMPLED, STRATEGIES
 from train.test_engine import EPOCHS, STEPS, backward, data, gradients, planned, private
 
 KEY = bytes(range(32))
@@ -567,10 +567,17 @@ def test_random_steps_are_spread_evenly():
     assert abs(counts - 400).max() < 5 * 20
 
 
-def test_patterns_refuse_secret_sampling_and_what_does_not_fit():
-    for wrong in (lambda r: worst_steps(Independent(9), r), lambda r: random_steps(r, 3, NoiseSource(KEY))):
-        with pytest.raises(PlanError, match="coins choose"):
-            wrong(PoissonSampling(9, 0.1))
+@pytest.mark.parametrize("name", SAMPLED)
+def test_steps_under_secret_sampling_are_of_what_coins_can_give(name):
+    rule = SAMPLED[name](6)
+    assert rule.pattern.allows(worst_steps(Tree(6), rule))
+    drawn = random_steps(rule, 20, NoiseSource(KEY))
+    assert all(rule.pattern.allows(steps) for steps in drawn)
+    with pytest.raises(ArgumentError, match="known must be False"):
+        plant(ao.Release(claim(), SIZE), CANARIES, known=True)
+
+
+def test_patterns_refuse_what_does_not_fit():
     with pytest.raises(ArgumentError, match="source must be"):
         random_steps(FixedOrder(4, 2, 2), 3, KEY)
     with pytest.raises(ArgumentError, match="count must be"):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder.audit.scores import visible
-from anyorder.errors import ArgumentError, PlanError
+from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.participation import Participation
 from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
@@ -32,18 +32,16 @@ def worst_steps(strategy: Strategy, participation: Participation) -> Steps:
 
     The true maximum over all allowed sets of steps where C^T C has no negative entry and the patterns are listed, or
     where they are few, or single steps, or `Separated` under a Toeplitz C whose first column neither rises nor goes
-    below zero: then 0, b, 2b, .. Elsewhere the best of regular patterns, improved step by step.
+    below zero: then 0, b, 2b, .. Elsewhere the best of regular patterns, improved step by step. Under secret sampling:
+    of the steps that the coins can give, as if they were known.
 
     Args:
         strategy: C.
         participation: the plan's.
     Returns: ascending steps.
-    Raises: PlanError under secret sampling, where coins choose the steps.
     Cost: for listed patterns a stream over each different one; else O(n^2) memory up to n = 2048.
     """
     kind_of(strategy)
-    if participation.secret:
-        raise PlanError("under secret sampling coins choose the steps of a unit: there is no worst pattern")
     pattern = participation.pattern
     if pattern.max_participations == 1 and type(pattern) is not Listed:
         return (int(np.argmax(strategy.column_norms_squared())),)
@@ -59,19 +57,17 @@ def random_steps(participation: Participation, count: int, source: NoiseSource) 
     """Allowed steps for each of `count` canaries, as many as a unit may take, independent of each other.
 
     Listed patterns are drawn evenly; in shuffled epochs each step of an epoch is as likely as any other; separated
-    steps are drawn evenly among all sets of the largest size.
+    steps are drawn evenly among all sets of the largest size. Under secret sampling they are of what the coins can
+    give, and not drawn by their law: `plant` does that.
 
     Args:
         participation: the plan's.
         count: number of canaries.
         source: where the draws come from; `NoiseSource.random()`, or one derived from a key.
-    Raises: PlanError under secret sampling.
     """
     count = _check.integer("count", count, low=1)
     if not isinstance(source, NoiseSource):
         raise ArgumentError(f"source must be an anyorder NoiseSource, got {type(source).__name__}")
-    if participation.secret:
-        raise PlanError("under secret sampling coins choose the steps of a unit, and plant() tosses them")
     pattern = participation.pattern
     match pattern:
         case Listed():

@@ -6,15 +6,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder.accounting.curves import NEIGHBOURS
+from anyorder.accounting.curves import NEIGHBOURS, Gaussian
 from anyorder.audit.canaries import Canaries, drawn
 from anyorder.audit.patterns import worst_steps
 from anyorder.audit.result import Audited
 from anyorder.audit.scores import Patterns, SampledScorer, Scorer, visible
+from anyorder.audit.secret_steps import SecretScorer, drawn_steps
 from anyorder.audit.whiten import as_released
 from anyorder.errors import ArgumentError, ParticipationError, TrainingError
 from anyorder.noise import NoiseSource
+from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    EpochShuffle,
+    FixedOrder,
+    MinSeparation,
+    MinSeparationSampling,
+    Participation,
+    PoissonSampling,
+    RandomAllocation,
+    TruncatedPoisson,
+)
 from anyorder.plan import Plan
+from anyorder.sensitivity import sensitivity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +48,7 @@ def plant(
     key: bytes | None = None,
     totals: bool | int = False,
     informed: bool = False,
+    known: bool = False,
 ) -> "PlantedCanaries":
     """Add canaries to the sums of a run by secret coins, and score them from what the run releases.
 
@@ -54,8 +69,9 @@ def plant(
     alone, the same whatever the data are (but for the rounding of floats, far below the noise that nobody knows any
     more), and tells nothing of the units: so `anyorder.run.audit_training` trains a copy and discards it.
 
-    Under secret sampling (`PoissonSampling`) an included canary is in each step by a coin of its own, with the plan's
-    probability, and its score is `sampled_scores`; steps are not given then.
+    Under secret sampling a canary draws its steps by the law of the plan's rule, with coins of its own, and its score
+    is the log likelihood ratio of `anyorder.audit.secret_steps`: the best test for who does not know the steps. Steps
+    are not given then. With `known`, `result(known=True)` is what those would see to whom all batches became known.
 
     Args:
         release: an `anyorder.Release` or an engine after `make_private`; before its first step, in one process, and
@@ -71,11 +87,12 @@ def plant(
             scores. They then have the law of the noise alone, and show all of mu; else the data's gradients hide some,
             may agree with the coins by chance, and may answer noise that was released before: the verdict is then by
             "f_dp", which holds whatever the data are and refutes little.
+        known: under secret sampling: score also as one who knows in which steps a canary is, or would be.
     Returns: a `PlantedCanaries`, to be asked for its `result()` when the run is over.
     Raises: ArgumentError, ParticipationError, TrainingError; the release is then as it was.
     """
     core: Release = getattr(release, "release", release)
-    return PlantedCanaries(core, canaries, steps, key, totals, informed)
+    return PlantedCanaries(core, canaries, steps, key, totals, informed, known)
 
 
 class PlantedCanaries:
@@ -84,6 +101,8 @@ class PlantedCanaries:
     Attributes:
         canaries: the directions.
         steps: (count,) tuples of steps; None under secret sampling.
+        drawn: under secret sampling, (count,) tuples of the steps that were drawn for each canary, none perhaps: where
+            it is, or would be had its coin come up. Who scores what was released must not know them. Else None.
         included: (count,) bool, the coins: who scores what was released must not know them.
         kept_at: the coordinates that `totals` and `released` are of, ascending.
     """
@@ -96,6 +115,7 @@ class PlantedCanaries:
         key: bytes | None,
         totals: bool | int,
         informed: bool = False,
+        known: bool = False,
     ) -> None:
         from anyorder.release import Release
 
@@ -109,21 +129,29 @@ class PlantedCanaries:
         self.plan, self.canaries = plan, canaries
         source = NoiseSource.random() if key is None else NoiseSource(key)
         self.included = canaries.coins(source.key)
-        self._coins = source.derive(b"steps of canaries")  # under secret sampling
-        self._scorer: Scorer | SampledScorer
+        self._known: _Known | None = None
+        self._scorer: Scorer | SampledScorer | SecretScorer
         self._mus: Floats | None
-        if plan.participation.coin is not None:
+        self._there: Patterns | NDArray[np.bool_]
+        self.steps: list[tuple[int, ...]] | None
+        self.drawn: list[tuple[int, ...]] | None
+        if plan.participation.secret:
             if steps is not None:
                 raise ArgumentError("steps must be None under secret sampling: coins choose the steps of a canary")
-            self._patterns, self.steps, self._mus = None, None, None
-            self._scorer = SampledScorer(canaries, plan.participation.coin, plan.clip_norm, plan.noise_std)
+            drawn_by = source.derive(b"steps of canaries")
+            self._there = drawn_steps(plan.participation, canaries.count, drawn_by)
+            self.steps, self.drawn = None, [tuple(np.flatnonzero(there).tolist()) for there in self._there.T]
+            self._mus, self._scorer = None, _secret_scorer(plan, canaries)
+            self._known = _Known(plan, canaries, self.drawn) if known else None
         else:
+            if known:
+                raise ArgumentError("known must be False where no coins are secret: the steps are known as it is")
             given = worst_steps(plan.strategy, plan.participation) if steps is None else steps
-            self._patterns = _allowed(Patterns(given, canaries.count, plan.n), plan)
-            self.steps = [self._patterns.steps[i] for i in self._patterns.of]
+            patterns = _allowed(Patterns(given, canaries.count, plan.n), plan)
+            self._there = patterns
+            self.steps, self.drawn = [patterns.steps[i] for i in patterns.of], None
             self._scorer = Scorer(as_released(plan.strategy), self.steps, canaries)
-            seen = visible(plan.strategy, self._patterns.steps, self._patterns.distinct)[self._patterns.of]
-            self._mus = NEIGHBOURS[plan.neighbours] * plan.clip_norm / plan.noise_std * seen
+            self._mus = _mus_of(plan, patterns)
         self._informed, self._others = informed, np.zeros(1)
         self._keep = totals is not False
         self.kept_at = np.arange(canaries.size)
@@ -139,19 +167,10 @@ class PlantedCanaries:
 
     def weights(self, t: int) -> Floats:
         """(count,) how often each canary is added at step t: 0 or 1; -1 for one left out of "replace-one". Secret."""
-        there = self._there(t)
+        there = self._there[t] if isinstance(self._there, np.ndarray) else self._there.at(t)[self._there.of]
         if self.plan.neighbours == "replace-one":
-            return np.where(self.included, there, -there)
-        return np.where(self.included, there, 0.0)
-
-    def _there(self, t: int) -> Floats:
-        """(count,) 1 for the canaries whose steps have t."""
-        if self._patterns is not None:
-            return self._patterns.at(t)[self._patterns.of]
-        q = self.plan.participation.coin
-        assert q is not None
-        words = self._coins.words(t, 0, 2 * self.canaries.count).view(np.uint64)
-        return np.asarray((words >> np.uint64(11)) * 2.0**-53 < q, np.float64)
+            return np.asarray(np.where(self.included, 1.0, -1.0) * there)
+        return np.asarray(np.where(self.included, 1.0, 0.0) * there)
 
     def _add(self, step: int, pieces: "list[Tensor]", divisor: float) -> "list[Tensor]":
         """A total in pieces and its step's canaries; the pieces stay as they are, should the step be broken off."""
@@ -181,7 +200,10 @@ class PlantedCanaries:
         row = np.asarray(flat, np.float64).reshape(-1) * self._divisor
         if step != self._scored:
             return  # one before could not be scored, and `result` says so
-        self._scorer.add(row - self._others if self._informed else row)
+        seen = row - self._others if self._informed else row
+        self._scorer.add(seen)
+        if self._known is not None:
+            self._known.scorer.add(seen)
         if self._keep:
             self._released.append(row[self.kept_at])
         self._scored += 1
@@ -201,8 +223,16 @@ class PlantedCanaries:
             raise ArgumentError("totals were not kept: call plant(.., totals=True)")
         return np.stack(rows) if rows else np.zeros((0, len(self.kept_at)))
 
-    def result(self) -> Audited:
-        """What the scores say, of the steps that were released so far. Raises: TrainingError before there are any."""
+    def result(self, *, known: bool = False) -> Audited:
+        """What the scores say, of the steps that were released so far.
+
+        Args:
+            known: where canaries were planted with `known`: scores that know the steps, of canaries that have any,
+                held against what the plan promises should its batches become known; not against its claim.
+        Raises: TrainingError before there are any; ArgumentError for `known` where it was not asked for.
+        """
+        if known and self._known is None:
+            raise ArgumentError("known=True must be said to plant(.., known=True), before the run")
         if not self._release.steps_taken:
             raise TrainingError("nothing was released yet: ask for the result after the run")
         if self._scored < self._release.steps_taken:
@@ -210,7 +240,9 @@ class PlantedCanaries:
                 f"what step {self._scored} released could not be scored, and scores without it have another law: begin "
                 "the audit anew"
             )
-        plan = self.plan
+        plan, independent = self.plan, self.canaries.orthogonal and self._informed
+        if known and self._known is not None:
+            return self._known.result(self.included, plan, informed=self._informed, independent=independent)
         return Audited(
             scores=self._scorer.scores(),
             included=self.included,
@@ -220,11 +252,73 @@ class PlantedCanaries:
             informed=self._informed,
             delta=plan.delta,
             epsilon=plan.epsilon,
-            independent=self.canaries.orthogonal and self._informed,
+            independent=independent,
         )
 
     def __repr__(self) -> str:
         return f"PlantedCanaries({self.canaries!r}, steps_taken={self._release.steps_taken})"
+
+
+class _Known:
+    """The scores of one who knows the steps of canaries that secret coins chose, and what such a one is promised."""
+
+    def __init__(self, plan: Plan, canaries: Canaries, steps: list[tuple[int, ...]]) -> None:
+        self.present = np.array([bool(own) for own in steps])
+        if not self.present.any():
+            raise ArgumentError("canaries must be more for known=True: no coin put one of these into any step")
+        given = [own or (0,) for own in steps]  # of those that are nowhere the score is not used
+        self.scorer = Scorer(as_released(plan.strategy), given, canaries)
+        self.mus = _mus_of(plan, self.scorer.patterns)
+
+    def result(self, included: NDArray[np.bool_], plan: Plan, *, informed: bool, independent: bool) -> Audited:
+        curve = known_curve(plan)
+        return Audited(
+            scores=self.scorer.scores()[self.present],
+            included=included[self.present],
+            noise_std=plan.noise_std,
+            mus=self.mus[self.present],
+            curve=curve,
+            informed=informed,
+            delta=plan.delta,
+            epsilon=curve.epsilon(plan.delta),
+            independent=independent,
+        )
+
+
+def known_curve(plan: Plan) -> Gaussian:
+    """What a plan under secret sampling promises should its batches become known: the Gaussian of the worst steps."""
+    rule = plan.participation
+    match rule:
+        case PoissonSampling():
+            within: Participation = MinSeparation(rule.n, b=1)
+        case CyclicPoisson() | TruncatedPoisson():
+            within = FixedOrder(rule.n, k=-(-rule.n // rule.cycle), b=rule.cycle)
+        case BallsInBins():
+            within = FixedOrder(rule.n, k=rule.k, b=rule.b)
+        case RandomAllocation():
+            within = EpochShuffle(rule.k, rule.b)
+        case MinSeparationSampling():
+            within = MinSeparation(rule.n, rule.b)
+        case _:
+            raise ArgumentError(f"plan must draw its batches by secret coins, got {rule.describe()}")
+    moved = NEIGHBOURS[plan.neighbours] * sensitivity(plan.strategy, within).value * (1 + plan.rounding)
+    return Gaussian(moved * plan.clip_norm / plan.noise_std, neighbours=plan.neighbours, unit=plan.unit)
+
+
+def _secret_scorer(plan: Plan, canaries: Canaries) -> SampledScorer | SecretScorer:
+    coin = plan.participation.coin
+    if coin is not None:  # and independent noise: nothing but a sum is kept
+        return SampledScorer(canaries, coin, plan.clip_norm, plan.noise_std)
+    return SecretScorer(
+        as_released(plan.strategy), plan.participation, canaries, plan.clip_norm, plan.noise_std,
+        signed=plan.neighbours == "replace-one",
+    )  # fmt: skip
+
+
+def _mus_of(plan: Plan, patterns: Patterns) -> Floats:
+    """(count,) the mu of the steps of each canary."""
+    seen = visible(plan.strategy, patterns.steps, patterns.distinct)[patterns.of]
+    return np.asarray(NEIGHBOURS[plan.neighbours] * plan.clip_norm / plan.noise_std * seen)
 
 
 def _joined(pieces: "list[Tensor]", grid: float | None) -> Floats:
