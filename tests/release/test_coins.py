@@ -5,7 +5,11 @@ import pytest
 import torch
 
 import anyorder as ao
+from anyorder._draws import Draws
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
+from anyorder.noise import NoiseSource
+from anyorder.participation import BallsInBins, CyclicPoisson, MinSeparationSampling, RandomAllocation, TruncatedPoisson
+from anyorder.release.coins import Coins
 from release.runs import KEY, SIZE, copied, planned, state, total
 
 
@@ -92,3 +96,33 @@ def test_a_copied_journal_leads_to_fresh_coins(tmp_path):
         assert not np.array_equal(drawn, tossed)
         again.step(drawn, total(t))
         other.step(tossed, total(t))
+
+
+RULES = [
+    CyclicPoisson(12, 3, 0.4),
+    TruncatedPoisson(12, 0.4, batch_size=9, dataset_size=40, cycle=2),
+    BallsInBins(3, 4),
+    RandomAllocation(3, 4),
+    MinSeparationSampling(12, 3, 0.4),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_coins_of_every_secret_order(rule):
+    """They are those of the pure draws, also where a process goes on that did not see the steps before."""
+    source = NoiseSource(KEY)
+    coins, draws = Coins(rule, source), Draws(rule, 40, source)
+    for t in range(12):
+        drawn = coins.draw(t, 40)
+        assert np.array_equal(drawn, draws.step(t))
+        coins.check(t, drawn)
+        with pytest.raises(TrainingError, match="those that sample"):
+            coins.check(t, np.append(drawn, 40))
+        with pytest.raises(TrainingError, match="secret coins"):
+            coins.check(t + 1, drawn)
+        again = Coins(rule, source)
+        again.load_state_dict(coins.state_dict())
+        assert np.array_equal(again.draw(t, 40), drawn)
+        assert again.population == coins.population
+        with pytest.raises(ArgumentError, match="num_units must be"):
+            again.draw(t, 39)

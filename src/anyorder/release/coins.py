@@ -5,43 +5,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
+from anyorder._draws import Draws, check_size
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.ledger import Units
 from anyorder.noise import NoiseSource
+from anyorder.participation import Participation
 from anyorder.plan import Plan
 
 __all__ = ["Coins"]
 
 
 class Coins:
-    """The batches of Poisson sampling over units 0, .., size - 1: those of `PoissonBatchSampler`.
+    """The batches of a secret order over units 0, .., size - 1: those of `Draws`.
 
     Args:
-        sampling_probability: q; rounded down to a multiple of 2^-32, which is the private side.
+        rule: the order.
         source: where the coins come from; rows are steps.
     """
 
-    def __init__(self, sampling_probability: float, source: NoiseSource) -> None:
-        self._q, self._source = sampling_probability, source
+    def __init__(self, rule: Participation, source: NoiseSource) -> None:
+        self._rule, self._source = rule, source
         self._size: int | None = None
+        self._draws: Draws | None = None
         self._drawn: tuple[int, NDArray[np.int64]] | None = None  # step, units
 
     @classmethod
     def of(cls, plan: Plan, source: NoiseSource) -> "Coins | None":
         """Those of a plan whose claim rests on them, else None."""
-        rule = plan.participation
-        return None if rule.coin is None else cls(rule.coin, source)
+        return cls(plan.participation, source) if plan.participation.secret else None
 
     def draw(self, step: int, size: int) -> NDArray[np.int64]:
         """The units of a step, ascending."""
-        size = _check.integer("num_units", size, low=1)
+        size = check_size(self._rule, size)
         if self._size is not None and size != self._size:
             raise ArgumentError(f"num_units must be {self._size} as in the steps before, got {size}")
-        from anyorder.sampling.samplers import PoissonBatchSampler
-
-        sampler = PoissonBatchSampler(size, self._q, 1, self._source)
-        drawn = np.array(sampler.batch(step), np.int64)
+        if self._draws is None:
+            self._draws = Draws(self._rule, size, self._source)
+        drawn = self._draws.step(step)
         self._size, self._drawn = size, (step, drawn)
         return drawn.copy()
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from anyorder import _check
-from anyorder.errors import ArgumentError
+from anyorder._draws import Draws
 from anyorder.noise import NoiseSource
+from anyorder.participation import PoissonSampling
 
 __all__ = ["EpochShuffleSampler", "FixedOrderSampler", "PoissonBatchSampler", "key_of", "permutation_of"]
 
@@ -133,10 +134,8 @@ class PoissonBatchSampler(Sampler[list[int]]):
         self.size = _check.integer("size", size, low=1)
         self.sampling_probability = _check.real("sampling_probability", sampling_probability, low=0.0, high=1.0)
         self.steps = _check.integer("steps", steps, low=1)
-        self._threshold = int(self.sampling_probability * 2**32)  # exact: a float's exponent moves, then truncation
-        if self._threshold == 0:
-            raise ArgumentError(f"sampling_probability must be at least 2^-32, got {sampling_probability!r}")
-        self._source = source.derive(b"poisson")
+        probability = _check.positive("sampling_probability", self.sampling_probability)
+        self._draws = Draws(PoissonSampling(self.steps, probability), self.size, source)
         self._rank, self._ranks = rank, ranks
         self.indices = np.arange(self.size) if indices is None else indices
         self.epoch = 0
@@ -147,8 +146,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
 
     def batch(self, t: int) -> list[int]:
         """The rank's indices of batch t, counted over all epochs; ascending, perhaps none."""
-        coins = self._source.words(t, 0, self.size)
-        drawn: list[int] = self.indices[coins.astype(np.uint64) < self._threshold].tolist()
+        drawn: list[int] = self.indices[self._draws.step(t)].tolist()
         return drawn[self._rank :: self._ranks]
 
     def batches(self, epoch: int, start: int) -> Iterator[list[int]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from anyorder._draws import Draws
 from anyorder.audit.faults import sums
 from anyorder.audit.faults.front_end import Fault, Reached, SumFault, patched
 from anyorder.audit.faults.trial import BATCH_SIZE
@@ -195,15 +196,13 @@ def lets_in(looser: Callable[[MinSeparation], MinSeparation]) -> Callable[[Reach
 @contextmanager
 def larger_coins(reached: Reached) -> Iterator[None]:
     """Units are drawn with a larger probability than the claim is for."""
-    from anyorder.sampling.samplers import PoissonBatchSampler
+    real = Draws.__init__
 
-    real = PoissonBatchSampler.__init__
-
-    def init(self: Any, size: int, sampling_probability: float, *rest: Any, **options: Any) -> None:
+    def init(self: Any, rule: Any, size: int, source: Any) -> None:
         reached()
-        real(self, size, min(1.0, 10 * sampling_probability), *rest, **options)
+        real(self, replace(rule, sampling_probability=min(1.0, 10 * rule.sampling_probability)), size, source)
 
-    with patched(PoissonBatchSampler, "__init__", init):
+    with patched(Draws, "__init__", init):
         yield
 
 
