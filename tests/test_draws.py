@@ -196,7 +196,7 @@ def test_a_bin_is_for_the_whole_run_and_an_allocation_for_an_epoch():
     first = [bins.step(t).tolist() for t in range(4)]
     assert [bins.step(t).tolist() for t in range(12)] == 3 * first
     epochs = [[anew.step(4 * e + j).tolist() for j in range(4)] for e in range(3)]
-    assert all(sorted(sum(epoch, [])) == list(range(200)) for epoch in [first, *epochs])
+    assert all(sorted(unit for batch in epoch for unit in batch) == list(range(200)) for epoch in [first, *epochs])
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
