@@ -1,24 +1,77 @@
-"""Which parts of a plan fit together: relations of neighbours, exact integers, selections of rows."""
+"""Which parts of a plan fit together: neighbours, secret coins, exact integers, selections of rows."""
 
-from anyorder.accounting.selection import Selection, check_selection
+from typing import Any
+
+from anyorder.accounting.amplification.curve import check_relation, default_method
+from anyorder.accounting.amplification.methods import Method, check_method
+from anyorder.accounting.amplification.mixture import check_fits
+from anyorder.accounting.selection import Selection, check_selection, refuse_selection
 from anyorder.errors import PlanError
 from anyorder.noise.discrete import check_combination
-from anyorder.participation import Participation, PoissonSampling
-from anyorder.strategy import Combination, Independent, Strategy
+from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    MinSeparationSampling,
+    Participation,
+    PoissonSampling,
+    RandomAllocation,
+    SingleEpoch,
+    TruncatedPoisson,
+)
+from anyorder.strategy import Combination, Strategy
 
-__all__ = ["check_exact", "check_neighbours", "check_selected", "moves_others"]
+__all__ = [
+    "check_exact", "check_neighbours", "check_secret", "check_selected", "checked_method", "moves_others",
+]  # fmt: skip
 
 
 def check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:
-    if order.secret:
-        if type(order) is not PoissonSampling:
+    """The order and its mechanism are accounted for these neighbours."""
+    match order:
+        case PoissonSampling() | CyclicPoisson():
+            check_fits(chosen, order)
+            if neighbours != "add-or-remove":
+                raise PlanError(
+                    f"{type(order).__name__} is accounted for add-or-remove neighbours only, got {neighbours!r}"
+                )
+        case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
+            check_fits(chosen, order)
+            check_relation(neighbours, order)
+        case SingleEpoch() | FixedOrder() | EpochShuffle() | MinSeparation() | KnownOrder():
+            if neighbours == "add-or-remove" and order.absence_moves_others:
+                raise moves_others(type(order).__name__)
+        case _:
             raise PlanError(f"plans are not accounted for {order.describe()}")
-        if type(chosen) is not Independent:
-            raise PlanError(f"PoissonSampling is accounted for independent noise only, got {chosen!r}")
-        if neighbours != "add-or-remove":
-            raise PlanError(f"PoissonSampling is accounted for add-or-remove neighbours only, got {neighbours!r}")
-    elif neighbours == "add-or-remove" and order.absence_moves_others:
-        raise moves_others(type(order).__name__)
+
+
+def checked_method(method: Any, order: Participation) -> Method | None:
+    """The method of a plan's claim: as given, or the order's own; None where there is but one way to account for it."""
+    match order:
+        case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
+            return default_method(order) if method is None else check_method(method)
+        case _:
+            if method is not None:
+                raise PlanError(
+                    f"method is how the claim of balls in bins, random allocation, truncated Poisson sampling or "
+                    f"sampling with separation is found, and must be None for {order.describe()}, got {method!r}"
+                )
+            return None
+
+
+def check_secret(order: Participation, secure: bool, selection: Selection | None) -> None:
+    """What orders by secret coins do not go with, beside Poisson sampling, which refuses for reasons of its own."""
+    if not order.secret or type(order) is PoissonSampling:
+        return
+    if secure:
+        raise PlanError(
+            f"exact integers (grid, secure) are not made where coins are secret, got {order.describe()}: plan without "
+            "secure, or for another order"
+        )
+    refuse_selection(selection, order.describe())
 
 
 def moves_others(order: str) -> PlanError:

@@ -13,21 +13,24 @@ from numpy.typing import NDArray
 
 from anyorder import _check, participation, strategy, workload
 from anyorder._closed import final
-from anyorder._fits import check_exact, check_neighbours, check_selected
+from anyorder._fits import check_exact, check_neighbours, check_secret, check_selected, checked_method
 from anyorder._limits import bounded
 from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
 from anyorder._trusted import check_on_device, trusted_text
+from anyorder.accounting import gdp_epsilon
 from anyorder.accounting import selection as selections
+from anyorder.accounting.amplification import methods
+from anyorder.accounting.amplification.methods import Method
 from anyorder.accounting.curves import NEIGHBOURS, Curve
 from anyorder.accounting.selection import Counts, Selection, Top, check_selection, plan_curve, step_mu
 from anyorder.error import row_variances
 from anyorder.error.variance import has_variances
 from anyorder.errors import CertificateError, PlanError
 from anyorder.noise.discrete import check_grid
-from anyorder.participation import KnownOrder, Participation
+from anyorder.participation import KnownOrder, Participation, PoissonSampling
 from anyorder.participation.known import without_names
 from anyorder.participation.rules import check_kind as check_participation
-from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
+from anyorder.sensitivity import Bound, known_sensitivity, sensitivity, unit_sensitivities
 from anyorder.sensitivity.cost import check_plan
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Independent, Strategy
@@ -57,8 +60,9 @@ class Plan:
 
     `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.sensitivity.rounding`.
 
-    Under `PoissonSampling` with independent noise, noise_std = sigma * clip_norm and epsilon comes from
-    privacy loss distributions; mu does not exist.
+    Where steps are drawn by secret coins, noise_std = sigma * clip_norm * (1 + rounding), epsilon comes from the
+    amplified claim, and mu does not exist; `known_epsilon` is what is left if the batches became known. See
+    `anyorder.accounting.amplification`.
 
     Attributes:
         sigma: noise against the whole sensitivity, unitless. `noise_multiplier` is against the clip norm alone.
@@ -77,6 +81,8 @@ class Plan:
         selection: which rows of sparse tables get noise, chosen at each step by `Counts`, `Top` or `Uniform`, as a part
             of the claim: mu, `curve` and epsilon are those of both, sigma, `sensitivity` and `noise_std` of the release
             alone. None: every row gets noise. See `anyorder.accounting.selection`.
+        method: how epsilon is found where an order by secret coins leaves a choice, see `anyorder.accounting.Method`;
+            None in a plan that leaves none, and for the order's own where one is made.
     """
 
     participation: Participation
@@ -92,6 +98,7 @@ class Plan:
     grid: float | None = None
     on_device: tuple[str, ...] = ()
     selection: Selection | None = None
+    method: Method | None = None
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
@@ -111,6 +118,8 @@ class Plan:
         object.__setattr__(self, "on_device", check_on_device(self.on_device, self.participation))
         check_selection(self.selection, with_sigma=True)
         check_selected(self.selection, self.strategy, self.grid is not None, self.on_device)
+        check_secret(self.participation, self.grid is not None, self.selection)
+        object.__setattr__(self, "method", checked_method(self.method, self.participation))
         if self.grid is not None:
             check_exact(self.neighbours, self.strategy)
             check_grid(self.grid, self.clip_norm, self.noise_std)
@@ -127,7 +136,7 @@ class Plan:
 
     @cached_property
     def sensitivity(self) -> Bound:
-        """sens(C, participation) for clip norm 1; 1 per step under Poisson sampling."""
+        """sens(C, participation) for clip norm 1; 1 where coins are secret, whose claim is no sensitivity."""
         secret = self.participation.secret  # accounted by the step, not by the sensitivity of the whole
         return Bound(1.0, True) if secret else sensitivity(self.strategy, self.participation)
 
@@ -166,7 +175,9 @@ class Plan:
     @cached_property
     def curve(self) -> Curve:
         """epsilon(delta) and delta(epsilon) of the whole plan; `anyorder.compose` joins it with those of others."""
-        return plan_curve(self.sigma, self.selection, self.participation, self.neighbours, self.unit)
+        return plan_curve(
+            self.sigma, self.strategy, self.participation, self.neighbours, self.unit, self.selection, self.method
+        )
 
     @property
     def mu(self) -> float | None:
@@ -177,6 +188,21 @@ class Plan:
     def epsilon(self) -> float:
         """The smallest epsilon that holds at `delta`, rounded up."""
         return self.curve.epsilon(self.delta)
+
+    @cached_property
+    def known_epsilon(self) -> float | None:
+        """The epsilon if all batches became known, at `delta`, rounded up; None where no coins are secret.
+
+        Gaussian DP with mu = f sens(C, pattern) / sigma, of any steps that the coins may give.
+        """
+        if not self.participation.secret:
+            return None
+        sens = known_sensitivity(self.strategy, self.participation).value
+        released = NEIGHBOURS[self.neighbours] * sens / self.sigma
+        if self.selection is not None:
+            visits = known_sensitivity(Independent(self.n), self.participation).value
+            released = float(np.hypot(released, step_mu(self.selection, self.neighbours, self.selection_std) * visits))
+        return gdp_epsilon(nextafter(released * (1 + 2.0**-50), inf), self.delta)
 
     def unit_mus(self, order: KnownOrder | None = None) -> NDArray[np.float64]:
         """(units,) mu of each unit's own steps, in the order of `participation.units`; the plan's is the largest.
@@ -227,8 +253,8 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """What the plan fixes, as JSON values; what follows from it is in `claims`.
 
-        "on_device" and "selection" are there where something is trusted to devices, and where rows are selected:
-        without them a plan has the digest that it always had.
+        "on_device", "selection" and "method" are there where something is trusted to devices, where rows are selected,
+        and where the claim has a method: without them a plan has the digest that it always had.
         """
         fixed = {
             "participation": self.participation.to_dict(),
@@ -244,13 +270,16 @@ class Plan:
             "grid": self.grid,
         }
         devices = {"on_device": list(self.on_device)} if self.on_device else {}
-        return fixed | devices | ({} if self.selection is None else {"selection": selections.to_dict(self.selection)})
+        selected = {} if self.selection is None else {"selection": selections.to_dict(self.selection)}
+        return fixed | devices | selected | ({} if self.method is None else {"method": methods.to_dict(self.method)})
 
     def claims(self) -> dict[str, Any]:
         """What follows from the plan; a verifier recomputes it."""
         values = (self.sensitivity.value, self.sensitivity.exact, self.noise_std, self.mu, self.epsilon)
         noises = {"selection_std": self.selection_std, "selection_scale": self.selection_scale}
-        claimed = {name: value for name, value in noises.items() if value is not None}
+        claimed: dict[str, Any] = {name: value for name, value in noises.items() if value is not None}
+        if self.participation.secret and type(self.participation) is not PoissonSampling:
+            claimed["known_epsilon"] = self.known_epsilon
         return {**dict(zip(_CLAIMS, values, strict=True)), **claimed}
 
     @classmethod
@@ -261,7 +290,7 @@ class Plan:
         """
         names = {f.name for f in fields(cls)}
         if isinstance(data, dict):
-            names -= {"on_device", "selection"} - data.keys()
+            names -= {"on_device", "selection", "method"} - data.keys()
         check_names("plan", data, names)
         try:
             parts = {
@@ -271,6 +300,8 @@ class Plan:
             }
             if "selection" in data:
                 parts["selection"] = selections.from_dict(data["selection"])
+            if "method" in data:
+                parts["method"] = methods.from_dict(data["method"])
             plan = cls(**{**data, **parts})
             same = canonical(plan.to_dict()) == canonical(data)
         except CertificateError:
@@ -313,10 +344,7 @@ class Plan:
             ("privacy", f"epsilon <= {self.epsilon:.4g} at delta = {self.delta:g}"),
             ("protects", f"one {self.unit} ({_NEIGHBOUR_TEXTS[self.neighbours]})"),
             ("order", self.participation.describe()),
-            (
-                "amplification",
-                "by secret Poisson sampling" if self.participation.secret else "none claimed, none needed",
-            ),
+            *self._secrecy(),
             ("mechanism", self.strategy.describe()),
             ("clipping", f"each {self.unit}'s gradient to {norm}; sums divided by {divisor}"),
         ]
@@ -347,6 +375,18 @@ class Plan:
                 f"{self.noise_error(sums=sums):.5g} clip norms in the {place}, root mean square over steps{whole}",
             ),
             ("memory", self._memory()),
+        ]
+
+    def _secrecy(self) -> list[tuple[str, str]]:
+        """What the claim owes to coins, and what is left of it without them."""
+        if not self.participation.secret:
+            return [("amplification", "none claimed, none needed")]
+        name = "Poisson sampling" if type(self.participation) is PoissonSampling else "coins"
+        found = "" if self.method is None else f"; {self.method.describe()}"
+        return [
+            ("amplification", f"by secret {name}{found}"),
+            ("if known", f"epsilon <= {self.known_epsilon:.4g} for whoever learns the batches"),
+            ("needs", "any unit at any step, and batches that stay secret"),
         ]
 
     def _memory(self) -> str:

@@ -3,14 +3,24 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from math import frexp, inf, nextafter
+from math import frexp, inf, nextafter, sqrt
 from typing import Any, NamedTuple
 
 from numpy.typing import ArrayLike
 
 from anyorder import _check, accounting
-from anyorder._fits import check_exact, check_selected, moves_others
+from anyorder._fits import (
+    check_exact,
+    check_neighbours,
+    check_secret,
+    check_selected,
+    checked_method,
+    moves_others,
+)
 from anyorder._trusted import check_on_device
+from anyorder.accounting.amplification.calibrate import calibrate_amplified
+from anyorder.accounting.amplification.methods import Method
+from anyorder.accounting.amplification.mixture import check_fits
 from anyorder.accounting.curves import NEIGHBOURS
 from anyorder.accounting.selection import Selection, check_selection, plan_curve
 from anyorder.accounting.split import for_epsilon, for_sigma, shared
@@ -19,12 +29,18 @@ from anyorder.optimize import choose
 from anyorder.optimize.candidates import MAX_COST, rows_touched
 from anyorder.optimize.fits import fit_named
 from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
     EpochShuffle,
     FixedOrder,
     KnownOrder,
+    MinSeparation,
+    MinSeparationSampling,
     Participation,
     PoissonSampling,
+    RandomAllocation,
     SingleEpoch,
+    TruncatedPoisson,
 )
 from anyorder.plan import Plan
 from anyorder.sensitivity import sensitivity
@@ -69,6 +85,7 @@ def plan(
     secure: bool = False,
     on_device: tuple[str, ...] = (),
     selection: Selection | None = None,
+    method: Method | None = None,
 ) -> Plan:
     """Join an order, a mechanism and a budget into a `Plan`.
 
@@ -118,6 +135,7 @@ def plan(
         on_device: what is trusted to the users' own devices, of "clipping" and "record"; see `Plan`.
         selection: of rows of sparse tables that get noise, `Counts`, `Top` or `Uniform`; see `Plan`. One without a
             sigma gets its share of the budget; sigma and noise_multiplier are of the release alone, epsilon of both.
+        method: of an amplified claim, such as `Deterministic()`; None for the order's own; see `Plan`.
     Raises: ArgumentError for arguments that break their rule or do not go together; PlanError for parts that do not
         fit, and where no mechanism keeps to the memory.
     Cost: that of the fit, seconds for 1000 steps; fits are kept on disk.
@@ -168,16 +186,20 @@ def plan(
         mechanism, work, rule, secure, selection is not None, objective, limits,
         {k: v for k, v in tree.items() if v is not None},
     )  # fmt: skip
-    if rule.secret and neighbours == "zero-out":
+    if rule.secret and not rule.absence_moves_others and neighbours == "zero-out":
         neighbours = "add-or-remove"  # what the sampler's accounting is about
     if secure:
         check_exact(neighbours, chosen)  # before a calibration that may take long
     check_selected(selection, chosen, secure, on_device)  # before a calibration that may take long
-    noise, selection = _noise(chosen, rule, neighbours, delta, selection, **budget)
+    check_secret(rule, secure, selection)
+    check_neighbours(neighbours, rule, chosen)
+    method = checked_method(method, rule)
+    noise, selection = _noise(chosen, rule, neighbours, delta, selection, method, **budget)
     return Plan(
         participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, delta=delta, sigma=noise,
         batch_size=batch_size, unit=unit, neighbours=neighbours, dataset_size=dataset_size,
         grid=_default_grid(clip_norm) if secure else None, on_device=on_device, selection=selection,
+        method=method,
     )  # fmt: skip
 
 
@@ -187,7 +209,9 @@ def with_budget(
     """The plan with as much noise as another budget asks for; exactly one, see `plan`. A selection keeps its share."""
     budget = _budget(epsilon, noise_multiplier, sigma)
     kept = shared(base.selection, base.sigma, _visits(base.participation))
-    noise, selection = _noise(base.strategy, base.participation, base.neighbours, base.delta, kept, **budget)
+    noise, selection = _noise(
+        base.strategy, base.participation, base.neighbours, base.delta, kept, base.method, **budget
+    )
     return replace(base, sigma=noise, selection=selection)
 
 
@@ -378,7 +402,8 @@ def _visits(rule: Participation) -> int:
 
 
 def _noise(
-    chosen: Strategy, rule: Participation, neighbours: str, delta: float, selection: Selection | None, *,
+    chosen: Strategy, rule: Participation, neighbours: str, delta: float, selection: Selection | None,
+    method: Method | None, *,
     epsilon: float | None, noise_multiplier: float | None, sigma: float | None,
 ) -> tuple[float, Selection | None]:  # fmt: skip
     """(the least sigma that keeps (epsilon, delta), or that of the multiplier; the selection with its own)."""
@@ -386,16 +411,26 @@ def _noise(
     if epsilon is None:
         if sigma is None:
             assert noise_multiplier is not None
-            sens = 1.0 if rule.secret else sensitivity(chosen, rule).value * (1 + rounding(chosen, rule))
-            sigma = noise_multiplier / sens
+            sens = 1.0 if rule.secret else sensitivity(chosen, rule).value
+            sigma = noise_multiplier / (sens * (1 + rounding(chosen, rule)))
         return sigma, for_sigma(sigma, selection, visits)
-    if rule.coin is not None:
-        total = accounting.calibrate_poisson(epsilon, delta, rule.coin, rule.n)
-    else:
-        total = nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
+    match rule:
+        case PoissonSampling():
+            total = accounting.calibrate_poisson(epsilon, delta, rule.sampling_probability, rule.n)
+        case CyclicPoisson():
+            steps, largest = -(-rule.n // rule.cycle), sqrt(float(chosen.column_norms_squared().max()))
+            check_fits(chosen, rule)
+            total = accounting.calibrate_poisson(epsilon, delta, rule.sampling_probability, steps)
+            total *= largest * (1 + 2.0**-48)
+        case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
+            total = calibrate_amplified(chosen, rule, epsilon, delta, method, neighbours)
+        case SingleEpoch() | FixedOrder() | EpochShuffle() | MinSeparation() | KnownOrder():
+            total = nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
+        case _:
+            raise PlanError(f"plans are not accounted for {rule.describe()}")
 
     def cost(sigma: float, beside: Selection) -> float:
-        return plan_curve(sigma, beside, rule, neighbours, "unit").epsilon(delta)
+        return plan_curve(sigma, chosen, rule, neighbours, "unit", beside).epsilon(delta)
 
     return for_epsilon(epsilon, total, selection, visits, cost)
 

@@ -7,8 +7,10 @@ from typing import get_args
 
 import pytest
 
-from anyorder.accounting import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
+from anyorder.accounting import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.bounded_range import bounded_range_mu
+from anyorder.participation import BallsInBins, MinSeparationSampling, RandomAllocation, TruncatedPoisson
+from anyorder.strategy import Independent, ToeplitzBanded
 
 OFTEN = Sampled(1.5, 0.5, 4)
 CURVES = {
@@ -27,6 +29,10 @@ CURVES = {
     "many draws": BoundedRange(0.1, 200, neighbours="replace-one"),
     "draws, then a training": compose(BoundedRange(0.2, 20), Gaussian(0.7)),
     "draws and sums under one coin": Sampled(1.5, 0.1, 20, e0=0.2, draws=5),
+    "balls in bins": Amplified(ToeplitzBanded([1.0, 0.5], 12), BallsInBins(3, 4), 1.0, neighbours="add-or-remove"),
+    "truncated": Amplified(Independent(12), TruncatedPoisson(12, 0.1, 5, 30), 1.0),
+    "allocation": Amplified(Independent(12), RandomAllocation(3, 4), 1.5, unit="user"),
+    "separated": Amplified(ToeplitzBanded([1.0, 0.5], 12), MinSeparationSampling(12, 3, 0.2), 2.0),
 }
 DELTAS = (0.3, 1e-2, 1e-5, 1e-9, 1e-13, 1e-300)
 EPSILONS = (0.0, 1e-3, 0.5, 2.0, 20.0)
@@ -93,6 +99,8 @@ def without_coins(part):
         case Sampled():
             draws = bounded_range_mu(part.e0) * math.sqrt(part.draws) if part.draws else 0.0
             return math.sqrt(part.n) * math.hypot(1 / part.sigma, draws)
+        case Amplified():
+            return part.known_mu
 
 
 @each

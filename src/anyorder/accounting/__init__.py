@@ -2,12 +2,14 @@
 
     mu = clip_norm * sens(C, participation) / noise_std        one release of B (C G + noise_std Z)
 
-`Plan.curve` is a `Curve`: `Gaussian`, `BoundedRange`, `Sampled` or `Composed`, with epsilon(delta) and delta(epsilon).
+`Plan.curve` is a `Curve`: `Gaussian`, `BoundedRange`, `Sampled`, `Amplified` or `Composed`, with epsilon(delta) and
+delta(epsilon).
 Exact unless a looser conversion is asked for by name. Every number is rounded to the side that is safe to report.
 """
 
+from anyorder.accounting.amplification.calibrate import calibrate_amplified
 from anyorder.accounting.bounded_range import bounded_range_delta, bounded_range_mu
-from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.gaussian import (
     calibrate_gaussian,
     compose_mus,
@@ -20,6 +22,7 @@ from anyorder.accounting.gaussian import (
 from anyorder.accounting.poisson import calibrate_poisson, poisson_epsilon
 
 __all__ = [
+    "Amplified",
     "BoundedRange",
     "Composed",
     "Curve",
@@ -27,6 +30,7 @@ __all__ = [
     "Sampled",
     "bounded_range_delta",
     "bounded_range_mu",
+    "calibrate_amplified",
     "calibrate_gaussian",
     "calibrate_poisson",
     "compose",

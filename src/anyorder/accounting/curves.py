@@ -1,6 +1,7 @@
 """Privacy curves: epsilon(delta) and delta(epsilon) of a plan, and of several mechanisms on the same units together.
 
-A closed union, `Curve = Gaussian | BoundedRange | Sampled | Composed`. Nothing else asks how a plan got its privacy.
+A closed union, `Curve = Gaussian | BoundedRange | Sampled | Amplified | Composed`. Nothing else asks how a plan got its
+privacy.
 """
 
 import math
@@ -9,12 +10,13 @@ from typing import assert_never, overload
 
 from anyorder import _check
 from anyorder._closed import final
+from anyorder.accounting.amplification.curve import Amplified
 from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon
 from anyorder.accounting.losses import Draws, Pair
 from anyorder.accounting.poisson import Part, check_sampled, mixed_delta, mixed_epsilon
 from anyorder.errors import ArgumentError
 
-__all__ = ["NEIGHBOURS", "BoundedRange", "Composed", "Curve", "Gaussian", "Sampled", "compose"]
+__all__ = ["NEIGHBOURS", "Amplified", "BoundedRange", "Composed", "Curve", "Gaussian", "Sampled", "compose"]
 
 NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 """Neighbouring relation -> how far one unit moves a sum, in sensitivities."""
@@ -183,8 +185,8 @@ class Composed:
         return mixed_delta([_part(part) for part in self.parts], _check.real("epsilon", epsilon, low=0.0))
 
 
-Single = Gaussian | BoundedRange | Sampled
-Curve = Gaussian | BoundedRange | Sampled | Composed
+Single = Gaussian | BoundedRange | Sampled | Amplified
+Curve = Gaussian | BoundedRange | Sampled | Amplified | Composed
 """All there are; each has `epsilon(delta)`, `delta(epsilon)`, `neighbours`, `unit`, and `mu` or None."""
 """How private something is: epsilon at every delta, and delta at every epsilon."""
 
@@ -230,8 +232,10 @@ def compose(*parts: Curve | float) -> Curve | float:
 def _normal(parts: "tuple[Single, ...]") -> "tuple[Single, ...]":
     """The parts with equals merged, in one order."""
     for part in parts:
-        if type(part) not in (Gaussian, BoundedRange, Sampled):
-            raise ArgumentError(f"parts must be of Gaussian and Sampled, or BoundedRange, got {type(part).__name__}")
+        if type(part) not in (Gaussian, BoundedRange, Sampled, Amplified):
+            raise ArgumentError(
+                f"parts must be of Gaussian, BoundedRange, Sampled and Amplified, got {type(part).__name__}"
+            )
     kinds = {(part.neighbours, part.unit) for part in parts}
     if len(kinds) != 1:
         told = ", ".join(f"{relation!r} for a {unit!r}" for relation, unit in sorted(kinds))
@@ -251,9 +255,10 @@ def _normal(parts: "tuple[Single, ...]") -> "tuple[Single, ...]":
             steps[coins] = steps.get(coins, 0) + part.n
     ranges = tuple(BoundedRange(e0, k, neighbours=neighbours, unit=unit) for e0, k in sorted(draws.items()))
     sampled = tuple(Sampled(s, q, n, unit=unit, e0=e0, draws=k) for (s, q, e0, k), n in sorted(steps.items()))
-    if mu == 0 and (ranges or sampled):
-        return (*ranges, *sampled)
-    return (Gaussian(mu, neighbours=neighbours, unit=unit), *ranges, *sampled)
+    amplified = tuple(sorted((part for part in parts if type(part) is Amplified), key=lambda one: one.words))
+    if mu == 0 and (ranges or sampled or amplified):
+        return (*ranges, *sampled, *amplified)
+    return (Gaussian(mu, neighbours=neighbours, unit=unit), *ranges, *sampled, *amplified)
 
 
 def _part(curve: "Single") -> Part:
@@ -268,6 +273,8 @@ def _part(curve: "Single") -> Part:
             if curve.draws:
                 return Pair(sigma, q, curve.n, max(curve.e0, _NARROWEST), curve.draws)
             return sigma, q, curve.n
+        case Amplified():
+            return min(math.nextafter(1 / curve.known_mu, 0.0), _QUIETEST), 1.0, 1
         case _:
             assert_never(curve)
 

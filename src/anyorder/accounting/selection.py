@@ -34,11 +34,26 @@ from scipy.special import ndtr
 from anyorder import _check
 from anyorder._closed import final
 from anyorder._sealed import check_names, quoted
+from anyorder.accounting.amplification.methods import Method
 from anyorder.accounting.bounded_range import bounded_range_mu
-from anyorder.accounting.curves import NEIGHBOURS, BoundedRange, Curve, Gaussian, Sampled, compose
+from anyorder.accounting.curves import NEIGHBOURS, Amplified, BoundedRange, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.gaussian import compose_mus
 from anyorder.errors import ArgumentError, CertificateError, PlanError
-from anyorder.participation import Participation
+from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    MinSeparationSampling,
+    Participation,
+    PoissonSampling,
+    RandomAllocation,
+    SingleEpoch,
+    TruncatedPoisson,
+)
+from anyorder.strategy import Strategy
 
 __all__ = [
     "Counts", "Selection", "Top", "Uniform", "card_text", "check_selection", "from_dict", "plan_curve",
@@ -168,15 +183,39 @@ Selection = Counts | Top | Uniform
 
 
 def plan_curve(
-    sigma: float, selection: Selection | None, participation: Participation, neighbours: str, unit: str
-) -> Curve:
+    sigma: float, strategy: Strategy, participation: Participation, neighbours: str, unit: str,
+    selection: Selection | None = None, method: Method | None = None,
+) -> Curve:  # fmt: skip
     """The curve of a plan: of its release, and of its selection.
 
     Args:
-        sigma: of the release.
+        sigma: of the release: noise against its whole sensitivity, or, where coins are secret, against the clip norm.
+        strategy: C, of which secret orders but Poisson sampling take more than its sensitivity.
         selection: with a sigma of its own, if it needs one.
+        method: of an amplified curve, see `Amplified`.
+    Raises: PlanError for a selection in a secret order other than Poisson sampling.
     """
-    coin = participation.coin
+    match participation:
+        case SingleEpoch() | FixedOrder() | EpochShuffle() | MinSeparation() | KnownOrder():
+            return _unamplified(sigma, selection, participation, neighbours, unit)
+        case PoissonSampling():
+            return _poisson(sigma, selection, participation, neighbours, unit)
+        case CyclicPoisson():
+            refuse_selection(selection, participation.describe())
+            largest = nextafter(sqrt(float(strategy.column_norms_squared().max())) * (1 + 2.0**-50), inf)
+            steps = -(-participation.n // participation.cycle)
+            return Sampled(nextafter(sigma / largest, 0.0), participation.sampling_probability, steps, unit=unit)
+        case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
+            refuse_selection(selection, participation.describe())
+            assert method is not None  # as it is in plans
+            return Amplified(strategy, participation, sigma, method, unit=unit, neighbours=neighbours)
+        case _:
+            raise PlanError(f"no curve is known for the order {type(participation).__name__}")
+
+
+def _unamplified(
+    sigma: float, selection: Selection | None, participation: Participation, neighbours: str, unit: str
+) -> Curve:
     mu = NEIGHBOURS[neighbours] / sigma
     match selection:
         case None | Uniform():
@@ -185,17 +224,28 @@ def plan_curve(
             chosen = _over_sigma(selection, neighbours)
         case Top():
             e0, rows = selection.e0(neighbours), selection.rows
-            if coin is not None:
-                return Sampled(sigma, coin, participation.n, unit=unit, e0=e0, draws=rows)
             draws = BoundedRange(e0, rows * participation.max_participations, neighbours=neighbours, unit=unit)
             return compose(Gaussian(mu, neighbours=neighbours, unit=unit), draws)
         case _:
             assert_never(selection)
-    if coin is None:
-        return Gaussian(compose_mus(mu, chosen) if chosen else mu, neighbours=neighbours, unit=unit)
-    if chosen:
-        sigma = nextafter(1 / compose_mus(nextafter(1 / sigma, inf), chosen), 0.0)
-    return Sampled(sigma, coin, participation.n, unit=unit)
+    return Gaussian(compose_mus(mu, chosen) if chosen else mu, neighbours=neighbours, unit=unit)
+
+
+def _poisson(
+    sigma: float, selection: Selection | None, participation: PoissonSampling, neighbours: str, unit: str
+) -> Curve:
+    q, n = participation.sampling_probability, participation.n
+    match selection:
+        case None | Uniform():
+            pass
+        case Counts():
+            chosen = _over_sigma(selection, neighbours)
+            sigma = nextafter(1 / compose_mus(nextafter(1 / sigma, inf), chosen), 0.0)
+        case Top():
+            return Sampled(sigma, q, n, unit=unit, e0=selection.e0(neighbours), draws=selection.rows)
+        case _:
+            assert_never(selection)
+    return Sampled(sigma, q, n, unit=unit)
 
 
 def step_mu(selection: Selection | None, neighbours: str, std: float | None) -> float:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import toeplitz
 
 from anyorder import _check
-from anyorder.accounting.curves import NEIGHBOURS, Composed, Curve, Gaussian, Sampled
+from anyorder.accounting.curves import NEIGHBOURS, Amplified, Composed, Curve, Gaussian, Sampled
 from anyorder.audit.canaries import Canaries
 from anyorder.audit.f_dp import Claim
 from anyorder.audit.result import Audited, Stated
@@ -233,7 +233,7 @@ def _claimed(claim: Claim, delta: float | None, neighbours: str | None) -> tuple
         if delta is not None and delta != own:
             raise ArgumentError(f"delta must be that of the claim, {own}, got {delta!r}")
         return Stated(epsilon, own, neighbours or "zero-out"), own, epsilon
-    if type(claim) not in (Gaussian, Sampled, Composed):
+    if type(claim) not in (Gaussian, Sampled, Amplified, Composed):
         raise ArgumentError(f"claim must be a curve or a pair (epsilon, delta), got {type(claim).__name__}")
     if neighbours is not None and NEIGHBOURS[claim.neighbours] != NEIGHBOURS[neighbours]:
         raise ArgumentError(

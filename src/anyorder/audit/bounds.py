@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
-from anyorder.accounting.curves import BoundedRange, Composed, Gaussian, Sampled
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Gaussian, Sampled
 from anyorder.accounting.gaussian import gdp_mu
 from anyorder.audit import f_dp, gaussian_law, many_runs, one_run
 from anyorder.audit.f_dp import Claim
@@ -221,7 +221,7 @@ def _above_zero(delta: float, method: str) -> None:
 
 
 def _checked(claim: Any) -> Claim:
-    if type(claim) in (Gaussian, BoundedRange, Sampled, Composed):
+    if type(claim) in (Gaussian, BoundedRange, Sampled, Amplified, Composed):
         return claim  # type: ignore[no-any-return]
     if not isinstance(claim, (tuple, list)) or len(claim) != 2:
         raise ArgumentError(f"claim must be a privacy curve or a pair (epsilon, delta), got {type(claim).__name__}")

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
 
 __all__ = ["Claim", "Errors", "chance", "chances", "epsilon_below", "errors_of", "largest_mu", "pairs_of"]
@@ -62,7 +62,7 @@ def errors_of(claim: Claim) -> Errors:
     match claim:
         case Gaussian():
             return gaussian_errors(np.float64(claim.mu))
-        case BoundedRange() | Sampled() | Composed() | (_, _):
+        case BoundedRange() | Sampled() | Amplified() | Composed() | (_, _):
             epsilons, deltas = np.array(pairs_of(claim)).T
             return _errors_of_lines(epsilons, deltas)
         case _:
@@ -73,7 +73,7 @@ def errors_of(claim: Claim) -> Errors:
 def pairs_of(claim: Claim) -> tuple[tuple[float, float], ...]:
     """Pairs (epsilon, delta) that a claim implies: the one that it is, or 200 of its curve, to where delta is 1e-12."""
     match claim:
-        case Gaussian() | BoundedRange() | Sampled() | Composed():
+        case Gaussian() | BoundedRange() | Sampled() | Amplified() | Composed():
             epsilons = np.linspace(0.0, claim.epsilon(1e-12), _LINES).tolist()
             return tuple((epsilon, claim.delta(epsilon)) for epsilon in epsilons)
         case (epsilon, delta):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import final, frozen
-from anyorder.accounting.curves import BoundedRange, Composed, Curve, Sampled
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Sampled
 from anyorder.audit.bounds import Method, epsilon_lower_bound, mu_estimate, p_value
 from anyorder.errors import ArgumentError
 
@@ -126,7 +126,7 @@ class Audited:
 
     @property
     def _sampled(self) -> bool:
-        return isinstance(self.curve, (BoundedRange, Sampled, Composed))
+        return isinstance(self.curve, (BoundedRange, Sampled, Amplified, Composed))
 
     @property
     def methods(self) -> tuple[Method, ...]:

@@ -24,7 +24,7 @@ from scipy.special import chdtrc
 
 from anyorder import _check
 from anyorder._closed import SetOnce, final, frozen
-from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 
@@ -321,7 +321,7 @@ def group_curve(curve: Curve, repeats: int) -> Curve:
     match curve:
         case Gaussian():
             return Gaussian(repeats * curve.mu, neighbours=curve.neighbours, unit=f"group of {repeats}")
-        case BoundedRange() | Sampled() | Composed():
+        case BoundedRange() | Sampled() | Amplified() | Composed():
             raise ArgumentError(
                 "the guarantee of a group is known here for mu-GDP, and this curve is not a Gaussian's; plant each "
                 "canary once (repeats=1), which the curve itself is for"

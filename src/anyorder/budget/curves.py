@@ -5,7 +5,7 @@ from typing import Any, assert_never
 
 from anyorder._limits import MAX_STEPS, REMEDY, is_bounded
 from anyorder._sealed import brief, canonical, check_names, quoted
-from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.errors import CertificateError
 
 __all__ = ["curve_from_dict", "curve_to_dict"]
@@ -25,6 +25,8 @@ def curve_to_dict(curve: Curve) -> dict[str, Any]:
         case Gaussian() | BoundedRange() | Sampled():
             [kind] = [name for name, known in _KINDS.items() if known is type(curve)]
             return {"kind": kind, **{f.name: getattr(curve, f.name) for f in fields(curve) if f.init}}
+        case Amplified():
+            return {"kind": "amplified", **curve.to_dict()}
         case _:
             assert_never(curve)
 

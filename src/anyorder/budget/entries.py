@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, assert_never
 
 from anyorder._sealed import brief, canonical, check_names
-from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.errors import BudgetError
 
 __all__ = [
@@ -178,6 +178,8 @@ def write_curve(curve: Curve) -> list[dict[str, Any]]:
                 "kind": "sampled", "sigma": curve.sigma, "sampling_probability": curve.sampling_probability,
                 "n": curve.n, "e0": curve.e0, "draws": curve.draws,
             }  # fmt: skip
+        case Amplified():
+            return [{"kind": "amplified", **curve.to_dict()}]
         case _:
             assert_never(curve)
     return [{**own, "neighbours": curve.neighbours, "unit": curve.unit}]
@@ -202,6 +204,8 @@ def read_curve(parts: list[dict[str, Any]], relation: str | None = None) -> Curv
                     found.append(BoundedRange(**own, neighbours=neighbours))
                 case "sampled":
                     found.append(Sampled(**own))
+                case "amplified":
+                    found.append(Amplified.from_dict({**own, "neighbours": neighbours}))
                 case _:
                     raise ValueError("its kind is unknown")
         return compose(*found)

@@ -10,7 +10,7 @@ Both are made from entries alone, which are public.
 import json
 from typing import Any
 
-from anyorder.accounting.curves import BoundedRange, Composed, Gaussian, Sampled
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.budget import laws
 from anyorder.budget.account import Held, Remaining
 from anyorder.budget.entries import read_curve
@@ -192,7 +192,7 @@ def _mechanism(held: Held) -> str:
     return f"{noise}, as {about['mechanism']}, noise of std {std:.6g} clip norms over {steps} steps"
 
 
-def _law(curve: Gaussian | BoundedRange | Sampled | Composed) -> str:
+def _law(curve: Curve) -> str:
     match curve:
         case Gaussian():
             return f"Gaussian mechanism with mu = {curve.mu:.6g}"
@@ -201,6 +201,10 @@ def _law(curve: Gaussian | BoundedRange | Sampled | Composed) -> str:
         case Sampled():
             sample = f"each on a secret sample at rate {curve.sampling_probability:.6g}"
             return f"{curve.n} Gaussian mechanisms with noise multiplier {curve.sigma:.6g}, {sample}"
+        case Amplified():
+            order = curve.participation.describe()
+            noise = f"noise multiplier {curve.noise_multiplier:.6g}"
+            return f"matrix mechanism {curve.strategy.describe()} with {noise}, {order}"
         case Composed():
             return " with ".join(_law(part) for part in curve.parts)
 

@@ -30,7 +30,7 @@ from scipy.special import gammaln, logsumexp
 
 from anyorder._closed import final
 from anyorder.accounting.bounded_range import bounded_range_mu
-from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.accounting.gaussian import rdp_epsilon
 from anyorder.budget.bounds import search_epsilon
 from anyorder.budget.laws import Geometric, Logarithmic, NegativeBinomial, Poisson, Secret
@@ -103,6 +103,8 @@ def renyi(curve: Cost, order: int) -> float:
             return _up(curve.draws * min(order * curve.e0**2 / 8, moments))
         case Sampled():
             return _up(curve.n * _sampled(curve.sigma, curve.sampling_probability, curve.e0, curve.draws, order))
+        case Amplified():  # no coin is counted
+            return _up(order * curve.known_mu * curve.known_mu / 2)
         case Composed():
             return _up(math.fsum(renyi(part, order) for part in curve.parts))
         case Searched():
@@ -199,6 +201,8 @@ def dominating_squared(curve: Cost) -> Fraction:
             step = Fraction(nextafter(1 / curve.sigma, inf)) ** 2
             draws = curve.draws * Fraction(bounded_range_mu(curve.e0)) ** 2 if curve.draws else Fraction(0)
             return curve.n * (step + draws)
+        case Amplified():
+            return Fraction(curve.known_mu) ** 2
         case Composed():
             return sum((dominating_squared(part) for part in curve.parts), Fraction(0))
         case Searched():

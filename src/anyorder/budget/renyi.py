@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.accounting.gaussian import rdp_epsilon
 from anyorder.budget.laws import Geometric, Logarithmic, NegativeBinomial, Poisson, Secret
 
@@ -47,6 +47,8 @@ def renyi_divergences(curve: Curve, orders: Floats) -> Floats:
             if curve.draws:
                 return orders * (curve.n * (1 / curve.sigma**2 / 2 + curve.draws * curve.e0**2 / 8) * _UP)
             return _sampled(curve, orders)
+        case Amplified():  # no coin is counted
+            return orders * (curve.known_mu * curve.known_mu / 2 * _UP)
         case Composed():
             total = np.zeros(len(orders))
             for part in curve.parts:

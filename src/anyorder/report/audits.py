@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder.accounting.curves import BoundedRange, Composed, Sampled
+from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Sampled
 from anyorder.audit import Audited
 from anyorder.audit.bounds import Method
 from anyorder.audit.noise_law import Law
@@ -79,7 +79,7 @@ class AuditSummary:
             _check.choice("method", method, METHODS)
         _check.probability("confidence", confidence)
         unfit: dict[Method, str] = {}
-        if isinstance(audited.curve, (BoundedRange, Sampled, Composed)):
+        if isinstance(audited.curve, (BoundedRange, Sampled, Amplified, Composed)):
             unfit["gaussian"] = "under secret sampling no score is normal"
         elif not 1 < audited.included.sum() < len(audited.included) - 1:
             unfit["gaussian"] = "it needs two canaries that are in, and two that are out"

@@ -22,7 +22,7 @@ from anyorder.sensitivity.program import refined
 from anyorder.strategy import Strategy
 from anyorder.strategy.kinds import Structure, check_kind, kind_of
 
-__all__ = ["Bound", "sensitivity", "unit_sensitivities"]
+__all__ = ["Bound", "known_sensitivity", "sensitivity", "unit_sensitivities"]
 
 
 class _Rule(NamedTuple):
@@ -71,6 +71,21 @@ def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
     return refined(strategy, pattern, _rule(strategy).bound(strategy, pattern))
 
 
+def known_sensitivity(strategy: Strategy, participation: Participation) -> Bound:
+    """sens(C, pattern) of an order by secret coins, for those who know the coins: what is left of its claim then.
+
+    Args:
+        strategy: C.
+        participation: drawn by secret coins, with the strategy's n.
+    Raises: PlanError for another n, and for orders without coins, whose sensitivity is `sensitivity`.
+    """
+    _check_steps(strategy, participation)
+    if not participation.secret:
+        raise PlanError(f"participation must be drawn by secret coins, got {participation.describe()}")
+    pattern = participation.pattern
+    return refined(strategy, pattern, _rule(strategy).bound(strategy, pattern))
+
+
 def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.float64]:
     """(units,) the sensitivity for each unit's own steps, in the order of `order.units`; never below the true ones."""
     if type(order) is not KnownOrder:
@@ -81,7 +96,6 @@ def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.floa
 
 
 def _check_fit(strategy: Strategy, participation: Participation) -> None:
-    check_kind(strategy)
     check_participation(participation)
     if participation.secret:
         raise PlanError(
@@ -89,6 +103,12 @@ def _check_fit(strategy: Strategy, participation: Participation) -> None:
             "comes from the secret coins: use accounting.poisson_epsilon, or a participation that says how often a "
             "unit takes part"
         )
+    _check_steps(strategy, participation)
+
+
+def _check_steps(strategy: Strategy, participation: Participation) -> None:
+    check_kind(strategy)
+    check_participation(participation)
     if participation.n != strategy.n:
         raise PlanError(
             f"participation and strategy must have the same number of steps, got {participation.n} and {strategy.n}"

@@ -9,6 +9,15 @@ C~ D, D = sum_t e_t u_t^T over its k steps at most. Two ways to hold || C~ D || 
 
 - As a whole. K~ = K + E gives C~ = (I + C E)^-1 C, so that || C~ D || <= || C D || / (1 - w) for w >= || C E ||, and
   || C E ||^2 is at most the largest row sum of |C| |E| times its largest column sum.
+
+Under secret coins a claim rests on more of C than its sensitivity: on the products of columns of |C|, see
+`anyorder.accounting.amplification`. There C~ must be T C' with two properties. (1) Every entry of |C'| is at most
+(1 + e) times that of |C|: so are, with (1 + e)^2, the products, and delta is monotone in each of them. (2) ||T|| <= 1 +
+w, and T looks at no later step: then C~ G + std Z is made of C' G + std / (1 + w) Z by T and by noise of its own, of
+covariance std^2 (I - T T^T / (1 + w)^2), which is post-processing. So noise that is (1 + e)(1 + w) times as large
+covers the rounding. As a whole, T = (I + C E)^-1 and C' = C. By columns, T = I + (C~ - C) C^-1 with
+
+    || (C~ - C) C^-1 || <= r ( sum_t || C e_t ||^2 )^(1/2) || K ||
 """
 
 from math import inf, sqrt
@@ -41,16 +50,20 @@ def rounding(strategy: Strategy, participation: Participation) -> float:
 
     Returns: 0 where every coefficient is a float32 (independent noise, vanilla trees); else about 1e-7, times the root
         of the number of participations, and for regenerated trees 5e-7 times the root of n log n.
-    Guarantee: sens(C~, participation) <= sens(C, participation) (1 + rounding).
-    Cost: O(n) for Toeplitz C, O(n^3) for Dense and BandedLowRank, else about that of one pass over the parameters.
+    Guarantee: sens(C~, participation) <= sens(C, participation) (1 + rounding); and where the participation is drawn by
+        secret coins, its delta with C~ and std (1 + rounding) is at most that with C and std.
+    Cost: O(n) for Toeplitz C, O(n^3) for Dense and BandedLowRank, else about that of one pass over the parameters; for
+        secret coins also O(n^2) for RestartedBLT and trees.
     Raises: PlanError where coefficients leave the range of float32, or C is so ill-conditioned that they matter.
     """
     with np.errstate(all="ignore"):
         try:
             change = _change(strategy)
+            hidden = _under_coins(strategy) if participation.secret else 0.0
         except ArgumentError:  # what is left of a parameter, 0 or infinity, is none
-            change = _Change(inf)
+            change, hidden = _Change(inf), inf
     result = (1 + change.whole) * (1 + change.columns * sqrt(participation.max_participations)) - 1
+    result = max(result, hidden)  # the first is for those who know the coins
     if not result <= MOST:
         raise PlanError(
             f"the noise of {strategy!r} cannot be made in float32: rounding its coefficients could change the "
@@ -94,6 +107,65 @@ def _change(strategy: Any) -> _Change:
             return _Change(columns, _resolvent(2 * _inversion(C, K) * _norm(C, K)))
         case _:
             assert_never(structure)
+
+
+def _under_coins(strategy: Any) -> float:
+    """(1 + e) (1 + w) - 1, see above."""
+    structure = kind_of(strategy).structure
+    match structure:
+        case Structure.IDENTITY:
+            return 0.0
+        case Structure.RESCALED:
+            inner, own = _under_coins(strategy.strategy), _by_entry(1 / _rounded(strategy.scales), 1 / strategy.scales)
+            return inner + own + inner * own
+        case Structure.BANDED:
+            return _by_entry(_rounded(strategy.bands), strategy.bands)
+        case Structure.TOEPLITZ_BANDED:
+            return _by_entry(_rounded(strategy.coefficients), strategy.coefficients)
+        case Structure.RESTARTED:  # T has a block for each epoch, as C has
+            return max(_as_operator(epoch, _change(epoch), _inverse_norm(epoch)) for epoch in _epochs(strategy))
+        case Structure.BUFFERED | Structure.TOEPLITZ:
+            inverse = float(np.abs(strategy.noising_coefficients()).sum())
+            return _as_operator(strategy, _change(strategy), inverse)
+        case Structure.DENSE | Structure.LOW_RANK | Structure.TREE:
+            change = _change(strategy)
+            return _as_operator(strategy, change, _inverse_norm(strategy) if change.columns else 0.0)
+        case _:
+            assert_never(structure)
+
+
+def _as_operator(strategy: Strategy, change: _Change, inverse: float) -> float:
+    """At least || C~ C^-1 || - 1.
+
+    Args:
+        inverse: at least || K ||.
+    """
+    frobenius = sqrt(float(strategy.column_norms_squared().sum()))
+    return (1 + change.whole) * (1 + change.columns * frobenius * inverse) - 1
+
+
+def _by_entry(used: Floats, exact: Floats) -> float:
+    """The largest relative change of a number; infinite where 0 became another."""
+    changes = np.where(used == exact, 0.0, np.abs(used / exact - 1))
+    return float(changes.max(initial=0.0)) if np.isfinite(changes).all() else inf
+
+
+def _inverse_norm(strategy: Strategy) -> float:
+    """At least || K ||."""
+    K = np.abs(strategy.noising_matrix())
+    return sqrt(float(K.sum(axis=1).max()) * float(K.sum(axis=0).max()))
+
+
+def _epochs(strategy: RestartedBLT) -> list[RestartedBLT]:
+    """A strategy for each epoch."""
+    n, s = strategy.n, strategy.steps_per_epoch
+    return [
+        RestartedBLT(
+            strategy.decays[e : e + 1], strategy.scales[e : e + 1], strategy.totals[e : e + 1],
+            strategy.shares[e : e + 1], min(s, n - e * s), s,
+        )
+        for e in range(strategy.num_epochs)
+    ]  # fmt: skip
 
 
 def _rounded(values: Floats) -> Floats:

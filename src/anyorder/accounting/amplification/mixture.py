@@ -30,23 +30,70 @@ Two consequences that bounds rest on. (1) *Monotone in every entry*: a larger Gr
 never lowers delta, in either direction [Kahane 1985]. (2) The pair depends on the Gram matrix alone.
 """
 
+from functools import lru_cache
+from typing import Any, assert_never
+
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.errors import ArgumentError
-from anyorder.participation.sampled import BallsInBins
-from anyorder.strategy import Strategy
+from anyorder._limits import check_work
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.participation import Participation
+from anyorder.participation.sampled import (
+    BallsInBins,
+    CyclicPoisson,
+    MinSeparationSampling,
+    PoissonSampling,
+    RandomAllocation,
+    TruncatedPoisson,
+)
+from anyorder.strategy import Independent, Strategy
+from anyorder.strategy.kinds import Structure, kind_of
 
-__all__ = ["bins_gram"]
+__all__ = ["absolute_columns", "bins_gram", "check_fits"]
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+def absolute_columns(strategy: Strategy, steps: Any) -> Floats:
+    """|C|[:, steps] of the C that the theorem is about: none of its rows looks at a step after its own release.
+
+    That is the strategy's own C, but for trees whose estimates use nodes that end later ("full"): there C stands for
+    all matrices with its C^T C, and the theorem is about the lower triangular one, whose noise has the same law.
+
+    Args:
+        steps: (m,) integers.
+    Returns: (rows, m), not negative.
+    Cost: that of `strategy.columns`; O(n^3) for a full tree.
+    """
+    kind = kind_of(strategy)
+    match kind.structure:
+        case Structure.RESCALED:
+            inner: Any = strategy
+            return np.asarray(absolute_columns(inner.strategy, steps) / inner.scales[np.asarray(steps)])
+        case Structure.TREE:
+            tree: Any = strategy
+            if tree.estimator == "full":
+                return np.asarray(np.abs(_causal(tree)[:, np.asarray(steps)]))
+            return np.asarray(np.abs(strategy.columns(steps)))
+        case _:
+            return np.asarray(np.abs(strategy.columns(steps)))
+
+
+@lru_cache(maxsize=1)  # asked for a few columns at a time
+def _causal(strategy: Strategy) -> Floats:
+    """The lower triangular L with L^T L = C^T C: a Cholesky factor from the last step to the first."""
+    C = strategy.matrix()
+    gram = C.T @ C
+    return np.asarray(np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T)
 
 
 def bins_gram(strategy: Strategy, participation: BallsInBins) -> Floats:
     """(b, b) the Gram matrix of m_j = sum over epochs e of |C| e_{j + e b}: all that balls in bins depends on.
 
     Args:
-        strategy: C, of any signs; its absolute values are taken.
+        strategy: C, of any signs; its absolute values are taken, see `absolute_columns`.
         participation: with the strategy's n.
     Cost: O(n^2) time, and O(n b) memory.
     Raises: ArgumentError for another number of steps.
@@ -56,6 +103,84 @@ def bins_gram(strategy: Strategy, participation: BallsInBins) -> Floats:
             f"participation and strategy must have the same number of steps, got {participation.n} and {strategy.n}"
         )
     b = participation.b
-    means = [np.abs(strategy.columns(np.arange(j, strategy.n, b))).sum(axis=-1) for j in range(b)]
+    means = [absolute_columns(strategy, np.arange(j, strategy.n, b)).sum(axis=-1) for j in range(b)]
     found = np.array(means)
     return np.asarray(found @ found.T)
+
+
+def check_fits(strategy: Strategy, participation: Participation) -> None:
+    """Refuse a mechanism that a secret order is not accounted with.
+
+        PoissonSampling                       independent noise
+        CyclicPoisson, TruncatedPoisson       columns of C that are `cycle` steps apart or more do not overlap
+        BallsInBins                           any
+        RandomAllocation                      columns of two epochs do not overlap
+        MinSeparationSampling                 columns that are b steps apart or more do not overlap
+
+    Where they do not overlap, the steps of a unit are so many mechanisms beside each other, and else what is drawn for
+    one step would tell of others: balls in bins is accounted as a whole.
+
+    Args:
+        participation: a rule with secret coins.
+    Cost: O(n); O(n^2) for a C without a known form, which a file of a stranger may not ask for.
+    Raises: PlanError with the reason; ArgumentError for an order without coins.
+    """
+    match participation:
+        case PoissonSampling():
+            if type(strategy) is not Independent:
+                raise PlanError(f"PoissonSampling is accounted for independent noise only, got {strategy!r}")
+        case BallsInBins():
+            kind_of(strategy)  # any kind, of those that there are
+        case CyclicPoisson() | TruncatedPoisson():
+            _check_reach(strategy, participation, participation.cycle, "cycle")
+        case MinSeparationSampling():
+            _check_reach(strategy, participation, participation.b, "b")
+        case RandomAllocation():
+            first, last = _support(strategy)
+            if (first // participation.b != last // participation.b).any():
+                raise PlanError(
+                    f"RandomAllocation, which draws anew in each epoch, is accounted for a C whose epochs of b="
+                    f"{participation.b} steps do not overlap: independent noise, or noise that restarts with each "
+                    f"epoch (RestartedBLT, a Tree with restarts), got {strategy!r}; or take BallsInBins, which is "
+                    "accounted with any C"
+                )
+        case _:
+            raise ArgumentError(f"participation must be drawn by secret coins, got {participation.describe()}")
+    if participation.n != strategy.n:
+        raise PlanError(
+            f"participation and strategy must have the same number of steps, got {participation.n} and {strategy.n}"
+        )
+
+
+def _check_reach(strategy: Strategy, participation: Participation, distance: int, name: str) -> None:
+    first, last = _support(strategy)
+    reach = int((last - first).max()) + 1
+    if reach > distance:
+        raise PlanError(
+            f"{type(participation).__name__} is accounted for a C whose columns do not overlap {name}={distance} steps "
+            f"apart or more (at most {distance} bands), got {strategy!r}, whose columns do up to {reach - 1} apart; "
+            f"take {name}={reach} or more, a mechanism of fewer bands, or BallsInBins, which is accounted with any C"
+        )
+
+
+def _support(strategy: Strategy) -> tuple[Integers, Integers]:
+    """The first and the last step on which each row of C depends; perhaps more, never less."""
+    n, rows = strategy.n, np.arange(strategy.n)
+    found: Any = strategy
+    match kind_of(strategy).structure:
+        case Structure.IDENTITY:
+            return rows, rows
+        case Structure.RESCALED:
+            return _support(found.strategy)
+        case Structure.BANDED | Structure.TOEPLITZ_BANDED:
+            return np.maximum(rows - found.num_bands + 1, 0), rows
+        case Structure.RESTARTED:
+            return rows // found.steps_per_epoch * found.steps_per_epoch, rows
+        case Structure.TOEPLITZ | Structure.BUFFERED:
+            return np.zeros_like(rows), rows
+        case Structure.DENSE | Structure.LOW_RANK | Structure.TREE:
+            check_work("the form of a mechanism", numbers=2 * n * n)
+            there = absolute_columns(strategy, rows) > 0
+            return there.argmax(axis=1), n - 1 - there[:, ::-1].argmax(axis=1)
+        case structure:
+            assert_never(structure)
