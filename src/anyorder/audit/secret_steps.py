@@ -33,7 +33,7 @@ from anyorder.participation.sampled import (
 )
 from anyorder.strategy import Strategy
 
-__all__ = ["SAMPLED", "SampledRule", "SecretScorer", "drawn_steps", "taken_probabilities"]
+__all__ = ["SAMPLED", "SampledRule", "SecretScorer", "drawn_steps", "sampled_rule", "taken_probabilities"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -57,7 +57,7 @@ def drawn_steps(participation: Participation, count: int, source: NoiseSource) -
         source: where the coins come from: of nothing else.
     Raises: ArgumentError for a rule without secret coins.
     """
-    rule, count = _sampled(participation), _check.integer("count", count, low=1)
+    rule, count = sampled_rule(participation), _check.integer("count", count, low=1)
     n, t = rule.n, np.arange(rule.n)[:, None]
     match rule:
         case PoissonSampling():
@@ -132,7 +132,7 @@ class SecretScorer:
         *,
         signed: bool = False,
     ) -> None:
-        self._rule, self._canaries, self._signed = _sampled(participation), canaries, signed
+        self._rule, self._canaries, self._signed = sampled_rule(participation), canaries, signed
         if strategy.n != self._rule.n:
             raise ArgumentError(f"strategy must have n={self._rule.n} steps as the participation, got {strategy.n}")
         self._clip_norm = _check.positive("clip_norm", clip_norm)
@@ -203,7 +203,8 @@ def _separated(exponents: Floats, rule: MinSeparationSampling) -> Floats:
         return np.asarray(logsumexp(logs[:b], axis=0, b=weights[:, None]))
 
 
-def _sampled(participation: Participation) -> SampledRule:
+def sampled_rule(participation: Participation) -> SampledRule:
+    """The rule, if it is drawn by secret coins. Raises: ArgumentError."""
     if not isinstance(participation, SAMPLED):
         raise ArgumentError(f"participation must be drawn by secret coins, got {type(participation).__name__}")
     return participation
