@@ -80,7 +80,7 @@ def core_summing(make):
     return patched(HERE, "bounded_sum", make)
 
 
-core = FrontEnd("release core", run_core, core_summing, core_sampled, CLIPPING)
+core = FrontEnd("release core", run_core, core_summing, core_sampled, CLIPPING, bins=core_sampled)
 
 # -- the same in exact integers ----------------------------------------------------------------------------------------
 

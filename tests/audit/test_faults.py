@@ -178,7 +178,7 @@ def test_a_fault_that_is_not_reached_is_an_error(fault):
     def sampled(trial):
         return [np.zeros(trial.size)] * trial.plan.n
 
-    by_hand = FrontEnd("by hand", run_by_hand, seam, sampled)
+    by_hand = FrontEnd("by hand", run_by_hand, seam, sampled, bins=sampled)
     with pytest.raises(TrainingError, match="was not reached by by hand"):
         audit_front_end(by_hand, fault, **SMALL)
 
@@ -189,6 +189,8 @@ def test_a_front_end_without_a_seam_must_say_so():
         audit_front_end(bare, BY_NAME["weights by count"])
     with pytest.raises(ArgumentError, match="sampled="):
         audit_front_end(bare, BY_NAME["larger sampling probability"])
+    with pytest.raises(ArgumentError, match="bins="):
+        audit_front_end(bare, BY_NAME["coins of another run"])
     with pytest.raises(AssertionError, match="does not find"):
         Case(core, Fault("none", harmless)).check()
 
@@ -327,7 +329,11 @@ def _no_other_plugins(monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-EXCUSES = {fault.name: "not here" for fault in FAULTS if isinstance(fault, SumFault) or (fault.sampled or fault.looser)}
+EXCUSES = {
+    fault.name: "not here"
+    for fault in FAULTS
+    if isinstance(fault, SumFault) or (fault.sampled or fault.bins or fault.looser)
+}
 DECLARED = 'pytest_plugins = ["anyorder.audit.faults"]'
 
 

@@ -19,11 +19,12 @@ from typing import Any
 from anyorder.audit.faults.core import FAULTS
 from anyorder.audit.faults.front_end import Fault, FrontEnd, Reached, SumFault, patched
 from anyorder.audit.faults.judge import Case, Verdict, audit_front_end, cases
-from anyorder.audit.faults.trial import Moved, SampledTrial, Trial
+from anyorder.audit.faults.trial import BinsTrial, Moved, SampledTrial, Trial
 from anyorder.errors import ArgumentError
 
 __all__ = [
     "FAULTS",
+    "BinsTrial",
     "Case",
     "Fault",
     "FrontEnd",

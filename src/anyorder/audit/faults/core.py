@@ -12,7 +12,8 @@ from anyorder._draws import Draws
 from anyorder.audit.faults import sums
 from anyorder.audit.faults.front_end import Fault, Reached, SumFault, patched
 from anyorder.audit.faults.trial import BATCH_SIZE
-from anyorder.participation import MinSeparation
+from anyorder.noise import NoiseSource
+from anyorder.participation import MinSeparation, RandomAllocation
 
 __all__ = ["FAULTS"]
 
@@ -206,6 +207,45 @@ def larger_coins(reached: Reached) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def public_bins(reached: Reached) -> Iterator[None]:
+    """A unit's bin is its number modulo b: everybody knows it."""
+
+    def step(self: Any, t: int) -> Any:
+        reached()
+        return np.arange(t % self.rule.b, self.size, self.rule.b)
+
+    with patched(Draws, "step", step):
+        yield
+
+
+@contextmanager
+def bins_in_each_epoch(reached: Reached) -> Iterator[None]:
+    """Bins are drawn anew in each epoch, where the claim is for bins that stay."""
+    real = Draws.step
+
+    def step(self: Any, t: int) -> Any:
+        reached()
+        again = Draws(RandomAllocation(self.rule.k, self.rule.b), self.size, self._source)
+        return real(again, t)
+
+    with patched(Draws, "step", step):
+        yield
+
+
+@contextmanager
+def coins_of_another_run(reached: Reached) -> Iterator[None]:
+    """Each run tosses the same coins, as those of a generator whose seed somebody fixed."""
+    real = Draws.__init__
+
+    def init(self: Any, rule: Any, size: int, source: Any) -> None:
+        reached()
+        real(self, rule, size, NoiseSource(bytes(32)))
+
+    with patched(Draws, "__init__", init):
+        yield
+
+
 # -- the sums, between the front end and the noise ---------------------------------------------------------------------
 
 
@@ -289,6 +329,10 @@ FAULTS: tuple[Fault | SumFault, ...] = (
     Fault("separation off by one", lets_in(one_step_closer), looser=one_step_closer),
     Fault("one participation too many", lets_in(once_more), looser=once_more),
     Fault("larger sampling probability", larger_coins, sampled=True),
+    Fault("bins that are public", public_bins, bins=True),
+    Fault("a new bin in each epoch", bins_in_each_epoch, bins=True),
+    Fault("coins of another run", coins_of_another_run, bins=True),
+    Fault("half the noise, balls in bins", half_the_noise, bins=True),
     Fault("clip norm of the next step", next_clip_norm),
     Fault("sum kept for later", sum_kept_for_later),
     Fault("momentum before the noise", momentum_before_noise),

@@ -9,7 +9,7 @@ from typing import Any
 from anyorder import _check
 from anyorder._closed import final
 from anyorder.audit.faults.sums import Summing
-from anyorder.audit.faults.trial import SampledTrial, Trial, banded, banded_inverse, independent, tree
+from anyorder.audit.faults.trial import BinsTrial, SampledTrial, Trial, banded, banded_inverse, independent, tree
 from anyorder.errors import ArgumentError
 from anyorder.participation import MinSeparation
 from anyorder.strategy import Strategy
@@ -64,13 +64,15 @@ class Fault:
         name: a few words.
         plant: given a `Reached`, a context manager within which the fault is there; what it changed calls `Reached`.
         looser: for faults in the guard of the plan's rule: given the rule, the one that units really follow.
-        sampled: the run is one of secret sampling.
+        sampled: the run is one of Poisson sampling.
+        bins: the run is one of balls in bins.
     """
 
     name: str
     plant: Callable[[Reached], AbstractContextManager[None]]
     looser: Callable[[MinSeparation], MinSeparation] | None = None
     sampled: bool = False
+    bins: bool = False
 
 
 @final
@@ -98,7 +100,8 @@ class FrontEnd:
             tensors of `trial.size` elements. Units bring what `trial.steps` has, raw; clipping is the front end's.
         summing: given a function (vectors, units, clip_norm) -> total, a context manager within which the front end
             makes its sums by that function: the seam by which wrong sums are planted. None: these faults are excused.
-        sampled: carries out a trial of secret sampling: given a `SampledTrial`, the released rows. None: excused.
+        sampled: carries out a trial of Poisson sampling: given a `SampledTrial`, the released rows. None: excused.
+        bins: carries out a trial of balls in bins: given a `BinsTrial`, the released rows. None: it takes no such plan.
         faults: its own, beside those that all front ends are given.
         excuses: name of a fault that it cannot have -> why, in words.
         strategies: n -> C; the honest run is audited under each of them, the faults under the first.
@@ -112,6 +115,7 @@ class FrontEnd:
     faults: tuple[Fault | SumFault, ...] = ()
     excuses: Mapping[str, str] = field(default_factory=dict)
     strategies: tuple[Callable[[int], Strategy], ...] = (banded, banded_inverse, tree, independent)
+    bins: Callable[[BinsTrial], Iterable[Any]] | None = None
 
     def __post_init__(self) -> None:
         from anyorder.audit.faults.core import FAULTS

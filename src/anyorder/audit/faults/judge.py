@@ -14,8 +14,9 @@ from anyorder.audit.bounds import p_value
 from anyorder.audit.faults.core import FAULTS
 from anyorder.audit.faults.front_end import Fault, FrontEnd, Reached, SumFault
 from anyorder.audit.faults.sums import Summing
-from anyorder.audit.faults.trial import Released, SampledTrial, Trial
+from anyorder.audit.faults.trial import BinsTrial, Released, SampledTrial, Trial
 from anyorder.audit.noise_law import LEAST, Law, echo, noise_law
+from anyorder.audit.order_law import order_law
 from anyorder.audit.scores import sampled_scores, scores
 from anyorder.audit.whiten import as_released
 from anyorder.errors import AnyorderError, ArgumentError, MissingDependencyError, TrainingError
@@ -27,6 +28,9 @@ SIGNIFICANCE = 1e-6
 """A run is refuted below it."""
 
 Part = Callable[[Trial, Released], Law]
+Secret = Callable[[FrontEnd, int, Fault | None], tuple[Law, str | None]]
+
+_BINS = "balls in bins"
 
 
 def attack(trial: Trial, released: Released) -> Law:
@@ -135,13 +139,15 @@ def audit_front_end(
         sizes: of the trial: n, size, count, others.
     Returns: Verdict.
     Raises: TrainingError if the fault was never reached, and so nothing was tested; ArgumentError if the front end
-        has no `summing` or `sampled` that the fault needs.
+        has no `summing`, `sampled` or `bins` that the fault needs.
     """
     reached = Reached()
     start = time.perf_counter()
     with _planted(front_end, fault, reached):
         if isinstance(fault, Fault) and fault.sampled:
-            law, refused = _sampled(front_end, SampledTrial(seed), fault)
+            law, refused = _poisson(front_end, seed, fault)
+        elif isinstance(fault, Fault) and fault.bins:
+            law, refused = _bins(front_end, seed, fault)
         else:
             looser = fault.looser if isinstance(fault, Fault) else None
             trial = Trial(seed, strategy or front_end.strategies[0], looser=looser, **sizes)
@@ -220,6 +226,22 @@ def _sampled(front_end: FrontEnd, trial: SampledTrial, fault: Fault | None) -> t
     return Law({"attack on secret coins": p_value(found, trial.included, plan.curve, method="clopper_pearson")}), None
 
 
+def _bins(front_end: FrontEnd, seed: int, fault: Fault | None) -> tuple[Law, str | None]:
+    """Under balls in bins: the law of the batches of two runs, and that of the noise of the first."""
+    run = front_end.bins
+    if run is None:
+        raise ArgumentError(f"{front_end.name} must have bins= to be audited under balls in bins")
+    there, laws = [], []
+    for trial in (BinsTrial(seed), BinsTrial(seed, 1)):
+        rows, refused = _rows(lambda trial=trial: run(trial), fault)  # type: ignore[misc]
+        if refused is not None:
+            return Law({}), refused
+        present, released = trial.present(rows)
+        there.append(present)
+        laws.append(noise_law(released.rows, released.totals, trial.plan.strategy, trial.plan.noise_std))
+    return order_law(there[0], trial.plan.participation, there[1]) | laws[0], None
+
+
 @dataclass(frozen=True)
 class Case:
     """One test of a front end: an honest run that must not be refuted, or a fault that must.
@@ -227,19 +249,21 @@ class Case:
     Attributes:
         front_end, fault, strategy: as for `audit_front_end`.
         excuse: why it is not run, else None.
+        order: of an honest run without a strategy: "secret sampling" or "balls in bins".
     """
 
     front_end: FrontEnd
     fault: Fault | SumFault | None = None
     strategy: Callable[[int], Strategy] | None = None
     excuse: str | None = None
+    order: str = "secret sampling"
 
     @property
     def name(self) -> str:
         """In a few words."""
         if self.fault is not None:
             return f"{self.front_end.name}: {self.fault.name}"
-        kind = "secret sampling" if self.strategy is None else self.strategy.__name__.replace("_", " ")
+        kind = self.order if self.strategy is None else self.strategy.__name__.replace("_", " ")
         return f"{self.front_end.name}: honest, {kind}"
 
     def check(self, seed: int = 0) -> Verdict:
@@ -248,7 +272,7 @@ class Case:
         Raises: AssertionError if an honest run is refuted, or a fault is not found.
         """
         if self.fault is None and self.strategy is None:
-            verdict = _honest_sampled(self.front_end, seed)
+            verdict = _honest_secret(self.front_end, seed, _bins if self.order == _BINS else _poisson)
         else:
             verdict = audit_front_end(self.front_end, self.fault, seed=seed, strategy=self.strategy)
         if self.fault is None and verdict.refuted:
@@ -258,9 +282,13 @@ class Case:
         return verdict
 
 
-def _honest_sampled(front_end: FrontEnd, seed: int) -> Verdict:
+def _poisson(front_end: FrontEnd, seed: int, fault: Fault | None) -> tuple[Law, str | None]:
+    return _sampled(front_end, SampledTrial(seed), fault)
+
+
+def _honest_secret(front_end: FrontEnd, seed: int, audited: Secret) -> Verdict:
     start = time.perf_counter()
-    law, _ = _sampled(front_end, SampledTrial(seed), None)
+    law, _ = audited(front_end, seed, None)
     return Verdict(front_end.name, None, law, time.perf_counter() - start)
 
 
@@ -270,5 +298,10 @@ def cases(front_end: FrontEnd) -> Iterator[Case]:
         yield Case(front_end, strategy=strategy)
     if front_end.sampled is not None:
         yield Case(front_end)
+    if front_end.bins is not None:
+        yield Case(front_end, order=_BINS)
     for fault in (*FAULTS, *front_end.faults):
-        yield Case(front_end, fault, excuse=front_end.excuses.get(fault.name))
+        excuse = front_end.excuses.get(fault.name)
+        if excuse is None and isinstance(fault, Fault) and fault.bins and front_end.bins is None:
+            excuse = "it takes no plan of balls in bins"
+        yield Case(front_end, fault, excuse=excuse)

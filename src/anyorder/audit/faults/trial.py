@@ -13,12 +13,12 @@ from anyorder.audit.canaries import Canaries
 from anyorder.audit.patterns import random_steps
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.noise import NoiseSource
-from anyorder.participation import MinSeparation, PoissonSampling
+from anyorder.participation import BallsInBins, MinSeparation, PoissonSampling
 from anyorder.plan import Plan
 from anyorder.strategy import Banded, BandedInverse, Independent, Strategy, Tree
 from anyorder.workload import prefix_sum
 
-__all__ = ["Moved", "Released", "SampledTrial", "Trial", "banded", "banded_inverse", "independent", "tree"]
+__all__ = ["BinsTrial", "Moved", "Released", "SampledTrial", "Trial", "banded", "banded_inverse", "independent", "tree"]
 
 Floats = NDArray[np.float64]
 Step = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -243,3 +243,53 @@ class SampledTrial:
             workload=prefix_sum(self._n), clip_norm=CLIP_NORM, sigma=self.sigma, delta=1e-5, batch_size=BATCH_SIZE,
             neighbours="add-or-remove",
         )  # fmt: skip
+
+
+class BinsTrial:
+    """A run of balls in bins with so little noise that its rows tell who was in which step.
+
+    What is tested is the law of the batches, and that of the noise; `strategy` is correlated over bins.
+
+    Args:
+        seed: of all of it but the noise and the coins of bins.
+        number: of runs of one front end, which must have coins of their own.
+        count: units.
+
+    Attributes:
+        size: elements of a released row.
+        key: 32 bytes for the release.
+        vectors: (count, size) float32, row i what unit i brings whenever it is drawn.
+        canaries: their directions: those of all units.
+    """
+
+    sigma = 0.01
+
+    def __init__(self, seed: int, number: int = 0, *, count: int = 300) -> None:
+        source = NoiseSource(_check.integer("seed", seed, low=0).to_bytes(32, "little")).derive(b"bins %d" % number)
+        self.size = count
+        self.key = source.derive(b"release").key
+        self.canaries = Canaries(count, count, count, seed)
+        self.vectors = (30 * CLIP_NORM * self.canaries.vectors()).astype(np.float32)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan that the front end is to carry out; its unit is an "example"."""
+        rule = BallsInBins(k=3, b=8)
+        return Plan(
+            participation=rule, strategy=banded(rule.n), workload=prefix_sum(rule.n), clip_norm=CLIP_NORM,
+            sigma=self.sigma, delta=1e-5, batch_size=BATCH_SIZE,
+        )  # fmt: skip
+
+    def present(self, released: Iterable[ArrayLike]) -> tuple[NDArray[np.bool_], Released]:
+        """Who was in which step, (n, count); and the rows beside the sums that follow from that.
+
+        Raises: ArgumentError for rows of another shape, TrainingError for too few of them or too many.
+        """
+        rows = np.array([np.asarray(row, dtype=np.float64).reshape(-1) for row in released]) * BATCH_SIZE
+        if rows.shape != (self.plan.n, self.size):
+            raise TrainingError(
+                f"the front end released rows of shape {rows.shape}, and the plan has {self.plan.n} steps of "
+                f"{self.size} elements"
+            )
+        there = np.stack([self.canaries.dot(row) for row in rows]) > CLIP_NORM / 2
+        return there, Released(rows, CLIP_NORM * there.astype(np.float64) @ self.canaries.vectors())
