@@ -47,6 +47,7 @@ _GRID = 33
 _LEAST = -700.0  # log of the least p-value that is told
 _MOST_MU = 1e3
 _LINES = 200
+_AMPLIFIED_LINES = 12  # each of them a bound of its own, of some seconds perhaps
 _FLOOR = 1e-15  # rounding of 1 - delta - e^epsilon (1 - x) where it is positive
 
 
@@ -56,8 +57,8 @@ def errors_of(claim: Claim) -> Errors:
         mu-GDP              Phi(Phi^-1(x) - mu)
         (epsilon, delta)    max(0, 1 - delta - e^epsilon (1 - x), e^-epsilon (x - delta))      [Dong, Roth, Su 2022]
 
-    Other curves: the largest over 200 pairs (epsilon, delta(epsilon)); fewer pairs than all make f smaller, so that a
-    claim is easier to keep, never harder.
+    Other curves: the largest over the pairs (epsilon, delta(epsilon)) of `pairs_of`; fewer pairs than all make f
+    smaller, so that a claim is easier to keep, never harder.
     """
     match claim:
         case Gaussian():
@@ -71,15 +72,24 @@ def errors_of(claim: Claim) -> Errors:
 
 @lru_cache(maxsize=4)
 def pairs_of(claim: Claim) -> tuple[tuple[float, float], ...]:
-    """Pairs (epsilon, delta) that a claim implies: the one that it is, or 200 of its curve, to where delta is 1e-12."""
+    """Pairs (epsilon, delta) that a claim implies: the one that it is, or 200 of its curve, to where delta is 1e-12.
+
+    Of an amplified curve, whose numbers cost more, 12, to where delta is 1e-5.
+    """
     match claim:
-        case Gaussian() | BoundedRange() | Sampled() | Amplified() | Composed():
-            epsilons = np.linspace(0.0, claim.epsilon(1e-12), _LINES).tolist()
-            return tuple((epsilon, claim.delta(epsilon)) for epsilon in epsilons)
+        case Gaussian() | BoundedRange() | Sampled() | Composed():
+            return _pairs_to(claim, 1e-12, _LINES)
+        case Amplified():
+            return _pairs_to(claim, 1e-5, _AMPLIFIED_LINES)
         case (epsilon, delta):
             return ((epsilon, delta),)
         case _:
             assert_never(claim)
+
+
+def _pairs_to(curve: Curve, delta: float, number: int) -> tuple[tuple[float, float], ...]:
+    epsilons = np.linspace(0.0, curve.epsilon(delta), number).tolist()
+    return tuple((epsilon, curve.delta(epsilon)) for epsilon in epsilons)
 
 
 def gaussian_errors(mu: Vector | np.float64) -> Errors:

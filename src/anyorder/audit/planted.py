@@ -15,20 +15,8 @@ from anyorder.audit.secret_steps import SecretScorer, drawn_steps
 from anyorder.audit.whiten import as_released
 from anyorder.errors import ArgumentError, ParticipationError, TrainingError
 from anyorder.noise import NoiseSource
-from anyorder.participation import (
-    BallsInBins,
-    CyclicPoisson,
-    EpochShuffle,
-    FixedOrder,
-    MinSeparation,
-    MinSeparationSampling,
-    Participation,
-    PoissonSampling,
-    RandomAllocation,
-    TruncatedPoisson,
-)
 from anyorder.plan import Plan
-from anyorder.sensitivity import sensitivity
+from anyorder.sensitivity import known_sensitivity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -287,22 +275,9 @@ class _Known:
 
 def known_curve(plan: Plan) -> Gaussian:
     """What a plan under secret sampling promises should its batches become known: the Gaussian of the worst steps."""
-    rule = plan.participation
-    match rule:
-        case PoissonSampling():
-            within: Participation = MinSeparation(rule.n, b=1)
-        case CyclicPoisson() | TruncatedPoisson():
-            within = FixedOrder(rule.n, k=-(-rule.n // rule.cycle), b=rule.cycle)
-        case BallsInBins():
-            within = FixedOrder(rule.n, k=rule.k, b=rule.b)
-        case RandomAllocation():
-            within = EpochShuffle(rule.k, rule.b)
-        case MinSeparationSampling():
-            within = MinSeparation(rule.n, rule.b)
-        case _:
-            raise ArgumentError(f"plan must draw its batches by secret coins, got {rule.describe()}")
-    moved = NEIGHBOURS[plan.neighbours] * sensitivity(plan.strategy, within).value * (1 + plan.rounding)
-    return Gaussian(moved * plan.clip_norm / plan.noise_std, neighbours=plan.neighbours, unit=plan.unit)
+    sens = known_sensitivity(plan.strategy, plan.participation).value * (1 + plan.rounding)
+    moved = NEIGHBOURS[plan.neighbours] * sens * plan.clip_norm
+    return Gaussian(moved / plan.noise_std, neighbours=plan.neighbours, unit=plan.unit)
 
 
 def _secret_scorer(plan: Plan, canaries: Canaries) -> SampledScorer | SecretScorer:

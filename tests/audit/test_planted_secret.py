@@ -1,0 +1,133 @@
+"""Canaries in runs whose order secret coins draw: what is released is noise and canaries, and both claims are kept."""
+
+import numpy as np
+import pytest
+
+import anyorder as ao
+from anyorder.audit import Canaries, plant, scores
+from anyorder.audit.planted import known_curve
+from anyorder.errors import ArgumentError
+from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    MinSeparationSampling,
+    PoissonSampling,
+    RandomAllocation,
+    TruncatedPoisson,
+)
+from anyorder.plan import Plan
+from anyorder.strategy import BandedInverse, Independent, ToeplitzBanded
+from anyorder.workload import prefix_sum
+
+KEY, COINS = bytes(range(32)), bytes(range(1, 33))
+N, COUNT = 24, 400
+CANARIES = Canaries(COUNT, COUNT, COUNT, 3)
+BANDED = ToeplitzBanded([1.0, 0.6, 0.3], N)
+PLANS = {
+    "poisson": (PoissonSampling(N, 0.1), Independent(N)),
+    "cyclic": (CyclicPoisson(N, 4, 0.3), BANDED),
+    "truncated": (TruncatedPoisson(N, 0.3, 5, 40, cycle=4), BANDED),
+    "bins": (BallsInBins(4, 6), BandedInverse([1.0, -0.6, -0.1], N)),
+    "allocation": (RandomAllocation(4, 6), Independent(N)),
+    "separated": (MinSeparationSampling(N, 4, 0.2), BANDED),
+}
+
+
+def planned(name, sigma=0.8, **changes):
+    rule, strategy = PLANS[name]
+    neighbours = "add-or-remove" if type(rule) in (PoissonSampling, CyclicPoisson) else "zero-out"
+    settings = {"clip_norm": 1.5, "sigma": sigma, "delta": 1e-3, "batch_size": 4, "neighbours": neighbours}
+    return Plan(participation=rule, strategy=strategy, workload=prefix_sum(N), **{**settings, **changes})
+
+
+def run(plan, canaries=CANARIES, known=True, key=KEY, coins=COINS, **how):
+    """Units that bring nothing: what is released is noise and canaries."""
+    release = ao.Release(plan, canaries.size, key=key)
+    planted = plant(release, canaries, key=coins, known=known, informed=True, **how)
+    for _ in range(plan.n):
+        release.step(release.sample(40), np.zeros(canaries.size))
+    return planted
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_included_canaries_are_in_the_steps_that_they_drew(name):
+    plan = planned(name)
+    planted = run(plan, totals=True)
+    assert planted.steps is None
+    there = np.array([[t in own for own in planted.drawn] for t in range(N)])
+    np.testing.assert_allclose(
+        planted.totals @ CANARIES.vectors().T, plan.clip_norm * (there & planted.included), atol=1e-9
+    )
+    assert all(plan.participation.pattern.allows(own) for own in planted.drawn)
+    secret, known = planted.result(), planted.result(known=True)
+    present = np.array([bool(own) for own in planted.drawn])
+    np.testing.assert_array_equal(known.included, planted.included[present])
+    own = [steps or (0,) for steps in planted.drawn]
+    np.testing.assert_allclose(known.scores, scores(planted.released, plan.strategy, own, CANARIES)[present])
+    C = plan.strategy.matrix()
+    means = np.array([np.linalg.norm(C[:, list(steps)].sum(axis=1)) for steps in planted.drawn])[present]
+    np.testing.assert_allclose(known.mus, means * plan.clip_norm / plan.noise_std)
+    gap = known.scores[known.included].mean() - known.scores[~known.included].mean()
+    assert gap / plan.noise_std == pytest.approx(known.mus.mean(), abs=6 / np.sqrt(len(known.scores)))
+    assert known.epsilon == pytest.approx(plan.known_epsilon, rel=1e-5)
+    assert known.epsilon >= plan.epsilon * (1 - 1e-5)
+    assert known.mus.max() <= known.curve.mu * (1 + 1e-9)
+    assert not known.refuted()
+    assert not secret.refuted()
+    assert secret.curve == plan.curve
+    assert secret.mus is None
+    assert secret.scores[secret.included].mean() > secret.scores[~secret.included].mean()
+
+
+def test_who_knows_the_bins_sees_more_and_half_the_noise_is_found():
+    plan = planned("bins", sigma=1.2)
+    planted = run(plan)
+    secret, known = planted.result(), planted.result(known=True)
+    low, high = known.mu_estimate()
+    assert low < known.mus.mean() < high
+    assert known.lower_bound("gaussian") > secret.lower_bound("clopper_pearson")
+    loud = run(planned("bins", sigma=0.6))  # half of what is held against it
+    found = loud.result(known=True)
+    halved = ao.audit.from_scores(
+        found.scores, included=found.included, claim=known.curve, delta=1e-3, independent=True
+    )
+    assert halved.refuted()
+    assert not ao.audit.from_scores(
+        known.scores, included=known.included, claim=known.curve, delta=1e-3, independent=True
+    ).refuted()
+
+
+def test_the_same_coins_come_from_the_same_key_and_no_others():
+    plan = planned("bins")
+    first, again = run(plan), run(plan)
+    assert first.drawn == again.drawn
+    assert first.drawn != run(plan, coins=bytes(32)).drawn
+    free = [plant(ao.Release(plan, COUNT, key=KEY), CANARIES).drawn for _ in range(2)]
+    assert free[0] != free[1]
+
+
+def test_what_is_known_must_be_asked_for_before_the_run():
+    planted = run(planned("bins"), known=False)
+    with pytest.raises(ArgumentError, match="known=True"):
+        planted.result(known=True)
+    with pytest.raises(ArgumentError, match="steps must be None"):
+        plant(ao.Release(planned("bins"), COUNT), CANARIES, [0])
+    rare = Plan(
+        participation=CyclicPoisson(N, 4, 1e-6), strategy=BANDED, workload=prefix_sum(N), clip_norm=1.0, sigma=1.0,
+        delta=1e-3, batch_size=4, neighbours="add-or-remove",
+    )  # fmt: skip
+    with pytest.raises(ArgumentError, match="canaries must be more"):
+        plant(ao.Release(rare, COUNT), CANARIES, key=COINS, known=True)
+
+
+def test_replace_one_puts_the_opposite_canary_in_the_same_steps():
+    plan = planned("bins", neighbours="replace-one")
+    planted = run(plan, totals=True)
+    there = np.array([[t in own for own in planted.drawn] for t in range(N)])
+    signs = np.where(planted.included, 1.0, -1.0)
+    np.testing.assert_allclose(planted.totals @ CANARIES.vectors().T, plan.clip_norm * there * signs, atol=1e-9)
+    known = planted.result(known=True)
+    assert known.curve == known_curve(plan)
+    assert known.curve.mu == pytest.approx(2 * known_curve(planned("bins")).mu)
+    assert not known.refuted()
+    assert not planted.result().refuted()
