@@ -9,7 +9,7 @@ from anyorder import error
 from anyorder import workload as W
 from anyorder.error import row_variances
 from anyorder.errors import PlanError
-from anyorder.optimize.blt import Blt, _series_loss, _stepped, fit_blt, fit_blts
+from anyorder.optimize.blt import Blt, _stepped, fit_blt, fit_blts, series_loss
 from anyorder.optimize.toeplitz import Problem, descend
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.sensitivity import sensitivity
@@ -36,7 +36,7 @@ def test_closed_form_is_the_series(options: str, participation: Participation, o
     A = W.Workload(N, **CONSTANT[options])
     for point in (POINT, POINT + np.array([0, 0, 1.5, 1.5])):  # c_1 below and above 1
         value, gradient = _stepped(Blt(A, participation, objective), point)
-        expected, slopes = _series_loss(Problem(A, participation, objective), point)
+        expected, slopes = series_loss(Problem(A, participation, objective), point)
         assert value == pytest.approx(expected, rel=1e-11)
         np.testing.assert_allclose(gradient, slopes, rtol=1e-8, atol=1e-9 * value)
 
@@ -44,8 +44,8 @@ def test_closed_form_is_the_series(options: str, participation: Participation, o
 @pytest.mark.parametrize("objective", ["mean", "max", "last"])
 def test_gradient_for_a_schedule(objective: str) -> None:
     problem = Problem(W.momentum(N, 0.8, W.cosine(N)), FixedOrder(N, 3, 10), objective)
-    value, gradient = _series_loss(problem, POINT)
-    np.testing.assert_allclose(gradient, slope(lambda x: _series_loss(problem, x), POINT), rtol=1e-5, atol=1e-6 * value)
+    value, gradient = series_loss(problem, POINT)
+    np.testing.assert_allclose(gradient, slope(lambda x: series_loss(problem, x), POINT), rtol=1e-5, atol=1e-6 * value)
 
 
 def test_loss_is_what_error_says() -> None:

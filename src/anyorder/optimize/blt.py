@@ -7,6 +7,7 @@ all parameters in one batch.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -25,7 +26,7 @@ from anyorder.strategy import BLT
 from anyorder.strategy.blt import system
 from anyorder.workload import Custom, Workload
 
-__all__ = ["Blt", "fit_blt", "fit_blts"]
+__all__ = ["Blt", "blt_of", "fit_blt", "fit_blts", "grown", "series_loss"]
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[Any]
@@ -57,25 +58,34 @@ def fit_blts(workload: Workload, participation: Participation, buffers: int, obj
     """
     _check.choice("objective", objective, OBJECTIVES)
     buffers = _check.integer("buffers", buffers, low=1)
-    loss = _loss(workload, participation, objective)
-    rates = np.linspace(math.log(2 / workload.n), _FASTEST - 0.5, _STARTS)  # of decay, on a log scale
+    return [blt_of(x, workload.n) for x in grown(_loss(workload, participation, objective), workload.n, buffers)]
+
+
+def grown(loss: Callable[[Floats], Valued], n: int, buffers: int) -> list[Floats]:
+    """The parameters of least loss with 1, 2, .. buffers: logs of the rates of decay, and of the scales."""
+    rates = np.linspace(math.log(2 / n), _FASTEST - 0.5, _STARTS)  # of decay, on a log scale
     x: Floats = np.zeros(0)
     least = math.inf
-    found: list[BLT] = []
+    found: list[Floats] = []
     for m in range(1, buffers + 1):
         scale = _NEW_SCALE if m > 1 else _FIRST_SCALE
         starts = [np.concatenate([x[: m - 1], [rate], x[m - 1 :], [scale]]) for rate in rates]
         tried = [descend(loss, start, max_iterations=_TRIAL, restarts=1) for start in starts]
         near, _ = min(tried, key=lambda result: result[1])
-        anew = [_square_root(workload.n, m, *spread) for spread in _SPREADS] if m > 2 else []
+        anew = [_square_root(n, m, *spread) for spread in _SPREADS] if m > 2 else []
         x, value = min((descend(loss, start) for start in (near, *anew)), key=lambda result: result[1])
         if value > least * (1 - 1e-9):
             break
         least = value
-        decays, scales = _parameters(x)
-        order = np.argsort(-decays)
-        found.append(BLT(decays[order], scales[order], workload.n))
+        found.append(x)
     return found
+
+
+def blt_of(x: Floats, n: int) -> BLT:
+    """The strategy of `grown` parameters."""
+    decays, scales = _parameters(x)
+    order = np.argsort(-decays)
+    return BLT(decays[order], scales[order], n)
 
 
 def _square_root(n: int, m: int, slowest: float, fastest: float) -> Floats:
@@ -86,7 +96,7 @@ def _square_root(n: int, m: int, slowest: float, fastest: float) -> Floats:
 
 def _loss(workload: Workload, participation: Participation, objective: str) -> "partial[Valued]":
     if workload.n <= DENSE_STEPS and not workload.is_toeplitz:
-        return partial(_series_loss, Problem(workload, participation, objective))
+        return partial(series_loss, Problem(workload, participation, objective))
     return partial(_stepped, Blt(workload, participation, objective))
 
 
@@ -101,7 +111,7 @@ def _clipped(a: Numbers) -> Numbers:
     return np.where(a.real > _FASTEST, _FASTEST, np.where(a.real < _SLOWEST, _SLOWEST, a))
 
 
-def _series_loss(problem: Problem, x: Floats) -> Valued:
+def series_loss(problem: Problem, x: Floats) -> Valued:
     """The loss from the first n coefficients of C."""
     m, n = len(x) // 2, problem.n
     decays, scales = _parameters(x)

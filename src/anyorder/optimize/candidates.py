@@ -1,7 +1,7 @@
 """Choose a strategy: fit every kind that the budget allows, and rank them by error."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache as cached
 from functools import partial
@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check, error
-from anyorder.error import row_variances
 from anyorder.error.variance import has_variances
 from anyorder.errors import PlanError
 from anyorder.optimize import cache
+from anyorder.optimize.amplified import Judge, amplified_fits, check_claim
 from anyorder.optimize.blt import fit_blts
 from anyorder.optimize.bounds import OBJECTIVES, lower_bound
 from anyorder.optimize.dense import Optimum
+from anyorder.optimize.objectives import squared_error
 from anyorder.optimize.patterns import describes_all, shuffled
 from anyorder.optimize.rescale import normalised, rescale
 from anyorder.optimize.restarted import fits_restarted, restartable
@@ -56,18 +57,20 @@ class Candidate:
     Attributes:
         strategy: the strategy.
         name: kind and size.
-        loss: error at clip norm 1 and sigma 1, root scale, sensitivity included.
-        ratio: loss over the certified lower bound of all strategies, at least 1.
+        loss: error at clip norm 1 and sigma 1, root scale, sensitivity included; for secret orders at clip norm 1 and
+            the noise that the claim needs, as it is estimated.
+        ratio: loss over the certified lower bound of all strategies, at least 1; None for secret orders, for which no
+            such bound is known.
         state_rows: vectors of the size of the model that it keeps.
         cost: vectors of that size that a step reads or makes, on average.
-        sensitivity: of the strategy, clip norm 1.
+        sensitivity: of the strategy, clip norm 1; for secret orders that noise, over the clip norm.
         exact: whether that sensitivity is proven attained.
     """
 
     strategy: Strategy
     name: str
     loss: float
-    ratio: float
+    ratio: float | None
     state_rows: int
     cost: float
     sensitivity: float
@@ -90,6 +93,8 @@ def choose(
     objective: str = "mean",
     *,
     max_cost: float | None = MAX_COST,
+    epsilon: float | None = None,
+    delta: float | None = None,
 ) -> list[Candidate]:
     """All strategies within the budget, the one of least error first; of equal ones the cheapest.
 
@@ -106,6 +111,7 @@ def choose(
         objective: "mean", "max" or "last" error.
         max_cost: vectors of that size that a step may read or make, on average; None for any number. The dense optimum
             needs n / 2.
+        epsilon, delta: the claim, for orders that are drawn by secret coins, and for no others, see `fit`.
     Cost: seconds for 1000 steps, hardly more for many; results are kept on disk, see `cache`.
     """
     _check.choice("objective", objective, OBJECTIVES)
@@ -115,6 +121,9 @@ def choose(
         math.inf if max_state is None else _check.integer("max_state", max_state, low=0),
         math.inf if max_cost is None else _check.real("max_cost", max_cost, low=1.0),
     )
+    claim = check_claim(participation, epsilon, delta)
+    if claim is not None:
+        return _ranked(_amplified(Judge(workload, participation, objective, *claim), budget))
     optimum = cached(partial(solve_dense, workload, participation, objective, tolerance=_TOLERANCE))
     bound = _bound(workload, participation, objective, optimum)
     found = []
@@ -123,11 +132,29 @@ def choose(
         allowed = budget.allows(strategy.state_rows, cost) and has_variances(strategy, workload)
         if allowed and _can_be_made(strategy, participation):
             sens = sensitivity(strategy, participation)
-            loss = sens.value * math.sqrt(_error(strategy, workload, objective))
+            loss = sens.value * math.sqrt(squared_error(strategy, workload, objective))
             ratio = max(1.0, loss / bound)
             name = in_words(strategy)
             found.append(Candidate(strategy, name, loss, ratio, strategy.state_rows, cost, sens.value, sens.exact))
+    return _ranked(found)
+
+
+def _ranked(found: Iterable[Candidate]) -> list[Candidate]:
     return sorted(found, key=lambda c: (round(math.log(c.loss) / _TIE), c.state_rows, c.cost))
+
+
+def _amplified(judge: Judge, budget: _Budget) -> Iterator[Candidate]:
+    """The candidates for a secret order."""
+    limits = {"state": min(budget.state, judge.rule.n), "cost": min(budget.cost, judge.rule.n)}
+    question = {"workload": judge.workload, "participation": judge.rule, "objective": judge.objective}
+    fits = partial(amplified_fits, judge, limits["state"], limits["cost"])
+    claim = {"epsilon": judge.epsilon, "delta": judge.delta}
+    for strategy in _kept("amplified", limits | claim, lambda: list(fits()), **question):
+        cost = rows_touched(strategy)
+        if budget.allows(strategy.state_rows, cost) and has_variances(strategy, judge.workload):
+            judged = judge(strategy)
+            sigma, name = judged.noise.sigma, in_words(strategy)
+            yield Candidate(strategy, name, judged.loss, None, strategy.state_rows, cost, sigma, exact=False)
 
 
 def _can_be_made(strategy: Strategy, participation: Participation) -> bool:
@@ -297,9 +324,3 @@ def _best_of_each(series: list[Strategy], workload: Workload, participation: Par
         if type(strategy) not in best or loss < best[type(strategy)][0]:
             best[type(strategy)] = (loss, strategy)
     return [strategy for _, strategy in best.values()]
-
-
-def _error(strategy: Strategy, workload: Workload, objective: str) -> float:
-    """The squared error of the objective."""
-    variances = row_variances(strategy, workload)
-    return float({"mean": variances.mean(), "max": variances.max(), "last": variances[-1]}[objective])

@@ -28,6 +28,8 @@ def fit_named(
     max_state: int | None = None,
     max_cost: float | None = MAX_COST,
     at_most: bool = False,
+    epsilon: float | None = None,
+    delta: float | None = None,
     **tree: Any,
 ) -> Strategy:
     """The strategy that the words name, fitted.
@@ -44,15 +46,22 @@ def fit_named(
     Args:
         words: see the table; sizes may be singular or plural.
         workload: A.
-        participation: any but PoissonSampling.
+        participation: any but PoissonSampling, which has independent noise.
         objective: "mean", "max" or "last" error.
         max_state, max_cost: the budget of `choose`, for words without sizes.
         at_most: take less than the size in the words where more of it lowers no error, and do not refuse.
+        epsilon, delta: the claim, for secret orders, see `fit`.
         tree: `estimator`, `restart_every` and `completion` of `fit_tree`, with the words "tree" alone.
     Raises: ArgumentError for words that name nothing here; PlanError for a size that the fit cannot use.
     """
-    if words == "tree":
+    claim: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
+    if words == "tree" and not participation.secret:
         return fit_tree(workload, participation, objective=objective, **tree)
+    if tree and words == "tree":
+        raise ArgumentError(
+            f"{', '.join(sorted(tree))} must not be given for an order that is drawn by secret coins, whose best tree "
+            f"is chosen by its claim, got {tree}"
+        )
     if tree:
         raise ArgumentError(f"{', '.join(sorted(tree))} must come with mechanism 'tree' only, got {words!r}")
     if words == "independent":
@@ -60,9 +69,9 @@ def fit_named(
     kind, *rest = words.split(", ")
     sizes = _sizes(kind, rest)
     if sizes is not None:
-        found = fit(_BY_WORDS[kind].name, workload, participation, objective, **sizes)
+        found = fit(_BY_WORDS[kind].name, workload, participation, objective, **sizes, **claim)
         return found if at_most else _of_size(found, _BY_WORDS[kind], sizes)
-    known = choose(workload, participation, max_state, objective, max_cost=max_cost)
+    known = choose(workload, participation, max_state, objective, max_cost=max_cost, **claim)
     for candidate in known:
         if words in ("auto", candidate.name, kind_in(candidate.name)):
             return candidate.strategy

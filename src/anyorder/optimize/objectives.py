@@ -10,7 +10,7 @@ from anyorder.error import row_variances
 from anyorder.strategy import Strategy
 from anyorder.workload import Workload, weighted
 
-__all__ = ["by_rows", "mostly_last"]
+__all__ = ["by_rows", "mostly_last", "squared_error"]
 
 _OTHERS = 0.03  # weight of all other iterates where the last alone counts: without them no C attains the optimum
 _ROUNDS = 8  # of reweighting rows
@@ -39,3 +39,9 @@ def by_rows(fit: Callable[[Workload], S], workload: Workload) -> S:
             best, least = found, float(errors.max())
         weights = np.maximum(weights * errors / errors.max(), 1e-6)
     return best
+
+
+def squared_error(strategy: Strategy, workload: Workload, objective: str) -> float:
+    """The squared error of the objective, for rows of Z of variance 1."""
+    variances = row_variances(strategy, workload)
+    return float({"mean": variances.mean(), "max": variances.max(), "last": variances[-1]}[objective])

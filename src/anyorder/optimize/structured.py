@@ -12,6 +12,7 @@ from scipy.linalg import block_diag, solve_triangular
 from anyorder import _check
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import cache, dense
+from anyorder.optimize.amplified import Judge, check_claim, fit_amplified
 from anyorder.optimize.banded import epoch_factors, epoch_shares, fit_banded
 from anyorder.optimize.blt import fit_blt
 from anyorder.optimize.bounds import OBJECTIVES
@@ -79,6 +80,8 @@ def fit(
     bands: int | None = None,
     buffers: int | None = None,
     rank: int | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
 ) -> Strategy:
     """The strategy of one kind with the least error found, sensitivity included.
 
@@ -102,7 +105,11 @@ def fit(
             likely worst pattern; `anyorder.sensitivity` says what it is really worth.
         objective: "mean", "max" or "last" error.
         bands, buffers, rank: the sizes that the kind needs, and no others.
-    Raises: ArgumentError for a wrong kind or size; PlanError where n is too large for the kind.
+        epsilon, delta: the claim, for an order that is drawn by secret coins, and for no other: the fit is of least
+            error times the noise multiplier that the *amplified* claim needs (an estimate; a plan's own is calibrated
+            by a bound), see `anyorder.optimize.amplified`. Under the others one C is best at every epsilon.
+    Raises: ArgumentError for a wrong kind or size, and for a claim with an order that asks for none; PlanError where n
+        is too large for the kind, and where a secret order has no fit of it.
     """
     found = _BY_NAME[_check.choice("kind", kind, _BY_NAME)]
     _check.choice("objective", objective, OBJECTIVES)
@@ -113,12 +120,15 @@ def fit(
         raise ArgumentError(f"kind {kind!r} needs the sizes {needed}, got {sorted(sizes)}")
     if workload.n != participation.n:
         raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
+    claim = check_claim(participation, epsilon, delta)
     question = {
         "kind": kind, "workload": workload.to_dict(), "participation": participation.to_dict(),
         "objective": objective, "size": sizes,
-    }  # fmt: skip
+    } | ({} if claim is None else {"claim": claim})  # fmt: skip
 
     def answer() -> Strategy:
+        if claim is not None:
+            return fit_amplified(kind, Judge(workload, participation, objective, *claim), sizes)
         return found.function(workload, participation, objective, **sizes)
 
     return cache.remember(question, answer, encode=lambda found: found.to_dict(), decode=from_dict)

@@ -225,11 +225,12 @@ def descend(
     max_iterations: int = 500,
     restarts: int = 5,
     gain: float = 1e-11,
+    lowest: float | None = None,
 ) -> tuple[Floats, float]:
     """The local minimum of log(loss) near the start by L-BFGS, and the loss there; a loss that overflows is a wall.
 
     Each search ends where a step gains less than `gain`; another follows, since at the kinks of the majorant a stale
-    curvature stops a search too early.
+    curvature stops a search too early. No number goes below `lowest`.
     """
     from scipy.optimize import minimize  # slow to load
 
@@ -244,7 +245,8 @@ def descend(
     options = {"maxiter": max_iterations, "maxfun": 2 * max_iterations, "maxcor": 30, "ftol": gain, "gtol": 1e-8}
     value = np.inf
     for _ in range(restarts):
-        found = minimize(logarithm, start, jac=True, method="L-BFGS-B", options=options)
+        bounds = None if lowest is None else [(lowest, None)] * len(start)
+        found = minimize(logarithm, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         gained, value, start = value - float(found.fun), float(found.fun), found.x
         if gained < 1e-7:
             break
