@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder.accounting import calibrate_poisson
+from anyorder.accounting.amplification.mixture import absolute_columns
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize.amplified_loss import Weighted
 from anyorder.optimize.amplified_noise import Guess, Noise, composed
@@ -121,7 +122,7 @@ class Judge:
         starts = np.array(list(epochs))
         bins = range(first, first + self.guess.bins)
         steps = [(starts + j)[starts + j < strategy.n] for j in bins]
-        means = np.array([np.abs(strategy.columns(own)).sum(axis=-1) for own in steps])
+        means = np.array([absolute_columns(strategy, own).sum(axis=-1) for own in steps])
         return np.asarray(means @ means.T)
 
 
