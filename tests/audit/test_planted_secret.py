@@ -117,7 +117,7 @@ def test_what_is_known_must_be_asked_for_before_the_run():
         delta=1e-3, batch_size=4, neighbours="add-or-remove",
     )  # fmt: skip
     with pytest.raises(ArgumentError, match="canaries must be more"):
-        plant(ao.Release(rare, COUNT), CANARIES, key=COINS, known=True)
+        run(rare).result(known=True)
 
 
 def test_replace_one_puts_the_opposite_canary_in_the_same_steps():

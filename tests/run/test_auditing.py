@@ -116,6 +116,9 @@ def test_secret_sampling_is_audited_by_the_law_of_its_noise(half_the_noise):
     assert "secret sampling" in summary.unfit["gaussian"]
     assert summary.mu_seen is None
     assert summary.refuted
+    both = AuditSummary.of(done.audited, law=done.law, known=done.known)
+    assert set(both.p_values) == {"clopper_pearson", "f_dp", "known", "noise"}
+    assert both.known.mu_seen is not None
 
 
 def test_a_run_too_large_for_its_sums_to_be_kept_is_told_by_its_scores(monkeypatch):

@@ -252,13 +252,13 @@ class _Known:
 
     def __init__(self, plan: Plan, canaries: Canaries, steps: list[tuple[int, ...]]) -> None:
         self.present = np.array([bool(own) for own in steps])
-        if not self.present.any():
-            raise ArgumentError("canaries must be more for known=True: no coin put one of these into any step")
         given = [own or (0,) for own in steps]  # of those that are nowhere the score is not used
         self.scorer = Scorer(as_released(plan.strategy), given, canaries)
         self.mus = _mus_of(plan, self.scorer.patterns)
 
     def result(self, included: NDArray[np.bool_], plan: Plan, *, informed: bool, independent: bool) -> Audited:
+        if not self.present.any():
+            raise ArgumentError("canaries must be more for known=True: no coin put one of these into any step")
         curve = known_curve(plan)
         return Audited(
             scores=self.scorer.scores()[self.present],

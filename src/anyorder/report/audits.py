@@ -28,11 +28,12 @@ METHODS: dict[Method, str] = {
 }
 """Method of a bound -> what it rests on, in words, beside fair coins."""
 
-LAW = "noise"
+LAW, KNOWN = "noise", "known"
 _TESTS: dict[str, str] = {
     "f_dp": "the scores, whatever the mechanism is",
     "gaussian": "the scores, independent and normal",
     "clopper_pearson": "the scores, independent",
+    KNOWN: "of what is promised if batches become known: the scores that know them",
     LAW: "the noise itself, sums known",
 }
 
@@ -47,8 +48,10 @@ class AuditSummary:
 
     The verdict does not use the bounds: at 95 % each lies above a true claim that is tight in up to one run of twenty.
     It is that of one or more p-values, each at most the probability of a result as strong if the claim is true: of the
-    scores, by the method that the canaries allow ("gaussian" where they are orthogonal, see `Audited.method`); and
-    "noise", by the law of the noise of a run whose sums are known, see `anyorder.audit.noise_law`.
+    scores, by the method that the canaries allow ("gaussian" where they are orthogonal, see `Audited.method`);
+    "noise", by the law of the noise of a run whose sums are known, see `anyorder.audit.noise_law`; and under secret
+    sampling "known", of the scores of one who knows the steps, against what the plan promises then: noise that keeps
+    the claim keeps that too.
 
     Attributes:
         audited: of which.
@@ -56,7 +59,9 @@ class AuditSummary:
         bounds: method -> lower bound on epsilon at the audit's delta.
         unfit: method -> why it gives no bound here.
         mu_seen: interval of the mu of the scores; None where no score is normal, or they are too few.
-        p_values: method of the scores' test, or "noise", -> p-value.
+        p_values: method of the scores' test, "noise" or "known", -> p-value.
+        known: under secret sampling, what is seen by one to whom all batches became known; None where that was not
+            asked. The bounds in it may lie above the claim: what is left then is what is promised then.
     """
 
     audited: Audited
@@ -65,6 +70,7 @@ class AuditSummary:
     unfit: dict[Method, str]
     mu_seen: tuple[float, float] | None
     p_values: dict[str, float]
+    known: "AuditSummary | None" = None
 
     @classmethod
     def of(
@@ -73,6 +79,7 @@ class AuditSummary:
         methods: Sequence[Method] = tuple(METHODS),
         confidence: float = 0.95,
         law: Law | None = None,
+        known: Audited | None = None,
     ) -> "AuditSummary":
         """Compute bounds by these methods, and the p-values. Raises ArgumentError for an unknown method."""
         for method in methods:
@@ -86,11 +93,14 @@ class AuditSummary:
         bounds = {method: audited.lower_bound(method, confidence) for method in methods if method not in unfit}
         tests: tuple[Method, ...] = audited.methods if audited.method not in unfit else ("f_dp",)
         p_values: dict[str, float] = {test: audited.p_value(test) for test in tests}
+        others = None if known is None else cls.of(known, methods, confidence)
+        if others is not None:
+            p_values[KNOWN] = others.p_value
         if law is not None:
             p_values[LAW] = law.p_value
         seen = None if "gaussian" in unfit else audited.mu_estimate(confidence)
         unfit = {method: reason for method, reason in unfit.items() if method in methods}
-        return cls(audited, confidence, bounds, unfit, seen, p_values)
+        return cls(audited, confidence, bounds, unfit, seen, p_values, others)
 
     @property
     def above(self) -> tuple[Method, ...]:
@@ -121,6 +131,7 @@ class AuditSummary:
         """
         check_public(self.audited)
         audited, included = self.audited, int(self.audited.included.sum())
+        known = {} if self.known is None else {"known": self.known.to_dict()}
         return {
             "claimed": {"epsilon": audited.epsilon, "delta": audited.delta, "mu": audited.curve.mu},
             "canaries": {"in": included, "out": len(audited.included) - included, "mu": _range(audited.mus)},
@@ -131,6 +142,7 @@ class AuditSummary:
             "p_values": dict(self.p_values),
             "p_value": self.p_value,
             "refuted": self.refuted,
+            **known,
         }
 
     def __str__(self) -> str:
@@ -184,11 +196,23 @@ def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
     for method, reason in summary.unfit.items():
         rows.append((label, f"none  {method}: {reason}"))
         label = ""
+    if summary.known is not None:
+        rows += _known_rows(summary.known, percent)
     label = "p-value of claim"
     for test, p in summary.p_values.items():
         rows.append((label, f"{p:.2g}  {_TESTS[test]}"))
         label = ""
     return [*rows, ("verdict", _verdict(summary))]
+
+
+def _known_rows(known: AuditSummary, percent: str) -> list[tuple[str, str]]:
+    audited = known.audited
+    rows = [("if known", f"epsilon <= {audited.epsilon:.4g}; {len(audited.included)} canaries, their steps known")]
+    if known.mu_seen is not None and audited.mus is not None:
+        seen = f"{known.mu_seen[0]:.4g} to {known.mu_seen[1]:.4g} ({percent})"
+        rows.append(("", f"mu seen {seen}, of their steps {_span(audited.mus)}"))
+    told = ", ".join(f"{bound:.4g} {method}" for method, bound in known.bounds.items())
+    return [*rows, ("", f"epsilon at least {told}")]
 
 
 def _verdict(summary: AuditSummary) -> str:

@@ -105,7 +105,7 @@ def run(asked: Request, bar: StepsBar) -> Verdict:
     audited, certificate = done.audited, done.certificate
     if asked.delta is not None:
         audited = replace(audited, delta=asked.delta, epsilon=setup.plan.curve.epsilon(asked.delta))
-    summary = AuditSummary.of(audited, asked.methods, asked.confidence, done.law)
+    summary = AuditSummary.of(audited, asked.methods, asked.confidence, done.law, done.known)
     verdict = Verdict(asked.target, setup.plan, summary, certificate, seconds)
     if asked.plot is not None:
         plot_audit(audited, asked.plot)

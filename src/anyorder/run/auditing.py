@@ -85,11 +85,14 @@ class Attack:
         law: of the noise that was added, with the sums known, in all coordinates or in some that nobody knew
             beforehand; None for trees of more than 4096 steps, a single coordinate, and more than two million steps.
         certificate: of the run. Its claim is about the data's units, and holds for them with canaries too.
+        known: under secret sampling, what an attacker sees to whom all batches became known, beside what is promised
+            then; None in other orders, or where no canary was in any step.
     """
 
     audited: Audited
     law: Law | None
     certificate: Certificate
+    known: Audited | None = None
 
 
 def audit_training(
@@ -104,7 +107,8 @@ def audit_training(
     Each canary is a gradient at the clip norm, in the most telling steps that the plan allows a unit, and takes part by
     a secret fair coin. The attacker sees every private gradient, and knows everything but the coins and the noise, the
     data's gradients too. So it tests what the claim rests on from the clipped sum on: noise, strategy, order,
-    accounting. It does not test that the data's units are clipped: see `anyorder.audit.faults` for a front end.
+    accounting. It does not test that the data's units are clipped: see `anyorder.audit.faults` for a front end. Under
+    secret sampling the steps of canaries are drawn, and unknown to the attacker: see `anyorder.audit.plant`.
 
     Args:
         setup: trained by the call, in this process alone, as a copy of its model and optimizer, which is discarded: the
@@ -146,12 +150,16 @@ def attack(
         size, plan = engine.release.size, setup.plan
         some = min(size, _MOST_NUMBERS // plan.n) if testable(plan.strategy) else 0
         totals = some if some > 1 else False
-        planted = plant(engine, _canaries(canaries, coordinates, size), key=key, totals=totals, informed=True)
+        chosen, secret = _canaries(canaries, coordinates, size), plan.participation.secret
+        planted = plant(engine, chosen, key=key, totals=totals, informed=True, known=secret)
         _train(setup, model, optimizer, loader, stepped)
         law = None
         if totals:
             law = noise_law(planted.released, planted.totals, plan.strategy, plan.noise_std)
-        return Attack(replace(planted.result(), run_discarded=True), law, engine.certificate())
+        known = None
+        if planted.drawn is not None and any(planted.drawn):
+            known = replace(planted.result(known=True), run_discarded=True)
+        return Attack(replace(planted.result(), run_discarded=True), law, engine.certificate(), known)
     finally:
         engine.close()
 
