@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from anyorder.accounting.amplification.curve import check_relation, default_method
+from anyorder.accounting.amplification.curve import check_relation
 from anyorder.accounting.amplification.methods import Method, check_method
 from anyorder.accounting.amplification.mixture import check_fits
+from anyorder.accounting.amplification.values import check_method_fits, default_method
 from anyorder.accounting.selection import Selection, check_selection, refuse_selection
 from anyorder.errors import PlanError
 from anyorder.noise.discrete import check_combination
@@ -40,7 +41,7 @@ def check_neighbours(neighbours: str, order: Participation, chosen: Strategy) ->
                 )
         case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
             check_fits(chosen, order)
-            check_relation(neighbours, order)
+            check_relation(neighbours, order, None)
         case SingleEpoch() | FixedOrder() | EpochShuffle() | MinSeparation() | KnownOrder():
             if neighbours == "add-or-remove" and order.absence_moves_others:
                 raise moves_others(type(order).__name__)
@@ -48,11 +49,14 @@ def check_neighbours(neighbours: str, order: Participation, chosen: Strategy) ->
             raise PlanError(f"plans are not accounted for {order.describe()}")
 
 
-def checked_method(method: Any, order: Participation) -> Method | None:
+def checked_method(method: Any, order: Participation, chosen: Strategy, neighbours: str) -> Method | None:
     """The method of a plan's claim: as given, or the order's own; None where there is but one way to account for it."""
     match order:
         case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
-            return default_method(order) if method is None else check_method(method)
+            found = default_method(chosen, order) if method is None else check_method(method)
+            check_method_fits(found, chosen, order)
+            check_relation(neighbours, order, found)
+            return found
         case _:
             if method is not None:
                 raise PlanError(

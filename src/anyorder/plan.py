@@ -119,7 +119,9 @@ class Plan:
         check_selection(self.selection, with_sigma=True)
         check_selected(self.selection, self.strategy, self.grid is not None, self.on_device)
         check_secret(self.participation, self.grid is not None, self.selection)
-        object.__setattr__(self, "method", checked_method(self.method, self.participation))
+        object.__setattr__(
+            self, "method", checked_method(self.method, self.participation, self.strategy, self.neighbours)
+        )
         if self.grid is not None:
             check_exact(self.neighbours, self.strategy)
             check_grid(self.grid, self.clip_norm, self.noise_std)
@@ -382,7 +384,7 @@ class Plan:
         if not self.participation.secret:
             return [("amplification", "none claimed, none needed")]
         name = "Poisson sampling" if type(self.participation) is PoissonSampling else "coins"
-        found = "" if self.method is None else f"; {self.method.describe()}"
+        found = "" if self.method is None else f", {methods.describe(self.method)}"
         return [
             ("amplification", f"by secret {name}{found}"),
             ("if known", f"epsilon <= {self.known_epsilon:.4g} for whoever learns the batches"),

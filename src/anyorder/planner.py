@@ -17,10 +17,12 @@ from anyorder._fits import (
     checked_method,
     moves_others,
 )
+from anyorder._orders import CYCLIC, known_order, order_in_words, order_word
 from anyorder._trusted import check_on_device
+from anyorder.accounting.amplification.bound import method_named
 from anyorder.accounting.amplification.calibrate import calibrate_amplified
 from anyorder.accounting.amplification.methods import Method
-from anyorder.accounting.amplification.mixture import check_fits
+from anyorder.accounting.amplification.mixture import check_fits, reach
 from anyorder.accounting.curves import NEIGHBOURS
 from anyorder.accounting.selection import Selection, check_selection, plan_curve
 from anyorder.accounting.split import for_epsilon, for_sigma, shared
@@ -64,6 +66,8 @@ def plan(
     loader: Iterable[Any] | None = None,
     accumulate: int = 1,
     order: str | None = None,
+    cycle: int | None = None,
+    max_batch_size: int | None = None,
     participation: Participation | None = None,
     drop_last: bool = False,
     mechanism: str | Strategy = "auto",
@@ -85,7 +89,7 @@ def plan(
     secure: bool = False,
     on_device: tuple[str, ...] = (),
     selection: Selection | None = None,
-    method: Method | None = None,
+    method: str | Method | None = None,
 ) -> Plan:
     """Join an order, a mechanism and a budget into a `Plan`.
 
@@ -104,8 +108,13 @@ def plan(
             read once, and the plan is for the `KnownOrder` of its units.
         accumulate: batches of the loader that make a step, as in `make_private`.
         order: None for "shuffled" (anew in each epoch; it covers "sequential" and "fixed" too), "sequential" or "fixed"
-            (the same order in each epoch: less noise), or "poisson" (secret sampling by this package's own sampler,
-            with independent noise: DP-SGD).
+            (the same order in each epoch: less noise). Or secret sampling by this package's own sampler, whose batches
+            have batch_size units on average: "poisson" (with independent noise: DP-SGD), "cyclic-poisson",
+            "truncated-poisson", "balls-in-bins", "random-allocation", "min-separation-sampling"; see
+            `anyorder.participation`.
+        cycle: of cyclic and truncated Poisson sampling and of sampling with separation: groups, or least distance of
+            two steps of a unit; the mechanism's number of bands, if it says one.
+        max_batch_size: of truncated Poisson sampling, the physical batch; batch_size + 3 sqrt(batch_size) by default.
         participation: the order as a rule; the ledger holds the run to it, whatever the loader.
         drop_last: whether an incomplete last batch is dropped.
         mechanism: "auto" (least error for this workload and order; with a selection independent noise, since the others
@@ -135,7 +144,8 @@ def plan(
         on_device: what is trusted to the users' own devices, of "clipping" and "record"; see `Plan`.
         selection: of rows of sparse tables that get noise, `Counts`, `Top` or `Uniform`; see `Plan`. One without a
             sigma gets its share of the budget; sigma and noise_multiplier are of the release alone, epsilon of both.
-        method: of an amplified claim, such as `Deterministic()`; None for the order's own; see `Plan`.
+        method: of an amplified claim, "auto", "pld", "bound" or "monte_carlo", as of
+            `anyorder.accounting.amplified_epsilon`, or a `Method`; None for the order's own; see `Plan`.
     Raises: ArgumentError for arguments that break their rule or do not go together; PlanError for parts that do not
         fit, and where no mechanism keeps to the memory.
     Cost: that of the fit, seconds for 1000 steps; fits are kept on disk.
@@ -146,6 +156,9 @@ def plan(
     if order is None:
         by_words = loader is None and participation is None
         order = "poisson" if mechanism == "poisson" and by_words else "shuffled"
+    order = order_word(order)
+    if loader is not None or participation is not None:
+        _refuse_sizes(cycle, max_batch_size)
     if loader is not None:
         _refuse_words("loader", order, drop_last)
         if participation is not None:
@@ -165,7 +178,9 @@ def plan(
         rule = (
             participation
             if participation is not None
-            else _participation(order, dataset_size, batch_size, epochs, drop_last)
+            else _participation(
+                order, dataset_size, batch_size, epochs, drop_last, _cycle_of(mechanism, cycle, order), max_batch_size
+            )
         )
     if not isinstance(unit, str):
         if loader is None:
@@ -190,16 +205,20 @@ def plan(
         neighbours = "add-or-remove"  # what the sampler's accounting is about
     if secure:
         check_exact(neighbours, chosen)  # before a calibration that may take long
-    check_selected(selection, chosen, secure, on_device)  # before a calibration that may take long
+    check_selected(selection, chosen, secure, on_device)
     check_secret(rule, secure, selection)
     check_neighbours(neighbours, rule, chosen)
-    method = checked_method(method, rule)
-    noise, selection = _noise(chosen, rule, neighbours, delta, selection, method, **budget)
+    if method is not None and not (rule.secret and rule.coin is None and type(rule) is not CyclicPoisson):
+        found = checked_method(method, rule, chosen, neighbours)  # which refuses it
+    else:
+        named = None if method is None else method_named(method, chosen, rule)
+        found = checked_method(named, rule, chosen, neighbours)
+    noise, selection = _noise(chosen, rule, neighbours, delta, selection, found, **budget)
     return Plan(
         participation=rule, strategy=chosen, workload=work, clip_norm=clip_norm, delta=delta, sigma=noise,
         batch_size=batch_size, unit=unit, neighbours=neighbours, dataset_size=dataset_size,
         grid=_default_grid(clip_norm) if secure else None, on_device=on_device, selection=selection,
-        method=method,
+        method=found,
     )  # fmt: skip
 
 
@@ -235,6 +254,13 @@ def _refuse_words(given: str, order: str, drop_last: bool) -> None:
         )
 
 
+def _refuse_sizes(cycle: int | None, most: int | None) -> None:
+    if cycle is not None or most is not None:
+        raise ArgumentError(
+            f"cycle and max_batch_size must come with an order in words, got cycle={cycle!r}, max_batch_size={most!r}"
+        )
+
+
 def _read_loader(
     loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None, unit: Any, joined: int
 ) -> tuple[Participation, int, int | None]:
@@ -249,21 +275,28 @@ def _read_loader(
 
 
 def _participation(
-    order: str, dataset_size: int | None, batch_size: int | None, epochs: int | None, drop_last: bool
-) -> Participation:
-    _check.choice("order", order, {"shuffled", "sequential", "fixed", "poisson"})
+    order: str, dataset_size: int | None, batch_size: int | None, epochs: int | None, drop_last: bool,
+    cycle: int | None, most: int | None,
+) -> Participation:  # fmt: skip
     if dataset_size is None or batch_size is None or epochs is None:
         missing = {"dataset_size": dataset_size, "batch_size": batch_size, "epochs": epochs}
         raise ArgumentError(f"dataset_size, batch_size and epochs must be given where order is a word, got {missing}")
     size = _check.integer("dataset_size", dataset_size, low=1)
     batch = _check.integer("batch_size", batch_size, low=1, high=size)
     epochs = _check.integer("epochs", epochs, low=1)
-    steps = size // batch if drop_last else -(-size // batch)
-    if order == "poisson":
-        return PoissonSampling(epochs * steps, batch / size)
-    if epochs == 1:
-        return SingleEpoch(steps)
-    return EpochShuffle(epochs, steps) if order == "shuffled" else FixedOrder(epochs * steps, epochs, steps)
+    return order_in_words(order, size, batch, epochs, drop_last, cycle, most)
+
+
+def _cycle_of(mechanism: str | Strategy, cycle: int | None, order: str) -> int | None:
+    """The number of bands, where no cycle is given and the order has one."""
+    if cycle is not None or order not in CYCLIC:
+        return cycle
+    if isinstance(mechanism, Strategy):
+        return reach(mechanism)
+    found = re.search(r"([0-9]+) bands?", mechanism) if isinstance(mechanism, str) else None
+    if found is not None:
+        return int(found[1])
+    return 1 if mechanism in ("independent", "poisson") else None
 
 
 # -- the workload ----------------------------------------------------------------------------------------------------
@@ -320,7 +353,7 @@ def _strategy(
     if type(mechanism) is not str:
         raise ArgumentError(f"mechanism must be a text or a Strategy, got {mechanism!r}")
     _check.choice("objective", objective, {"mean", "max", "last"})
-    if order.secret:
+    if type(order) is PoissonSampling:
         if mechanism not in ("auto", "independent", "poisson"):
             raise PlanError(
                 f"secret sampling (order 'poisson') is for mechanism 'poisson' only: mechanism {mechanism!r} has no "
@@ -329,6 +362,8 @@ def _strategy(
         return Independent(order.n)
     if mechanism == "poisson":
         raise PlanError(f"mechanism 'poisson' needs secret sampling (order='poisson'), got {order.describe()}")
+    if order.secret and mechanism in ("auto", "independent"):
+        return _secret_auto(work, order, limits, objective) if mechanism == "auto" else Independent(order.n)
     if mechanism == "auto" and selected:
         # Errors are those of a row that every step releases. One that few steps release has no later noise that takes
         # back the earlier, and the larger noise of each step.
@@ -337,11 +372,29 @@ def _strategy(
         known = choose(work, order, limits.state, objective, max_cost=limits.chosen_cost)
         return next(one.strategy for one in known if not secure or isinstance(one.strategy, Combination))
     found = fit_named(
-        mechanism, work, order, objective=objective, max_state=limits.state, max_cost=limits.chosen_cost, **tree
+        mechanism,
+        work,
+        known_order(order),
+        objective=objective,
+        max_state=limits.state,
+        max_cost=limits.chosen_cost,
+        **tree,
     )
     if type(found) is Tree and (selected or limits.state == 0):
         found = Tree(found.n, found.estimator, found.restarts, found.completion, regenerate=True)
     return _within(found, limits, selected)
+
+
+def _secret_auto(work: Workload, order: Participation, limits: _Limits, objective: str) -> Strategy:
+    """Of the mechanisms that the order is accounted with, the best for its steps without coins."""
+    found = choose(work, known_order(order), limits.state, objective, max_cost=limits.chosen_cost)
+    for one in found:
+        try:
+            check_fits(one.strategy, order)
+        except PlanError:  # accounted for other orders
+            continue
+        return one.strategy
+    return Independent(order.n)
 
 
 def _within(found: Strategy, limits: _Limits, selected: bool) -> Strategy:
@@ -421,7 +474,7 @@ def _noise(
             steps, largest = -(-rule.n // rule.cycle), sqrt(float(chosen.column_norms_squared().max()))
             check_fits(chosen, rule)
             total = accounting.calibrate_poisson(epsilon, delta, rule.sampling_probability, steps)
-            total *= largest * (1 + 2.0**-48)
+            total *= largest * (1 + 2.0**-47)
         case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
             total = calibrate_amplified(chosen, rule, epsilon, delta, method, neighbours)
         case SingleEpoch() | FixedOrder() | EpochShuffle() | MinSeparation() | KnownOrder():

@@ -7,7 +7,9 @@ delta(epsilon).
 Exact unless a looser conversion is asked for by name. Every number is rounded to the side that is safe to report.
 """
 
+from anyorder.accounting.amplification.bound import AmplifiedBound, amplified_epsilon
 from anyorder.accounting.amplification.calibrate import calibrate_amplified
+from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld
 from anyorder.accounting.bounded_range import bounded_range_delta, bounded_range_mu
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.gaussian import (
@@ -23,11 +25,17 @@ from anyorder.accounting.poisson import calibrate_poisson, poisson_epsilon
 
 __all__ = [
     "Amplified",
+    "AmplifiedBound",
     "BoundedRange",
     "Composed",
     "Curve",
+    "Deterministic",
     "Gaussian",
+    "Method",
+    "MonteCarlo",
+    "Pld",
     "Sampled",
+    "amplified_epsilon",
     "bounded_range_delta",
     "bounded_range_mu",
     "calibrate_amplified",

@@ -11,12 +11,25 @@ from typing import assert_never, overload
 from anyorder import _check
 from anyorder._closed import final
 from anyorder.accounting.amplification.curve import Amplified
+from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon
 from anyorder.accounting.losses import Draws, Pair
 from anyorder.accounting.poisson import Part, check_sampled, mixed_delta, mixed_epsilon
 from anyorder.errors import ArgumentError
+from anyorder.participation.sampled import CyclicPoisson, PoissonSampling
+from anyorder.strategy import Strategy
 
-__all__ = ["NEIGHBOURS", "Amplified", "BoundedRange", "Composed", "Curve", "Gaussian", "Sampled", "compose"]
+__all__ = [
+    "NEIGHBOURS",
+    "Amplified",
+    "BoundedRange",
+    "Composed",
+    "Curve",
+    "Gaussian",
+    "Sampled",
+    "compose",
+    "sampled_curve",
+]
 
 NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 """Neighbouring relation -> how far one unit moves a sum, in sensitivities."""
@@ -191,6 +204,29 @@ Curve = Gaussian | BoundedRange | Sampled | Amplified | Composed
 """How private something is: epsilon at every delta, and delta at every epsilon."""
 
 
+def sampled_curve(
+    strategy: Strategy, participation: PoissonSampling | CyclicPoisson, sigma: float, unit: str = "example"
+) -> Sampled:
+    """The curve of Poisson sampling, and of cyclic Poisson sampling of a C whose columns do not overlap within a group.
+
+    There a unit's steps are ceil(n / cycle) sampled Gaussian mechanisms beside each other, each of the norm of its
+    column of C at most [Choquette-Choo et al. 2023].
+
+    Args:
+        strategy: that `check_fits` let pass.
+        sigma: noise std over clip norm.
+    """
+    q, n = participation.sampling_probability, participation.n
+    match participation:
+        case PoissonSampling():
+            return Sampled(sigma, q, n, unit=unit)
+        case CyclicPoisson():
+            largest = math.sqrt(float(strategy.column_norms_squared().max())) * (1 + 2.0**-48)
+            return Sampled(_check.positive("sigma", sigma) / largest, q, -(-n // participation.cycle), unit=unit)
+        case _:
+            assert_never(participation)
+
+
 @overload
 def compose(*parts: Curve) -> Curve: ...
 @overload
@@ -256,9 +292,15 @@ def _normal(parts: "tuple[Single, ...]") -> "tuple[Single, ...]":
     ranges = tuple(BoundedRange(e0, k, neighbours=neighbours, unit=unit) for e0, k in sorted(draws.items()))
     sampled = tuple(Sampled(s, q, n, unit=unit, e0=e0, draws=k) for (s, q, e0, k), n in sorted(steps.items()))
     amplified = tuple(sorted((part for part in parts if type(part) is Amplified), key=lambda one: one.words))
-    if mu == 0 and (ranges or sampled or amplified):
-        return (*ranges, *sampled, *amplified)
-    return (Gaussian(mu, neighbours=neighbours, unit=unit), *ranges, *sampled, *amplified)
+    quiet = mu == 0 and (ranges or sampled or amplified)
+    found: tuple[Single, ...] = (*ranges, *sampled, *amplified)
+    found = found if quiet else (Gaussian(mu, neighbours=neighbours, unit=unit), *found)
+    if len(found) > 1 and any(type(part.method) is MonteCarlo for part in amplified):
+        raise ArgumentError(
+            "parts must not be found by samples, which hold for one delta of one release: a sum needs the whole curve. "
+            "Plan with method='bound', which composes, or take replace(curve, method=Deterministic())"
+        )
+    return found
 
 
 def _part(curve: "Single") -> Part:

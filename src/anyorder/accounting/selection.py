@@ -36,7 +36,16 @@ from anyorder._closed import final
 from anyorder._sealed import check_names, quoted
 from anyorder.accounting.amplification.methods import Method
 from anyorder.accounting.bounded_range import bounded_range_mu
-from anyorder.accounting.curves import NEIGHBOURS, Amplified, BoundedRange, Curve, Gaussian, Sampled, compose
+from anyorder.accounting.curves import (
+    NEIGHBOURS,
+    Amplified,
+    BoundedRange,
+    Curve,
+    Gaussian,
+    Sampled,
+    compose,
+    sampled_curve,
+)
 from anyorder.accounting.gaussian import compose_mus
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.participation import (
@@ -202,9 +211,7 @@ def plan_curve(
             return _poisson(sigma, selection, participation, neighbours, unit)
         case CyclicPoisson():
             refuse_selection(selection, participation.describe())
-            largest = nextafter(sqrt(float(strategy.column_norms_squared().max())) * (1 + 2.0**-50), inf)
-            steps = -(-participation.n // participation.cycle)
-            return Sampled(nextafter(sigma / largest, 0.0), participation.sampling_probability, steps, unit=unit)
+            return sampled_curve(strategy, participation, sigma, unit)
         case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
             refuse_selection(selection, participation.describe())
             assert method is not None  # as it is in plans

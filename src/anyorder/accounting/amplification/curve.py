@@ -1,15 +1,24 @@
 """The curve of a release whose batches are drawn by secret coins, with any noise that its order is accounted with."""
 
 from dataclasses import dataclass, field
-from math import inf, nextafter
-from typing import Any, assert_never
+from functools import lru_cache
+from math import exp, inf, nextafter
+from typing import Any
 
 from anyorder import _check, participation, strategy
 from anyorder._closed import final
 from anyorder._sealed import canonical, check_names
 from anyorder.accounting.amplification import methods
-from anyorder.accounting.amplification.methods import Deterministic, Method, Pld, check_method
+from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, check_method
 from anyorder.accounting.amplification.mixture import check_fits
+from anyorder.accounting.amplification.values import (
+    Progress,
+    Secret,
+    check_method_fits,
+    default_method,
+    pair_delta,
+    pair_epsilon,
+)
 from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation.sampled import BallsInBins, MinSeparationSampling, RandomAllocation, TruncatedPoisson
@@ -17,9 +26,6 @@ from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import Strategy
 
 __all__ = ["RELATIONS", "Amplified", "Secret", "check_relation", "default_method", "known_mu"]
-
-Secret = TruncatedPoisson | BallsInBins | RandomAllocation | MinSeparationSampling
-"""The orders with a curve of this kind; Poisson and cyclic Poisson sampling have `Sampled`."""
 
 RELATIONS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 """Relation -> how far a unit moves the release, in sensitivities, for those who know the coins."""
@@ -31,24 +37,18 @@ def known_mu(strategy: Strategy, participation: Secret, noise_multiplier: float,
     return nextafter(RELATIONS[neighbours] * sens / noise_multiplier * (1 + 2.0**-50), inf)
 
 
-def check_relation(neighbours: str, participation: Secret) -> None:
-    """Raise PlanError where the relation is not what the order is accounted for."""
+def check_relation(neighbours: str, participation: Secret, method: Method | None) -> None:
+    """Raise PlanError where the relation is not what the order is accounted for by this method."""
+    if neighbours == "replace-one" and type(method) is MonteCarlo:
+        raise PlanError(
+            "samples hold for one delta only, and 'replace-one' needs the curve at another: take method 'bound', or "
+            "neighbours 'zero-out' or 'add-or-remove'"
+        )
     if neighbours == "add-or-remove" and type(participation) is TruncatedPoisson:
         raise PlanError(
             "TruncatedPoisson is accounted for zero-out neighbours (a unit's gradients replaced by zero): batches are "
             "cut to their size, so that without one unit others would be in its place; got 'add-or-remove'"
         )
-
-
-def default_method(participation: Secret) -> Method:
-    """The method of a plan that names none."""
-    match participation:
-        case TruncatedPoisson():
-            return Pld()
-        case BallsInBins() | RandomAllocation() | MinSeparationSampling():
-            return Deterministic()
-        case _:
-            assert_never(participation)
 
 
 @final
@@ -57,6 +57,9 @@ class Amplified:
     """The curve of C G + noise over batches that are drawn by the coins of a secret order.
 
     Its pair is that of `anyorder.accounting.amplification.mixture`. Never above that of those who know the coins.
+    "replace-one" is two such steps, from the unit to none and from none to the other:
+
+        delta_replace(eps) <= delta(eps / 2) (1 + e^(eps / 2))
 
     Attributes:
         strategy: C; `noise_multiplier` covers the rounding of its coefficients.
@@ -81,11 +84,11 @@ class Amplified:
         object.__setattr__(self, "noise_multiplier", _check.positive("noise_multiplier", self.noise_multiplier))
         if type(self.participation) not in (TruncatedPoisson, BallsInBins, RandomAllocation, MinSeparationSampling):
             raise ArgumentError(f"participation must be an order with a curve of its own, got {self.participation!r}")
-        check_method(self.method)
         check_fits(self.strategy, self.participation)
+        check_method_fits(check_method(self.method), self.strategy, self.participation)
         _check.choice("neighbours", self.neighbours, RELATIONS)
         _check.word("unit", self.unit)
-        check_relation(self.neighbours, self.participation)
+        check_relation(self.neighbours, self.participation, self.method)
 
     @property
     def known_mu(self) -> float:
@@ -116,10 +119,69 @@ class Amplified:
             methods.from_dict(data["method"]), unit=data["unit"], neighbours=data["neighbours"],
         )  # fmt: skip
 
-    def epsilon(self, delta: float) -> float:
-        """An epsilon that holds at delta, at or above the smallest."""
-        return gdp_epsilon(self.known_mu, _check.probability("delta", delta))
+    def epsilon(self, delta: float, progress: Progress | None = None) -> float:
+        """An epsilon that holds at delta, at or above the smallest.
 
-    def delta(self, epsilon: float) -> float:
+        Args:
+            progress: called with what was done of what is to be done, by samples; never by another method.
+        """
+        return _epsilon(self, _check.probability("delta", delta), progress)
+
+    def delta(self, epsilon: float, progress: Progress | None = None) -> float:
         """A delta that holds at epsilon, at or above the smallest."""
-        return gdp_delta(self.known_mu, _check.real("epsilon", epsilon, low=0.0))
+        return _delta(self, _check.real("epsilon", epsilon, low=0.0), progress)
+
+
+@dataclass(frozen=True)
+class _Quiet:
+    """A progress bar that makes no difference to a cached number."""
+
+    tell: Progress | None
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Quiet
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _epsilon(curve: Amplified, delta: float, progress: Progress | None) -> float:
+    return _found_epsilon(curve, delta, _Quiet(progress))
+
+
+def _delta(curve: Amplified, epsilon: float, progress: Progress | None) -> float:
+    return _found_delta(curve, epsilon, _Quiet(progress))
+
+
+@lru_cache(maxsize=64)  # samples take seconds, and claims ask for the same number again
+def _found_epsilon(curve: Amplified, delta: float, progress: _Quiet) -> float:
+    known = gdp_epsilon(curve.known_mu, delta)
+    if known == 0:
+        return known
+    if curve.neighbours == "replace-one":
+        return min(known, _group_epsilon(curve, delta, known))
+    return min(known, pair_epsilon(*_pair(curve), delta, curve.method, progress.tell))
+
+
+@lru_cache(maxsize=1024)
+def _found_delta(curve: Amplified, epsilon: float, progress: _Quiet) -> float:
+    known = gdp_delta(curve.known_mu, epsilon)
+    if known == 0:
+        return known
+    if curve.neighbours == "replace-one":
+        half = pair_delta(*_pair(curve), epsilon / 2, curve.method, progress.tell)
+        return min(known, nextafter(half * (1 + exp(min(epsilon / 2, 700.0))) * (1 + 2.0**-50), inf))
+    return min(known, pair_delta(*_pair(curve), epsilon, curve.method, progress.tell))
+
+
+def _pair(curve: Amplified) -> tuple[Strategy, Secret, float]:
+    return curve.strategy, curve.participation, curve.noise_multiplier
+
+
+def _group_epsilon(curve: Amplified, delta: float, high: float) -> float:
+    """The smallest epsilon, up to `high`, of two steps from one unit to none and to another."""
+    low = 0.0
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _found_delta(curve, middle, _Quiet(None)) <= delta else (middle, high)
+    return high

@@ -1,4 +1,4 @@
-"""How an amplified epsilon was found: a closed union, `Method = Pld | Deterministic`.
+"""How an amplified epsilon was found: a closed union, `Method = Pld | Deterministic | MonteCarlo`.
 
 A plan's file says its method, so that whoever reads it can find the same number again.
 """
@@ -8,9 +8,10 @@ from typing import Any, assert_never
 
 from anyorder._closed import final
 from anyorder._sealed import check_names, quoted
+from anyorder.accounting.amplification.monte_carlo import MonteCarlo
 from anyorder.errors import ArgumentError, CertificateError
 
-__all__ = ["Deterministic", "Method", "Pld", "check_method", "from_dict", "to_dict"]
+__all__ = ["Deterministic", "Method", "MonteCarlo", "Pld", "check_method", "describe", "from_dict", "to_dict"]
 
 
 @final
@@ -18,31 +19,41 @@ __all__ = ["Deterministic", "Method", "Pld", "check_method", "from_dict", "to_di
 class Pld:
     """The privacy loss distribution of the pair itself, on a grid, rounded to the safe side: as tight as the grid."""
 
-    def describe(self) -> str:
-        """In a phrase, for the card."""
-        return "privacy loss distribution"
-
 
 @final
 @dataclass(frozen=True)
 class Deterministic:
     """A proven upper bound that is computed without any chance."""
 
-    def describe(self) -> str:
-        """In a phrase, for the card."""
-        return "deterministic bound"
 
-
-Method = Pld | Deterministic
-"""All there are; each has `describe()`."""
+Method = Pld | Deterministic | MonteCarlo
+"""All there are."""
 
 
 def check_method(method: Any) -> Method:
     """The method, if it is one. Raises: ArgumentError."""
-    if type(method) not in (Pld, Deterministic):
-        raise ArgumentError(f"method must be Pld or Deterministic, got {type(method).__name__}")
+    if type(method) not in (Pld, Deterministic, MonteCarlo):
+        raise ArgumentError(f"method must be Pld, Deterministic or MonteCarlo, got {type(method).__name__}")
     found: Method = method
     return found
+
+
+def describe(method: Method) -> str:
+    """In a phrase, for the card."""
+    match method:
+        case Pld():
+            return "by its privacy loss distribution"
+        case Deterministic():
+            return "by a bound that is computed without chance"
+        case MonteCarlo():
+            failure = "a hundredth of delta" if method.failure is None else f"{method.failure:g}"
+            salted = f", salt {method.salt}" if method.salt else ""
+            return (
+                f"by {method.samples} samples that anybody can draw again{salted}; too small with probability "
+                f"{failure} at most, which is taken off delta"
+            )
+        case _:
+            assert_never(method)
 
 
 def to_dict(method: Method) -> dict[str, Any]:
@@ -52,6 +63,8 @@ def to_dict(method: Method) -> dict[str, Any]:
             return {"kind": "pld"}
         case Deterministic():
             return {"kind": "bound"}
+        case MonteCarlo():
+            return {"kind": "monte_carlo", "samples": method.samples, "failure": method.failure, "salt": method.salt}
         case _:
             assert_never(method)
 
@@ -66,5 +79,8 @@ def from_dict(data: Any) -> Method:
         case "bound":
             check_names("method", data, {"kind"})
             return Deterministic()
+        case "monte_carlo":
+            check_names("method", data, {"kind", "samples", "failure", "salt"})
+            return MonteCarlo(data["samples"], data["failure"], data["salt"])
         case _:
-            raise CertificateError(f"a method must be of kind pld or bound, got {quoted(kind)}")
+            raise CertificateError(f"a method must be of kind pld, bound or monte_carlo, got {quoted(kind)}")

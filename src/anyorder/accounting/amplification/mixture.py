@@ -50,7 +50,7 @@ from anyorder.participation.sampled import (
 from anyorder.strategy import Independent, Strategy
 from anyorder.strategy.kinds import Structure, kind_of
 
-__all__ = ["absolute_columns", "bins_gram", "check_fits"]
+__all__ = ["absolute_columns", "bins_gram", "check_fits", "reach"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -152,14 +152,19 @@ def check_fits(strategy: Strategy, participation: Participation) -> None:
         )
 
 
-def _check_reach(strategy: Strategy, participation: Participation, distance: int, name: str) -> None:
+def reach(strategy: Strategy) -> int:
+    """The least distance from which on columns of C do not overlap; 1 where no two do."""
     first, last = _support(strategy)
-    reach = int((last - first).max()) + 1
-    if reach > distance:
+    return int((last - first).max()) + 1
+
+
+def _check_reach(strategy: Strategy, participation: Participation, distance: int, name: str) -> None:
+    found = reach(strategy)
+    if found > distance:
         raise PlanError(
             f"{type(participation).__name__} is accounted for a C whose columns do not overlap {name}={distance} steps "
-            f"apart or more (at most {distance} bands), got {strategy!r}, whose columns do up to {reach - 1} apart; "
-            f"take {name}={reach} or more, a mechanism of fewer bands, or BallsInBins, which is accounted with any C"
+            f"apart or more (at most {distance} bands), got {strategy!r}, whose columns do up to {found - 1} apart; "
+            f"take {name}={found} or more, a mechanism of fewer bands, or BallsInBins, which is accounted with any C"
         )
 
 

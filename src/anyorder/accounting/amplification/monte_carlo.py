@@ -33,7 +33,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize_scalar
 
 from anyorder import _check
 from anyorder._closed import final
@@ -270,6 +269,8 @@ class _Bet(NamedTuple):
 def _best(X: Floats, m: float, cap: float) -> float:
     """The bet of the largest growth, of those that a term of the cap cannot ruin."""
     high = math.log(0.9 / cap)
+    from scipy.optimize import minimize_scalar  # slow to load
+
     found = minimize_scalar(lambda x: -_growth(X, m, math.exp(x)), bounds=(high - 30, high), method="bounded")
     return math.exp(float(found.x))
 
