@@ -19,7 +19,7 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 
-__all__ = ["Draws", "check_size"]
+__all__ = ["Draws", "check_size", "rate_of"]
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -137,6 +137,21 @@ def check_size(rule: Participation, size: int) -> int:
             f"num_units must be the order's dataset_size={rule.dataset_size}, which its claim counts on, got {size}"
         )
     return size
+
+
+def rate_of(rule: Participation) -> float:
+    """The expected part of the units that are drawn in a step, before batches are cut; in the long run."""
+    match rule:
+        case PoissonSampling():
+            return rule.sampling_probability
+        case CyclicPoisson() | TruncatedPoisson():
+            return rule.sampling_probability / rule.cycle
+        case BallsInBins() | RandomAllocation():
+            return 1 / rule.b
+        case MinSeparationSampling():
+            return rule.marginal
+        case _:
+            raise ArgumentError(f"participation must be drawn by secret coins, got {rule!r}")
 
 
 def threshold_of(probability: float, bits: int) -> int:

@@ -13,8 +13,8 @@ from anyorder.errors import LoaderError, ParticipationError
 from anyorder.ledger import Ledger
 from anyorder.participation import PoissonSampling, SingleEpoch
 from anyorder.sampling.loader import PrivateLoader
-from anyorder.sampling.poisson import poisson_loader
 from anyorder.sampling.samplers import FixedOrderSampler
+from anyorder.sampling.secret import secret_loader
 from sampling.loaders import (
     DATA,
     KNOWN,
@@ -160,7 +160,7 @@ def make_seekable(name):
     if name == "told":
         return DataLoader(DATA, batch_size=4, sampler=BackwardsToldEpoch())
     if name == "poisson":
-        return poisson_loader(DataLoader(DATA, batch_size=4), PoissonSampling(6, 0.3), SOURCE)
+        return secret_loader(DataLoader(DATA, batch_size=4), PoissonSampling(6, 0.3), SOURCE)
     return distributed(1, True) if name == "rank" else KNOWN[name][0]()
 
 

@@ -18,7 +18,7 @@ from anyorder.errors import LoaderError
 from anyorder.participation import FixedOrder, PoissonSampling
 from anyorder.sampling import find_participation
 from anyorder.sampling.origins import Origins
-from anyorder.sampling.poisson import poisson_loader
+from anyorder.sampling.secret import secret_loader
 from sampling.loaders import SOURCE, private
 
 BASE, OTHER = TensorDataset(torch.arange(10)), TensorDataset(torch.arange(100, 105))
@@ -73,7 +73,7 @@ def test_an_example_that_is_listed_twice_is_refused_at_planning(name):
         with pytest.raises(LoaderError, match=r"more than\s+once.*participation="):
             find_participation(DataLoader(REPEATED[name], batch_size=2, **options), 2)
     with pytest.raises(LoaderError, match=r"more than\s+once"):
-        poisson_loader(DataLoader(REPEATED[name], batch_size=2), PoissonSampling(6, 0.3), SOURCE)
+        secret_loader(DataLoader(REPEATED[name], batch_size=2), PoissonSampling(6, 0.3), SOURCE)
 
 
 @pytest.mark.parametrize("name", DISTINCT)
@@ -115,7 +115,7 @@ def test_poisson_draws_from_the_loaders_own_subset():
         DataLoader(Subset(BASE, held_in), batch_size=2, shuffle=True),
         DataLoader(BASE, batch_size=2, sampler=SubsetRandomSampler(torch.tensor(held_in))),
     ):
-        mine, calls = private(poisson_loader(loader, rule, SOURCE))
+        mine, calls = private(secret_loader(loader, rule, SOURCE))
         values = []
         for _ in range(100):
             values += [value for (x,) in mine for value in x.tolist()]
@@ -135,6 +135,6 @@ def test_poisson_needs_to_know_the_examples_of_the_sampler():
             return torch.tensor(i)
 
     with pytest.raises(LoaderError, match="not known here.*SubsetRandomSampler"):
-        poisson_loader(DataLoader(Own(), batch_size=2, sampler=[4, 5]), PoissonSampling(40, 0.1), SOURCE)
+        secret_loader(DataLoader(Own(), batch_size=2, sampler=[4, 5]), PoissonSampling(40, 0.1), SOURCE)
     loader = DataLoader(Own(), batch_size=2, sampler=SubsetRandomSampler([5, 4]))
-    assert sum(len(x) for x in poisson_loader(loader, PoissonSampling(40, 0.1), SOURCE)) > 0
+    assert sum(len(x) for x in secret_loader(loader, PoissonSampling(40, 0.1), SOURCE)) > 0

@@ -11,8 +11,8 @@ from anyorder.errors import LoaderError
 from anyorder.participation import PoissonSampling
 from anyorder.sampling.found import find_participation
 from anyorder.sampling.loader import PrivateLoader, extract_units
-from anyorder.sampling.poisson import poisson_loader
 from anyorder.sampling.samplers import PoissonBatchSampler
+from anyorder.sampling.secret import secret_loader
 from sampling.loaders import (
     DATA,
     SOURCE,
@@ -92,7 +92,7 @@ def test_extraction_of_units(batch, unit, expected):
 def test_poisson_loader_draws_its_sampler_batches_and_empty_ones():
     rule = PoissonSampling(200, 0.05)
     images = TensorDataset(torch.zeros(N, 3, 4), torch.arange(N))
-    loader = poisson_loader(DataLoader(images, batch_size=4, shuffle=True), rule, SOURCE)
+    loader = secret_loader(DataLoader(images, batch_size=4, shuffle=True), rule, SOURCE)
     mine, calls = private(loader)
     sizes = set()
     for _ in range(10):  # epochs of 1/q steps
@@ -104,7 +104,7 @@ def test_poisson_loader_draws_its_sampler_batches_and_empty_ones():
     assert 0 in sizes
     assert [units for units, _ in calls] == list(PoissonBatchSampler(N, 0.05, 200, SOURCE))
     assert find_participation(loader, 10).participation == rule
-    assert len(poisson_loader(DataLoader(images), PoissonSampling(199, 0.05), SOURCE)) == 199
+    assert len(secret_loader(DataLoader(images), PoissonSampling(199, 0.05), SOURCE)) == 199
 
 
 Point = collections.namedtuple("Point", "x name")
@@ -120,7 +120,7 @@ Point = collections.namedtuple("Point", "x name")
     ],
 )
 def test_empty_batches_keep_the_structure(items):
-    loader = poisson_loader(DataLoader(items, batch_size=2), PoissonSampling(40, 0.2), SOURCE)
+    loader = secret_loader(DataLoader(items, batch_size=2), PoissonSampling(40, 0.2), SOURCE)
     full = empty = None
     for batch in loader:
         flat, structure = torch.utils._pytree.tree_flatten(batch)
@@ -137,10 +137,10 @@ def test_empty_batches_keep_the_structure(items):
 @pytest.mark.parametrize("loader", [DataLoader(Stream()), DataLoader(Bulk(), batch_size=None), [1]])
 def test_poisson_needs_examples_by_index(loader):
     with pytest.raises(LoaderError):
-        poisson_loader(loader, PoissonSampling(2, 0.5), SOURCE)
+        secret_loader(loader, PoissonSampling(2, 0.5), SOURCE)
 
 
 def test_batches_that_cannot_be_empty_are_refused():
-    loader = poisson_loader(DataLoader(DATA, collate_fn=lambda rows: "text"), PoissonSampling(9, 1e-9), SOURCE)
+    loader = secret_loader(DataLoader(DATA, collate_fn=lambda rows: "text"), PoissonSampling(9, 1e-9), SOURCE)
     with pytest.raises(LoaderError, match="no examples cannot be made from str"):
         list(loader)

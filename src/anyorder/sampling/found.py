@@ -8,11 +8,11 @@ from torch.utils.data import DataLoader
 
 from anyorder import _check
 from anyorder.errors import LoaderError
-from anyorder.ledger import Units
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, Participation, PoissonSampling, SingleEpoch
-from anyorder.sampling.loader import Unit, extract_units, rebuild
+from anyorder.sampling.loader import Unit
 from anyorder.sampling.orders import Order, check_loader, check_ranks, read_order
 from anyorder.sampling.origins import Origins
+from anyorder.sampling.owners import read_owners
 
 __all__ = ["Found", "find_participation"]
 
@@ -73,6 +73,8 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None, accumulat
 
 def _participation(order: Order, epochs: int, accumulate: int, loader: DataLoader[Any]) -> Participation:
     steps = -(-order.steps // accumulate)
+    if order.kind == "secret":
+        raise LoaderError(f"the batches are those of a plan already: {order.phrase}; plan with its participation=")
     if order.kind == "poisson":
         if accumulate != 1:
             raise LoaderError(f"batches of Poisson sampling are steps each: accumulate must be 1, got {accumulate}")
@@ -96,22 +98,11 @@ def _order_of_units(order: Order, epochs: int, accumulate: int, loader: DataLoad
             "MinSeparation), which the ledger then enforces step by step"
         )
     assert order.members is not None
-    members, size = np.sort(order.members), order.batch_size
-    chunks = [members[i : i + size].tolist() for i in range(0, len(members), size)]
-    found = [
-        _of_all(extract_units(batch, unit), len(chunk))
-        for chunk, batch in zip(chunks, rebuild(loader, chunks), strict=True)
-    ]
-    ids = np.concatenate([np.asarray(units) for units in found])
+    members = np.sort(order.members)
+    ids = np.asarray(read_owners(loader, members, unit, order.batch_size))
     per_epoch = -(-order.steps // accumulate)
     steps: list[list[Any]] = [[] for _ in range(epochs * per_epoch)]
     for epoch in range(epochs):
         for i, batch in enumerate(order.batches(epoch, 0)):
             steps[epoch * per_epoch + i // accumulate] += ids[np.searchsorted(members, batch)].tolist()
     return KnownOrder(steps)
-
-
-def _of_all(units: Units, examples: int) -> Units:
-    if len(units) != examples:
-        raise LoaderError(f"unit= must give one id for each of the {examples} examples of a batch, got {len(units)}")
-    return units

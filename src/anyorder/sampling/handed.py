@@ -26,14 +26,20 @@ class HandedBatch:
 
     Attributes:
         units: one id for each example, in the batch's order.
+        padding: rows behind those of the examples, which fill the batch up and count for nothing.
         position: its number, counted over all epochs.
         iteration: the number of the iteration that gave it.
         used: whether a backward pass has used it.
     """
 
-    def __init__(self, units: Units, position: int, iteration: int) -> None:
-        self.units, self.position, self.iteration = units, position, iteration
+    def __init__(self, units: Units, position: int, iteration: int, padding: int = 0) -> None:
+        self.units, self.position, self.iteration, self.padding = units, position, iteration, padding
         self.used = False
+
+    @property
+    def rows(self) -> int:
+        """Rows that the model is called on."""
+        return len(self.units) + self.padding
 
 
 class _Known:
@@ -123,7 +129,7 @@ class HandedOut:
         batch = self._recognised(owners)
         if batch is None:
             batch = self._only_one()
-        _check_rows(given, len(batch.units))
+        _check_rows(given, batch.rows)
         if any(batch in known and not known[batch] for known in owners) or self._shuffled(given, batch):
             raise TrainingError(
                 "the model was given rows of the batch in another order, or some rows in the place of others; its "
@@ -150,7 +156,7 @@ class HandedOut:
             own = known.own(tensor, span)
             if own is not None:
                 handed = known.batch
-                found[handed] = found.get(handed, False) or _lines_up(tensor, own, len(handed.units))
+                found[handed] = found.get(handed, False) or _lines_up(tensor, own, handed.rows)
         in_order = {handed: True for handed, lines_up in found.items() if lines_up}
         return in_order or found
 

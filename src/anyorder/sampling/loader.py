@@ -15,6 +15,7 @@ from anyorder.sampling.handed import HandedBatch, HandedOut
 from anyorder.sampling.orders import Order, check_loader, is_plain, take_order
 from anyorder.sampling.origins import Origins
 from anyorder.sampling.samplers import key_of
+from anyorder.sampling.secret_batches import PaddedBatch
 
 __all__ = ["PrivateLoader", "Unit", "extract_units", "rebuild"]
 
@@ -158,7 +159,8 @@ class PrivateLoader:
         finished = False
         try:
             for batch in iterator:
-                handed = HandedBatch(self._units(batch, sent), position, mine)
+                units, padding = self._units(batch, sent)
+                handed = HandedBatch(units, position, mine, padding)
                 if self._on_batch is not None:
                     self._on_batch(handed.units, position)
                 position += 1
@@ -175,13 +177,21 @@ class PrivateLoader:
                     batches.go(*divmod(self._used, batches.order.steps))
                 self._position = self._used = batches.position
 
-    def _units(self, batch: Any, sent: deque[list[int]] | None) -> Units:
-        if sent is None or self._origins is None:
-            return extract_units(batch, self._unit)
-        indices = as_units(sent.popleft())
+    def _units(self, batch: Any, sent: deque[list[int]] | None) -> tuple[Units, int]:
+        """One id for each example, and how many rows behind them fill the batch up."""
+        if sent is None:
+            return extract_units(batch, self._unit), 0
+        listed = sent.popleft()
+        padding = listed.padding if isinstance(listed, PaddedBatch) else 0
+        if self._origins is None:
+            units = extract_units(batch, self._unit)
+            if padding and len(units) != len(listed):
+                raise LoaderError("unit= must give one id for each example of a batch, which is filled up to its size")
+            return units[: len(units) - padding], padding
+        indices = as_units(listed[: len(listed) - padding])
         if not isinstance(indices, list) and indices.min(initial=0) < 0:
             raise LoaderError(f"the sampler gave index {indices.min()}: a negative index is an example's second name")
-        return indices if isinstance(indices, list) else self._origins.names(indices)
+        return (indices if isinstance(indices, list) else self._origins.names(indices)), padding
 
     def seek(self, position: int) -> None:
         """Let the next iteration begin at the batch of this number, counted over all epochs.

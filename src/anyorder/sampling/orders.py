@@ -20,14 +20,16 @@ from torch.utils.data import (
 )
 
 from anyorder.errors import LoaderError
+from anyorder.participation import PoissonSampling
 from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
+from anyorder.sampling.secret_batches import SecretBatchSampler
 from anyorder.sampling.unit_order import UnitOrderSampler
 
 __all__ = ["Order", "check_loader", "check_ranks", "is_plain", "read_order", "take_order"]
 
 Indices = NDArray[np.int64]
 Keyed = FixedOrderSampler | EpochShuffleSampler
-Kind = Literal["fixed", "shuffled", "poisson", "unknown"]
+Kind = Literal["fixed", "shuffled", "poisson", "secret", "unknown"]
 
 _EXPLICIT = "or pass participation= to ao.plan, which the ledger then enforces step by step"
 _BY_UNITS = (
@@ -42,7 +44,8 @@ class Order:
     """The batches of any epoch.
 
     Attributes:
-        kind: "fixed": the same in every epoch; "shuffled": each example at most once in an epoch; "poisson"; "unknown".
+        kind: "fixed": the same in every epoch; "shuffled": each example at most once in an epoch; "poisson"; "secret":
+            another order of secret coins; "unknown".
         phrase: the order in words.
         batches: (epoch, start) -> the index lists of the epoch from batch `start` on; those of this rank.
         steps: batches in one epoch.
@@ -104,7 +107,7 @@ def check_loader(loader: Any) -> None:
         )
     if loader.batch_sampler is None and not isinstance(loader.dataset, IterableDataset):
         first = _batcher(loader)
-        if not isinstance(first, (BatchSampler, PoissonBatchSampler)):
+        if not isinstance(first, (BatchSampler, PoissonBatchSampler, SecretBatchSampler)):
             raise LoaderError("batch_size=None hands out single examples without a batch dimension; set a batch_size")
 
 
@@ -146,6 +149,10 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
         q = batcher.sampling_probability
         phrase, expected = f"Poisson sampling with probability {q:g}", max(1, round(q * batcher.size))
         return Order("poisson", phrase, batcher.batches, batcher.steps, expected, batcher.size, batcher.indices)
+    if type(batcher) is SecretBatchSampler:
+        kind: Kind = "poisson" if type(batcher.rule) is PoissonSampling else "secret"
+        members, steps, size = batcher.members, batcher.steps, batcher.batch_size
+        return Order(kind, batcher.phrase, batcher.batches, steps, size, len(members), members)
     if type(batcher) is UnitOrderSampler:
         phrase, members = "by units, the same order in each epoch", batcher.indices
         size = batcher.batch_size

@@ -73,6 +73,7 @@ class PrivacyEngine:
         unit: Unit = None,
         loss_reduction: str = "mean",
         accumulate: int = 1,
+        micro_batch: int | None = None,
         chunk_size: int | None = None,
         rule: Rule | None = None,
         non_finite: str = "zero",
@@ -84,11 +85,15 @@ class PrivacyEngine:
             optimizer: any torch optimizer over parameters of `model`; the same object comes back. Trainable parameters
                 that it does not hold are left out of clipping, noise and size, and are frozen from here on.
             loader: a DataLoader. Its order must be one that the plan covers. With `unit`, any iterable of batches.
+                Where the plan's order is drawn by secret coins, it names the examples, and the batches are drawn here.
             unit: None for examples: the plan's unit must be "example". For user-level privacy the key of each example's
                 unit: a field name of dict batches, a position in tuple batches, or a function from the batch to a
                 sequence of keys; the plan's unit says whom it names.
             loss_reduction: how the loss joins examples: "mean" or "sum".
-            accumulate: batches (micro-batches) that make up one optimizer step.
+            accumulate: batches (micro-batches) that make up one optimizer step. A step of a secret order is cut into as
+                many, however many examples were drawn.
+            micro_batch: of a secret order, the rows of each of them: where fewer were drawn, it is filled up by rows
+                that count for nothing. Where more were than all micro-batches of a step hold, they are larger.
             chunk_size: examples whose gradients are in memory at once; None chooses.
             rule: how a unit's gradient is cut to the clip norm: `Flat()` if None, `PerGroup(..)`, `Automatic(..)`,
                 `Adaptive(..)`.
@@ -103,7 +108,9 @@ class PrivacyEngine:
             raise TrainingError("this engine was closed: make one of its own for a run")
         _check.choice("loss_reduction", loss_reduction, {"mean", "sum"})
         accumulate = _check.integer("accumulate", accumulate, low=1)
-        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite)
+        if micro_batch is not None:
+            micro_batch = _check.integer("micro_batch", micro_batch, low=1)
+        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch)
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
         return self._training.model, optimizer, self._training.loader
 

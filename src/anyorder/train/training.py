@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -16,14 +17,16 @@ from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.coupling import LossWatch
 from anyorder.clipping.units import accumulator_dtype
 from anyorder.clipping.validate import refuse_unfit
-from anyorder.errors import CheckpointError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.ledger import Units, numbered
+from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
 from anyorder.release import Release
 from anyorder.sampling import PrivateLoader, Unit
 from anyorder.sampling.handed import HandedBatch
-from anyorder.sampling.poisson import poisson_loader
+from anyorder.sampling.secret import secret_loader
 from anyorder.train.distributed import Group, distinct_units, forward_together
+from anyorder.train.filled import without_padding
 from anyorder.train.fsdp import WholeModel, check_sharding, load_whole, local, whole
 from anyorder.train.generators import random_state, set_random_state
 from anyorder.train.held import Held
@@ -48,6 +51,7 @@ class Options:
     chunk_size: int | None
     rule: Rule | None
     non_finite: str
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,11 @@ class Training:
 
     def _check(self, options: Options) -> Cut:
         check_unit(self.plan, options.unit)
+        if options.micro_batch is not None and not self.plan.participation.secret:
+            raise ArgumentError(
+                "micro_batch is of orders that are drawn by secret coins, whose steps differ in size; here the loader "
+                "has batches of its own, and accumulate= says how many make a step"
+            )
         return Cut.of(options.rule)
 
     def _check_model(self) -> None:
@@ -153,12 +162,12 @@ class Training:
     def _private_loader(self, loader: Any, unit: Unit) -> PrivateLoader:
         participation = self.plan.participation
         if participation.secret:
-            if unit is not None or self._options.accumulate != 1:
-                raise PlanError("Poisson sampling draws examples: it takes neither unit= nor accumulate=")
-            loader = poisson_loader(
-                loader, participation, self.release.coins(), rank=self._group.rank, ranks=self._group.size
-            )
-            self.order = "Poisson sampling by anyorder"
+            loader = secret_loader(
+                loader, participation, self.release.coins(), unit=unit, accumulate=self._options.accumulate,
+                micro_batch=self._options.micro_batch, rank=self._group.rank, ranks=self._group.size,
+            )  # fmt: skip
+            is_poisson = type(participation) is PoissonSampling
+            self.order = f"{'Poisson sampling' if is_poisson else participation.describe()} by anyorder"
         else:
             check_absence(self.plan, loader)
             self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._options.accumulate)
@@ -194,7 +203,7 @@ class Training:
         allowed = self.release.ledger.check(step, self._waiting.with_units(units))
         if not self._waiting.batches:
             units = allowed  # which the ledger knows again when the step is made
-        groups = numbered(batch.units)
+        groups = np.append(numbered(batch.units), len(batch.units) + np.arange(batch.padding))
         self._whole.gather()
 
         def forward(receive: Receive) -> Any:
@@ -203,12 +212,15 @@ class Training:
                 kwargs,
                 groups=torch.from_numpy(groups),
                 clip_norm=self.release.clip_norm,
-                scale=float(len(batch.units)) if self._options.loss_reduction == "mean" else 1.0,
+                scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
                 receive=receive,
             )
 
         receive = functools.partial(self._receive, batch, step, units)
-        return self._watch.outputs(forward_together(self._group, step, forward, receive))
+        outputs = without_padding(
+            forward_together(self._group, step, forward, receive), len(batch.units), batch.padding
+        )
+        return self._watch.outputs(outputs)
 
     def _find_batch(self, tensors: list[Tensor], found: list[HandedBatch]) -> Units:
         """Add the batch that the model is called on to `found`; its units."""
@@ -225,12 +237,8 @@ class Training:
                 "this batch was already used by a backward pass: each unit is clipped once a step. For a loss of "
                 "several passes over a batch, give make_private one module whose forward calls the network for each"
             )
-        if self.plan.participation.secret and batch.position < self._next_coins:
-            raise TrainingError(
-                "a batch of these coins, or of later ones, was used already: Poisson sampling is accounted for coins "
-                "that are tossed anew in each step. Use the batches in their order, each once, and do not move the "
-                "loader back"
-            )
+        if self.plan.participation.secret:
+            self._check_coins(batch)
         if waiting.batches == self._options.accumulate:
             raise TrainingError(
                 f"{waiting.batches} batch(es) wait for optimizer.step() already, and "
@@ -241,6 +249,23 @@ class Training:
             raise TrainingError(
                 "a unit is in two micro-batches of one step, and would be clipped twice; put the examples of a unit "
                 "into one micro-batch"
+            )
+
+    def _check_coins(self, batch: HandedBatch) -> None:
+        """The batches of a secret order serve its steps one by one, though those of balls in bins come again."""
+        if batch.position < self._next_coins:
+            raise TrainingError(
+                "a batch of these coins, or of later ones, was used already: the claim is for the batches that secret "
+                "coins gave to each step. Use the batches in their order, each once, and do not move the loader back"
+            )
+        accumulate, step = self._options.accumulate, self.release.ledger.step
+        is_free = type(self.plan.participation) is PoissonSampling and accumulate == 1  # the coins of any later step
+        if not is_free and batch.position // accumulate != step:
+            raise TrainingError(
+                f"batch {batch.position} of the loader was drawn for step {batch.position // accumulate}, and this is "
+                f"step {step}: the claim is for the batches that secret coins gave to each step. Take a step with "
+                f"optimizer.step() after each {accumulate} batch(es); to leave one out, call engine.skip(); after "
+                "steps without batches, loader.seek(..)"
             )
 
     def _receive(self, batch: HandedBatch, step: int, units: Units | list[Any], sums: dict[str, Tensor]) -> None:

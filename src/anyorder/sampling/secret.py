@@ -1,0 +1,124 @@
+"""Secret sampling: a loader that draws each unit by coins of its own, from the examples that a loader may give."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from anyorder import _check
+from anyorder._draws import Draws, check_size
+from anyorder.errors import ArgumentError, LoaderError
+from anyorder.ledger import numbered
+from anyorder.noise import NoiseSource
+from anyorder.participation import Participation, PoissonSampling, TruncatedPoisson
+from anyorder.sampling.loader import Unit, rebuild
+from anyorder.sampling.orders import check_loader, read_order
+from anyorder.sampling.origins import Indices, Origins
+from anyorder.sampling.owners import read_owners
+from anyorder.sampling.secret_batches import Owned, SecretBatchSampler
+
+__all__ = ["secret_loader"]
+
+
+def secret_loader(
+    loader: Any,
+    participation: Participation,
+    source: NoiseSource,
+    *,
+    unit: Unit = None,
+    accumulate: int = 1,
+    micro_batch: int | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+) -> DataLoader[Any]:
+    """A DataLoader with the settings of `loader` that draws the batches of a secret order from the same examples.
+
+    One iteration gives the steps of an epoch: b of them for orders in epochs of b steps; else the fewest in which a
+    unit comes once in expectation, where that divides the planned n, and else all n. An empty batch has tensors of
+    shape (0, ..): the first example, collated and cut to none.
+
+    Args:
+        loader: names the examples (those that its sampler may give), collation, workers; its own order is dropped.
+        participation: the order.
+        source: where the secret coins come from: derived from the run's key.
+        unit: as of `PrivateLoader`. With one, the data set is read once for who owns what, and a unit's coins decide
+            for all its examples.
+        accumulate: micro-batches that each step is cut into.
+        micro_batch: rows of each of them, on each rank: fewer are padded. A step with more than all of them hold has
+            larger ones. None: no padding, but under `TruncatedPoisson` of examples, where a step's most are known.
+        rank, ranks: every batch is dealt out to so many ranks, and this one's share is handed out.
+    Raises: LoaderError for a loader that cannot be drawn from; ArgumentError for another number of units than the
+        order is for, or micro-batches that do not hold what a step is expected to have.
+    """
+    check_loader(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        raise LoaderError(f"{_name(participation)} picks examples by index, and an IterableDataset has none")
+    if loader.batch_sampler is None:
+        raise LoaderError(
+            f"{_name(participation)} needs a loader that collates examples, got batch_size=None; set a batch_size"
+        )
+    if unit is None:
+        members = _members(loader, participation)
+        Origins(loader.dataset).check_distinct(members)  # who is listed twice has two coins
+        owned = Owned.each_its_own(members)
+    else:
+        members = _members(loader, participation)
+        owned = Owned.by(members, numbered(read_owners(loader, members, unit)))
+    draws = Draws(participation, check_size(participation, len(owned)), source)
+    if micro_batch is None and unit is None and type(participation) is TruncatedPoisson:
+        micro_batch = -(-participation.batch_size // (accumulate * ranks))
+    sampler = SecretBatchSampler(draws, owned, accumulate=accumulate, rows=micro_batch, rank=rank, ranks=ranks)
+    if micro_batch is not None and sampler.batch_size > _check.integer("micro_batch", micro_batch, low=1):
+        raise ArgumentError(
+            f"micro_batch must be at least {sampler.batch_size}, the examples that each of accumulate={accumulate} "
+            f"micro-batches of a step is expected to have, got {micro_batch}; more of them need less"
+        )
+    first = int(sampler.members[0])
+    return rebuild(loader, sampler, collate_fn=_CollateAny(loader.dataset, first, loader.collate_fn))
+
+
+def _members(loader: DataLoader[Any], rule: Participation) -> Indices:
+    """The indices that the sampler of a loader may give, ascending: held-out examples are not among them."""
+    try:
+        members = read_order(loader, 0).members
+    except LoaderError as problem:
+        raise LoaderError(
+            f"{_name(rule)} draws from the examples that the loader's sampler may give, and these are not known "
+            f"here: {problem}. Use shuffle=True, or torch's SubsetRandomSampler"
+        ) from problem
+    assert members is not None
+    return np.sort(members)
+
+
+def _name(rule: Participation) -> str:
+    return "Poisson sampling" if type(rule) is PoissonSampling else "an order of secret coins"
+
+
+class _CollateAny:
+    """Collates like the user's function, and no examples too."""
+
+    def __init__(self, dataset: Any, first: int, collate_fn: Callable[[Any], Any]) -> None:
+        self._dataset, self._first, self._collate = dataset, first, collate_fn
+
+    def __call__(self, examples: Any) -> Any:
+        return self._collate(examples) if len(examples) else _none_of(self._collate([self._dataset[self._first]]))
+
+
+def _none_of(batch: Any) -> Any:
+    """A batch of one example, cut to none, in the same containers."""
+    if isinstance(batch, (torch.Tensor, np.ndarray)):
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return {key: _none_of(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(_none_of, batch))
+    if isinstance(batch, (list, tuple)):
+        # Fields are containers and stay; what is left is the one example's value (a string, say), and goes.
+        containers = (torch.Tensor, np.ndarray, Mapping, list, tuple)
+        return type(batch)([_none_of(part) for part in batch if isinstance(part, containers)])
+    raise LoaderError(
+        f"a batch of no examples cannot be made from {type(batch).__name__}; let collate_fn return tensors, or lists, "
+        "tuples or dicts of them"
+    )
