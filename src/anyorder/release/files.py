@@ -17,16 +17,17 @@ from anyorder.ledger import Ledger, Units, canonical_bytes
 from anyorder.ledger.disk import Mark
 from anyorder.noise import NoiseSource
 from anyorder.noise.renewal import first_new_row
-from anyorder.participation import Participation
+from anyorder.participation import BallsInBins, MinSeparationSampling, Participation, RandomAllocation
 from anyorder.plan import Plan
 from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.journal import Journal
 from anyorder.release.ranks import Ranks
-from anyorder.strategy import Strategy
 
 __all__ = ["RunFiles"]
 
 State = dict[str, Any]
+
+_LASTING = (BallsInBins, RandomAllocation, MinSeparationSampling)  # orders whose coins decide more than one step
 
 
 class RunFiles:
@@ -109,7 +110,7 @@ class RunFiles:
             were released after it that this run could not repeat.
         """
         self._run_id, self._key = source.fingerprint(), source.key
-        self._renewals = self._group.by_first(place, lambda: self._begin(plan.strategy, state))
+        self._renewals = self._group.by_first(place, lambda: self._begin(plan, state))
         for step, nonce in self._renewals:
             row = first_new_row(plan.strategy, step)
             assert row is not None
@@ -161,7 +162,7 @@ class RunFiles:
         """The steps from which on noise was drawn anew; n where it would be, and no step is left."""
         return [step for step, _ in self._renewals] + self._doubtful_end
 
-    def _begin(self, strategy: Strategy, state: State | None) -> list[tuple[int, bytes]]:
+    def _begin(self, plan: Plan, state: State | None) -> list[tuple[int, bytes]]:
         if self._path is None:
             return []
         step = 0 if state is None else state["stream"]["t"]
@@ -179,7 +180,7 @@ class RunFiles:
             if journal.doubt is None and journal.next_step < step:
                 journal.doubt = "it ends before the checkpoint"
             if journal.doubt is not None:
-                renewals = self._renew(journal, strategy, max(step, journal.next_step), renewals)
+                renewals = self._renew(journal, plan, max(step, journal.next_step), renewals)
         except BaseException:
             journal.close()
             raise
@@ -209,9 +210,10 @@ class RunFiles:
         self._hint = "" if state["machine"] == here else f" (saved on: {state['machine']}; this is: {here})"
 
     def _renew(
-        self, journal: Journal, strategy: Strategy, step: int, renewals: list[tuple[int, bytes]]
+        self, journal: Journal, plan: Plan, step: int, renewals: list[tuple[int, bytes]]
     ) -> list[tuple[int, bytes]]:
         """Draw the rows that first come at `step` from a fresh key, and say so."""
+        strategy = plan.strategy
         if step >= strategy.n:
             self._doubtful_end = [strategy.n]  # noise of lazy tables may be left
             return renewals
@@ -227,6 +229,11 @@ class RunFiles:
             f"{where}. From step {step} on the noise comes from a fresh key, so that none is used twice. If another "
             "copy of this run goes on too, what both tell of a unit is the composition of two runs"
         )
+        if type(plan.participation) in _LASTING:
+            message += (
+                f", and not of two claims: the coins that were tossed before step {step} decide later steps too, in "
+                "both copies. No claim holds for both together"
+            )
         warnings.warn(message, CheckpointWarning, stacklevel=2)
         return [*renewals, (step, nonce)]
 

@@ -13,6 +13,7 @@ from anyorder.sampling.loader import Unit
 from anyorder.sampling.orders import Order, check_loader, check_ranks, read_order
 from anyorder.sampling.origins import Origins
 from anyorder.sampling.owners import read_owners
+from anyorder.sampling.secret_batches import SecretBatchSampler
 
 __all__ = ["Found", "find_participation"]
 
@@ -79,7 +80,8 @@ def _participation(order: Order, epochs: int, accumulate: int, loader: DataLoade
         if accumulate != 1:
             raise LoaderError(f"batches of Poisson sampling are steps each: accumulate must be 1, got {accumulate}")
         sampler: Any = loader.batch_sampler or loader.sampler
-        return PoissonSampling(epochs * steps, sampler.sampling_probability)
+        rule: Any = sampler.rule if type(sampler) is SecretBatchSampler else sampler
+        return PoissonSampling(epochs * steps, rule.sampling_probability)
     if epochs == 1:
         return SingleEpoch(steps)
     if order.kind == "fixed":

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from anyorder._draws import Draws, rate_of
-from anyorder.participation import BallsInBins, Participation, PoissonSampling, RandomAllocation
+from anyorder.participation import BallsInBins, Participation, PoissonSampling, RandomAllocation, TruncatedPoisson
 
 __all__ = ["Owned", "PaddedBatch", "SecretBatchSampler"]
 
@@ -88,7 +88,11 @@ class SecretBatchSampler(Sampler[list[int]]):
         self._step: tuple[int, list[list[int]]] | None = None
         self.members = np.sort(owned.examples)
         self.steps = accumulate * _steps_per_epoch(draws.rule)
-        self.batch_size = max(1, round(len(self.members) * rate_of(draws.rule) / (accumulate * ranks)))
+        units = len(owned) * rate_of(draws.rule)
+        if type(draws.rule) is TruncatedPoisson:
+            units = min(units, draws.rule.batch_size)
+        expected = units * len(self.members) / len(owned)
+        self.batch_size = max(1, round(expected / (accumulate * ranks)))
 
     @property
     def phrase(self) -> str:
