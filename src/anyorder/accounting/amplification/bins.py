@@ -1,0 +1,184 @@
+"""Deterministic bounds for balls in bins with any non-negative strategy: never below the truth.
+
+With K = G / sigma^2 and x ~ N(0, K), the pair of `mixture` has L = mean_j exp(x_j - K_jj / 2), and
+
+    with against without:  delta(eps) = E (L - e^eps)_+,     without against with:  delta(eps) = E (1 - e^eps L)_+
+
+K is replaced by a larger K' (`bins_fit`) whose L can be followed bin by bin (`bins_chain`); its constant part is an
+independent Gaussian factor e^(sqrt(c) z - c / 2), for which both expectations are formulas. The least of several K'
+counts, one of them max K 11^T, a single Gaussian: what the bins give if they are known. See docs/amplification.md.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtr
+
+from anyorder import _check
+from anyorder._closed import final
+from anyorder.accounting.amplification.bins_chain import Law, chain_law
+from anyorder.accounting.amplification.bins_fit import dominating_chains
+from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
+from anyorder.errors import ArgumentError
+
+__all__ = ["bins_delta", "bins_epsilon", "bins_losses"]
+
+Floats = NDArray[np.float64]
+
+_LARGEST = 60.0  # of the diagonal of K: beyond, losses of some hundred, only the Gaussian is tried
+_ROUND = 1e-9  # relative, of all sums of positive terms; and
+_FLOOR = 1e-14  # what a difference of two terms of order 1 may lose
+
+
+@final
+@dataclass(frozen=True)
+class _Part:
+    """The law of L of one K' without its constant part, and this part."""
+
+    constant: float
+    law: Law
+
+
+def bins_delta(gram: Floats, sigma: float, epsilon: float) -> float:
+    """The larger delta(epsilon) of both directions, at or above the true one.
+
+    Args:
+        gram: (b, b) of `bins_gram`, no entry below 0.
+        sigma: noise multiplier.
+        epsilon: any real number.
+    Guarantee: never below the truth. Neighbours: add-or-remove, zero-out.
+    Cost: some seconds for the first epsilon of a matrix at b = 100, next to nothing for the next ones.
+    Raises: ArgumentError.
+    """
+    return float(_curve(*_checked(gram, sigma), np.array([_check.real("epsilon", epsilon)])).max())
+
+
+def bins_epsilon(gram: Floats, sigma: float, delta: float) -> float:
+    """The least epsilon >= 0 with `bins_delta` <= delta, rounded up.
+
+    Args, Raises, Guarantee: those of `bins_delta`; delta strictly between 0 and 1.
+    Returns: epsilon; inf never: that of the Gaussian whose bins are known is one.
+    """
+    delta = _check.probability("delta", delta)
+    k, mu = _checked(gram, sigma)
+    low, high = 0.0, gdp_epsilon(mu, delta) if mu else 0.0
+    if high == 0:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _curve(k, mu, np.array([middle])).max() <= delta:
+            high = middle
+        else:
+            low = middle
+        if high - low < 1e-9 * high:
+            break
+    return high
+
+
+def bins_losses(pld: Any, gram: Floats, sigma: float, h: float) -> Any:
+    """The loss distribution of dp-accounting for both directions, pessimistic, on a grid of interval h.
+
+    Args:
+        pld: the module dp_accounting.pld.privacy_loss_distribution.
+        gram, sigma: those of `bins_delta`.
+        h: interval of losses, above 0.
+    """
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
+
+    k, mu = _checked(gram, sigma)
+    h = _check.positive("h", h)
+    reach = min(mu * mu / 2 + 10 * mu, 600.0)
+    points = np.arange(-math.ceil(reach / h), math.ceil(reach / h) + 1)
+    at = np.asarray(points * h, dtype=np.float64)
+    both = _curve(k, mu, at)
+    found = []
+    for deltas in both:
+        rounded, kept = _convex(np.exp(at), deltas)
+        found.append(create_pmf_pessimistic_connect_dots(h, points[kept], rounded[kept]))
+    return pld.PrivacyLossDistribution(*found)
+
+
+def _checked(gram: Floats, sigma: float) -> tuple[Floats, float]:
+    """(K, mu of a Gaussian above it)."""
+    gram = np.asarray(gram, dtype=np.float64)
+    sigma = _check.positive("sigma", sigma)
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not gram.size:
+        raise ArgumentError(f"gram must be a square matrix of one row or more, got shape {gram.shape}")
+    if not np.isfinite(gram).all() or gram.min() < 0 or not np.allclose(gram, gram.T, rtol=1e-9, atol=0):
+        raise ArgumentError("gram must be symmetric, finite and have no entry below 0: see bins_gram")
+    k = np.maximum(gram, gram.T) / sigma / sigma * (1 + 2.0**-50)
+    return k, math.sqrt(float(k.max())) * (1 + 2.0**-50)
+
+
+def _curve(k: Floats, mu: float, epsilons: Floats) -> Floats:
+    """(2, m) delta of both directions at each epsilon: the least over all K'."""
+    gaussian = np.array([_gaussian(mu, float(e)) for e in epsilons])
+    found = np.stack([gaussian, gaussian])
+    for part in _parts(k.shape[0], k.tobytes(), mu):
+        found = np.minimum(found, _deltas(part, epsilons))
+    return found
+
+
+def _gaussian(mu: float, epsilon: float) -> float:
+    """Delta of one Gaussian, at a negative epsilon by its symmetry: E (L - t)_+ = 1 - t + t E (L - 1/t)_+."""
+    delta = gdp_delta(mu, abs(epsilon)) if mu else 0.0
+    return delta if epsilon >= 0 else min(1.0, (-math.expm1(epsilon) + math.exp(epsilon) * delta) * (1 + 2.0**-50))
+
+
+@lru_cache(maxsize=4)
+def _parts(b: int, data: bytes, mu: float) -> tuple[_Part, ...]:
+    if not 1e-6 < mu * mu < _LARGEST:
+        return ()
+    k = np.frombuffer(data).reshape(b, b)
+    return tuple(_Part(chain.constant, chain_law(chain)) for chain in dominating_chains(k))
+
+
+def _deltas(part: _Part, epsilons: Floats) -> Floats:
+    """(2, m) bounds of both directions; with a constant part, of the product with an independent Gaussian factor."""
+    law, result = part.law, []
+    for epsilon in epsilons:
+        over = law.masses @ _call(law.values, epsilon, part.constant) + law.beyond
+        under = law.masses @ _put(law.values / law.deflate, epsilon, part.constant) + law.below
+        result.append((over, under))
+    return np.asarray(np.minimum(np.array(result).T * (1 + _ROUND) + _FLOOR, 1.0))
+
+
+def _call(values: Floats, epsilon: float, c: float) -> Floats:
+    """E (value e^y - e^epsilon)_+ for y ~ N(-c / 2, c)."""
+    if c == 0:
+        return np.asarray(np.maximum(values - math.exp(min(epsilon, 700.0)), 0.0))
+    above = _distance(values, epsilon, c)
+    found = values * ndtr(above + math.sqrt(c) / 2) - np.exp(epsilon + log_ndtr(above - math.sqrt(c) / 2))
+    return np.where(values > 0, np.maximum(found, 0.0), 0.0)
+
+
+def _put(values: Floats, epsilon: float, c: float) -> Floats:
+    """E (1 - e^epsilon value e^y)_+ for y ~ N(-c / 2, c)."""
+    if c == 0:
+        return np.asarray(np.maximum(1 - math.exp(min(epsilon, 700.0)) * values, 0.0))
+    above = _distance(values, -epsilon, c)
+    found = ndtr(-above + math.sqrt(c) / 2) - values * np.exp(min(epsilon, 700.0)) * ndtr(-above - math.sqrt(c) / 2)
+    return np.where(values > 0, np.maximum(found, 0.0), 1.0)
+
+
+def _distance(values: Floats, epsilon: float, c: float) -> Floats:
+    with np.errstate(divide="ignore"):
+        return np.asarray((np.log(values) - epsilon) / math.sqrt(c))
+
+
+def _convex(ts: Floats, deltas: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """The greatest convex function of e^epsilon below these points: still above the true one, which is convex."""
+    kept: list[int] = []
+    for i in range(len(ts)):
+        while len(kept) > 1:
+            a, m = kept[-2], kept[-1]
+            if (deltas[m] - deltas[a]) * (ts[i] - ts[a]) < (deltas[i] - deltas[a]) * (ts[m] - ts[a]):
+                break
+            kept.pop()
+        kept.append(i)
+    index = np.array(kept)
+    return np.interp(ts, ts[index], deltas[index]), index

@@ -1,0 +1,205 @@
+"""The law of a mean of lognormals driven by a Gaussian chain on a circle, by dynamic programming, on the safe side.
+
+    L = 1/b sum_j exp(s_j - v/2) xi_j,   xi_j = exp(N(-nu/2, nu)) independent,
+    cov(s_i, s_j) = v (r^d + r^(b - d)) / (1 + r^b)
+
+with d = |i - j|: the Ornstein-Uhlenbeck process on a circle. Given s_0 the others are a bridge, a Markov chain, and the
+law of (s_j, partial sum) is carried from bin to bin for each s_0. Every law that is put on a grid is spread about its
+mean, and this can only raise E phi(L) for a convex phi (docs/amplification.md): a partial sum and a factor xi always;
+a state s of the chain where phi rises too, as what follows is convex in s; and where phi falls, if all weights are
+divided by what the spreads add to their means, `deflate`. What leaves the grid of states is counted in full.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.special import ndtr
+
+from anyorder._closed import final
+
+__all__ = ["Chain", "Law", "chain_law"]
+
+Floats = NDArray[np.float64]
+
+_FAR = 6.5  # deviations to which a Gaussian is followed
+_PER_STEP = 2.0  # points of the grid of states in a deviation of one step of the chain
+_STATES = 120  # at most, of the chain
+_FIRST = 0.7  # deviations of s_0 between two of its points
+_GAP = 0.01  # of partial sums, relative
+_GAP_FACTOR = 0.15  # of a factor xi, relative, at most
+_SHARE = math.exp(-2.0)  # of the mean of the sum; below, partial sums have equal gaps
+
+
+@final
+@dataclass(frozen=True)
+class Chain:
+    """K' = v (r^d + r^(b - d)) / (1 + r^b) + nu [d = 0] + constant, for b bins on a circle; v = 0 for no chain."""
+
+    b: int
+    constant: float
+    nu: float
+    v: float
+    r: float
+
+
+@final
+@dataclass(frozen=True)
+class Law:
+    """Atoms (value, mass under Q) of L, and what lies beyond, for one direction each.
+
+    E (L - t)_+ <= sum mass (value - t)_+ + beyond,   E (1 - t L)_+ <= sum mass (1 - t value / deflate)_+ + below
+    """
+
+    values: Floats
+    masses: Floats
+    beyond: float
+    below: float
+    deflate: float
+
+
+def chain_law(chain: Chain) -> Law:
+    """The law of L of a chain without its constant part.
+
+    Cost: O(b F S^2 A) flops for S states, F first states and A partial sums, in general some 60, 25 and 1000.
+    """
+    b, v, r = chain.b, chain.v, chain.r
+    states, first = _states(chain)
+    sums = _partial_sums(chain)
+    adds = _additions(states - v / 2, chain.nu, sums)
+    law, _, low = _spread_normal(np.zeros(1), math.sqrt(v), first)
+    beyond, below = (float(ndtr(v**0.5 - first[-1] / v**0.5)) if v else 0.0), float(low[0])
+    held = np.zeros((len(states), len(sums), len(first)))
+    held[np.searchsorted(states, first), 0, np.arange(len(first))] = law[:, 0]  # s_0 is a point of the grid of states
+    excess = 0.0
+    for j in range(b):
+        if j and v:
+            moved, over, under = _step(chain, j, states, first, sums, held)
+            beyond, below, held = beyond + over, below + under, moved
+        for i, (matrix, surplus) in enumerate(adds):
+            if held[i].any():
+                excess += float((surplus @ held[i]).sum())
+                held[i] = matrix @ held[i]
+    return Law(sums / b, held.sum((0, 2)), beyond + excess / b, below, _deflation(states, first, r if v else 0.0))
+
+
+def _states(chain: Chain) -> tuple[Floats, Floats]:
+    """The points of s_j, and those of s_0, every so many of them."""
+    v, r = chain.v, chain.r
+    if v == 0:
+        return np.zeros(1), np.zeros(1)
+    deviation = math.sqrt(v)
+    high, low = v + _FAR * deviation, _FAR * deviation
+    gap = max(deviation * math.sqrt(1 - r * r) / _PER_STEP, (high + low) / _STATES)
+    every = max(1, round(_FIRST * deviation / gap))
+    below, above = math.ceil(low / gap / every) * every, math.ceil(high / gap / every) * every
+    points: Floats = np.arange(-below, above + 1) * np.float64(gap)
+    return points, points[::every].copy()
+
+
+def _partial_sums(chain: Chain) -> Floats:
+    """0, and up to where next to nothing of L lies under either law; gaps rise with the sum."""
+    k = chain.v + chain.nu
+    knee = chain.b * _SHARE
+    top = math.log(chain.b) + k / 2 + _FAR * math.sqrt(k)
+    even = np.arange(0.0, 1.0, _GAP) * knee
+    rest = np.arange(0.0, top - math.log(knee) + _GAP, _GAP)
+    return np.concatenate([even, knee * np.exp(rest)])
+
+
+def _spread_normal(means: Floats, deviation: float, points: Floats) -> tuple[Floats, Floats, Floats]:
+    """Of N(mean, deviation^2), each mean a column, spread on ascending points: masses; what lies above, and below.
+
+    What lies beyond an end is put on the end. A mass between is split so that the mean stays.
+    """
+    if len(points) == 1:
+        return np.ones((1, len(means))), np.zeros(len(means)), np.zeros(len(means))
+    x = (points[:, None] - means) / deviation
+    below, above = ndtr(x), ndtr(-x)
+    density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    # E (X - point)_+ and E (point - X)_+ in deviations; differences of the one that is small
+    calls, puts = density - x * above, density + x * below
+    gaps = np.diff(x, axis=0)
+    slope = np.where(x[:-1] + x[1:] > 0, np.diff(calls, axis=0), np.diff(puts, axis=0) - gaps) / gaps  # in [-1, 0]
+    rises = np.where(x[:-1] + x[1:] > 0, np.diff(calls, axis=0) + gaps, np.diff(puts, axis=0)) / gaps  # slope + 1
+    masses = np.empty_like(x)
+    masses[1:-1] = np.where(x[1:-1] > 0, np.diff(slope, axis=0), np.diff(rises, axis=0))
+    masses[0], masses[-1] = rises[0], -slope[-1]
+    return np.maximum(masses, 0.0), above[-1], below[0]
+
+
+def _step(
+    chain: Chain, j: int, states: Floats, first: Floats, sums: Floats, held: Floats
+) -> tuple[Floats, float, float]:
+    """(states, sums, first states) masses after the step of the bridge from s_(j - 1) to s_j; what went beyond, below.
+
+    Beyond the last state, where s > every state, all weights to come are at most e^s on average.
+    """
+    b, v, r = chain.b, chain.v, chain.r
+    left = b - j  # steps from s_j to s_b = s_0
+    line = v * (1 - r**b) / (1 + r**b)  # variance of the same process on a line
+    whole = 1 - r ** (2 * left + 2)
+    deviation = math.sqrt(line * (1 - r * r) * (1 - r ** (2 * left)) / whole)
+    means = (r * (1 - r ** (2 * left)) * states[:, None] + r**left * (1 - r * r) * first) / whole
+    masses, above, below = _spread_normal(means.ravel(), deviation, states)
+    weights = held.sum(1).ravel()
+    partial = np.einsum("saf,a->sf", held, sums).ravel()
+    at = means.ravel() + deviation**2
+    ahead = left * np.exp(at - deviation**2 / 2) * ndtr((at - states[-1]) / deviation)
+    over, under = float(partial @ above + weights @ ahead) / b, float(weights @ below)
+    by_first = masses.reshape(len(states), *means.shape).transpose(2, 0, 1)  # (first, to, from)
+    moved = by_first @ held.transpose(2, 0, 1)
+    return np.ascontiguousarray(moved.transpose(1, 2, 0)), over, under
+
+
+def _additions(logs: Floats, nu: float, sums: Floats) -> list[tuple[sparse.csr_array, Floats]]:
+    """For each state, the matrix of sum -> sum + e^log xi on the grid of sums, and what goes beyond its end."""
+    factors, masses, tail = _lognormal(nu, 4.0 if len(logs) == 1 else 1.0)
+    found = []
+    for log in logs:
+        target = sums[:, None] + math.exp(log) * factors
+        cell = np.clip(np.searchsorted(sums, target, side="right") - 1, 0, len(sums) - 2)
+        share = np.clip((target - sums[cell]) / (sums[cell + 1] - sums[cell]), 0.0, 1.0)
+        source = np.broadcast_to(np.arange(len(sums))[:, None], cell.shape).ravel()
+        weights = np.concatenate([((1 - share) * masses).ravel(), (share * masses).ravel()])
+        entries = (np.concatenate([cell.ravel(), cell.ravel() + 1]), np.concatenate([source, source]))
+        matrix = sparse.coo_array((weights, entries), shape=(len(sums), len(sums))).tocsr()
+        matrix.eliminate_zeros()
+        found.append((matrix, np.maximum(target - sums[-1], 0.0) @ masses + math.exp(log) * tail))
+    return found
+
+
+def _lognormal(nu: float, finer: float) -> tuple[Floats, Floats, float]:
+    """(values, masses, mean beyond them) of exp(N(-nu/2, nu)) spread about its mean, on 0 and a grid."""
+    if nu == 0:
+        return np.ones(1), np.ones(1), 0.0
+    deviation = math.sqrt(nu)
+    gap = min(_GAP_FACTOR, deviation / 2) / finer
+    values = np.exp(np.arange(-nu / 2 - _FAR * deviation, nu / 2 + _FAR * deviation + gap, gap))
+    inner = np.log(values) / deviation - deviation / 2  # E (xi - y)_+ = ndtr(-inner) - y ndtr(-inner - deviation)
+    calls = ndtr(-inner) - values * ndtr(-inner - deviation)
+    puts = values * ndtr(inner + deviation) - ndtr(inner)
+    values, calls, puts = (np.concatenate([[start], part]) for start, part in ((0, values), (1, calls), (0, puts)))
+    gaps = np.diff(values)
+    slopes = np.concatenate([[-1.0], np.diff(calls) / gaps, [0.0]])
+    rises = np.concatenate([[0.0], np.diff(puts) / gaps, [1.0]])
+    masses = np.where(values > 1, np.diff(slopes), np.diff(rises))
+    return values, np.maximum(masses, 0.0), float(calls[-1])
+
+
+def _deflation(states: Floats, first: Floats, r: float) -> float:
+    """What the spreads of states add, at most, to the mean of a weight: a factor."""
+    if len(states) == 1:
+        return 1.0
+    reach = (states[1] - states[0]) * np.concatenate(
+        [[(first[1] - first[0]) / (states[1] - states[0])], r ** np.arange(400)]
+    )
+    return float(np.exp(np.sum(_chord(reach[reach > 1e-9])))) * (1 + 1e-12)
+
+
+def _chord(gap: Floats) -> Floats:
+    """Logarithm of the largest ratio of a chord of e^x, of this width, to e^x; about gap^2 / 8."""
+    rise = np.expm1(gap) / gap
+    return np.asarray(np.log(rise) - 1 + 1 / rise)
