@@ -14,7 +14,15 @@ from anyorder.accounting.bounded_range import bounded_range_mu
 from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon, gdp_mu, zcdp_rho
 from anyorder.accounting.losses import Draws, Pair, draws_interval, draws_losses, pair_losses
 
-__all__ = ["Part", "calibrate_poisson", "check_sampled", "mixed_delta", "mixed_epsilon", "poisson_epsilon"]
+__all__ = [
+    "Part",
+    "calibrate_poisson",
+    "check_sampled",
+    "mixed_delta",
+    "mixed_epsilon",
+    "poisson_epsilon",
+    "step_interval",
+]
 
 Part = tuple[float, float, int] | Draws | Pair  # a tuple: noise multiplier, sampling probability, steps
 
@@ -205,6 +213,11 @@ def _composed(pld: Any, parts: tuple[Part, ...], interval: float) -> Any:
         one_step = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=interval)
         found.append(one_step.self_compose(steps))
     return reduce(lambda one, other: one.compose(other), found)
+
+
+def step_interval(sigma: float, q: float, steps: int) -> float:
+    """The interval of the grid of losses for so many steps of one sampled Gaussian; see `_grid_interval`."""
+    return _grid_interval([(sigma, q, steps)])
 
 
 def _grid_interval(parts: Sequence[Part]) -> float:
