@@ -1,11 +1,19 @@
 """Certificates of chance: the limit is not below the truth but for its failure, near it, and the same again."""
 
+import json
+import math
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from accounting.amplification.oracle import mixture_deltas
 from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.amplification import monte_carlo, monte_carlo_terms
 from anyorder.accounting.amplification.monte_carlo import MonteCarlo, bins_interval, mc_delta, mc_epsilon, mc_interval
+from anyorder.accounting.amplification.monte_carlo_terms import Bins, Shape, Terms
 from anyorder.errors import ArgumentError
+from anyorder.noise import NoiseSource
 from anyorder.participation import BallsInBins
 from anyorder.strategy import Independent
 
@@ -37,3 +45,78 @@ def test_refusals() -> None:
         mc_epsilon(Independent(4), BallsInBins(2, 2), 1.0, 1e-5, MonteCarlo(5000, failure=1e-5))
     with pytest.raises(ArgumentError, match="square, symmetric matrix without negative entries"):
         bins_interval(-np.eye(2), 1.0, 1e-5)
+
+
+GRAM = np.array([[1.3, 0.6, 0.2], [0.6, 1.0, 0.5], [0.2, 0.5, 0.8]])
+SIGMA, EPSILON = 0.9, 1.5
+SHAPES = [Shape(2), Shape(5), Shape(3, (0.8, 1.5), -0.4), Shape(4, (1.2,), 0.5)]
+
+
+def silent(count: int) -> None:
+    pass
+
+
+def terms(shape: Shape | None, samples: int = 200_000, key: int = 0) -> Terms:
+    bins, source = Bins(GRAM / SIGMA**2), NoiseSource(bytes([key] * 32))
+    return bins.add(source, samples, 0.7, silent) if shape is None else bins.remove(source, samples, shape, silent)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, None])
+def test_terms_are_unbiased_and_bounded_in_both_directions(shape: Shape | None) -> None:
+    delta = mixture_deltas(GRAM, np.ones(3) / 3, SIGMA, EPSILON)[shape is None]
+    found = terms(shape)
+    X = np.exp(monte_carlo._log_terms(found, EPSILON))
+    error = X.std() / math.sqrt(len(X))
+    assert error < 0.02 * delta
+    assert abs(X.mean() - delta) < 4.5 * error
+    assert X.max() <= monte_carlo._cap(found, EPSILON) * (1 + 1e-9)
+    assert (np.exp(monte_carlo._log_terms(found, EPSILON + 0.1)) <= X).all()
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2], None])
+def test_the_limit_is_below_the_truth_as_rarely_as_it_says(shape: Shape | None) -> None:
+    """2000 limits of 250 terms at failure 0.05: fewer than 5 % are below, but some are."""
+    delta = mixture_deltas(GRAM, np.ones(3) / 3, SIGMA, EPSILON)[shape is None]
+    X = np.exp(monte_carlo._log_terms(terms(shape, 500_000, key=3), EPSILON)).reshape(2000, 250)
+    bet = 0.9 * min(1 / monte_carlo._cap(terms(shape, 4), EPSILON), math.sqrt(6 / 250) / X.std())
+    wealth = np.log1p(bet * (delta - X)).sum(axis=1)
+    below = (wealth >= math.log(20)).mean()  # the limit at epsilon is below delta
+    assert 0.001 < below < 0.05
+    assert (np.log1p(bet * (1.02 * delta - X)).sum(axis=1) >= math.log(20)).mean() > below
+
+
+def test_both_directions_count() -> None:
+    gram = np.full((2, 2), 1.0) + np.diag([3.0, 0.0])
+    search = monte_carlo._Search(Bins(gram), NoiseSource(bytes(32)), 20_000, None)
+    found = search.delta(0.3, 1e-4)
+    first, second = mixture_deltas(gram, np.ones(2) / 2, 1.0, 0.3)
+    assert max(first, second) < found < 1.1 * max(first, second)
+    # where all samples of P against Q say that nothing is lost, Q against P still bounds the claim
+    search = monte_carlo._Search(Bins(gram), NoiseSource(bytes(32)), 20_000, None)
+    nothing = Terms(np.full(20_000, -50.0), np.zeros(20_000), 0.0, 0.0, True)
+    search._remove = lambda m, stake: (nothing, monte_carlo._Bet(0.5, 0.0))  # type: ignore[method-assign]
+    assert mixture_deltas(gram, np.ones(2) / 2, 1.0, search.epsilon(1e-2, math.log(1e4)))[1] < 1e-2
+    assert search.epsilon(1e-2, math.log(1e4)) > 1.0
+
+
+def test_chunks_do_not_matter_and_keys_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, added = terms(SHAPES[2], 5000), terms(None, 5000)
+    monkeypatch.setattr(monte_carlo_terms, "_ELEMENTS", 3 * 700 + 1)
+    np.testing.assert_allclose(terms(SHAPES[2], 5000).loss, whole.loss, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(terms(SHAPES[2], 5000).weight, whole.weight, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(terms(None, 5000).loss, added.loss, rtol=0, atol=1e-12)
+    assert len(np.unique(whole.loss)) == len(whole.loss)  # no chunk repeats another
+    keys: list[bytes] = []
+    derive = NoiseSource.derive
+    monkeypatch.setattr(NoiseSource, "derive", lambda self, label: keys.append(label) or derive(self, label))
+    mc_epsilon(Independent(10), BallsInBins(2, 5), 1.0, 1e-5, MonteCarlo(2000))
+    assert {b"pilot remove", b"remove", b"pilot add", b"add"} == set(keys)
+
+
+@pytest.mark.parametrize("multiplier", [2.0, 4.0])
+def test_published_samples_of_others(multiplier: float) -> None:
+    path = Path(__file__).parents[2] / "refs" / "jax_privacy.json"
+    values = {one["id"]: one["value"] for one in json.loads(path.read_text())["values"]}
+    theirs = values[f"bnb_delta_dpsgd_nm{multiplier:.1f}_eps1"]["remove"]
+    ours = mc_delta(Independent(100), BallsInBins(10, 10), multiplier, 1.0, MonteCarlo(100_000))
+    assert theirs["delta"] - 3 * theirs["stderr"] < ours < 1.05 * theirs["delta"] + 3 * theirs["stderr"]

@@ -37,7 +37,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyorder import _check
 from anyorder._closed import final
 from anyorder.accounting.amplification.mixture import bins_gram
-from anyorder.accounting.amplification.monte_carlo_terms import Bins, Terms, log_peak
+from anyorder.accounting.amplification.monte_carlo_terms import POWERS, Bins, Shape, Terms
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.participation.base import Participation
@@ -183,8 +183,7 @@ class _Search:
 
     def epsilon(self, m: float, stake: float) -> float:
         """The limit of epsilon at m, both directions; the wealth must reach e^stake."""
-        pilot, terms = self._remove(m)
-        bet = _Bet.upper(pilot, m, stake, self._samples, 0.0)
+        terms, bet = self._remove(m, stake)
         first = _upper_epsilon(terms, m, stake, bet)
         terms, bet = self._add(first, m, stake)
         return max(first, _upper_epsilon(terms, m, stake, bet))
@@ -192,8 +191,7 @@ class _Search:
     def interval(self, delta: float, failure: float) -> Interval:
         """Both limits of epsilon at delta."""
         stake = math.log(1 / failure)
-        pilot, terms = self._remove(delta)
-        bet = _Bet.upper(pilot, delta, stake, self._samples, 0.0)
+        terms, bet = self._remove(delta, stake)
         first = _upper_epsilon(terms, delta, stake, bet)
         lower = _lower_epsilon(terms, delta, stake + math.log(2), bet)
         terms, bet = self._add(first, delta, stake)
@@ -202,11 +200,12 @@ class _Search:
 
     def delta(self, epsilon: float, failure: float | None) -> float:
         """The limit of delta at epsilon, and the failure."""
-        pilot, terms = self._remove(None, epsilon)
-        guess = float(np.exp(_log_terms(pilot, epsilon)).mean())
-        failure = max(1e-2 * guess, 1e-300) if failure is None else failure
+        shape, first = self._pilots(lambda pilot: _log_cap(pilot, epsilon), lambda _: epsilon)
+        guess = float(np.exp(_log_terms(first, epsilon)).mean())
+        failure = float(f"{max(1e-2 * guess, 1e-300):.2g}") if failure is None else failure
         stake = math.log(TRIES / failure)
-        found = _upper_delta(pilot, terms, epsilon, stake)
+        terms = self._sampler.remove(self._source.derive(b"remove"), self._samples, shape, self._progress)
+        found = _upper_delta(first, terms, epsilon, stake)
         s = float(f"{self._sampler.tilt(epsilon):.3g}")
         pilot = self._sampler.add(self._source.derive(b"pilot add"), _PILOT, s, _silent)
         cap = math.exp(min(0.0, pilot.cap - s * epsilon))
@@ -215,12 +214,29 @@ class _Search:
         terms = self._sampler.add(self._source.derive(b"add"), count, s, self._progress)
         return max(found, _upper_delta(pilot, terms, epsilon, stake)) + failure
 
-    def _remove(self, m: float | None, epsilon: float = 0.0) -> tuple[Terms, Terms]:
-        pilot = self._source.derive(b"pilot remove")
-        log_m = math.log(m) if m is not None else None
-        t = self._sampler.power(self._source.derive(b"pilot power"), 2048, log_m, epsilon)
-        first = self._sampler.remove(pilot, _PILOT, t, _silent)
-        return first, self._sampler.remove(self._source.derive(b"remove"), self._samples, t, self._progress)
+    def _remove(self, m: float, stake: float) -> tuple[Terms, "_Bet"]:
+        """Terms of P against Q, of the power whose bet looks best, and the bet."""
+        shape, pilot = self._pilots(lambda pilot: _Bet.upper(pilot, m, stake, self._samples, 0.0).at, lambda best: best)
+        bet = _Bet.upper(pilot, m, stake, self._samples, 0.0)
+        return self._sampler.remove(self._source.derive(b"remove"), self._samples, shape, self._progress), bet
+
+    def _pilots(self, value: Callable[[Terms], float], epsilon: Callable[[float], float]) -> tuple[Shape, Terms]:
+        """The shape of the smallest value, and its pilot; powers rise until two in turn are worse."""
+        key = self._source.derive(b"pilot remove")
+        best, chosen = math.inf, Shape(2)
+        for alone in (True, False):  # copies alone say about where epsilon is
+            single = () if alone else self._sampler.single(epsilon(best))
+            if not (alone or single):
+                break
+            worse, here, best = 0, math.inf, math.inf  # a pilot may miss the tails of copies alone: not compared
+            for t in POWERS:
+                shape = Shape(t, single, self._sampler.log_z(key, 1024, t))
+                found = value(self._sampler.remove(key, _PILOT // 2, shape, _silent))
+                worse, here = (0, found) if found < here else (worse + 1, here)
+                best, chosen = (found, shape) if found < best else (best, chosen)
+                if worse == 2:
+                    break
+        return chosen, self._sampler.remove(key, _PILOT, chosen, _silent)
 
     def _add(self, target: float, m: float, stake: float) -> tuple[Terms, "_Bet"]:
         """Terms of Q against P, as many as it takes to show that its epsilon is not above the target, if it is not."""
@@ -285,9 +301,7 @@ def _cap(terms: Terms, epsilon: float) -> float:
 
 
 def _log_cap(terms: Terms, epsilon: float) -> float:
-    if terms.remove:
-        return terms.cap + log_peak(terms.power) + (1 - terms.power) * epsilon
-    return terms.cap - terms.power * epsilon
+    return terms.cap - terms.slope * epsilon
 
 
 def _log_terms(terms: Terms, epsilon: float) -> Floats:
@@ -296,8 +310,6 @@ def _log_terms(terms: Terms, epsilon: float) -> Floats:
     result = np.full(len(excess), -math.inf)
     (some,) = np.nonzero(excess > 0)
     result[some] = terms.weight[some] + np.log(-np.expm1(-excess[some]))
-    if terms.remove:
-        result[some] += (1 - terms.power) * terms.loss[some]
     return result
 
 
@@ -310,8 +322,7 @@ def _wealth(X: Floats, m: float, bet: float) -> float:
 def _upper_epsilon(terms: Terms, m: float, stake: float, bet: _Bet) -> float:
     """E of the theorem."""
     log_most = math.log(m + 1 / bet.size)  # what a term may be
-    slope = terms.power - 1 if terms.remove else terms.power
-    here = _log_cap(terms, 0.0)
+    slope, here = terms.slope, terms.cap
     if slope <= 0 and here > log_most:
         raise AssertionError("a bet that a term could ruin")
     floor = max(0.0, (here - log_most) / slope) if slope > 0 else 0.0
@@ -332,14 +343,16 @@ def _lower_epsilon(terms: Terms, m: float, stake: float, bet: _Bet) -> float:
     return 0.0 if lost(0.0) else _smallest(lost, 0.0, 1e-10) * (1 - 1e-9)
 
 
+def _delta_bet(pilot: Terms, epsilon: float, stake: float, samples: int) -> float:
+    spread = max(float(np.exp(_log_terms(pilot, epsilon)).var()), 1e-300)
+    return float(f"{min(0.9 / _cap(pilot, epsilon), math.sqrt(2 * stake / (samples * spread))):.3g}")
+
+
 def _upper_delta(pilot: Terms, terms: Terms, epsilon: float, stake: float) -> float:
     """The smallest m with K >= e^stake."""
-    X = np.exp(_log_terms(pilot, epsilon))
-    spread = max(float(X.var()), 1e-300)
-    size = min(0.9 / _cap(pilot, epsilon), math.sqrt(2 * stake / (len(terms.loss) * spread)))
+    size = _delta_bet(pilot, epsilon, stake, len(terms.loss))
     X = np.exp(_log_terms(terms, epsilon))
-    high = float(X.max()) + math.expm1(stake / len(X)) / size
-    low = 0.0
+    low, high = 0.0, float(X.max()) + math.expm1(stake / len(X)) / size
     while high - low > 1e-11 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if _wealth(X, middle, size) >= stake else (middle, high)
