@@ -35,6 +35,8 @@ MODEL = (
 
 def small(order="fixed", **changes):
     noise = {"epsilon": 8.0, "mechanism": "tree"}
+    if order in ("balls-in-bins", "random_allocation"):
+        noise = {"noise_multiplier": 1.0, "mechanism": "independent"}
     if order == "poisson":
         noise = {"noise_multiplier": 1.0}  # a search for the noise of an epsilon takes seconds
     return Settings.of("digits", **{"order": order, "epochs": 2, "batch_size": 240, **noise, **changes})
@@ -127,12 +129,13 @@ def test_the_seed_draws_weights_and_order_and_never_the_noise(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("order", "optimizer"), [("shuffled", "sgd"), ("fixed", "ftrl"), ("sequential", "sgd"), ("poisson", "ftrl")]
+    ("order", "optimizer"),
+    [("shuffled", "sgd"), ("fixed", "ftrl"), ("sequential", "sgd"), ("poisson", "ftrl"), ("random_allocation", "sgd")],
 )
 def test_every_order_and_optimizer_runs(order, optimizer, tmp_path):
     result = train(small(order=order, optimizer=optimizer), tmp_path / "run")
     assert result.steps == result.plan.n == 12
-    assert result.plan.amplified == (order == "poisson")
+    assert result.plan.participation.secret == (order in ("poisson", "random_allocation"))
     assert verify(tmp_path / "run" / "run.privacy.json").certificate.steps == 12
 
 
@@ -149,7 +152,8 @@ class Killer(Observer):
     def stepped(self, step):
         if step == int(sys.argv[2]):
             os.kill(os.getpid(), signal.SIGKILL)
-noise = {"noise_multiplier": 1.0} if sys.argv[4] == "poisson" else {"epsilon": 8.0, "mechanism": "tree"}
+noise = {"poisson": {"noise_multiplier": 1.0}, "balls-in-bins": {"noise_multiplier": 1.0, "mechanism": "independent"}}
+noise = noise.get(sys.argv[4], {"epsilon": 8.0, "mechanism": "tree"})
 settings = Settings.of("digits", epochs=2, batch_size=240, order=sys.argv[4], optimizer=sys.argv[5], **noise,
                        model="dropout_model:build", checkpoint_every=int(sys.argv[3]) or None)
 train(settings, sys.argv[1], observer=Killer(), key=bytes(range(32)))
@@ -162,6 +166,7 @@ train(settings, sys.argv[1], observer=Killer(), key=bytes(range(32)))
         (9, 4, "fixed", "sgd"),  # one step after a checkpoint within an epoch: that step is replayed
         (6, 3, "shuffled", "ftrl"),  # the last step of an epoch is in the checkpoint, its test is not
         (3, 0, "poisson", "sgd"),  # before the first epoch's end: from the checkpoint of step 0
+        (9, 4, "balls-in-bins", "sgd"),  # the bins are those of before, in a step that is replayed and in later ones
     ],
 )
 def test_a_killed_run_goes_on_bit_for_bit(step, every, order, optimizer, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError, PlanError
-from anyorder.participation import MinSeparation
+from anyorder.participation import BallsInBins, MinSeparation
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -390,3 +390,19 @@ def test_losses_are_of_each_example_alone():
 def test_refusals(options, message, tmp_path):
     with pytest.raises(ArgumentError, match=message):
         trainer(bert(), Sentences(False), tmp_path, **options)
+
+
+def test_secret_orders_train_in_micro_batches_of_one_size(tmp_path):
+    plan = ao.plan(
+        participation=BallsInBins(EPOCHS, N // B), batch_size=B, mechanism="independent", noise_multiplier=1.0,
+        delta=1e-3,
+    )  # fmt: skip
+    run = trainer(
+        bert(), Sentences(), tmp_path, plan, private={"micro_batch": B}, gradient_accumulation_steps=2,
+        per_device_train_batch_size=B // 2,
+    )  # fmt: skip
+    run.train()
+    assert run.engine.step == plan.n
+    history, steps = [units.tolist() for units in run.engine.ledger.history()], N // B
+    assert history[:steps] == history[steps : 2 * steps]
+    assert sorted(unit for units in history[:steps] for unit in units) == list(range(N))

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
-from anyorder.participation import MinSeparation
+from anyorder.participation import BallsInBins, MinSeparation
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 
@@ -273,3 +273,16 @@ def test_a_fit_without_validations_ends_with_whole_tables(tmp_path):
     trainer(privacy, tmp_path, max_epochs=1).fit(module, batches)
     assert len(module.net.module[0].weight) == 50
     module.net.module.state_dict()
+
+
+def test_secret_orders_train_in_micro_batches_of_one_size(tmp_path):
+    rule = BallsInBins(EPOCHS, 3)
+    plan = ao.plan(participation=rule, batch_size=8, mechanism="independent", noise_multiplier=1.0, delta=1e-5)
+    options = {"accumulate": 2, "micro_batch": 12}
+    privacy = PrivacyCallback(plan, network="net", key=KEY, **options)
+    module, batches = privacy.make_private(Module(), loader())
+    trainer(privacy, tmp_path, accumulate_grad_batches=2).fit(module, batches)
+    assert privacy.engine.step == plan.n
+    history = [units.tolist() for units in privacy.engine.ledger.history()]
+    assert history[:3] == history[3:6]
+    assert sorted(unit for units in history[:3] for unit in units) == list(range(len(loader().dataset)))

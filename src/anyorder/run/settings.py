@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from anyorder import _check
+from anyorder._orders import order_word
 from anyorder.errors import ArgumentError
 from anyorder.run.planning import Mechanism
 
@@ -32,7 +33,9 @@ class Settings:
         clip_norm: L2 bound on one example's gradient.
         mechanism, estimator, restart_every, completion: see `anyorder.run.planning.Mechanism`.
         order: "shuffled" (anew in each epoch), "fixed" (shuffled once, then kept: least noise over several epochs),
-            "sequential" (as stored, in each epoch) or "poisson" (secret random sampling).
+            "sequential" (as stored, in each epoch), "poisson" (secret random sampling), or another order by secret
+            coins: "balls-in-bins", "random-allocation", "cyclic-poisson", "truncated-poisson",
+            "min-separation-sampling"; see `anyorder.plan`.
         secure: exact integers in place of floating-point noise; see `anyorder.plan`.
         optimizer: "sgd" or "ftrl".
         seed: of the initialisation and of the fixed order; never of the noise.
@@ -75,7 +78,7 @@ class Settings:
         _check.integer("epochs", self.epochs, low=1)
         _check.integer("seed", self.seed, low=0, high=2**63 - 1)
         _check.positive("lr", self.lr)
-        _check.choice("order", self.order, {"shuffled", "fixed", "sequential", "poisson"})
+        object.__setattr__(self, "order", order_word(self.order))
         _check.choice("optimizer", self.optimizer, {"sgd", "ftrl"})
         if self.checkpoint_every is not None:
             _check.integer("checkpoint_every", self.checkpoint_every, low=1)

@@ -101,6 +101,7 @@ class PrivateTrainerMixin:
         batch_sampler: UnitOrderSampler | None = None,
         key: bytes | None = None,
         chunk_size: int | None = None,
+        micro_batch: int | None = None,
         rule: Rule | None = None,
         **kwargs: Any,
     ) -> None:
@@ -114,7 +115,7 @@ class PrivateTrainerMixin:
             raise ArgumentError("batch_sampler keeps units together: give unit=, the name of their column, too")
         self._unit, self._batch_sampler = unit, batch_sampler
         self._engine_key = key
-        self._options: dict[str, Any] = {"chunk_size": chunk_size, "rule": rule}
+        self._options: dict[str, Any] = {"chunk_size": chunk_size, "micro_batch": micro_batch, "rule": rule}
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
         if given is not None and given.push_to_hub:  # before a repository is made
             raise ArgumentError(
@@ -330,7 +331,7 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
         batch_sampler: with `unit`, the order of training; None: the Trainer's own (shuffled, or
             `train_sampling_strategy="sequential"`), which the ledger holds to the plan.
         key: see `PrivacyEngine`; leave it out.
-        chunk_size, rule: see `PrivacyEngine.make_private`.
+        chunk_size, micro_batch, rule: see `PrivacyEngine.make_private`.
         args, kwargs: of `transformers.Trainer`.
     Raises: ArgumentError for several devices in one process, or another batch size; PlanError where the plan protects
         users and no `unit` is given, or the other way round.
