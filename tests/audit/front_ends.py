@@ -147,11 +147,12 @@ def run_engine(trial):
 def engine_sampled(trial):
     loader = DataLoader(TensorDataset(torch.from_numpy(trial.vectors)), batch_size=8)
     _, model, optimizer, loader = linear(trial, loader)
-    for (x,) in loader:
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        optimizer.step()
-        yield model.module.weight.grad.reshape(-1).clone()
+    for _ in range(trial.plan.n // len(loader)):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            yield model.module.weight.grad.reshape(-1).clone()
 
 
 @contextmanager
@@ -173,7 +174,7 @@ def engine_summing(make):
         yield
 
 
-engine = FrontEnd("torch engine", run_engine, engine_summing, engine_sampled, CLIPPING)
+engine = FrontEnd("torch engine", run_engine, engine_summing, engine_sampled, CLIPPING, bins=engine_sampled)
 
 ADAPTIVE = Adaptive(quantile=0.5, learning_rate=0.3, share=0.1)
 
@@ -593,6 +594,7 @@ online = FrontEnd(
         Fault("a row of a unit added twice", first_row_again),
         Fault("norms of another row", norms_of_another_row),
     ),
+    bins=online_sampled,
 )
 
 # -- least squares: the joint vector is given as a whole; what is read are the two sums that the model is made of ----

@@ -611,3 +611,19 @@ def test_batches_that_are_left_over_are_counted_however_a_loop_takes_them(style,
     if batches % accumulate == 0:
         assert by_epochs.at_least > 0
         assert by_epochs.true == pytest.approx(gdp_epsilon(math.sqrt(epochs), 1e-5), rel=1e-9)
+
+
+def test_loaders_by_secret_coins_say_what_they_draw():
+    """A shuffle that is cut into batches is no balls in bins, and a loader of bins is no Poisson sampling."""
+    from anyorder.participation import BallsInBins
+    from anyorder.sampling.secret import secret_loader
+
+    given = DataLoader(DATA, BATCH, shuffle=True)
+    bins = check(secret_loader(given, BallsInBins(3, 20), NoiseSource(b"k" * 32)))
+    assert bins.order == BallsInBins(3, 20).describe()
+    assert bins.true == np.inf
+    assert not bins.holds
+    assert "amplified_epsilon" in bins.because
+    shuffled = check(given, accountant="prv")
+    assert "bins" not in shuffled.order
+    assert not shuffled.holds

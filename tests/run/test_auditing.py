@@ -23,6 +23,7 @@ from anyorder.report import METHODS, AuditSummary, plot_audit
 from anyorder.run import Setup, audit_training, folder
 from anyorder.run.audit_job import Request, run
 from anyorder.run.auditing import attack, setup_of
+from anyorder.strategy import BandedInverse
 from anyorder.train import PrivacyEngine
 
 KEY = bytes(range(32))
@@ -119,6 +120,36 @@ def test_secret_sampling_is_audited_by_the_law_of_its_noise(half_the_noise):
     both = AuditSummary.of(done.audited, law=done.law, known=done.known)
     assert set(both.p_values) == {"clopper_pearson", "f_dp", "known", "noise"}
     assert both.known.mu_seen is not None
+
+
+def bins_setup():
+    given = setup("independent", order="sequential")
+    order = ao.participation.BallsInBins(3, 4)
+    plan = ao.Plan(
+        participation=order, strategy=BandedInverse([1.0, -0.6], 12), workload=ao.workload.prefix_sum(12),
+        clip_norm=1.0, sigma=0.6, delta=1e-5, batch_size=15,
+    )  # fmt: skip
+    return replace(given, plan=plan)
+
+
+def test_balls_in_bins_are_audited_with_the_bins_secret_and_known():
+    made = bins_setup()
+    done = attack(made, canaries=300, key=KEY)
+    summary = AuditSummary.of(done.audited, law=done.law, known=done.known, confidence=0.9999)
+    assert not summary.refuted
+    assert summary.known.audited.epsilon == pytest.approx(made.plan.known_epsilon, rel=1e-5)
+    low, high = summary.known.mu_seen
+    assert low < done.known.mus.mean() < high
+    assert summary.bounds["clopper_pearson"] < made.plan.epsilon
+    assert summary.known.bounds["gaussian"] > summary.bounds["clopper_pearson"]
+    written = summary.to_dict()
+    assert written["known"]["claimed"]["mu"] == done.known.curve.mu
+    assert f"if known  epsilon <= {made.plan.known_epsilon:.4g}" in str(summary)
+
+
+def test_half_the_noise_of_balls_in_bins_is_refuted_by_who_knows_the_bins(half_the_noise):
+    done = attack(bins_setup(), canaries=300, key=KEY)
+    assert AuditSummary.of(done.audited, known=done.known).p_values["known"] < 1e-8
 
 
 def test_a_run_too_large_for_its_sums_to_be_kept_is_told_by_its_scores(monkeypatch):

@@ -127,6 +127,7 @@ def _of_loader(loader: Any, run: Run) -> Arrivals:
     from torch.utils.data import BatchSampler
 
     from anyorder.sampling import PoissonBatchSampler, UnitOrderSampler
+    from anyorder.sampling.secret_batches import SecretBatchSampler
 
     batcher = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     kind = type(batcher)
@@ -136,6 +137,8 @@ def _of_loader(loader: Any, run: Run) -> Arrivals:
     if kind is PoissonBatchSampler:
         q = batcher.sampling_probability
         return _of_coins(loader, run, q, batcher.steps, batcher.size, 1, batcher.indices, 0.0)
+    if kind is SecretBatchSampler:
+        return _of_secret(loader, run, batcher)
     if is_of(batcher, "opacus.utils.uniform_sampler", "UniformWithReplacementSampler"):
         return _of_opacus(loader, run, batcher, batcher.num_samples, 1)
     if is_of(batcher, "opacus.utils.uniform_sampler", "DistributedUniformWithReplacementSampler"):
@@ -281,6 +284,23 @@ def _of_coins(
         "are accumulated, or ranks that all draw from the whole data set); the coins are taken as public"
     )
     return Arrivals(order, Draws(coins, q, span["steps"]), because, **facts)
+
+
+def _of_secret(loader: Any, run: Run, sampler: Any) -> Arrivals:
+    """Loaders of this package by secret coins: which order they draw is said; Poisson sampling alone is judged here."""
+    rule, members = sampler.rule, sampler.members
+    each = len(sampler._owned) == len(members) and sampler._accumulate == 1
+    if type(rule) is PoissonSampling and each and run.accumulate == 1:
+        return _of_coins(loader, run, rule.sampling_probability, sampler.steps, len(members), 1, members, 0.0)
+    facts = {
+        "batches": sampler.steps, "batch_size": sampler.batch_size, "dataset_size": len(members),
+        **_span(run, sampler.steps),
+    }  # fmt: skip
+    because = (
+        "its claim is that of its plan, with the plan's own noise: ao.accounting.amplified_epsilon, while nobody "
+        "knows the batches; no accountant for Poisson sampling is one for it"
+    )
+    return _unknown(sampler.phrase, because, facts)
 
 
 def _of_opacus(loader: Any, run: Run, sampler: Any, size: int, ranks: int) -> Arrivals:
