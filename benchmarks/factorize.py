@@ -3,11 +3,13 @@
     python -m benchmarks.factorize            certified optima, targets, jax_privacy's dense optimizer, all references
     python -m benchmarks.factorize --quick    small sizes
     python -m benchmarks.factorize --only references    every reference value beside ours, into docs/references.md
+    python -m benchmarks.factorize --only amplified     secret orders: hours; with --write, docs/amplified.md
 
 Errors are root mean square (or root maximum), sensitivity included; times are of one run after one to warm up, nothing
 read from disk. jax_privacy runs in an environment of its own, made on first use.
 """
 
+import argparse
 import functools
 import json
 import os
@@ -23,9 +25,9 @@ from anyorder import workload as W
 from anyorder.optimize import choose, fit, fit_dense, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.strategy import BLT, Banded, BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree
-from benchmarks import references
+from benchmarks import amplified, references
 from benchmarks._peers import interpreter
-from benchmarks._report import Row, options, seconds, show
+from benchmarks._report import Row, add_options, seconds, show
 
 PACKAGE = "jax-privacy==2.0.0"
 SAME = 1e-5  # relative gap of squared losses to which both sides of the race go
@@ -33,9 +35,15 @@ SAME = 1e-5  # relative gap of squared losses to which both sides of the race go
 
 def main() -> None:
     """Measure and print."""
-    chosen = options(__doc__ or "", only=PARTS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, PARTS)
+    parser.add_argument("--write", action="store_true", help="of amplified: write docs/amplified.md")
+    chosen = parser.parse_args()
     os.environ["ANYORDER_CACHE"] = "off"
-    show(rows(chosen.only or list(PARTS), quick=chosen.quick), chosen.json)
+    parts = chosen.only or [part for part in PARTS if part != "amplified"]
+    show(rows(parts, quick=chosen.quick), chosen.json)
+    if chosen.write:
+        amplified.write()
 
 
 def rows(parts: list[str], *, quick: bool) -> Iterator[Row]:
@@ -221,6 +229,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "errors": errors,
     "race": race,
     "references": references.rows,
+    "amplified": amplified.rows,
 }
 
 

@@ -10,6 +10,8 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import dp_accounting
 import jax
@@ -39,10 +41,12 @@ def main(n: int, b: int, delta: float, epsilons: list[float]) -> None:
     print(json.dumps({"fits": fits, "base_delta": base, "seconds": time.perf_counter() - start}))
 
 
-def calibrated(make, n, bands, q, epsilon, delta):
+def calibrated(make: Callable[[], Any], n: int, bands: int, q: float, epsilon: float, delta: float) -> float:
     """The noise multiplier for columns of norm 1."""
 
-    def event(sigma):  # that of its accounting.amplified_bandmf_event, which the released package lacks
+    def event(
+        sigma: float,
+    ) -> dp_accounting.DpEvent:  # that of its accounting.amplified_bandmf_event, which the released package lacks
         one = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
         return dp_accounting.SelfComposedDpEvent(one, math.ceil(n / bands))
 
