@@ -5,8 +5,9 @@
     python -m benchmarks.train --only digits      test accuracy at epsilon 8, five seeds
     python -m benchmarks.train --only calls       Python calls, files and rooms that one step goes through
     python -m benchmarks.train --only mnist       Figure 1(a) of Kairouz et al. 2021: hours; writes docs/mnist.md
+    python -m benchmarks.train --only cifar10     the same of CIFAR-10, one seed; writes docs/cifar10.md
 
-The grid goes on where it was stopped: every run is a line of benchmarks/results/mnist.jsonl.
+A grid goes on where it was stopped: every run is a line of benchmarks/results/<data set>.jsonl.
 """
 
 import argparse
@@ -25,12 +26,12 @@ import torch
 
 import anyorder as ao
 from anyorder.run import Settings, train
-from benchmarks import mnist
+from benchmarks import images
 from benchmarks._peers import OPACUS, interpreter
 from benchmarks._report import Row, show
 from benchmarks.calls import calls
 
-PARTS = ("opacus", "digits", "mnist", "calls")
+PARTS = ("opacus", "digits", "mnist", "cifar10", "calls")
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be repeated")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each")
-    mnist.add_options(parser)
+    images.add_options(parser)
     chosen = parser.parse_args()
     parts = chosen.only or PARTS[:2]
     one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
@@ -49,7 +50,8 @@ def main() -> None:
             "opacus": opacus,
             "digits": lambda: digits(pool, seeds=2 if chosen.quick else 5),
             "calls": calls,
-            "mnist": lambda: mnist.grid(pool, chosen),
+            "mnist": lambda: images.run(images.MNIST, pool, chosen),
+            "cifar10": lambda: images.run(images.CIFAR10, pool, chosen),
         }
         show((row for part in parts for row in rows[part]()), chosen.json)
 
@@ -75,7 +77,7 @@ def opacus() -> Iterator[Row]:
 def digits(pool: ProcessPoolExecutor, seeds: int) -> Iterator[Row]:
     """Mean test accuracy at epsilon 8, delta 1e-5: what `auto` picks beside the tree and DP-SGD's noise."""
     auto = mean(pool.map(_digits, ["auto"] * seeds, range(seeds)))
-    for name in ("tree", "independent", "poisson"):
+    for name in ("tree", "independent", "poisson", "balls-in-bins"):
         peer = mean(pool.map(_digits, [name] * seeds, range(seeds)))
         yield Row(f"digits at epsilon 8, auto; peer: {name}", auto, peer, peer / auto, "test accuracy")
 
@@ -85,12 +87,14 @@ _RATES = {
     "tree": 0.2,
     "independent": 0.1,
     "poisson": 0.2,
+    "balls-in-bins": 0.2,
 }  # best of 0.02, 0.05, 0.1, 0.2, 0.5
 
 
 def _digits(mechanism: str, seed: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings.of("digits", epsilon=8.0, mechanism=mechanism, lr=_RATES[mechanism], seed=seed)
+        noise = {"order": "balls-in-bins"} if mechanism == "balls-in-bins" else {"mechanism": mechanism}
+        settings = Settings.of("digits", epsilon=8.0, lr=_RATES[mechanism], seed=seed, **noise)
         return train(settings, Path(folder) / "run").accuracy[-1]
 
 
