@@ -4,6 +4,7 @@
     python -m benchmarks.factorize --quick    small sizes
     python -m benchmarks.factorize --only references    every reference value beside ours, into docs/references.md
     python -m benchmarks.factorize --only amplified     secret orders: hours; with --write, docs/amplified.md
+    python -m benchmarks.factorize --only bounds        bounds for balls in bins beside certified intervals
 
 Errors are root mean square (or root maximum), sensitivity included; times are of one run after one to warm up, nothing
 read from disk. jax_privacy runs in an environment of its own, made on first use.
@@ -25,7 +26,7 @@ from anyorder import workload as W
 from anyorder.optimize import choose, fit, fit_dense, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.strategy import BLT, Banded, BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree
-from benchmarks import amplified, references
+from benchmarks import amplified, bins, references
 from benchmarks._peers import interpreter
 from benchmarks._report import Row, add_options, seconds, show
 
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="of amplified: write docs/amplified.md")
     chosen = parser.parse_args()
     os.environ["ANYORDER_CACHE"] = "off"
-    parts = chosen.only or [part for part in PARTS if part != "amplified"]
+    parts = chosen.only or [part for part in PARTS if part not in ("amplified", "bounds")]
     show(rows(parts, quick=chosen.quick), chosen.json)
     if chosen.write:
         amplified.write()
@@ -230,6 +231,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "race": race,
     "references": references.rows,
     "amplified": amplified.rows,
+    "bounds": bins.rows,
 }
 
 

@@ -25,10 +25,11 @@ __all__ = ["Chain", "Law", "chain_law"]
 Floats = NDArray[np.float64]
 
 _FAR = 6.5  # deviations to which a Gaussian is followed
-_PER_STEP = 2.0  # points of the grid of states in a deviation of one step of the chain
-_STATES = 120  # at most, of the chain
-_FIRST = 0.7  # deviations of s_0 between two of its points
-_GAP = 0.01  # of partial sums, relative
+_PER_STEP = (3.0, 4.0)  # points of the grid of states in a deviation of one step of a chain, and where they count most
+_STATES = 160  # at most, of the chain
+_FIRST = (0.6, 0.4)  # deviations of s_0 between two of its points
+_LARGE = 1.0  # variance from which spread partial sums and states weigh less
+_GAP = (0.02, 0.01)  # of partial sums, relative
 _GAP_FACTOR = 0.15  # of a factor xi, relative, at most
 _SHARE = math.exp(-2.0)  # of the mean of the sum; below, partial sums have equal gaps
 
@@ -92,20 +93,26 @@ def _states(chain: Chain) -> tuple[Floats, Floats]:
         return np.zeros(1), np.zeros(1)
     deviation = math.sqrt(v)
     high, low = v + _FAR * deviation, _FAR * deviation
-    gap = max(deviation * math.sqrt(1 - r * r) / _PER_STEP, (high + low) / _STATES)
-    every = max(1, round(_FIRST * deviation / gap))
+    gap = max(deviation * math.sqrt(1 - r * r) / _PER_STEP[_fine(chain)], (high + low) / _STATES)
+    every = max(1, round(_FIRST[_fine(chain)] * deviation / gap))
     below, above = math.ceil(low / gap / every) * every, math.ceil(high / gap / every) * every
     points: Floats = np.arange(-below, above + 1) * np.float64(gap)
     return points, points[::every].copy()
+
+
+def _fine(chain: Chain) -> bool:
+    """Whether the states' own spread counts: they are most of K', and that is small."""
+    return chain.v < _LARGE and 2 * chain.v > chain.v + chain.nu + chain.constant
 
 
 def _partial_sums(chain: Chain) -> Floats:
     """0, and up to where next to nothing of L lies under either law; gaps rise with the sum."""
     k = chain.v + chain.nu
     knee = chain.b * _SHARE
+    gap = _GAP[k < _LARGE or chain.v == 0]
     top = math.log(chain.b) + k / 2 + _FAR * math.sqrt(k)
-    even = np.arange(0.0, 1.0, _GAP) * knee
-    rest = np.arange(0.0, top - math.log(knee) + _GAP, _GAP)
+    even = np.arange(0.0, 1.0, gap) * knee
+    rest = np.arange(0.0, top - math.log(knee) + gap, gap)
     return np.concatenate([even, knee * np.exp(rest)])
 
 
