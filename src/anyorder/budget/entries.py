@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, assert_never
 
 from anyorder._sealed import brief, canonical, check_names
+from anyorder.accounting import MonteCarlo
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.errors import BudgetError
+from anyorder.participation import TruncatedPoisson
 
 __all__ = [
     "FILTERS", "FORMAT", "Begin", "Entry", "Limit", "Line", "Settle", "Spend", "UnitsAt", "decode", "encode",
@@ -179,10 +181,25 @@ def write_curve(curve: Curve) -> list[dict[str, Any]]:
                 "n": curve.n, "e0": curve.e0, "draws": curve.draws,
             }  # fmt: skip
         case Amplified():
+            _check_countable(curve)
             return [{"kind": "amplified", **curve.to_dict()}]
         case _:
             assert_never(curve)
     return [{**own, "neighbours": curve.neighbours, "unit": curve.unit}]
+
+
+def _check_countable(curve: Amplified) -> None:
+    """Raise BudgetError for what no sum is made of."""
+    if type(curve.method) is MonteCarlo:
+        raise BudgetError(
+            "a claim by samples holds for one delta of one release, and a budget adds up whole curves: plan with "
+            "method='bound', which is counted"
+        )
+    if type(curve.participation) is TruncatedPoisson:
+        raise BudgetError(
+            "truncated Poisson sampling is accounted for zero-out neighbours by a pair of its own, which is not added "
+            "up with other releases here: plan with order 'poisson' or 'balls-in-bins', which are counted"
+        )
 
 
 def read_curve(parts: list[dict[str, Any]], relation: str | None = None) -> Curve:

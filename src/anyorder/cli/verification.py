@@ -1,18 +1,25 @@
 """`anyorder verify`."""
 
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from anyorder._sealed import mentions
+from anyorder.accounting import Amplified
+from anyorder.accounting.amplification.curve import fresh_interval, watched
 from anyorder.budget.found import FORMAT as SEARCH
 from anyorder.budget.found import SearchCertificate
 from anyorder.certificate import verify as verify_file
 from anyorder.cli.options import Json
 from anyorder.cli.output import fail, one_line_errors, print_json
-from anyorder.errors import AnyorderError, ArgumentError
+from anyorder.errors import AnyorderError, ArgumentError, CertificateError
+from anyorder.plan import Plan
 from anyorder.report import card, facts_panel, receipt_facts, search_verdict, verdict
 from anyorder.run import audit_files
 
@@ -41,6 +48,10 @@ def verify(
     ] = None,
     large: Annotated[
         bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
+    ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Of a claim by samples: draw others as well, and hold the claim against them."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +82,9 @@ def verify(
                 raise ArgumentError("evidence, receipt and audit belong to a run, and the file is of a search")
             _verify_search(file, large, as_json)
             return
-        found = verify_file(file, evidence=evidence, receipt=receipt, large=large)
+        with _bar() as tell, watched(tell):
+            found = verify_file(file, evidence=evidence, receipt=receipt, large=large)
+            drawn = _drawn_again(found.plan) if fresh else None
         attacked = None if audit is None else audit_files.read(audit, found.plan)
     except AnyorderError as problem:
         if as_json:
@@ -81,6 +94,7 @@ def verify(
     checked, unseen = verdict(found)
     if attacked is not None:
         checked.append(f"as its file says: {attacked}")
+    checked += [] if drawn is None else [drawn]
     plan, certificate, own = found.plan, found.certificate, found.receipt
     if as_json:
         steps = None if certificate is None else certificate.steps
@@ -102,6 +116,40 @@ def verify(
     if certificate is not None and certificate.realised is not None:
         promise += f"; realised, of who took part: epsilon <= {certificate.realised.epsilon:.4g}"
     console.print(f"verified: this {kind} claims {promise}", style="green")
+
+
+def _drawn_again(plan: Plan) -> str:
+    """What fresh samples say of a claim by samples. Raises: ArgumentError for other claims, CertificateError."""
+    curve = plan.curve
+    limits = None
+    if type(curve) is Amplified:
+        limits = fresh_interval(curve, plan.delta, secrets.randbits(62))
+    if limits is None:
+        raise ArgumentError("--fresh is for a claim by samples, and this one has no chance in it")
+    if limits.lower > plan.epsilon:
+        raise CertificateError(
+            f"the claim epsilon = {plan.epsilon:.6g} is below {limits.lower:.6g}, which fresh samples show but for a "
+            "chance of 0.001: its own were chosen, or unlucky"
+        )
+    return f"fresh samples, which nobody chose: epsilon from {limits.lower:.5g} to {limits.upper:.5g}"
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, that shows itself once samples are drawn."""
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task("samples", total=None)
+
+    def tell(done: int, total: int) -> None:
+        if not bar.live.is_started:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield tell
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 def _verify_search(file: Path, large: bool, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from anyorder._sealed import quoted
 from anyorder._trusted import trusted_text
+from anyorder.accounting.amplification import methods
 from anyorder.certificate import Verification
 from anyorder.plan import Plan
 from anyorder.receipt import Receipt
@@ -14,7 +15,11 @@ _SHOWN = 40  # steps
 def verdict(found: Verification) -> tuple[list[str], list[str]]:
     """(what was checked, and holds; what no file, or none that was given, can show)."""
     checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
+    if found.plan.method is not None:
+        checked += [f"the amplified epsilon, {methods.describe(found.plan.method)}; and the one if batches were known"]
     unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
+    if found.plan.participation.secret:
+        unseen += ["that the coins were those of the order, and that nobody but the sampler knows the batches"]
     if found.certificate is not None and found.certificate.realised is not None:
         checked += ["the realised mu and epsilon, recomputed from how often units came and how far apart"]
         unseen += [

@@ -19,6 +19,8 @@ __all__ = ["check_plan"]
 _SMALL_STEPS = 3 << 10
 _MAX_LISTED = 1 << 12
 _MAX_BUFFERS = 64
+_MOST_BINS = 32  # of the deterministic bound; and
+_MOST_DIAGONAL = 128  # of a loss distribution
 _LEAST_SAMPLED_SIGMA = 0.4  # below, privacy loss distributions take minutes, and epsilon is in the tens
 
 
@@ -49,10 +51,27 @@ def check_plan(data: Any) -> None:
     sampled = rule is not None and rule.secret
     if sampled and _mu_of_step(data) > 1 / _LEAST_SAMPLED_SIGMA:
         raise CertificateError(f"secret sampling with so little noise takes more time than a file is given{REMEDY}")
+    if sampled:
+        _check_secret(data, part, chosen, structure, n)
     if n > _SMALL_STEPS and structure is not None and not _has_closed_form(structure, pattern, chosen, n):
         raise CertificateError(
             f"the claims of this mechanism, for this order and {n} steps, take more time than a file is given{REMEDY}"
         )
+
+
+def _check_secret(
+    data: dict[str, Any], part: dict[str, Any], chosen: dict[str, Any], structure: Structure | None, n: int
+) -> None:
+    """Refuse what an amplified claim would take, by its method and its number of bins."""
+    how = _part(data, "method").get("kind")
+    if how == "monte_carlo":
+        raise CertificateError(f"a claim by samples takes more time to replay than a file is given{REMEDY}")
+    bins = _number(part.get("b"), 1) if part.get("kind") in ("balls_in_bins", "random_allocation") else 1
+    if bins > (_MOST_BINS if how == "bound" else _MOST_DIAGONAL):
+        raise CertificateError(f"the amplified claim of {bins} bins takes more time than a file is given{REMEDY}")
+    if part.get("kind") != "poisson_sampling" and structure is not Structure.IDENTITY:
+        rows = 2 * n if structure is Structure.TREE else n
+        check_work("the columns of this mechanism, for a secret order", numbers=rows * n, operations=rows * n * 16)
 
 
 def _mu_of_step(data: dict[str, Any]) -> float:

@@ -1,5 +1,8 @@
 """The curve of a release whose batches are drawn by secret coins, with any noise that its order is accounted with."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import exp, inf, nextafter
@@ -11,6 +14,7 @@ from anyorder._sealed import canonical, check_names
 from anyorder.accounting.amplification import methods
 from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, check_method
 from anyorder.accounting.amplification.mixture import check_fits
+from anyorder.accounting.amplification.monte_carlo import Interval, mc_interval
 from anyorder.accounting.amplification.values import (
     Progress,
     Secret,
@@ -25,7 +29,16 @@ from anyorder.participation.sampled import BallsInBins, MinSeparationSampling, R
 from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import Strategy
 
-__all__ = ["RELATIONS", "Amplified", "Secret", "check_relation", "default_method", "known_mu"]
+__all__ = [
+    "RELATIONS",
+    "Amplified",
+    "Secret",
+    "check_relation",
+    "default_method",
+    "fresh_interval",
+    "known_mu",
+    "watched",
+]
 
 RELATIONS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 """Relation -> how far a unit moves the release, in sensitivities, for those who know the coins."""
@@ -125,11 +138,35 @@ class Amplified:
         Args:
             progress: called with what was done of what is to be done, by samples; never by another method.
         """
-        return _epsilon(self, _check.probability("delta", delta), progress)
+        return _epsilon(self, _check.probability("delta", delta), progress or _watch.get())
 
     def delta(self, epsilon: float, progress: Progress | None = None) -> float:
         """A delta that holds at epsilon, at or above the smallest."""
         return _delta(self, _check.real("epsilon", epsilon, low=0.0), progress)
+
+
+_watch: ContextVar[Progress | None] = ContextVar("who is told how far samples are", default=None)
+
+
+@contextmanager
+def watched(progress: Progress) -> Iterator[None]:
+    """Within, `progress` is called with what samples are done and to be done, whoever asks for their number."""
+    token = _watch.set(progress)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+def fresh_interval(curve: Amplified, delta: float, salt: int) -> Interval | None:
+    """Both limits of epsilon by samples of another salt, each wrong with probability 1e-3; None where none are drawn.
+
+    A claim by samples below the lower limit is refuted: its own samples were chosen, or chance was against it.
+    """
+    if type(curve.method) is not MonteCarlo:
+        return None
+    settings = MonteCarlo(curve.method.samples, None, salt)
+    return mc_interval(*_pair(curve), delta, settings, _watch.get())
 
 
 @dataclass(frozen=True)
