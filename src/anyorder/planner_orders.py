@@ -1,0 +1,235 @@
+"""Which order to ask for: plans for several orders at one budget, side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, assert_never
+
+from anyorder import _check
+from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
+from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    MinSeparationSampling,
+    Participation,
+    PoissonSampling,
+    RandomAllocation,
+    SingleEpoch,
+    TruncatedPoisson,
+)
+from anyorder.participation.rules import check_kind
+from anyorder.plan import Plan
+
+__all__ = ["ANY", "Needs", "OrderComparison", "OrderRow", "compare_orders"]
+
+ANY = ("shuffled", "fixed", "poisson", "cyclic-poisson", "truncated-poisson", "balls-in-bins", "random-allocation")
+"""What "any" stands for, in the order in which they are planned. Sampling with separation is asked for by its name: its
+claims are by samples alone, and its distance must be given."""
+
+_OWN = {"order", "participation", "loader", "accumulate", "noise_multiplier", "sigma", "selection"}
+
+
+class Needs(NamedTuple):
+    """What somebody who trains must be able to do for an order's claim to hold.
+
+    Attributes:
+        access: to the data.
+        secrecy: whether batches must stay secret.
+        batches: of what size they are.
+    """
+
+    access: str
+    secrecy: bool
+    batches: str
+
+    def __str__(self) -> str:
+        secret = "batches stay secret" if self.secrecy else "batches may be public"
+        return f"{self.access}; {secret}; {self.batches}"
+
+
+@dataclass(frozen=True)
+class OrderRow:
+    """One order in a comparison.
+
+    Attributes:
+        order: its word.
+        plan: for it, at the common budget.
+    """
+
+    order: str
+    plan: Plan
+
+    @cached_property
+    def error(self) -> float:
+        """Noise of one coordinate of the iterates, root mean square over steps, in clip norms: `Plan.noise_error`."""
+        return self.plan.noise_error(sums=not self.plan.reaches_iterates)
+
+    @property
+    def known_epsilon(self) -> float | None:
+        """The epsilon if the batches became known; None where they may be."""
+        return self.plan.known_epsilon
+
+    @property
+    def needs(self) -> Needs:
+        """What the order takes."""
+        return needs(self.plan.participation)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "order": self.order, "mechanism": self.plan.strategy.describe(), "error": self.error,
+            "epsilon": self.plan.epsilon, "known_epsilon": self.known_epsilon, "vectors": self.plan.strategy.state_rows,
+            "noise_multiplier": self.plan.noise_multiplier, "needs": self.needs._asdict(),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OrderComparison:
+    """Plans for several orders at one (epsilon, delta) and expected batch size, the least error first.
+
+    Attributes:
+        rows: of the orders that were planned.
+        refused: (order, reason) of those of "any" that do not fit what was asked.
+    """
+
+    rows: tuple[OrderRow, ...]
+    refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def best(self) -> Plan:
+        """The plan of least error."""
+        return self.rows[0].plan
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of `texts`."""
+        return ("order", "mechanism", "error", "vectors", "if known", "data", "batches")
+
+    @property
+    def texts(self) -> list[tuple[str, ...]]:
+        """The rows in words; "if known" is the epsilon if the batches became known, where they must stay secret."""
+        return [
+            (
+                row.order, _mechanism(row.plan), f"{row.error:.5g}", str(row.plan.strategy.state_rows),
+                "" if row.known_epsilon is None else f"{row.known_epsilon:.3g}", row.needs.access,
+                ("secret, " if row.needs.secrecy else "") + row.needs.batches,
+            )
+            for row in self.rows
+        ]  # fmt: skip
+
+    @property
+    def title(self) -> str:
+        """What all rows share."""
+        plan = self.best
+        return f"epsilon {plan.epsilon:.4g} at delta {plan.delta:g}, {plan.n} steps of {plan.batch_size} on average"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"orders": [row.to_dict() for row in self.rows], "refused": dict(self.refused)}
+
+    def __str__(self) -> str:
+        table = [self.columns, *self.texts]
+        widths = [max(len(row[i]) for row in table) for i in range(len(self.columns))]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
+        return "\n".join([self.title, *lines, *(f"{order}: not planned: {why}" for order, why in self.refused)])
+
+
+def needs(order: Participation) -> Needs:
+    """What somebody who trains must be able to do for the order."""
+    check_kind(order)
+    match order:
+        case SingleEpoch():
+            return Needs("one pass in any order", secrecy=False, batches="one size")
+        case EpochShuffle():
+            return Needs("any order in each epoch", secrecy=False, batches="one size")
+        case FixedOrder():
+            return Needs("one order, kept", secrecy=False, batches="one size")
+        case KnownOrder():
+            return Needs("the order that is known", secrecy=False, batches="as they are")
+        case MinSeparation():
+            return Needs("any order that keeps a distance", secrecy=False, batches="any size")
+        case PoissonSampling() | MinSeparationSampling():
+            return Needs("random access", secrecy=True, batches="varying size")
+        case CyclicPoisson():
+            return Needs("random access in a group", secrecy=True, batches="varying size")
+        case TruncatedPoisson():
+            return Needs("random access", secrecy=True, batches=f"at most {order.batch_size}, filled up")
+        case BallsInBins():
+            return Needs("one random split, kept", secrecy=True, batches="varying size")
+        case RandomAllocation():
+            return Needs("a random split in each epoch", secrecy=True, batches="varying size")
+        case _:
+            assert_never(order)
+
+
+def compare_orders(order: str | Sequence[str] = "any", **arguments: Any) -> OrderComparison:
+    """Plan several orders at one (epsilon, delta) and one expected batch size, and rank them by the error of iterates.
+
+    Each order has the mechanism that is best for it, fitted to its own claim: the amplified one where batches are drawn
+    by secret coins. What an order needs of whoever trains is beside it; an order whose needs are not met has no claim.
+
+        print(ao.compare_orders(dataset_size=60000, batch_size=500, epochs=5, epsilon=2, delta=1e-5))
+
+    Args:
+        order: words as of `plan`, or "any" for all that can be planned with what is given.
+        arguments: of `plan`: delta, epsilon, dataset_size, batch_size and epochs, and others that are not about an
+            order. `cycle` and `max_batch_size` go to the orders that have them; without a cycle the best is found.
+    Returns: the plans, the least error first; of "any", also the orders that do not fit, with the reason.
+    Raises: ArgumentError; PlanError where no order can be planned, or one that was named; MissingDependencyError where
+        one that was named needs a library.
+    Cost: that of each plan, up to a minute for an order of 2000 steps; fits are kept on disk.
+    """
+    from anyorder.planner import plan  # which asks for this module where order is a list
+
+    wrong = sorted(_OWN & {name for name, value in arguments.items() if value is not None and value != 1})
+    if wrong:
+        raise ArgumentError(
+            f"{', '.join(wrong)} must not be given with several orders, which are planned by dataset_size, batch_size, "
+            "epochs and epsilon"
+        )
+    arguments = {name: value for name, value in arguments.items() if name not in _OWN}
+    words = _words(order)
+    rows, refused = [], []
+    for word in words:
+        fitting = {name: value for name, value in arguments.items() if word in _FOR.get(name, words)}
+        try:
+            rows.append(OrderRow(word, plan(order=word, **fitting)))
+        except (PlanError, MissingDependencyError) as problem:
+            if order != "any":
+                raise
+            refused.append((word, str(problem)))
+    if not rows:
+        told = "; ".join(f"{word}: {why}" for word, why in refused)
+        raise PlanError(f"no order can be planned with what was asked: {told}")
+    return OrderComparison(tuple(sorted(rows, key=lambda row: row.error)), tuple(refused))
+
+
+_FOR = {
+    "cycle": ("cyclic-poisson", "truncated-poisson", "min-separation-sampling"),
+    "max_batch_size": ("truncated-poisson",),
+}
+"""Argument -> the orders that have it."""
+
+
+def _words(order: str | Sequence[str]) -> tuple[str, ...]:
+    if order == "any":
+        return ANY
+    listed = (order,) if isinstance(order, str) else tuple(order)
+    if not listed:
+        raise ArgumentError("order must be 'any', or a list of at least one order in words, got an empty list")
+    words = tuple(word.replace("_", "-") if isinstance(word, str) else word for word in listed)
+    for word in words:
+        _check.choice("order", word, {*ANY, "sequential", "min-separation-sampling"})
+    return tuple(dict.fromkeys(words))
+
+
+def _mechanism(plan: Plan) -> str:
+    from anyorder.strategy.kinds import in_words
+
+    return in_words(plan.strategy)
