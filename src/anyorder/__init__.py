@@ -17,7 +17,7 @@ from anyorder.accounting import compose
 from anyorder.certificate import Certificate, Evidence, verify
 from anyorder.error import RENAMED, last_error, max_error, renamed, rmse
 from anyorder.plan import Plan
-from anyorder.planner import plan
+from anyorder.planner import compare_orders, plan
 from anyorder.receipt import Receipt
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 
@@ -50,6 +50,7 @@ __all__ = [
     "check",
     "check_model",
     "clipping",
+    "compare_orders",
     "compose",
     "errors",
     "federated",

@@ -1,7 +1,8 @@
 """The planner: finds the order, the mechanism and the noise, and joins them into a `Plan`."""
 
+import contextlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import frexp, inf, nextafter, sqrt
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from anyorder.accounting.split import for_epsilon, for_sigma, shared
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose
 from anyorder.optimize.candidates import MAX_COST, rows_touched
+from anyorder.optimize.cycle import best_cycle
 from anyorder.optimize.fits import fit_named
 from anyorder.participation import (
     BallsInBins,
@@ -45,13 +47,14 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 from anyorder.plan import Plan
+from anyorder.planner_orders import OrderComparison, compared
 from anyorder.sensitivity import sensitivity
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Combination, Independent, Strategy, Tree
 from anyorder.workload import Workload, from_optimizer
 from anyorder.workload import check_kind as check_workload
 
-__all__ = ["plan", "with_budget"]
+__all__ = ["compare_orders", "plan", "with_budget"]
 
 
 def plan(
@@ -65,7 +68,7 @@ def plan(
     epochs: int | None = None,
     loader: Iterable[Any] | None = None,
     accumulate: int = 1,
-    order: str | None = None,
+    order: str | Sequence[str] | None = None,
     cycle: int | None = None,
     max_batch_size: int | None = None,
     participation: Participation | None = None,
@@ -111,9 +114,11 @@ def plan(
             (the same order in each epoch: less noise). Or secret sampling by this package's own sampler, whose batches
             have batch_size units on average: "poisson" (with independent noise: DP-SGD), "cyclic-poisson",
             "truncated-poisson", "balls-in-bins", "random-allocation", "min-separation-sampling"; see
-            `anyorder.participation`.
+            `anyorder.participation`. Or several words, or "any" for all that fit: each is planned, and the plan of
+            least error is returned; `anyorder.compare_orders` shows them all.
         cycle: of cyclic and truncated Poisson sampling and of sampling with separation: groups, or least distance of
-            two steps of a unit; the mechanism's number of bands, if it says one.
+            two steps of a unit; the mechanism's number of bands, if it says one. For mechanism "auto" and an epsilon
+            the best cycle of the first two is found.
         max_batch_size: of truncated Poisson sampling, the physical batch; batch_size + 3 sqrt(batch_size) by default.
         participation: the order as a rule; the ledger holds the run to it, whatever the loader.
         drop_last: whether an incomplete last batch is dropped.
@@ -150,6 +155,9 @@ def plan(
         fit, and where no mechanism keeps to the memory.
     Cost: that of the fit, seconds for 1000 steps; fits are kept on disk.
     """
+    arguments = dict(locals())
+    if order == "any" or not (order is None or isinstance(order, str)):
+        return compare_orders(**arguments).best
     budget = _budget(epsilon, noise_multiplier, sigma)  # before a fit that may take long
     _check.choice("neighbours", neighbours, NEIGHBOURS)
     delta = _check.probability("delta", delta)
@@ -190,6 +198,8 @@ def plan(
         raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
     on_device = check_on_device(on_device, rule)  # before a fit that may take long
     work = _workload(rule.n, workload, optimizer, scheduler, momentum, learning_rates)
+    if participation is None and loader is None and cycle is None and mechanism == "auto" and order in CYCLIC[:2]:
+        rule = _with_best_cycle(rule, work, epsilon, delta, objective, max_cost)
     check_selection(selection)  # before a fit that may take long
     tree = {"estimator": estimator, "restart_every": restart_every, "completion": completion}
     limits = _Limits(
@@ -199,7 +209,7 @@ def plan(
         limits = limits._replace(state=None)  # noise that keeps anything is refused, whatever memory there is
     chosen = _strategy(
         mechanism, work, rule, secure, selection is not None, objective, limits,
-        {k: v for k, v in tree.items() if v is not None},
+        {k: v for k, v in tree.items() if v is not None}, {"epsilon": epsilon, "delta": delta},
     )  # fmt: skip
     if rule.secret and not rule.absence_moves_others and neighbours == "zero-out":
         neighbours = "add-or-remove"  # what the sampler's accounting is about
@@ -220,6 +230,27 @@ def plan(
         grid=_default_grid(clip_norm) if secure else None, on_device=on_device, selection=selection,
         method=found,
     )  # fmt: skip
+
+
+def compare_orders(order: str | Sequence[str] = "any", **arguments: Any) -> OrderComparison:
+    """Plan several orders at one (epsilon, delta) and one expected batch size, and rank them by the error of iterates.
+
+    Each order has the mechanism that is best for it, fitted to its own claim: the amplified one where batches are drawn
+    by secret coins. What an order needs of whoever trains is beside it; an order whose needs are not met has no claim.
+
+        print(ao.compare_orders(dataset_size=60000, batch_size=500, epochs=5, epsilon=2, delta=1e-5))
+
+    Args:
+        order: words as of `plan`, or "any" for all that can be planned with what is given.
+        arguments: of `plan`: delta, epsilon, dataset_size, batch_size and epochs, and others that are not about an
+            order. `cycle`, `max_batch_size` and `method` go to the orders that have them; without a cycle the best
+            is found.
+    Returns: the plans, the least error first; of "any", also the orders that do not fit, with the reason.
+    Raises: ArgumentError; PlanError where no order can be planned, or one that was named; MissingDependencyError where
+        one that was named needs a library.
+    Cost: that of each plan, up to a minute for an order of 2000 steps; fits are kept on disk.
+    """
+    return compared(plan, order, arguments)
 
 
 def with_budget(
@@ -296,6 +327,8 @@ def _cycle_of(mechanism: str | Strategy, cycle: int | None, order: str) -> int |
     found = re.search(r"([0-9]+) bands?", mechanism) if isinstance(mechanism, str) else None
     if found is not None:
         return int(found[1])
+    if mechanism == "auto" and order in CYCLIC[:2]:
+        return 1  # found by the claim, later
     return 1 if mechanism in ("independent", "poisson") else None
 
 
@@ -342,7 +375,7 @@ class _Limits(NamedTuple):
 
 def _strategy(
     mechanism: str | Strategy, work: Workload, order: Participation, secure: bool, selected: bool, objective: str,
-    limits: _Limits, tree: dict[str, Any],
+    limits: _Limits, tree: dict[str, Any], claim: dict[str, Any],
 ) -> Strategy:  # fmt: skip
     if tree and mechanism != "tree":
         raise ArgumentError(f"{', '.join(tree)} must come with mechanism 'tree' only, got {mechanism!r}")
@@ -363,7 +396,7 @@ def _strategy(
     if mechanism == "poisson":
         raise PlanError(f"mechanism 'poisson' needs secret sampling (order='poisson'), got {order.describe()}")
     if order.secret and mechanism in ("auto", "independent"):
-        return _secret_auto(work, order, limits, objective) if mechanism == "auto" else Independent(order.n)
+        return _secret_auto(work, order, limits, objective, claim) if mechanism == "auto" else Independent(order.n)
     if mechanism == "auto" and selected:
         # Errors are those of a row that every step releases. One that few steps release has no later noise that takes
         # back the earlier, and the larger noise of each step.
@@ -371,22 +404,45 @@ def _strategy(
     if mechanism == "auto":
         known = choose(work, order, limits.state, objective, max_cost=limits.chosen_cost)
         return next(one.strategy for one in known if not secure or isinstance(one.strategy, Combination))
-    found = fit_named(
-        mechanism,
-        work,
-        known_order(order),
-        objective=objective,
-        max_state=limits.state,
-        max_cost=limits.chosen_cost,
-        **tree,
-    )
+    found = _fit_named(mechanism, work, order, objective, limits, tree, claim)
     if type(found) is Tree and (selected or limits.state == 0):
         found = Tree(found.n, found.estimator, found.restarts, found.completion, regenerate=True)
     return _within(found, limits, selected)
 
 
-def _secret_auto(work: Workload, order: Participation, limits: _Limits, objective: str) -> Strategy:
-    """Of the mechanisms that the order is accounted with, the best for its steps without coins."""
+def _fit_named(
+    mechanism: str, work: Workload, order: Participation, objective: str, limits: _Limits, tree: dict[str, Any],
+    claim: dict[str, Any],
+) -> Strategy:  # fmt: skip
+    """Fitted to the amplified claim where the order has one and the kind such a fit, else to steps without coins."""
+    budget: dict[str, Any] = {"max_state": limits.state, "max_cost": limits.chosen_cost, "objective": objective}
+    if order.secret and claim["epsilon"] is not None and not tree:
+        with contextlib.suppress(PlanError):
+            return fit_named(mechanism, work, order, **budget, **claim)
+    return fit_named(mechanism, work, known_order(order), **budget, **tree)
+
+
+def _with_best_cycle(
+    rule: Participation, work: Workload, epsilon: float | None, delta: float, objective: str,
+    max_cost: float | None,
+) -> Participation:  # fmt: skip
+    """Of cyclic and truncated sampling that were planned without groups, with as many as suit the claim."""
+    assert isinstance(rule, (CyclicPoisson, TruncatedPoisson))
+    share = rule.sampling_probability
+    if epsilon is None:
+        raise ArgumentError(
+            "cycle must be given with order 'cyclic-poisson' where no epsilon is, by which it is chosen"
+        )
+    cycle = best_cycle(work, share, epsilon, delta, objective, most=MAX_COST if max_cost is None else max_cost)
+    return replace(rule, cycle=cycle, sampling_probability=min(1.0, share * cycle))
+
+
+def _secret_auto(
+    work: Workload, order: Participation, limits: _Limits, objective: str, claim: dict[str, Any]
+) -> Strategy:
+    """The mechanism of least error at the amplified claim; without an epsilon, for the order's steps without coins."""
+    if claim["epsilon"] is not None:
+        return choose(work, order, limits.state, objective, max_cost=limits.chosen_cost, **claim)[0].strategy
     found = choose(work, known_order(order), limits.state, objective, max_cost=limits.chosen_cost)
     for one in found:
         try:

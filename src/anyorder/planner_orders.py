@@ -1,9 +1,9 @@
 """Which order to ask for: plans for several orders at one budget, side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple
 
 from anyorder import _check
 from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
@@ -23,14 +23,15 @@ from anyorder.participation import (
 )
 from anyorder.participation.rules import check_kind
 from anyorder.plan import Plan
+from anyorder.strategy.kinds import in_words
 
-__all__ = ["ANY", "Needs", "OrderComparison", "OrderRow", "compare_orders"]
+__all__ = ["ANY", "Needs", "OrderComparison", "OrderRow", "compared", "needs"]
 
 ANY = ("shuffled", "fixed", "poisson", "cyclic-poisson", "truncated-poisson", "balls-in-bins", "random-allocation")
 """What "any" stands for, in the order in which they are planned. Sampling with separation is asked for by its name: its
 claims are by samples alone, and its distance must be given."""
 
-_OWN = {"order", "participation", "loader", "accumulate", "noise_multiplier", "sigma", "selection"}
+_OWN = {"order", "participation", "loader", "accumulate", "noise_multiplier", "sigma"}
 
 
 class Needs(NamedTuple):
@@ -114,7 +115,7 @@ class OrderComparison:
         """The rows in words; "if known" is the epsilon if the batches became known, where they must stay secret."""
         return [
             (
-                row.order, _mechanism(row.plan), f"{row.error:.5g}", str(row.plan.strategy.state_rows),
+                row.order, in_words(row.plan.strategy), f"{row.error:.5g}", str(row.plan.strategy.state_rows),
                 "" if row.known_epsilon is None else f"{row.known_epsilon:.3g}", row.needs.access,
                 ("secret, " if row.needs.secrecy else "") + row.needs.batches,
             )
@@ -165,28 +166,11 @@ def needs(order: Participation) -> Needs:
         case RandomAllocation():
             return Needs("a random split in each epoch", secrecy=True, batches="varying size")
         case _:
-            assert_never(order)
+            raise PlanError(f"nothing is known of what {order.describe()} needs")
 
 
-def compare_orders(order: str | Sequence[str] = "any", **arguments: Any) -> OrderComparison:
-    """Plan several orders at one (epsilon, delta) and one expected batch size, and rank them by the error of iterates.
-
-    Each order has the mechanism that is best for it, fitted to its own claim: the amplified one where batches are drawn
-    by secret coins. What an order needs of whoever trains is beside it; an order whose needs are not met has no claim.
-
-        print(ao.compare_orders(dataset_size=60000, batch_size=500, epochs=5, epsilon=2, delta=1e-5))
-
-    Args:
-        order: words as of `plan`, or "any" for all that can be planned with what is given.
-        arguments: of `plan`: delta, epsilon, dataset_size, batch_size and epochs, and others that are not about an
-            order. `cycle` and `max_batch_size` go to the orders that have them; without a cycle the best is found.
-    Returns: the plans, the least error first; of "any", also the orders that do not fit, with the reason.
-    Raises: ArgumentError; PlanError where no order can be planned, or one that was named; MissingDependencyError where
-        one that was named needs a library.
-    Cost: that of each plan, up to a minute for an order of 2000 steps; fits are kept on disk.
-    """
-    from anyorder.planner import plan  # which asks for this module where order is a list
-
+def compared(plan: Callable[..., Plan], order: str | Sequence[str], arguments: dict[str, Any]) -> OrderComparison:
+    """`anyorder.compare_orders`, whose docstring says it all, by the planner's function for one order."""
     wrong = sorted(_OWN & {name for name, value in arguments.items() if value is not None and value != 1})
     if wrong:
         raise ArgumentError(
@@ -213,6 +197,7 @@ def compare_orders(order: str | Sequence[str] = "any", **arguments: Any) -> Orde
 _FOR = {
     "cycle": ("cyclic-poisson", "truncated-poisson", "min-separation-sampling"),
     "max_batch_size": ("truncated-poisson",),
+    "method": ("balls-in-bins", "random-allocation", "min-separation-sampling"),
 }
 """Argument -> the orders that have it."""
 
@@ -227,9 +212,3 @@ def _words(order: str | Sequence[str]) -> tuple[str, ...]:
     for word in words:
         _check.choice("order", word, {*ANY, "sequential", "min-separation-sampling"})
     return tuple(dict.fromkeys(words))
-
-
-def _mechanism(plan: Plan) -> str:
-    from anyorder.strategy.kinds import in_words
-
-    return in_words(plan.strategy)

@@ -25,7 +25,9 @@ Batch = Annotated[int, typer.Option(help="Examples in a step; sums of gradients 
 Epochs = Annotated[int, typer.Option(help="Passes over the data.")]
 ORDER = (
     "Order of the data: [bold]shuffled[/bold] (anew in each epoch), [bold]fixed[/bold] (shuffled once, then kept), "
-    "[bold]sequential[/bold] (as stored), or [bold]poisson[/bold] (secret random sampling, by this package's sampler)."
+    "[bold]sequential[/bold] (as stored); or secret random sampling, by this package's sampler: [bold]poisson[/bold], "
+    "[bold]cyclic-poisson[/bold], [bold]truncated-poisson[/bold], [bold]balls-in-bins[/bold], "
+    "[bold]random-allocation[/bold]."
 )
 MECHANISM = (
     "Noise: [bold]auto[/bold] (least error), [bold]tree[/bold] (DP-FTRL), [bold]independent[/bold] (DP-SGD without "

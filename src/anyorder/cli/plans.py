@@ -2,7 +2,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ from anyorder.cli.options import (
 )  # fmt: skip
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.errors import MissingDependencyError
+from anyorder.planner import compare_orders
 from anyorder.report import card, plot_noise
 from anyorder.run import planning
 
@@ -61,25 +62,46 @@ def plan(
     .. --compare for a table of mechanisms, --plot noise.png for a picture of
     their noise, --order fixed for a loader that shuffles once, --save
     plan.json for anyorder.Plan.load and anyorder verify.
+
+    $ anyorder plan --dataset-size 60000 --batch-size 500 --epsilon 2 --order any
+
+    .. plans every order that there is, shuffled and secret ones, and prints a
+    table: error, what each needs, epsilon if the batches became known. The
+    card, --save and --plot are of the best; name some with commas between.
     """
     words = planning.Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
-    chosen = planning.make_plan(
-        words, delta=delta, epsilon=epsilon, noise_multiplier=noise_multiplier, order=order, momentum=momentum,
-        dataset_size=dataset_size, batch_size=batch_size, epochs=epochs, clip_norm=clip_norm,
-        selection=None if selection is None else read_words(selection),
-    )  # fmt: skip
+    several = planning.orders_in(order)
+    asked: dict[str, Any] = {
+        "delta": delta, "epsilon": epsilon, "momentum": momentum, "dataset_size": dataset_size,
+        "batch_size": batch_size, "epochs": epochs, "clip_norm": clip_norm,
+        "selection": None if selection is None else read_words(selection),
+    }  # fmt: skip
+    orders = None
+    if several is None:
+        chosen = planning.make_plan(words, noise_multiplier=noise_multiplier, order=order, **asked)
+    else:
+        orders = compare_orders(several, noise_multiplier=noise_multiplier, **words.arguments(), **asked)
+        chosen = orders.best
     rows = planning.compare(chosen) if compared else []
     if save is not None:
         chosen.save(save)
     if plot is not None:
-        lines = planning.best_of_each_kind(rows) if compared else planning.noise_lines(chosen)
+        if orders is not None:
+            lines = {row.order: row.plan for row in orders.rows}
+        else:
+            lines = planning.best_of_each_kind(rows) if compared else planning.noise_lines(chosen)
         plot_noise(lines, plot, f"noise over {chosen.n} steps, epsilon {chosen.epsilon:.3g}, delta {chosen.delta:g}")
     if as_json:
         described = {"plan": chosen.to_dict(), "claims": chosen.claims()}
-        print_json({**described, **({"compare": [row.to_dict() for row in rows]} if compared else {})})
+        tables = {"compare": [row.to_dict() for row in rows]} if compared else {}
+        print_json({**described, **tables, **({} if orders is None else orders.to_dict())})
         return
     console = Console()
     console.print(card(chosen))
+    if orders is not None:
+        console.print(planning.order_table(orders))
+        for word, why in orders.refused:
+            console.print(f"{word} is not planned: {why}", markup=False)
     if compared:
         console.print(planning.comparison(rows))
 

@@ -12,6 +12,7 @@ from anyorder.optimize.fits import kind_in
 from anyorder.participation import PoissonSampling
 from anyorder.plan import Plan
 from anyorder.planner import plan, with_budget
+from anyorder.planner_orders import OrderComparison
 from anyorder.report import comparison_table
 from anyorder.strategy import Combination, Independent, Strategy
 
@@ -23,9 +24,14 @@ __all__ = [
     "comparison",
     "make_plan",
     "noise_lines",
+    "order_table",
+    "orders_in",
     "poisson_claim",
     "with_budget",
 ]
+
+
+_CALIBRATED = 3  # mechanisms of a secret order, whose claims take long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,13 @@ class Mechanism:
         options = {name: value for name, value in vars(self).items() if value != getattr(Mechanism, name)}
         options.pop("name", None)
         return {"mechanism": self.name, **options}
+
+
+def orders_in(words: str | None) -> str | list[str] | None:
+    """The orders of an option: "any", or several between commas; None for one, or none."""
+    if words is None or (words != "any" and "," not in words):
+        return None
+    return words if words == "any" else [word.strip() for word in words.split(",")]
 
 
 def make_plan(
@@ -128,14 +141,20 @@ class Row:
 def compare(chosen: Plan) -> list[Row]:
     """Every mechanism of `anyorder.optimize.choose` that fits a plan, in its order, at its epsilon; least error first.
 
+    Under secret coins the three that are estimated to be best, and independent noise: each is calibrated by its bound.
+
     A row of DP-SGD with secret Poisson sampling is added, for reference, where its accounting is installed.
     """
-    if chosen.participation.secret:
+    if type(chosen.participation) is PoissonSampling:
         raise ArgumentError("a comparison needs an order other than 'poisson', which allows independent noise only")
     rows: dict[Strategy, Row] = {}
     combined = chosen.selection is not None  # whose noise is of the chosen rows alone
-    for candidate in choose(chosen.workload, chosen.participation, 0 if combined else None):
+    secret = chosen.participation.secret  # what is fitted then depends on the claim
+    claim: dict[str, Any] = {"epsilon": chosen.epsilon, "delta": chosen.delta} if secret else {}
+    for candidate in choose(chosen.workload, chosen.participation, 0 if combined else None, **claim):
         if combined and not isinstance(candidate.strategy, Combination):
+            continue
+        if secret and len(rows) >= _CALIBRATED and type(candidate.strategy) is not Independent:
             continue
         plan = with_budget(replace(chosen, strategy=candidate.strategy), epsilon=chosen.epsilon)
         rows.setdefault(candidate.strategy, Row(candidate.name, plan, candidate.ratio))  # sizes may share an optimum
@@ -150,7 +169,8 @@ def comparison(rows: list[Row]) -> Any:
     columns = dict.fromkeys(("mechanism", "error", "over bound", "last step", "vectors", "epsilon"), "right")
     texts = [
         (
-            row.name + ("  (secret sampling only)" if row.plan.participation.secret else ""), f"{row.error:.5g}",
+            row.name + ("  (secret sampling only)" if type(row.plan.participation) is PoissonSampling else ""),
+            f"{row.error:.5g}",
             "" if row.ratio is None else f"{row.ratio:.3f}", f"{row.last:.5g}",
             str(row.plan.strategy.state_rows), f"{row.plan.epsilon:.4g}",
         )
@@ -166,6 +186,18 @@ def comparison(rows: list[Row]) -> Any:
             "with independent noise, which 'auto' takes"
         )
     return comparison_table(title, {**columns, "mechanism": "left"}, texts)
+
+
+def order_table(compared: OrderComparison) -> Any:
+    """Orders side by side as a rich table."""
+    right = {"error", "vectors", "if known"}
+    title = (
+        f"{compared.title}\nerror: noise in the iterates, root mean square over steps, in clip norms\n"
+        "if known: the epsilon if the batches became known; 'secret' ones must never be"
+    )
+    return comparison_table(
+        title, {name: "right" if name in right else "left" for name in compared.columns}, compared.texts
+    )
 
 
 def best_of_each_kind(rows: list[Row]) -> dict[str, Plan]:
