@@ -1,6 +1,7 @@
 """Several orders at one budget: the table, the best, what each needs."""
 
 import json
+import math
 
 import pytest
 from typer.testing import CliRunner
@@ -22,17 +23,17 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 from anyorder.planner import compare_orders
-from anyorder.planner_orders import ANY, needs
+from anyorder.planner_orders import ANY, OrderComparison, needs
 
 ASKED = {"dataset_size": 400, "batch_size": 40, "epochs": 2, "epsilon": 2.0, "delta": 1e-5}
 
 
 @pytest.fixture(scope="module")
-def compared() -> ao.planner_orders.OrderComparison:
+def compared() -> OrderComparison:
     return compare_orders(["shuffled", "fixed", "poisson", "balls_in_bins"], mechanism="independent", **ASKED)
 
 
-def test_rows_are_plans_at_one_budget_least_error_first(compared: ao.planner_orders.OrderComparison) -> None:
+def test_rows_are_plans_at_one_budget_least_error_first(compared: OrderComparison) -> None:
     assert {row.order for row in compared.rows} == {"shuffled", "fixed", "poisson", "balls-in-bins"}
     assert [row.error for row in compared.rows] == sorted(row.error for row in compared.rows)
     for row in compared.rows:
@@ -40,14 +41,14 @@ def test_rows_are_plans_at_one_budget_least_error_first(compared: ao.planner_ord
         assert 2.0 * (1 - 1e-2) <= row.plan.epsilon <= 2.0
         assert (row.plan.batch_size, row.plan.n) == (40, 20)
         assert (row.known_epsilon is not None) == row.needs.secrecy == row.plan.participation.secret
-        assert row.known_epsilon is None or row.known_epsilon > row.plan.epsilon
+        assert row.known_epsilon is None or row.known_epsilon >= row.plan.epsilon
     assert compared.best == compared.rows[0].plan
     by_word = {row.order: row for row in compared.rows}
     assert by_word["poisson"].error < by_word["fixed"].error
     assert by_word["fixed"].plan == ao.plan(order="fixed", mechanism="independent", **ASKED)
 
 
-def test_the_table_says_all_of_it(compared: ao.planner_orders.OrderComparison) -> None:
+def test_the_table_says_all_of_it(compared: OrderComparison) -> None:
     text = str(compared)
     for row in compared.rows:
         [line] = [line for line in text.splitlines() if line.startswith(row.order)]
@@ -59,7 +60,7 @@ def test_the_table_says_all_of_it(compared: ao.planner_orders.OrderComparison) -
     assert json.loads(json.dumps(compared.to_dict()))["orders"][0]["order"] == compared.rows[0].order
 
 
-def test_a_plan_of_several_orders_is_the_best_of_them(compared: ao.planner_orders.OrderComparison) -> None:
+def test_a_plan_of_several_orders_is_the_best_of_them(compared: OrderComparison) -> None:
     words = ["shuffled", "fixed", "poisson", "balls_in_bins"]
     assert ao.plan(order=words, mechanism="independent", **ASKED) == compared.best
 
@@ -93,11 +94,17 @@ def test_arguments_of_one_order_go_to_it_alone() -> None:
     assert {row.plan.participation for row in found.rows} == {FixedOrder(20, 2, 10), CyclicPoisson(20, 2, 0.2)}
 
 
-def test_the_cycle_is_found() -> None:
+def test_the_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guessed(epsilon: float, delta: float, q: float, steps: int) -> float:  # in place of one that takes seconds
+        return 1 / math.sqrt(math.log1p((ao.accounting.gdp_mu(epsilon, delta) / q) ** 2 / steps))
+
+    monkeypatch.setattr("anyorder.optimize.cycle.calibrate_poisson", guessed)
+    monkeypatch.setattr("anyorder.accounting.calibrate_poisson", guessed)
     found = ao.plan(order="cyclic-poisson", **ASKED)
     assert isinstance(found.participation, CyclicPoisson)
-    given = [ao.plan(order="cyclic-poisson", cycle=cycle, **ASKED).noise_error() for cycle in (1, 8)]
-    assert found.noise_error() <= min(given) * (1 + 1e-6)
+    assert 1 < found.participation.cycle < 10
+    given = [ao.plan(order="cyclic-poisson", cycle=cycle, **ASKED).noise_error() for cycle in (1, 10)]
+    assert found.noise_error() < min(given)
 
 
 def test_a_secret_order_is_fitted_to_its_claim() -> None:
@@ -135,15 +142,15 @@ def test_every_order_says_what_it_needs() -> None:
 
 def test_the_command_line() -> None:
     sizes = ["--dataset-size", "400", "--batch-size", "40", "--epochs", "2", "--epsilon", "2"]
-    shown = CliRunner().invoke(app, ["plan", *sizes, "--order", "fixed,poisson", "--mechanism", "independent"])
+    shown = CliRunner().invoke(app, ["plan", *sizes, "--order", "fixed,shuffled", "--mechanism", "independent"])
     assert shown.exit_code == 0, shown.output
-    for phrase in ("privacy card", "if known", "fixed", "poisson", "random"):
+    for phrase in ("privacy card", "if known", "fixed", "shuffled", "one order"):
         assert phrase in shown.output
     told = CliRunner().invoke(
-        app, ["plan", *sizes, "--order", "fixed, poisson", "--mechanism", "independent", "--json"]
+        app, ["plan", *sizes, "--order", "fixed, shuffled", "--mechanism", "independent", "--json"]
     )
     data = json.loads(told.stdout)
-    assert [row["order"] for row in data["orders"]] == ["poisson", "fixed"]
-    assert data["orders"][0]["error"] < data["orders"][1]["error"]
+    assert {row["order"] for row in data["orders"]} == {"fixed", "shuffled"}
+    assert data["orders"][0]["error"] <= data["orders"][1]["error"]
     wrong = CliRunner().invoke(app, ["plan", *sizes, "--order", "fixed,backwards"])
     assert wrong.exit_code == 2

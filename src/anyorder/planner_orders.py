@@ -171,7 +171,8 @@ def needs(order: Participation) -> Needs:
 
 def compared(plan: Callable[..., Plan], order: str | Sequence[str], arguments: dict[str, Any]) -> OrderComparison:
     """`anyorder.compare_orders`, whose docstring says it all, by the planner's function for one order."""
-    wrong = sorted(_OWN & {name for name, value in arguments.items() if value is not None and value != 1})
+    given = {name for name, value in arguments.items() if value is not None}
+    wrong = sorted(_OWN & given - ({"accumulate"} if arguments.get("accumulate") == 1 else set()))
     if wrong:
         raise ArgumentError(
             f"{', '.join(wrong)} must not be given with several orders, which are planned by dataset_size, batch_size, "
