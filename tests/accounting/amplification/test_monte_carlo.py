@@ -85,6 +85,58 @@ def test_the_limit_is_below_the_truth_as_rarely_as_it_says(shape: Shape | None) 
     assert (np.log1p(bet * (1.02 * delta - X)).sum(axis=1) >= math.log(20)).mean() > below
 
 
+def test_a_limit_at_twice_the_failure_is_wrong_too_often() -> None:
+    """One term that is 0 with probability 0.1, else the largest that a bet may lose to: Markov is an equality."""
+    failure, m = 0.05, 1e-3
+    bet = monte_carlo._Bet((1 / (2 * failure) - 1) / m, 0.0)  # the wealth is 20 / 2 after a 0
+    weight = math.log(m / (1 - 2 * failure)) - 1e-12  # delta is m, but for rounding
+    zero = np.random.default_rng(0).random(2000) < 2 * failure
+
+    def wrong(stake: float) -> float:
+        count = 0
+        for one in zero:
+            term = Terms(np.array([-1.0 if one else 50.0]), np.array([weight]), 0.0, weight, True)
+            try:
+                count += monte_carlo._upper_epsilon(term, m, stake, bet) == 0
+            except ArgumentError:  # nothing is claimed
+                assert not one or stake > -math.log(2 * failure)
+        return count / len(zero)
+
+    assert wrong(-math.log(failure)) == 0
+    assert wrong(-math.log(2 * failure) - 1e-9) > 1.5 * failure
+
+
+def test_what_a_claim_stakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure is inside delta, and the best of 256 keys is paid for, in both directions."""
+    seen: list[tuple[float, float]] = []
+    epsilon, delta = monte_carlo._upper_epsilon, monte_carlo._upper_delta
+    monkeypatch.setattr(monte_carlo, "_upper_epsilon", lambda *of: seen.append(of[1:3]) or epsilon(*of))
+    monkeypatch.setattr(monte_carlo, "_upper_delta", lambda *of: seen.append(of[2:]) or delta(*of))
+    mc_epsilon(Independent(6), BallsInBins(2, 3), 1.0, 1e-2, MonteCarlo(2000, failure=3e-3))
+    assert seen == [(1e-2 - 3e-3, pytest.approx(math.log(256 / 3e-3)))] * 2
+    seen.clear()
+    found = mc_delta(Independent(6), BallsInBins(2, 3), 1.0, 1.0, MonteCarlo(2000, failure=3e-3))
+    assert seen == [(1.0, pytest.approx(math.log(256 / 3e-3)))] * 2
+    assert found > 3e-3 + mixture_deltas(2 * np.eye(3), np.ones(3) / 3, 1.0, 1.0).worst
+
+
+def test_claims_over_many_salts_fail_as_rarely_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one key each, not the best of 256; few samples, so that a limit without margin would fail at about half."""
+    monkeypatch.setattr(monte_carlo, "TRIES", 1)
+    monkeypatch.setattr(Bins, "pilot", 1024)
+    monkeypatch.setattr(monte_carlo, "POWERS", (2, 3))
+    delta, failure, gram = 0.25, 0.1, 2 * np.eye(2)
+    claims = [
+        mc_epsilon(Independent(4), BallsInBins(2, 2), 1.0, delta, MonteCarlo(1000, failure, salt)) for salt in range(40)
+    ]
+    truth = np.linspace(0.4, 3.0, 27)
+    deltas = [mixture_deltas(gram, np.ones(2) / 2, 1.0, at).worst for at in truth]
+    found = np.interp(claims, truth, deltas)  # delta at what is claimed, which is to be at most delta - failure
+    assert (found > delta - failure).sum() <= 4 + 2
+    assert (found > 0.85 * (delta - failure)).mean() > 0.5  # and near it
+    assert len(set(claims)) > 30
+
+
 def test_both_directions_count() -> None:
     gram = np.full((2, 2), 1.0) + np.diag([3.0, 0.0])
     search = monte_carlo._Search(Bins(gram), NoiseSource(bytes(32)), 20_000, None)

@@ -1,7 +1,8 @@
 """Certificates of chance: epsilon and delta of secret sampling by samples that anybody can draw again.
 
 delta(eps) is the mean of terms X(eps) in [0, B(eps)], independent, unbiased, none of which rises with eps: see
-`monte_carlo_terms`. What is claimed is an upper confidence limit of it, by a bet that is fixed before the samples:
+`monte_carlo_terms` and `monte_carlo_separated`. What is claimed is an upper confidence limit of it, by a bet that is
+fixed before the samples:
 
 **Theorem.** Let m > 0 and l > 0 be fixed, and K(eps) = prod_i (1 + l (m - X_i(eps))), 0 where a factor is below 0. Let
 E be the smallest eps at or above a fixed floor with K(eps) >= 1 / f; the floor has l (B(floor) - m) <= 1. Then
@@ -9,8 +10,9 @@ E be the smallest eps at or above a fixed floor with K(eps) >= 1 / f; the floor 
     P( delta(E) > m ) <= f
 
 *Proof.* Let e be the largest eps with delta(eps) >= m; delta is continuous, so delta(e) = m. If delta(E) > m, then
-floor <= E < e; no factor at e is below 0, and as factors rise with eps, K(e) >= K(E) >= 1 / f. But E K(e) = 1, so that
-Markov's inequality gives at most f.  QED   The limit of delta at a given eps is that of the same K, in m.
+floor <= E < e; no factor at e is below 0, and as factors rise with eps, K(e) >= K(E) >= 1 / f. But E K(e) <= 1 (terms
+may be of two laws, in equal numbers), so that Markov's inequality gives at most f.  QED   The limit of delta at a given
+eps is that of the same K, in m.
 
 The larger of both directions is wrong only if the direction whose true epsilon is larger is: no union bound. With
 m = delta - failure, the claim is (E, m) but for chance `failure`, so (E, delta) of the sampling and the run together.
@@ -36,12 +38,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
 from anyorder._closed import final
-from anyorder.accounting.amplification.mixture import bins_gram
+from anyorder.accounting.amplification.mixture import bins_gram, check_fits
+from anyorder.accounting.amplification.monte_carlo_separated import Separated, separated_band
 from anyorder.accounting.amplification.monte_carlo_terms import POWERS, Bins, Shape, Terms
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.participation.base import Participation
-from anyorder.participation.sampled import BallsInBins
+from anyorder.participation.sampled import BallsInBins, MinSeparationSampling, RandomAllocation
 from anyorder.strategy import Strategy
 
 __all__ = ["REPLAY", "TRIES", "Interval", "MonteCarlo", "bins_interval", "mc_delta", "mc_epsilon", "mc_interval"]
@@ -53,7 +56,6 @@ TRIES = 256
 REPLAY = 1e-5
 """Results are raised by 2 to 3 times this, relative: a claim at least the recomputed value times 1 - REPLAY holds."""
 
-_PILOT = 16384
 _MOST = 32  # times `samples` for Q against P
 
 
@@ -103,7 +105,7 @@ def mc_epsilon(
 
     Args:
         strategy: C, of any signs; |C| counts.
-        rule: BallsInBins.
+        rule: BallsInBins, or MinSeparationSampling with a C whose columns do not overlap b steps apart or more.
         sigma: noise standard deviation over the clip norm.
         delta: strictly between 0 and 1; the failure probability is inside it.
         settings: number of samples, failure.
@@ -177,8 +179,9 @@ def bins_interval(G: ArrayLike, sigma: float, delta: float, settings: MonteCarlo
 class _Search:
     """Both directions of one sampler."""
 
-    def __init__(self, sampler: Bins, source: NoiseSource, samples: int, progress: Progress | None) -> None:
-        self._sampler, self._source, self._samples = sampler, source, samples
+    def __init__(self, sampler: Bins | Separated, source: NoiseSource, samples: int, progress: Progress | None) -> None:
+        samples = 4 * -(-samples // 4)  # terms of two laws in equal numbers
+        self._sampler, self._source, self._samples, self._pilot = sampler, source, samples, sampler.pilot
         self._report, self._done, self._total = progress, 0, 2 * samples
 
     def epsilon(self, m: float, stake: float) -> float:
@@ -207,7 +210,7 @@ class _Search:
         terms = self._sampler.remove(self._source.derive(b"remove"), self._samples, shape, self._progress)
         found = _upper_delta(first, terms, epsilon, stake)
         s = float(f"{self._sampler.tilt(epsilon):.3g}")
-        pilot = self._sampler.add(self._source.derive(b"pilot add"), _PILOT, s, _silent)
+        pilot = self._sampler.add(self._source.derive(b"pilot add"), self._pilot, s, _silent)
         cap = math.exp(min(0.0, pilot.cap - s * epsilon))
         count = int(min(_MOST * self._samples, max(self._samples, 4 * stake * cap / max(found, 1e-300))))
         self._total = self._done + count
@@ -231,12 +234,12 @@ class _Search:
             worse, here, best = 0, math.inf, math.inf  # a pilot may miss the tails of copies alone: not compared
             for t in POWERS:
                 shape = Shape(t, single, self._sampler.log_z(key, 1024, t))
-                found = value(self._sampler.remove(key, _PILOT // 2, shape, _silent))
+                found = value(self._sampler.remove(key, self._pilot // 2, shape, _silent))
                 worse, here = (0, found) if found < here else (worse + 1, here)
                 best, chosen = (found, shape) if found < best else (best, chosen)
                 if worse == 2:
                     break
-        return chosen, self._sampler.remove(key, _PILOT, chosen, _silent)
+        return chosen, self._sampler.remove(key, self._pilot, chosen, _silent)
 
     def _add(self, target: float, m: float, stake: float) -> tuple[Terms, "_Bet"]:
         """Terms of Q against P, as many as it takes to show that its epsilon is not above the target, if it is not."""
@@ -244,7 +247,7 @@ class _Search:
         at = target
         while True:  # where the bound of the terms is small enough for so many samples
             s = float(f"{self._sampler.tilt(at):.3g}")
-            pilot = self._sampler.add(self._source.derive(b"pilot add"), _PILOT, s, _silent)
+            pilot = self._sampler.add(self._source.derive(b"pilot add"), self._pilot, s, _silent)
             if 1.5 * stake / math.log1p(0.9 * m / _cap(pilot, at)) <= most:
                 break
             at = 1.02 * at + 0.01
@@ -381,13 +384,30 @@ def _started(
     settings: MonteCarlo,
     progress: Progress | None,
 ) -> "_Search":
-    if type(rule) is not BallsInBins:
-        raise PlanError(f"samples are drawn for balls in bins, got {rule!r}")
-    sampler = Bins(bins_gram(strategy, rule) / sigma**2)
+    sampler: Bins | Separated
+    match rule:
+        case BallsInBins():
+            sampler = Bins(bins_gram(strategy, rule) / sigma**2)
+        case MinSeparationSampling():
+            check_fits(strategy, rule)
+            sampler = Separated(separated_band(strategy, rule) / sigma**2, rule)
+        case RandomAllocation():
+            raise PlanError(
+                "RandomAllocation is accounted without samples: its epochs are k mechanisms beside each other, whose "
+                "bounds compose; take method 'bound'"
+            )
+        case _:
+            raise PlanError(f"samples are drawn for balls in bins and for sampling with separation, got {rule!r}")
     return _Search(sampler, _source(strategy, rule, sigma, goal, settings), settings.samples, progress)
 
 
-def _source(strategy: Strategy, rule: BallsInBins, sigma: float, goal: list[str], settings: MonteCarlo) -> NoiseSource:
+def _source(
+    strategy: Strategy,
+    rule: BallsInBins | MinSeparationSampling,
+    sigma: float,
+    goal: list[str],
+    settings: MonteCarlo,
+) -> NoiseSource:
     fields = {one.name: getattr(rule, one.name) for one in dataclasses.fields(rule)}
     failure = None if settings.failure is None else settings.failure.hex()
     text = {

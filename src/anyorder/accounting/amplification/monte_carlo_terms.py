@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from anyorder.noise import NoiseSource
 
-__all__ = ["POWERS", "Bins", "Shape", "Terms", "gram_root", "log_peak"]
+__all__ = ["POWERS", "Bins", "Shape", "Terms", "gram_root", "log_peak", "uniforms"]
 
 Floats = NDArray[np.float64]
 Progress = Callable[[int], None]
@@ -88,6 +88,8 @@ class Bins:
     Args:
         G: (b, b) Gram matrix over sigma^2, entries not negative.
     """
+
+    pilot = 16384
 
     def __init__(self, G: Floats) -> None:
         self._G = G

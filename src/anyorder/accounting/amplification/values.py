@@ -58,11 +58,12 @@ def check_method_fits(method: Method, strategy: Strategy, participation: Secret)
                     f"method 'pld' is for a C whose columns do not overlap, such as independent noise, got "
                     f"{strategy!r}: take 'bound' or 'monte_carlo'"
                 )
-        case MonteCarlo(), RandomAllocation() | MinSeparationSampling():
+        case MonteCarlo(), RandomAllocation():
             raise PlanError(
-                f"samples are drawn for balls in bins, and not for {type(participation).__name__}: take method 'bound'"
+                "no samples are drawn for RandomAllocation, whose epochs are mechanisms beside each other, with bounds "
+                "that compose: take method 'bound'"
             )
-        case Deterministic(), MinSeparationSampling():  # that of known batches
+        case Deterministic() | MonteCarlo(), MinSeparationSampling():  # the bound is that of known batches
             return
         case Pld(), MinSeparationSampling():
             raise PlanError("no loss distribution is known of MinSeparationSampling: take method 'monte_carlo'")
