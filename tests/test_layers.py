@@ -12,9 +12,9 @@ import anyorder
 ROOMS = [
     "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library", "workload",
     "participation", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger", "_draws",
-    "sampling", "_trusted", "_fits", "_orders", "plan", "realised", "planner_orders", "planner", "receipt",
-    "certificate", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget", "report",
-    "run", "cli", "__main__",
+    "sampling", "_trusted", "_fits", "_orders", "_mechanism", "plan", "realised", "planner_orders", "planner",
+    "receipt", "certificate", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
+    "report", "run", "cli", "__main__",
 ]  # fmt: skip
 PURE = [  # an auditor and a planner
     *ROOMS[: ROOMS.index("planner") + 1], "receipt", "certificate", "audit", "budget", "report",

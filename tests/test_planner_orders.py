@@ -60,9 +60,12 @@ def test_the_table_says_all_of_it(compared: OrderComparison) -> None:
     assert json.loads(json.dumps(compared.to_dict()))["orders"][0]["order"] == compared.rows[0].order
 
 
-def test_a_plan_of_several_orders_is_the_best_of_them(compared: OrderComparison) -> None:
+def test_a_plan_of_several_orders_is_the_best_of_them_and_prints_the_table(
+    compared: OrderComparison, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["shuffled", "fixed", "poisson", "balls_in_bins"]
     assert ao.plan(order=words, mechanism="independent", **ASKED) == compared.best
+    assert capsys.readouterr().out == f"{compared}\n"
 
 
 def test_any_says_which_orders_do_not_fit() -> None:

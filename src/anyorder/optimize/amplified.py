@@ -217,8 +217,12 @@ def fit_amplified(kind: str, judge: Judge, sizes: dict[str, int]) -> Strategy:
     return min(found, key=lambda one: judge(one).loss)
 
 
-def _no_fit(kind: str, rule: Participation, objective: str) -> PlanError:
-    return PlanError(
+class NoAmplifiedFitError(PlanError):
+    """A kind of strategy that a secret order has no fit of; one for its steps without coins may do."""
+
+
+def _no_fit(kind: str, rule: Participation, objective: str) -> NoAmplifiedFitError:
+    return NoAmplifiedFitError(
         f"kind {kind!r} has no fit for {rule.describe()} and the {objective!r} error: balls in bins have 'toeplitz', "
         "'banded_inverse', 'blt' and 'tree'; cyclic and truncated Poisson sampling 'toeplitz' and, for the mean error, "
         "'banded'; sampling with separation 'toeplitz'; random allocation 'restarted_blt' and 'tree'"
