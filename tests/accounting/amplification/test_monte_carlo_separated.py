@@ -69,6 +69,9 @@ def test_the_recursion_sums_every_set_of_steps(case: str) -> None:
     np.testing.assert_allclose(found._chances, chances, rtol=1e-12)
     gram = np.abs(strategy.matrix()).T @ np.abs(strategy.matrix()) / sigma**2
     np.testing.assert_allclose(found._gram @ np.eye(rule.n), gram, rtol=0, atol=1e-9)
+    squares = [weight * gram[np.ix_(steps, steps)].sum() for weight, steps in law]
+    assert found._half == pytest.approx(sum(squares) / 2, rel=1e-9)  # what bounds terms of Q against P
+    assert found._square == pytest.approx(chances @ gram @ chances, rel=1e-9)
     root = found._root @ np.eye(rule.n)
     np.testing.assert_allclose(root @ root.T, gram, rtol=0, atol=1e-9)
     for scale in (1.0, 400.0):  # the second by logarithms
