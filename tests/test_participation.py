@@ -13,12 +13,17 @@ from hypothesis import strategies as st
 from anyorder import _limits, participation
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
     EpochShuffle,
     FixedOrder,
     KnownOrder,
     MinSeparation,
+    MinSeparationSampling,
     PoissonSampling,
+    RandomAllocation,
     SingleEpoch,
+    TruncatedPoisson,
 )
 from anyorder.participation.known import with_names, without_names
 from anyorder.participation.packing import packed, unpacked
@@ -92,11 +97,52 @@ def test_known_order_counts_a_unit_once_a_step():
         (lambda: PoissonSampling(3, 0.0), "sampling_probability"),
         (lambda: PoissonSampling(3, 1.5), "sampling_probability"),
         (lambda: participation.from_dict({"kind": "magic"}), "participation kind"),
+        (lambda: CyclicPoisson(0, 2, 0.5), "n must"),
+        (lambda: CyclicPoisson(4, 0, 0.5), "cycle must"),
+        (lambda: CyclicPoisson(4, 2, 0.0), "sampling_probability"),
+        (lambda: CyclicPoisson(4, 2, 1.5), "sampling_probability"),
+        (lambda: TruncatedPoisson(0, 0.5, 4, 12), "n must"),
+        (lambda: TruncatedPoisson(4, 0.5, 0, 12), "batch_size must"),
+        (lambda: TruncatedPoisson(4, 0.5, 4, 0), "dataset_size must"),
+        (lambda: TruncatedPoisson(4, 0.5, 4, 12, 0), "cycle must"),
+        (lambda: TruncatedPoisson(4, 0.5, 4, 12, 13), "cycle must be at most dataset_size=12"),
+        (lambda: TruncatedPoisson(4, 0.0, 4, 12), "sampling_probability"),
+        (lambda: BallsInBins(0, 3), "k must"),
+        (lambda: BallsInBins(3, 0), "b must"),
+        (lambda: RandomAllocation(0, 3), "k must"),
+        (lambda: RandomAllocation(3, 0), "b must"),
+        (lambda: MinSeparationSampling(0, 3, 0.5), "n must"),
+        (lambda: MinSeparationSampling(6, 0, 0.5), "b must"),
+        (lambda: MinSeparationSampling(6, 3, 0.0), "sampling_probability"),
+        (lambda: MinSeparationSampling(6, 3, 0.5, 1), "warm_start must"),
     ],
 )
 def test_bad_arguments_are_named(make, name):
     with pytest.raises(ArgumentError, match=name):
         make()
+
+
+def test_numbers_and_words_of_secret_orders():
+    """What plans and files of earlier versions rest on: kinds, defaults, whose absence moves others."""
+    cut, groups = TruncatedPoisson(4, 0.5, 3, 12), TruncatedPoisson(4, 0.5, 3, 13, 4)
+    assert (cut.cycle, cut.group_size, groups.group_size) == (1, 12, 4)
+    assert TruncatedPoisson(4, 0.5, 3, 4, 4).group_size == 1
+    assert MinSeparationSampling(6, 3, 0.5) == MinSeparationSampling(6, 3, 0.5, warm_start=True)
+    assert MinSeparationSampling(6, 3, 0.5).marginal == 0.25
+    sampled = [PoissonSampling(6, 0.5), CyclicPoisson(6, 3, 0.5), BallsInBins(2, 3), RandomAllocation(2, 3)]
+    sampled.append(MinSeparationSampling(6, 3, 0.5))
+    assert [rule.kind for rule in (*sampled, cut)] == [
+        "poisson_sampling", "cyclic_poisson", "balls_in_bins", "random_allocation", "min_separation_sampling",
+        "truncated_poisson",
+    ]  # fmt: skip
+    assert not any(rule.absence_moves_others for rule in sampled)
+    assert cut.absence_moves_others
+    assert [rule.coin for rule in (*sampled, cut)] == [0.5, None, None, None, None, None]
+    words = [
+        rule.describe() for rule in (cut, groups, TruncatedPoisson(4, 0.5, 2, 12), TruncatedPoisson(4, 0.4, 3, 12))
+    ]
+    words += [MinSeparationSampling(6, 3, 0.5, warm).describe() for warm in (False, True)]
+    assert len(set(words)) == 6
 
 
 def test_a_known_order_of_a_million_units_is_no_work():

@@ -10,7 +10,16 @@ import pytest
 from anyorder import participation
 from anyorder.errors import ParticipationError
 from anyorder.ledger import Ledger, allows
-from anyorder.participation import KnownOrder, Participation
+from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    KnownOrder,
+    MinSeparationSampling,
+    Participation,
+    PoissonSampling,
+    RandomAllocation,
+    TruncatedPoisson,
+)
 from anyorder.participation.rules import RULES
 from laws.cases import PARTICIPATIONS, SAMPLED
 
@@ -117,3 +126,18 @@ def test_files_keep_it(name: str, n: int) -> None:
 def test_coins_are_secret_or_there_are_none(name: str) -> None:
     rule = CASES[name](8)
     assert rule.secret == (name in SAMPLED)
+
+
+SECRET = [
+    *(make(6) for make in SAMPLED.values()), PoissonSampling(6, 0.2), CyclicPoisson(6, 3, 0.3),
+    CyclicPoisson(6, 1, 0.1), TruncatedPoisson(6, 0.3, 4, 12), TruncatedPoisson(6, 0.2, 5, 12),
+    TruncatedPoisson(6, 0.2, 4, 13), BallsInBins(2, 3), RandomAllocation(2, 3), MinSeparationSampling(6, 3, 0.4),
+    MinSeparationSampling(6, 3, 0.3, warm_start=False), MinSeparationSampling(6, 2, 0.3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("planned", SECRET, ids=repr)
+def test_secret_orders_cover_themselves_alone(planned: Participation) -> None:
+    """Of what may come they say as little as others with the same steps; what they claim rests on their own coins."""
+    others = [*SECRET, *(make(6) for make in PARTICIPATIONS.values())]
+    assert [actual for actual in others if participation.covers(planned, actual)] == [planned]

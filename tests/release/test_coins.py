@@ -8,7 +8,14 @@ import anyorder as ao
 from anyorder._draws import Draws
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
-from anyorder.participation import BallsInBins, CyclicPoisson, MinSeparationSampling, RandomAllocation, TruncatedPoisson
+from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    MinSeparationSampling,
+    PoissonSampling,
+    RandomAllocation,
+    TruncatedPoisson,
+)
 from anyorder.release.coins import Coins
 from release.runs import KEY, SIZE, copied, planned, state, total
 
@@ -126,3 +133,39 @@ def test_coins_of_every_secret_order(rule):
         assert again.population == coins.population
         with pytest.raises(ArgumentError, match="num_units must be"):
             again.draw(t, 39)
+
+
+def told(check, *asked):
+    with pytest.raises(TrainingError) as problem:
+        check(*asked)
+    return str(problem.value)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_refusals_say_nothing_of_what_was_drawn(rule):
+    """They go into logs, which are less secret than coins."""
+    found = set()
+    for key in (KEY, bytes(32), b"k" * 32):
+        coins = Coins(rule, NoiseSource(key))
+        drawn = coins.draw(2, 40)
+        wrong = [drawn[1:], np.append(drawn, 40), np.zeros(0, np.int64), [str(unit) for unit in drawn], drawn + 1]
+        found.add((told(coins.check, 3, drawn), *(told(coins.check, 2, units) for units in wrong)))
+        assert coins.state_dict() == {"size": 40}
+    assert len(found) == 1
+
+
+def test_what_was_refused_leaves_the_coins_as_they_were():
+    for rule in (PoissonSampling(12, 0.4), RULES[1]):
+        coins = Coins(rule, NoiseSource(KEY))
+        for size in (0, -1, 2.5):
+            with pytest.raises(ArgumentError, match="num_units"):
+                coins.draw(0, size)
+            assert coins.state_dict() == {"size": None}
+            assert coins.population == b"population 0,"
+        drawn = coins.draw(0, 40)
+        with pytest.raises(ArgumentError, match="num_units must be"):
+            coins.draw(1, 41)
+        with pytest.raises(ArgumentError, match="t must"):
+            coins.draw(-1, 40)
+        coins.check(0, drawn)
+        assert coins.population == b"population 40,"

@@ -169,7 +169,7 @@ def _check_reach(strategy: Strategy, participation: Participation, distance: int
 
 
 def _support(strategy: Strategy) -> tuple[Integers, Integers]:
-    """The first and the last step on which each row of C depends; perhaps more, never less."""
+    """The first and the last step on which each row of C depends, of rows that do; perhaps more, never less."""
     n, rows = strategy.n, np.arange(strategy.n)
     found: Any = strategy
     match kind_of(strategy).structure:
@@ -186,6 +186,7 @@ def _support(strategy: Strategy) -> tuple[Integers, Integers]:
         case Structure.DENSE | Structure.LOW_RANK | Structure.TREE:
             check_work("the form of a mechanism", numbers=2 * n * n)
             there = absolute_columns(strategy, rows) > 0
+            there = there[there.any(axis=1)]  # completed trees have rows of nothing
             return there.argmax(axis=1), n - 1 - there[:, ::-1].argmax(axis=1)
         case structure:
             assert_never(structure)
