@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
+from anyorder.accounting.amplification import bins_chain, bins_fit
 from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon, bins_losses
 from anyorder.accounting.amplification.bins_chain import Chain, chain_law
 from anyorder.accounting.amplification.bins_fit import dominating_chains
@@ -92,6 +94,68 @@ def test_a_chain_is_followed_closely_and_from_above(b, v, r, nu, constant):
         assert low - 4 * error <= found <= 1.3 * (low + 4 * error), epsilon
 
 
+@pytest.mark.parametrize("chain", [Chain(1, 0.0, 0.1, 2.0, 0.5), Chain(2, 0.0, 0.1, 1.5, 0.9)])
+def test_spreads_are_paid_for_in_both_directions(chain):
+    """What a spread adds to the mean of L would lower E (1 - t L)_+ below the truth, but for `deflate`."""
+    k, law = chain_matrix(chain.b, chain.v, chain.r, chain.nu), chain_law(chain)
+    for epsilon in (-1.5, -0.5, 0.0, 0.5, 1.5):
+        exact = truth(k, epsilon)
+        if chain.b == 1:
+            delta = gdp_delta(math.sqrt(k.max()), abs(epsilon))
+            exact = (delta if epsilon >= 0 else 1 - math.exp(epsilon) + math.exp(epsilon) * delta,) * 2
+        t = math.exp(epsilon)
+        over = law.masses @ np.maximum(law.values - t, 0) + law.beyond
+        under = law.masses @ np.maximum(1 - t * law.values / law.deflate, 0) + law.below
+        assert exact[0] <= over <= 1.25 * exact[0], epsilon
+        assert exact[1] <= under <= 1.2 * exact[1], epsilon
+
+
+def test_what_lies_beyond_the_first_state_is_that_of_both_laws():
+    """Of one bin without a factor: E e^(s - v/2) [s > last] and P(s < first)."""
+    chain = Chain(1, 0.0, 0.0, 0.7, 0.5)
+    _, first = bins_chain._states(chain)
+    law = chain_law(chain)
+    left = ndtr((0.7 - first[-1]) / math.sqrt(0.7))
+    assert left <= law.beyond <= 1.3 * left  # and a little beyond the largest sum
+    assert law.below == pytest.approx(ndtr(first[0] / math.sqrt(0.7)), rel=1e-9)
+    assert first[-1] > 0.7 + 6 * math.sqrt(0.7)
+
+
+def test_what_leaves_small_grids_adds_up_over_all_steps(monkeypatch):
+    monkeypatch.setattr(bins_chain, "_FAR", 1.5)
+    chain = Chain(6, 0.0, 0.0, 0.5, 0.5)
+    law, (states, first) = chain_law(chain), bins_chain._states(chain)
+    assert law.masses @ law.values + law.beyond >= 1
+    deviation = math.sqrt(0.5)
+    once = ndtr((0.5 - states[-1]) / deviation), ndtr(states[0] / deviation)
+    assert 3 * once[0] < law.beyond
+    assert 3 * once[1] < law.below
+    assert (first[0], first[-1]) == (states[0], states[-1])
+
+
+def test_a_step_of_the_bridge_counts_what_leaves_its_states():
+    chain = Chain(6, 0.0, 0.0, 0.9, 0.8)
+    states, first = bins_chain._states(chain)
+    sums = bins_chain._partial_sums(chain)
+    few = states[np.abs(states) < 1.2]  # so that much leaves
+    start = first[np.abs(first) < 1.2]
+    held = np.zeros((len(few), len(sums), len(start)))
+    held[len(few) // 2, 40, len(start) // 2] = 1.0
+    j, left = 2, 4
+    at, zero = few[len(few) // 2], start[len(start) // 2]
+    moved, over, under = bins_chain._step(chain, j, few, start, sums, held)
+    K = chain_matrix(6, 0.9, 0.8, 0.0)  # s_j given its neighbour and s_0
+    given = np.linalg.solve(K[np.ix_([1, 0], [1, 0])], K[[1, 0], 2])
+    mean, var = given @ [at, zero], K[2, 2] - given @ K[[1, 0], 2]
+    deviation = math.sqrt(var)
+    assert under == pytest.approx(ndtr((few[0] - mean) / deviation), rel=1e-6)
+    above = ndtr((mean - few[-1]) / deviation)
+    weight = math.exp(mean + var / 2) * ndtr((mean + var - few[-1]) / deviation)
+    assert over == pytest.approx((sums[40] * above + left * weight) / 6, rel=1e-6)
+    assert moved.sum() == pytest.approx(1.0, abs=1e-9)
+    assert moved.sum((1, 2)) @ few == pytest.approx(mean, abs=0.2)
+
+
 def test_what_leaves_the_grid_is_counted_and_means_stay():
     law = chain_law(Chain(10, 0.0, 0.3, 0.6, 0.8))
     assert law.masses.sum() == pytest.approx(1.0, abs=1e-11)
@@ -117,6 +181,21 @@ def test_chains_dominate_in_entries_and_as_forms():
                 assert (form * (above - k)).sum() >= 0
         assert above.sum() >= k.sum()
         assert np.trace(above) >= np.trace(k)
+
+
+def test_a_raised_chain_dominates_as_a_sum_of_entries_and_a_form():
+    """That is, no matrix that is both non-negative and semidefinite finds k above it; found by projections."""
+    rng = np.random.default_rng(3)
+    scales = rng.uniform(0.5, 1.0, size=10)
+    k = chain_matrix(10, 0.6, 0.8, 0.1) * np.outer(scales, scales)
+    low = bins_fit._raised(Chain(10, 0.02, 0.0, 0.25, 0.7), k)
+    rest = chain_matrix(10, low.v, low.r, low.nu, low.constant) - k
+    entries = np.zeros_like(rest)
+    for _ in range(4000):
+        values, vectors = np.linalg.eigh(rest - entries)
+        entries = np.maximum(rest - (vectors * np.maximum(values, 0.0)) @ vectors.T, 0.0)
+    assert np.linalg.eigvalsh(rest - entries)[0] > -1e-9
+    assert low.nu < 0.9  # and not by far more than it takes
 
 
 def test_larger_entries_and_less_noise_never_tell_less():

@@ -15,7 +15,7 @@ from anyorder.accounting.amplification.monte_carlo_terms import Bins, Shape, Ter
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.participation import BallsInBins
-from anyorder.strategy import Independent
+from anyorder.strategy import Independent, ToeplitzBanded
 
 
 @pytest.mark.parametrize(("mu", "delta"), [(0.3, 1e-5), (1.66, 1e-5), (1.0, 1e-8)])
@@ -172,3 +172,104 @@ def test_published_samples_of_others(multiplier: float) -> None:
     theirs = values[f"bnb_delta_dpsgd_nm{multiplier:.1f}_eps1"]["remove"]
     ours = mc_delta(Independent(100), BallsInBins(10, 10), multiplier, 1.0, MonteCarlo(100_000))
     assert theirs["delta"] - 3 * theirs["stderr"] < ours < 1.05 * theirs["delta"] + 3 * theirs["stderr"]
+
+
+def test_failure_is_inside_delta_and_paid_for_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, float]] = []
+    monkeypatch.setattr(monte_carlo._Search, "epsilon", lambda self, m, stake: asked.append((m, stake)) or 1.0)
+    for failure, expected in ((None, 1e-7), (2e-6, 2e-6)):
+        mc_epsilon(Independent(4), BallsInBins(2, 2), 1.0, 1e-5, MonteCarlo(1000, failure))
+        assert asked[-1] == (pytest.approx(1e-5 - expected, rel=1e-12), pytest.approx(math.log(256 / expected)))
+    limits = [3e-4, 5e-4, 5e-4, 3e-4]  # of both directions, twice
+    stakes: list[float] = []
+
+    def limit(pilot: Terms, terms: Terms, epsilon: float, stake: float) -> float:
+        assert len(pilot.loss) == 16384
+        assert not set(pilot.loss) & set(terms.loss)  # the bet comes from other samples
+        stakes.append(stake)
+        return limits[len(stakes) - 1]
+
+    monkeypatch.setattr(monte_carlo, "_upper_delta", limit)
+    for _ in range(2):
+        search = monte_carlo._Search(Bins(GRAM / SIGMA**2), NoiseSource(bytes(32)), 1000, None)
+        assert search.delta(EPSILON, 1e-5) == pytest.approx(5e-4 + 1e-5, rel=1e-12)
+    assert stakes == pytest.approx(4 * [math.log(256 / 1e-5)])
+
+
+def test_keys_are_of_all_that_the_number_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    C, rule, goal = Independent(4), BallsInBins(2, 2), ["delta", (1e-5).hex()]
+    found = [
+        (C, rule, 1.0, goal, MonteCarlo(1000)), (C, rule, 1.0, goal, MonteCarlo(1001)),
+        (C, rule, 1.0, goal, MonteCarlo(1000, 1e-7)), (C, rule, 1.0, goal, MonteCarlo(1000, salt=1)),
+        (ToeplitzBanded([1.0, 0.5], 4), rule, 1.0, goal, MonteCarlo(1000)),
+        (C, BallsInBins(1, 4), 1.0, goal, MonteCarlo(1000)),
+        (C, rule, math.nextafter(1.0, 2), goal, MonteCarlo(1000)),
+    ]  # fmt: skip
+    keys = {bytes(monte_carlo._source(*one).words(0, 0, 8)) for one in found}
+    assert len(keys) == len(found)
+    goals: list[str] = []
+
+    def stopped(strategy: object, rule: object, sigma: object, goal: list[str], settings: object) -> NoiseSource:
+        goals.append(json.dumps(goal))
+        raise InterruptedError
+
+    monkeypatch.setattr(monte_carlo, "_source", stopped)
+    for ask in (mc_epsilon, mc_interval, mc_delta):
+        for number in (0.1, math.nextafter(0.1, 1)):
+            with pytest.raises(InterruptedError):
+                ask(C, rule, 1.0, number)
+    assert len(set(goals)) == 6
+
+
+def test_a_bet_that_a_term_could_ruin_is_never_taken() -> None:
+    """The floor of the theorem: no term at or above it may take all, whatever the terms that were drawn."""
+    nothing = Terms(np.full(5000, -50.0), np.zeros(5000), 2.0, 1.5, True)
+    m, size = 1e-3, 0.8
+    at = monte_carlo._upper_epsilon(nothing, m, 0.1, monte_carlo._Bet(size, 0.0))
+    assert size * (math.exp(1.5 - 2.0 * at) - m) <= 1 + 1e-9
+    with pytest.raises(AssertionError, match="ruin"):
+        monte_carlo._upper_epsilon(nothing._replace(slope=0.0), m, 0.1, monte_carlo._Bet(size, 0.0))
+    assert monte_carlo._wealth(np.array([0.0, 3.0]), m, size) == -math.inf
+    assert monte_carlo._wealth(np.array([0.0, 1.0]), m, size) < 0
+
+
+def test_limits_are_rounded_outward() -> None:
+    for edge in (0.01234567, 0.7, 3.21, 40.0):
+        found = monte_carlo._smallest(lambda epsilon, edge=edge: epsilon >= edge, 0.0, 1e-6)
+        assert edge <= found <= edge + 2e-6 * (1e-3 + edge)
+        assert edge * (1 + 2e-5) <= monte_carlo._outward(edge) <= edge * (1 + 2e-5) * (1 + 1e-5)
+    drawn = terms(SHAPES[0], 2000)
+    found = monte_carlo._upper_delta(drawn, drawn, EPSILON, 5.0)
+    size = monte_carlo._delta_bet(drawn, EPSILON, 5.0, 2000)
+    X = np.exp(monte_carlo._log_terms(drawn, EPSILON))
+    assert monte_carlo._wealth(X, found, size) >= 5.0 > monte_carlo._wealth(X, found * (1 - 1e-8), size)
+
+
+def test_an_interval_pays_for_two_lower_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of both directions may be wrong with half of the failure; the larger upper limit needs no such thing."""
+    stakes: dict[str, list[float]] = {"upper": [], "lower": []}
+    answers = {"upper": [1.0, 2.0], "lower": [0.7, 0.5]}
+    for side, taken in stakes.items():
+        monkeypatch.setattr(
+            monte_carlo,
+            f"_{side}_epsilon",
+            lambda found, m, stake, bet, side=side, taken=taken: taken.append(stake) or answers[side][len(taken) - 1],
+        )
+    gram = bins_interval(GRAM, SIGMA, 1e-2, MonteCarlo(1000, 1e-3))
+    assert gram == (0.7, 2.0)
+    assert stakes["upper"] == pytest.approx(2 * [math.log(1e3)])
+    assert stakes["lower"] == pytest.approx(2 * [math.log(2e3)])
+
+
+@pytest.mark.parametrize("answers", [(1.0, 2.0), (2.0, 1.0)])
+def test_the_larger_epsilon_is_claimed(answers: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    left = list(answers)
+    monkeypatch.setattr(monte_carlo, "_upper_epsilon", lambda *_: left.pop(0))
+    assert monte_carlo._Search(Bins(GRAM), NoiseSource(bytes(32)), 1000, None).epsilon(1e-2, 7.0) == 2.0
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    assert MonteCarlo().samples == 200_000
+    for wrong in ({"samples": 999}, {"failure": 0.0}, {"failure": 1.0}, {"salt": -1}, {"salt": 2**63}):
+        with pytest.raises(ArgumentError):
+            MonteCarlo(**wrong)  # type: ignore[arg-type]
