@@ -90,7 +90,8 @@ def with_best_cycle(
     share = rule.sampling_probability
     if epsilon is None:
         raise ArgumentError(
-            "cycle must be given with order 'cyclic-poisson' where no epsilon is, by which it is chosen"
+            "epsilon must be given with order 'cyclic-poisson' and mechanism 'auto', by which the cycle is chosen; or "
+            "take a mechanism with bands, such as 'banded toeplitz, 8 bands', or a cycle"
         )
     cycle = best_cycle(work, share, epsilon, delta, objective, most=MAX_COST if max_cost is None else max_cost)
     return replace(rule, cycle=cycle, sampling_probability=min(1.0, share * cycle))

@@ -30,6 +30,11 @@ CYCLIC = ("cyclic-poisson", "truncated-poisson", "min-separation-sampling")
 def order_word(order: str) -> str:
     """The word as it is listed; "balls_in_bins" is "balls-in-bins". Raises: ArgumentError."""
     word = order.replace("_", "-") if isinstance(order, str) else order
+    if isinstance(word, str) and (word == "any" or "," in word):
+        raise ArgumentError(
+            f"order must be one order in words here, got {order!r}: several are compared by ao.plan(order=[..]), or "
+            "`anyorder plan --order any`"
+        )
     _check.choice("order", word, set(ORDERS))
     return word
 
@@ -93,8 +98,8 @@ def order_in_words(
 def _cycle(cycle: int | None, word: str, share: float) -> int:
     if cycle is None:
         raise ArgumentError(
-            f"cycle must be given with order {word!r}, or a mechanism with bands, whose number it then is, such as "
-            "mechanism='banded toeplitz, 8 bands'"
+            f"mechanism must have bands with order {word!r}, such as 'banded toeplitz, 8 bands', or be 'independent', "
+            "where no cycle is given in Python: other mechanisms are not accounted for this order without one"
         )
     most = int(1 / share * (1 + 1e-12))
     return _check.integer("cycle", cycle, low=1, high=most)

@@ -230,7 +230,9 @@ def plan(
     )  # fmt: skip
 
 
-def compare_orders(order: str | Sequence[str] = "any", **arguments: Any) -> OrderComparison:
+def compare_orders(
+    order: str | Sequence[str] = "any", *, progress: Callable[[str], None] | None = None, **arguments: Any
+) -> OrderComparison:
     """Plan several orders at one (epsilon, delta) and one expected batch size, and rank them by the error of iterates.
 
     Each order has the mechanism that is best for it, fitted to its own claim: the amplified one where batches are drawn
@@ -240,6 +242,7 @@ def compare_orders(order: str | Sequence[str] = "any", **arguments: Any) -> Orde
 
     Args:
         order: words as of `plan`, or "any" for all that can be planned with what is given.
+        progress: called with each order's word before it is planned.
         arguments: of `plan`: delta, epsilon, dataset_size, batch_size and epochs, and others that are not about an
             order. `cycle`, `max_batch_size` and `method` go to the orders that have them; without a cycle the best
             is found.
@@ -248,7 +251,7 @@ def compare_orders(order: str | Sequence[str] = "any", **arguments: Any) -> Orde
         one that was named needs a library.
     Cost: that of each plan, up to a minute for an order of 2000 steps; fits are kept on disk.
     """
-    return compared(plan, order, arguments)
+    return compared(plan, order, arguments, progress)
 
 
 def with_budget(

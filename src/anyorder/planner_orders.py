@@ -169,7 +169,12 @@ def needs(order: Participation) -> Needs:
             raise PlanError(f"nothing is known of what {order.describe()} needs")
 
 
-def compared(plan: Callable[..., Plan], order: str | Sequence[str], arguments: dict[str, Any]) -> OrderComparison:
+def compared(
+    plan: Callable[..., Plan],
+    order: str | Sequence[str],
+    arguments: dict[str, Any],
+    progress: Callable[[str], None] | None = None,
+) -> OrderComparison:
     """`anyorder.compare_orders`, whose docstring says it all, by the planner's function for one order."""
     given = {name for name, value in arguments.items() if value is not None}
     wrong = sorted(_OWN & given - ({"accumulate"} if arguments.get("accumulate") == 1 else set()))
@@ -183,6 +188,8 @@ def compared(plan: Callable[..., Plan], order: str | Sequence[str], arguments: d
     rows, refused = [], []
     for word in words:
         fitting = {name: value for name, value in arguments.items() if word in _FOR.get(name, words)}
+        if progress is not None:
+            progress(word)
         try:
             rows.append(OrderRow(word, plan(order=word, **fitting)))
         except (PlanError, MissingDependencyError) as problem:
@@ -210,6 +217,8 @@ def _words(order: str | Sequence[str]) -> tuple[str, ...]:
     if not listed:
         raise ArgumentError("order must be 'any', or a list of at least one order in words, got an empty list")
     words = tuple(word.replace("_", "-") if isinstance(word, str) else word for word in listed)
+    if "any" in words:
+        raise ArgumentError(f"order must be 'any' alone, which is all of them, or a list without it, got {order!r}")
     for word in words:
         _check.choice("order", word, {*ANY, "sequential", "min-separation-sampling"})
     return tuple(dict.fromkeys(words))

@@ -27,7 +27,7 @@ ORDER = (
     "Order of the data: [bold]shuffled[/bold] (anew in each epoch), [bold]fixed[/bold] (shuffled once, then kept), "
     "[bold]sequential[/bold] (as stored); or secret random sampling, by this package's sampler: [bold]poisson[/bold], "
     "[bold]cyclic-poisson[/bold], [bold]truncated-poisson[/bold], [bold]balls-in-bins[/bold], "
-    "[bold]random-allocation[/bold]."
+    "[bold]random-allocation[/bold], [bold]min-separation-sampling[/bold]."
 )
 MECHANISM = (
     "Noise: [bold]auto[/bold] (least error), [bold]tree[/bold] (DP-FTRL), [bold]independent[/bold] (DP-SGD without "

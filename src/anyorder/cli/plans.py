@@ -80,7 +80,11 @@ def plan(
     if several is None:
         chosen = planning.make_plan(words, noise_multiplier=noise_multiplier, order=order, **asked)
     else:
-        orders = compare_orders(several, noise_multiplier=noise_multiplier, **words.arguments(), **asked)
+        with Console(stderr=True).status("planning ..") as status:
+            orders = compare_orders(
+                several, progress=lambda word: status.update(f"planning order {word} .."),
+                noise_multiplier=noise_multiplier, **words.arguments(), **asked,
+            )  # fmt: skip
         chosen = orders.best
     rows = planning.compare(chosen) if compared else []
     if save is not None:
@@ -100,6 +104,8 @@ def plan(
     console.print(card(chosen))
     if orders is not None:
         console.print(planning.order_table(orders))
+        for line in planning.order_needs(orders):
+            console.print(line, markup=False, highlight=False)
         for word, why in orders.refused:
             console.print(f"{word} is not planned: {why}", markup=False)
     if compared:
@@ -152,5 +158,6 @@ def epsilon(
         q = batch_size / dataset_size
         print(
             f"An accountant for Poisson sampling (q = {q:.4g}, {truth.n} steps) would print {claim:.4g} for this run. "
-            f"That does not hold: it needs secret random sampling, and this order is {order or 'shuffled'}."
+            "That does not hold: it needs a secret coin for each example at each step, and this order is "
+            f"{order or 'shuffled'}."
         )

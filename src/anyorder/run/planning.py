@@ -24,6 +24,7 @@ __all__ = [
     "comparison",
     "make_plan",
     "noise_lines",
+    "order_needs",
     "order_table",
     "orders_in",
     "poisson_claim",
@@ -195,9 +196,13 @@ def order_table(compared: OrderComparison) -> Any:
         f"{compared.title}\nerror: noise in the iterates, root mean square over steps, in clip norms\n"
         "if known: the epsilon if the batches became known; 'secret' ones must never be"
     )
-    return comparison_table(
-        title, {name: "right" if name in right else "left" for name in compared.columns}, compared.texts
-    )
+    columns = {name: "right" if name in right else "left" for name in compared.columns[:5]}
+    return comparison_table(title, columns, [row[:5] for row in compared.texts])
+
+
+def order_needs(compared: OrderComparison) -> list[str]:
+    """What each order needs, a line each: too wide for the table on most screens."""
+    return [f"{order} needs: {access}; batches: {batches}" for order, *_, access, batches in compared.texts]
 
 
 def best_of_each_kind(rows: list[Row]) -> dict[str, Plan]:
