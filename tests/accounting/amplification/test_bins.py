@@ -1,15 +1,20 @@
 """Bounds for balls in bins, against quadrature, and the laws that they must keep."""
 
 import math
+from itertools import permutations
 
 import numpy as np
 import pytest
+from scipy.linalg import block_diag
 from scipy.special import ndtr
 
-from anyorder.accounting.amplification import bins_chain, bins_fit
+from accounting.amplification.oracle import mixture_deltas
+from anyorder.accounting.amplification import bins, bins_chain, bins_fit, lognormals
 from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon, bins_losses
-from anyorder.accounting.amplification.bins_chain import Chain, chain_law
+from anyorder.accounting.amplification.bins_chain import Chain, _bridge, _spread_normal, _spread_weights, chain_law
 from anyorder.accounting.amplification.bins_fit import dominating_chains
+from anyorder.accounting.amplification.bins_nested import nested_above, nested_law
+from anyorder.accounting.amplification.exact import epochs_delta
 from anyorder.accounting.gaussian import gdp_delta
 from anyorder.errors import ArgumentError
 
@@ -96,8 +101,9 @@ def test_a_chain_is_followed_closely_and_from_above(b, v, r, nu, constant):
 
 @pytest.mark.parametrize("chain", [Chain(1, 0.0, 0.1, 2.0, 0.5), Chain(2, 0.0, 0.1, 1.5, 0.9)])
 def test_spreads_are_paid_for_in_both_directions(chain):
-    """What a spread adds to the mean of L would lower E (1 - t L)_+ below the truth, but for `deflate`."""
+    """What a spread adds to the mean of L would lower E (1 - t L)_+ below the truth, were it of s and not of e^s."""
     k, law = chain_matrix(chain.b, chain.v, chain.r, chain.nu), chain_law(chain)
+    fall = chain_law(chain, falling=True)
     for epsilon in (-1.5, -0.5, 0.0, 0.5, 1.5):
         exact = truth(k, epsilon)
         if chain.b == 1:
@@ -105,7 +111,7 @@ def test_spreads_are_paid_for_in_both_directions(chain):
             exact = (delta if epsilon >= 0 else 1 - math.exp(epsilon) + math.exp(epsilon) * delta,) * 2
         t = math.exp(epsilon)
         over = law.masses @ np.maximum(law.values - t, 0) + law.beyond
-        under = law.masses @ np.maximum(1 - t * law.values / law.deflate, 0) + law.below
+        under = fall.masses @ np.maximum(1 - t * fall.values, 0) + fall.beyond
         assert exact[0] <= over <= 1.25 * exact[0], epsilon
         assert exact[1] <= under <= 1.2 * exact[1], epsilon
 
@@ -117,7 +123,7 @@ def test_what_lies_beyond_the_first_state_is_that_of_both_laws():
     law = chain_law(chain)
     left = ndtr((0.7 - first[-1]) / math.sqrt(0.7))
     assert left <= law.beyond <= 1.3 * left  # and a little beyond the largest sum
-    assert law.below == pytest.approx(ndtr(first[0] / math.sqrt(0.7)), rel=1e-9)
+    assert chain_law(chain, falling=True).beyond == pytest.approx(ndtr(first[0] / math.sqrt(0.7)), rel=1e-9)
     assert first[-1] > 0.7 + 6 * math.sqrt(0.7)
 
 
@@ -129,7 +135,7 @@ def test_what_leaves_small_grids_adds_up_over_all_steps(monkeypatch):
     deviation = math.sqrt(0.5)
     once = ndtr((0.5 - states[-1]) / deviation), ndtr(states[0] / deviation)
     assert 3 * once[0] < law.beyond
-    assert 3 * once[1] < law.below
+    assert 3 * once[1] < chain_law(chain, falling=True).beyond
     assert (first[0], first[-1]) == (states[0], states[-1])
 
 
@@ -143,7 +149,8 @@ def test_a_step_of_the_bridge_counts_what_leaves_its_states():
     held[len(few) // 2, 40, len(start) // 2] = 1.0
     j, left = 2, 4
     at, zero = few[len(few) // 2], start[len(start) // 2]
-    moved, over, under = bins_chain._step(chain, j, few, start, sums, held)
+    moved, over = bins_chain._step(chain, j, few, start, sums, held, False)
+    _, under = bins_chain._step(chain, j, few, start, sums, held, True)
     K = chain_matrix(6, 0.9, 0.8, 0.0)  # s_j given its neighbour and s_0
     given = np.linalg.solve(K[np.ix_([1, 0], [1, 0])], K[[1, 0], 2])
     mean, var = given @ [at, zero], K[2, 2] - given @ K[[1, 0], 2]
@@ -159,11 +166,146 @@ def test_a_step_of_the_bridge_counts_what_leaves_its_states():
 def test_what_leaves_the_grid_is_counted_and_means_stay():
     law = chain_law(Chain(10, 0.0, 0.3, 0.6, 0.8))
     assert law.masses.sum() == pytest.approx(1.0, abs=1e-11)
-    assert 1.0 <= law.masses @ law.values + law.beyond <= law.deflate
+    fall = chain_law(Chain(10, 0.0, 0.3, 0.6, 0.8), falling=True)
+    assert fall.masses.sum() == pytest.approx(1.0, abs=1e-11)
+    assert fall.masses @ fall.values <= 1.0 <= law.masses @ law.values + law.beyond
     assert 0 < law.beyond < 1e-6
-    assert 0 < law.below < 1e-6
+    assert 0 < fall.beyond < 1e-6
     plain = chain_law(Chain(10, 0.0, 0.3, 0.0, 0.5))
     assert plain.masses @ plain.values + plain.beyond == pytest.approx(1.0, abs=1e-9)
+
+
+CHAINS = [Chain(4, 0.0, 0.3, 1.5, 0.7), Chain(4, 0.0, 1e-4, 3.0, 0.9), Chain(4, 0.0, 0.05, 0.2, 0.4)]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_chain_is_never_below_quadrature_in_either_direction(chain):
+    k = chain_matrix(4, chain.v, chain.r, chain.nu)
+    rising, falling = chain_law(chain), chain_law(chain, falling=True)
+    for epsilon in (-2.0, 0.5, 2.0):
+        t, true = math.exp(epsilon), mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        over = rising.masses @ np.maximum(rising.values - t, 0) + rising.beyond
+        under = falling.masses @ np.maximum(1 - t * falling.values, 0) + falling.beyond
+        assert true.remove * (1 - 1e-6) <= over <= true.remove * 1.45 + 1e-8
+        assert true.add * (1 - 1e-6) <= under <= true.add * 1.25 + 1e-8
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_the_bridge_has_the_covariances_of_the_circle(chain):
+    b, root = 7, np.zeros((7, 7))
+    chain = Chain(b, 0.0, 0.0, chain.v, chain.r)
+    root[0, 0] = math.sqrt(chain.v)
+    for j in range(1, b):
+        last, first, deviation = _bridge(chain, j)
+        root[j] = last * root[j - 1] + first * root[0]
+        root[j, j] = deviation
+    assert root @ root.T == pytest.approx(chain_matrix(b, chain.v, chain.r, 0.0), rel=1e-12)
+
+
+def test_spreads_keep_their_means_and_put_more_everywhere():
+    points = np.arange(-20, 25) * 0.4
+    means, deviation = np.array([-0.3, 0.77, 2.0]), 0.9
+    for spread, scale in ((_spread_normal, lambda s: s), (_spread_weights, np.exp)):
+        masses, above, below = spread(means, deviation, points)
+        assert masses.sum(0) == pytest.approx(1.0, abs=1e-13)
+        exact = means if spread is _spread_normal else np.exp(means + deviation**2 / 2)
+        assert scale(points) @ masses == pytest.approx(exact, rel=1e-9)
+        assert (above < 1e-9).all()
+        assert (below < 1e-9).all()
+    # the convex functions that each is for: e^s, and -e^(s/2) in e^s
+    assert (np.exp(points) @ _spread_normal(means, deviation, points)[0] >= np.exp(means + deviation**2 / 2)).all()
+    root = np.exp(points / 2) @ _spread_weights(means, deviation, points)[0]
+    assert (root <= np.exp(means / 2 + deviation**2 / 8)).all()
+
+
+def test_what_leaves_the_grid_is_counted(monkeypatch):
+    chain = Chain(4, 0.0, 0.3, 1.5, 0.7)
+    monkeypatch.setattr(bins_chain, "_FAR", 1.5)  # so that much does
+    k = chain_matrix(4, chain.v, chain.r, chain.nu)
+    rising, falling = chain_law(chain), chain_law(chain, falling=True)
+    assert rising.masses.sum() == pytest.approx(1.0, abs=1e-11)
+    assert rising.beyond > 0.01
+    assert falling.beyond > 0.01
+    assert rising.masses @ rising.values + rising.beyond >= 1.0
+    for epsilon in (0.5, 3.0):
+        t, true = math.exp(epsilon), mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        assert rising.masses @ np.maximum(rising.values - t, 0) + rising.beyond >= true.remove
+        assert falling.masses @ np.maximum(1 - t * falling.values, 0) + falling.beyond >= true.add
+
+
+def nested_matrices():
+    rng = np.random.default_rng(2)
+    yield np.array([[1.0, 0.8, 0.4, 0.4], [0.8, 1.0, 0.4, 0.4], [0.4, 0.4, 0.9, 0.6], [0.4, 0.4, 0.6, 1.1]])
+    yield np.diag([1.0, 1.0, 0.5, 1.2])
+    m = rng.uniform(size=(4, 6))
+    yield m @ m.T
+
+
+@pytest.mark.parametrize("k", list(nested_matrices()))
+def test_nested_matrices_are_above_and_their_laws_too(k):
+    nested = nested_above(k)
+    above = heights(nested)
+    # the leaves come in an order of their own: of all orders, one is above k
+    assert any((above >= k[np.ix_(order, order)] - 1e-12).all() for order in permutations(range(4)))
+    rising, falling = nested_law(nested), nested_law(nested, falling=True)
+    for epsilon in (0.0, 1.5):
+        true = mixture_deltas(above, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        over = rising.masses @ bins._call(rising.values, epsilon, nested.constant) + rising.beyond
+        under = falling.masses @ bins._put(falling.values, epsilon, nested.constant) + falling.beyond
+        assert true.remove * (1 - 1e-6) <= over <= true.remove * 1.01 + 1e-9
+        assert true.add * (1 - 1e-6) <= under <= true.add * 1.01 + 1e-9
+
+
+def heights(nested):
+    """The matrix of a nested one, its leaves from left to right."""
+
+    def blocks(node):
+        level, below = node
+        if not below:
+            return np.array([[nested.heights[level]]])
+        parts = [blocks(child) for child, count in below for _ in range(count)]
+        return np.maximum(block_diag(*parts), nested.heights[level])
+
+    return blocks(nested.root)
+
+
+def test_a_nested_matrix_is_as_low_as_it_can_be():
+    tree = np.array([[1.0, 0.8, 0.4, 0.4], [0.8, 1.0, 0.4, 0.4], [0.4, 0.4, 1.0, 0.8], [0.4, 0.4, 0.8, 1.0]])
+    assert heights(nested_above(tree)) == pytest.approx(tree, rel=1e-12)
+    line = np.array([[1.0, 0.5, 0.0], [0.5, 1.0, 0.4], [0.0, 0.4, 1.0]])  # 0 and 2 are as near as the path over 1
+    assert sorted(heights(nested_above(line))[np.triu_indices(3, 1)]) == pytest.approx([0.4, 0.4, 0.5])
+    many = np.random.default_rng(0).uniform(size=(60, 3))
+    found = nested_above(many @ many.T)
+    assert len(found.heights) <= 50
+    assert heights(found).sum() >= (many @ many.T).sum()
+
+
+def test_independent_bins_are_as_by_convolution_of_lognormals():
+    diagonal = np.repeat([0.5, 0.8, 1.0], 10)
+    for epsilon in (0.1, 1.0):
+        other = epochs_delta(diagonal[None], 0.8, epsilon)
+        assert bins_delta(np.diag(diagonal), 0.8, epsilon) == pytest.approx(other, rel=0.02)
+
+
+def test_what_leaves_the_grid_of_a_nested_law_is_counted(monkeypatch):
+    k = next(nested_matrices())
+    monkeypatch.setattr(lognormals, "_FAR", 1.5)
+    law = nested_law(nested_above(k))
+    assert law.beyond > 0.01
+    for epsilon in (0.5, 2.0):
+        true = mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        assert law.masses @ bins._call(law.values, epsilon, 0.4) + law.beyond >= true.remove
+        assert law.masses @ bins._put(law.values, epsilon, 0.4) >= true.add
+
+
+def test_without_against_with_is_bounded_too():
+    """A constant part that is most of K, where this direction counts."""
+    k = chain_matrix(4, 0.3, 0.6, 0.05, 1.5)
+    for epsilon in (0.0, 1.5, 3.0):
+        true = mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        rising, falling = bins._curve(*bins._checked(k, 1.0), np.array([epsilon]))[:, 0]
+        assert true.remove <= rising <= true.remove * 1.2
+        assert true.add <= falling <= true.add * 1.2
 
 
 def test_chains_dominate_in_entries_and_as_forms():

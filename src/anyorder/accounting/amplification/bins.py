@@ -4,24 +4,24 @@ With K = G / sigma^2 and x ~ N(0, K), the pair of `mixture` has L = mean_j exp(x
 
     with against without:  delta(eps) = E (L - e^eps)_+,     without against with:  delta(eps) = E (1 - e^eps L)_+
 
-K is replaced by a larger K' (`bins_fit`) whose L can be followed bin by bin (`bins_chain`); its constant part is an
-independent Gaussian factor e^(sqrt(c) z - c / 2), for which both expectations are formulas. The least of several K'
-counts, one of them max K 11^T, a single Gaussian: what the bins give if they are known. See docs/amplification.md.
+K is replaced by a larger K': one that is nested, whose L is put together from the leaves of a tree up (`bins_nested`),
+or a chain (`bins_fit`), whose L can be followed bin by bin (`bins_chain`). Its constant part is an independent Gaussian
+factor e^(sqrt(c) z - c / 2), for which both expectations are formulas. The least of several K' counts, one of them
+max K 11^T, a single Gaussian: what the bins give if they are known. See docs/amplification.md.
 """
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from anyorder import _check
-from anyorder._closed import final
-from anyorder.accounting.amplification.bins_chain import Law, chain_law
+from anyorder.accounting.amplification.bins_chain import Chain, Law, chain_law
 from anyorder.accounting.amplification.bins_fit import dominating_chains
+from anyorder.accounting.amplification.bins_nested import Nested, nested_above, nested_law
 from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
 from anyorder.errors import ArgumentError
 
@@ -31,16 +31,7 @@ Floats = NDArray[np.float64]
 
 _LARGEST = 60.0  # of the diagonal of K: beyond, losses of some hundred, only the Gaussian is tried
 _ROUND = 1e-9  # relative, of all sums of positive terms; and
-_FLOOR = 1e-14  # what a difference of two terms of order 1 may lose
-
-
-@final
-@dataclass(frozen=True)
-class _Part:
-    """The law of L of one K' without its constant part, and this part."""
-
-    constant: float
-    law: Law
+_FLOOR = 1e-13  # what a difference of two terms of order 1 may lose
 
 
 def bins_delta(gram: Floats, sigma: float, epsilon: float) -> float:
@@ -54,7 +45,7 @@ def bins_delta(gram: Floats, sigma: float, epsilon: float) -> float:
     Cost: some seconds for the first epsilon of a matrix at b = 100, next to nothing for the next ones.
     Raises: ArgumentError.
     """
-    return float(_curve(*_checked(gram, sigma), np.array([_check.real("epsilon", epsilon)])).max())
+    return _larger(*_checked(gram, sigma), _check.real("epsilon", epsilon))
 
 
 def bins_epsilon(gram: Floats, sigma: float, delta: float) -> float:
@@ -70,7 +61,7 @@ def bins_epsilon(gram: Floats, sigma: float, delta: float) -> float:
         return 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        if _curve(k, mu, np.array([middle])).max() <= delta:
+        if _larger(k, mu, middle) <= delta:
             high = middle
         else:
             low = middle
@@ -118,9 +109,24 @@ def _curve(k: Floats, mu: float, epsilons: Floats) -> Floats:
     """(2, m) delta of both directions at each epsilon: the least over all K'."""
     gaussian = np.array([_gaussian(mu, float(e)) for e in epsilons])
     found = np.stack([gaussian, gaussian])
-    for part in _parts(k.shape[0], k.tobytes(), mu):
-        found = np.minimum(found, _deltas(part, epsilons))
+    for chain in _above(k.shape[0], k.tobytes(), mu):
+        for row, falling in enumerate((False, True)):
+            deltas = [_delta(chain, float(e), falling) for e in epsilons]
+            found[row] = np.minimum(found[row], deltas)
     return found
+
+
+def _larger(k: Floats, mu: float, epsilon: float) -> float:
+    """The larger of both directions at one epsilon; the law of the second only as far as it counts."""
+    chains = _above(k.shape[0], k.tobytes(), mu)
+    rising = falling = _gaussian(mu, epsilon)
+    for chain in chains:
+        rising = min(rising, _delta(chain, epsilon, falling=False))
+    for chain in chains:
+        if falling <= rising:
+            break
+        falling = min(falling, _delta(chain, epsilon, falling=True))
+    return max(rising, falling)
 
 
 def _gaussian(mu: float, epsilon: float) -> float:
@@ -130,21 +136,30 @@ def _gaussian(mu: float, epsilon: float) -> float:
 
 
 @lru_cache(maxsize=4)
-def _parts(b: int, data: bytes, mu: float) -> tuple[_Part, ...]:
+def _above(b: int, data: bytes, mu: float) -> tuple[Nested | Chain, ...]:
+    """The K' that are tried, those whose laws cost least first."""
     if not 1e-6 < mu * mu < _LARGEST:
         return ()
     k = np.frombuffer(data).reshape(b, b)
-    return tuple(_Part(chain.constant, chain_law(chain)) for chain in dominating_chains(k))
+    return nested_above(k), *(chain for chain in dominating_chains(k) if chain.v + chain.nu < 2 * _LARGEST)
 
 
-def _deltas(part: _Part, epsilons: Floats) -> Floats:
-    """(2, m) bounds of both directions; with a constant part, of the product with an independent Gaussian factor."""
-    law, result = part.law, []
-    for epsilon in epsilons:
-        over = law.masses @ _call(law.values, epsilon, part.constant) + law.beyond
-        under = law.masses @ _put(law.values / law.deflate, epsilon, part.constant) + law.below
-        result.append((over, under))
-    return np.asarray(np.minimum(np.array(result).T * (1 + _ROUND) + _FLOOR, 1.0))
+@lru_cache(maxsize=16)
+def _law(above: Nested | Chain, falling: bool) -> Law:
+    match above:
+        case Nested():
+            return nested_law(above, falling=falling)
+        case Chain():
+            return chain_law(above, falling=falling)
+        case _:
+            assert_never(above)
+
+
+def _delta(above: Nested | Chain, epsilon: float, falling: bool) -> float:
+    """Of one direction, for one K': of the product of its own L with an independent Gaussian factor."""
+    law = _law(above, falling)
+    found = law.masses @ (_put if falling else _call)(law.values, epsilon, above.constant) + law.beyond
+    return min(1.0, float(found) * (1 + _ROUND) + _FLOOR)
 
 
 def _call(values: Floats, epsilon: float, c: float) -> Floats:

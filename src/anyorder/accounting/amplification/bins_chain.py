@@ -6,8 +6,8 @@
 with d = |i - j|: the Ornstein-Uhlenbeck process on a circle. Given s_0 the others are a bridge, a Markov chain, and the
 law of (s_j, partial sum) is carried from bin to bin for each s_0. Every law that is put on a grid is spread about its
 mean, and this can only raise E phi(L) for a convex phi (docs/amplification.md): a partial sum and a factor xi always;
-a state s of the chain where phi rises too, as what follows is convex in s; and where phi falls, if all weights are
-divided by what the spreads add to their means, `deflate`. What leaves the grid of states is counted in full.
+a state s of the chain where phi rises too, as what follows is a + sum_i c_i e^(a_i s), 0 <= a_i <= 1, convex in s; and
+where phi falls e^s is spread about its mean, in which the same is concave. What leaves the grid is counted in full.
 """
 
 import math
@@ -19,6 +19,7 @@ from scipy import sparse
 from scipy.special import ndtr
 
 from anyorder._closed import final
+from anyorder.accounting.amplification.lognormals import between
 
 __all__ = ["Chain", "Law", "chain_law"]
 
@@ -49,41 +50,39 @@ class Chain:
 @final
 @dataclass(frozen=True)
 class Law:
-    """Atoms (value, mass under Q) of L, and what lies beyond, for one direction each.
+    """Atoms (value, mass under Q) of L, and what lies beyond, for one direction.
 
-    E (L - t)_+ <= sum mass (value - t)_+ + beyond,   E (1 - t L)_+ <= sum mass (1 - t value / deflate)_+ + below
+    rising:  E (L - t)_+ <= sum mass (value - t)_+ + beyond
+    falling: E (1 - t L)_+ <= sum mass (1 - t value)_+ + beyond
     """
 
     values: Floats
     masses: Floats
     beyond: float
-    below: float
-    deflate: float
 
 
-def chain_law(chain: Chain) -> Law:
-    """The law of L of a chain without its constant part.
+def chain_law(chain: Chain, *, falling: bool = False) -> Law:
+    """The law of L of a chain without its constant part: for with against without, or `falling`, the other way round.
 
     Cost: O(b F S^2 A) flops for S states, F first states and A partial sums, in general some 60, 25 and 1000.
     """
-    b, v, r = chain.b, chain.v, chain.r
+    b, v = chain.b, chain.v
     states, first = _states(chain)
     sums = _partial_sums(chain)
     adds = _additions(states - v / 2, chain.nu, sums)
-    law, _, low = _spread_normal(np.zeros(1), math.sqrt(v), first)
-    beyond, below = (float(ndtr(v**0.5 - first[-1] / v**0.5)) if v else 0.0), float(low[0])
+    law, _, low = _spread(np.zeros(1), math.sqrt(v), first, falling)
+    beyond = float(low[0]) if falling else float(ndtr(v**0.5 - first[-1] / v**0.5)) if v else 0.0
     held = np.zeros((len(states), len(sums), len(first)))
     held[np.searchsorted(states, first), 0, np.arange(len(first))] = law[:, 0]  # s_0 is a point of the grid of states
-    excess = 0.0
     for j in range(b):
         if j and v:
-            moved, over, under = _step(chain, j, states, first, sums, held)
-            beyond, below, held = beyond + over, below + under, moved
+            held, more = _step(chain, j, states, first, sums, held, falling)
+            beyond += more
         for i, (matrix, surplus) in enumerate(adds):
             if held[i].any():
-                excess += float((surplus @ held[i]).sum())
+                beyond += 0.0 if falling else float((surplus @ held[i]).sum()) / b
                 held[i] = matrix @ held[i]
-    return Law(sums / b, held.sum((0, 2)), beyond + excess / b, below, _deflation(states, first, r if v else 0.0))
+    return Law(sums / b, held.sum((0, 2)), beyond)
 
 
 def _states(chain: Chain) -> tuple[Floats, Floats]:
@@ -137,28 +136,60 @@ def _spread_normal(means: Floats, deviation: float, points: Floats) -> tuple[Flo
     return np.maximum(masses, 0.0), above[-1], below[0]
 
 
-def _step(
-    chain: Chain, j: int, states: Floats, first: Floats, sums: Floats, held: Floats
-) -> tuple[Floats, float, float]:
-    """(states, sums, first states) masses after the step of the bridge from s_(j - 1) to s_j; what went beyond, below.
+def _spread(means: Floats, deviation: float, points: Floats, falling: bool) -> tuple[Floats, Floats, Floats]:
+    """`_spread_normal` about the mean of s, or of e^s."""
+    return (_spread_weights if falling else _spread_normal)(means, deviation, points)
 
-    Beyond the last state, where s > every state, all weights to come are at most e^s on average.
-    """
+
+def _spread_weights(means: Floats, deviation: float, points: Floats) -> tuple[Floats, Floats, Floats]:
+    """`_spread_normal`, but a mass between two points is split so that the mean of e^s stays."""
+    if len(points) == 1:
+        return np.ones((1, len(means))), np.zeros(len(means)), np.zeros(len(means))
+    x = (points[:, None] - means) / deviation
+    cells = between(x)
+    # of e^(s - lower point), less 1, over the cell
+    above = np.exp(means + deviation**2 / 2 - points[:-1, None]) * between(x - deviation) - cells
+    above = np.clip(above / np.expm1(np.diff(points))[:, None], 0.0, cells)
+    masses = np.zeros_like(x)
+    masses[:-1] += cells - above
+    masses[1:] += above
+    below, beyond = ndtr(x[0]), ndtr(-x[-1])
+    masses[0] += below
+    masses[-1] += beyond
+    return masses, beyond, below
+
+
+def _bridge(chain: Chain, j: int) -> tuple[float, float, float]:
+    """Of s_j given s_(j - 1) and s_0 = s_b: the weights of both in its mean, and its deviation."""
     b, v, r = chain.b, chain.v, chain.r
-    left = b - j  # steps from s_j to s_b = s_0
+    left = b - j  # steps from s_j to s_b
     line = v * (1 - r**b) / (1 + r**b)  # variance of the same process on a line
     whole = 1 - r ** (2 * left + 2)
     deviation = math.sqrt(line * (1 - r * r) * (1 - r ** (2 * left)) / whole)
-    means = (r * (1 - r ** (2 * left)) * states[:, None] + r**left * (1 - r * r) * first) / whole
-    masses, above, below = _spread_normal(means.ravel(), deviation, states)
+    return r * (1 - r ** (2 * left)) / whole, r**left * (1 - r * r) / whole, deviation
+
+
+def _step(
+    chain: Chain, j: int, states: Floats, first: Floats, sums: Floats, held: Floats, falling: bool
+) -> tuple[Floats, float]:
+    """(states, sums, first states) masses after the step of the bridge from s_(j - 1) to s_j; what left the grid.
+
+    Beyond the last state, where s > every state, all weights to come are at most e^s on average.
+    """
+    last, whence, deviation = _bridge(chain, j)
+    means = last * states[:, None] + whence * first
+    masses, above, below = _spread(means.ravel(), deviation, states, falling)
     weights = held.sum(1).ravel()
-    partial = np.einsum("saf,a->sf", held, sums).ravel()
-    at = means.ravel() + deviation**2
-    ahead = left * np.exp(at - deviation**2 / 2) * ndtr((at - states[-1]) / deviation)
-    over, under = float(partial @ above + weights @ ahead) / b, float(weights @ below)
+    if falling:
+        gone = float(weights @ below)
+    else:
+        partial = np.einsum("saf,a->sf", held, sums).ravel()
+        at = means.ravel() + deviation**2
+        ahead = (chain.b - j) * np.exp(at - deviation**2 / 2) * ndtr((at - states[-1]) / deviation)
+        gone = float(partial @ above + weights @ ahead) / chain.b
     by_first = masses.reshape(len(states), *means.shape).transpose(2, 0, 1)  # (first, to, from)
     moved = by_first @ held.transpose(2, 0, 1)
-    return np.ascontiguousarray(moved.transpose(1, 2, 0)), over, under
+    return np.ascontiguousarray(moved.transpose(1, 2, 0)), gone
 
 
 def _additions(logs: Floats, nu: float, sums: Floats) -> list[tuple[sparse.csr_array, Floats]]:
@@ -194,19 +225,3 @@ def _lognormal(nu: float, finer: float) -> tuple[Floats, Floats, float]:
     rises = np.concatenate([[0.0], np.diff(puts) / gaps, [1.0]])
     masses = np.where(values > 1, np.diff(slopes), np.diff(rises))
     return values, np.maximum(masses, 0.0), float(calls[-1])
-
-
-def _deflation(states: Floats, first: Floats, r: float) -> float:
-    """What the spreads of states add, at most, to the mean of a weight: a factor."""
-    if len(states) == 1:
-        return 1.0
-    reach = (states[1] - states[0]) * np.concatenate(
-        [[(first[1] - first[0]) / (states[1] - states[0])], r ** np.arange(400)]
-    )
-    return float(np.exp(np.sum(_chord(reach[reach > 1e-9])))) * (1 + 1e-12)
-
-
-def _chord(gap: Floats) -> Floats:
-    """Logarithm of the largest ratio of a chord of e^x, of this width, to e^x; about gap^2 / 8."""
-    rise = np.expm1(gap) / gap
-    return np.asarray(np.log(rise) - 1 + 1 / rise)

@@ -24,34 +24,30 @@ _SAFE = 1e-7  # of the largest entry, added to the diagonal for what a linear pr
 
 
 def dominating_chains(k: Floats) -> list[Chain]:
-    """Chains above a covariance matrix k (b, b): the best without a chain, and the best with one, if it is better.
+    """At most two chains above a covariance matrix k (b, b); none of fewer than four bins or of independent ones.
 
     The matrix is first made circulant, by the largest entries of its diagonals or less; of each correlation length the
     weights of constant, chain and diagonal are found by a linear programme, of least mean of e^k, linearised: the
     second moment of L. What a matrix that is less leaves open, the diagonal makes up for.
     """
     b = len(k)
-    if b == 1:
-        return []
     row = _circulant(k)
-    plain = Chain(b, float(row[1:].max()), 0.0, 0.0, 0.5)
-    plain = Chain(b, plain.constant, float(max(row[0] - plain.constant, 0.0)) + _SAFE * float(row[0]), 0.0, 0.5)
-    found = [plain]
-    if b < 4 or plain.constant == 0:
-        return found
+    if b < 4 or row[1:].max() == 0:
+        return []
     middle = _mean_circulant(k)
     tried, raised = [], None
     for share in _SHARES:
         fits = [
             _programme(middle + share * (row - middle), math.exp(-1 / x)) for x in np.geomspace(0.7, 2 * b, _LENGTHS)
         ]
-        price, chain = min((fit for fit in fits if fit is not None), key=lambda fit: fit[0], default=(math.inf, plain))
-        if price < math.inf:
+        solved = [fit for fit in fits if fit is not None]
+        if solved:
+            _, chain = min(solved, key=lambda fit: fit[0])
             tried.append(chain if share == 1 else _raised(chain, k))
             raised = chain if share == 1 else None
     # the second moment does not say which is best at a small delta: of those that are lower than the last, one is tried
     tried.sort(key=_second_moment)
-    return [*found, *tried[:1], *([raised] if raised and raised != tried[0] else [])]
+    return [*tried[:1], *([raised] if raised and raised != tried[0] else [])]
 
 
 def _second_moment(chain: Chain) -> float:

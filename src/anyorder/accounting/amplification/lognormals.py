@@ -22,6 +22,7 @@ A larger g_j never lowers delta (the theorem of `mixture`), so many unlike g_j m
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,17 @@ from scipy.special import ndtr, ndtri
 
 from anyorder._closed import final
 
-__all__ = ["LARGEST", "Ratio", "mean_of_lognormals"]
+__all__ = [
+    "LARGEST",
+    "Atoms",
+    "Ratio",
+    "between",
+    "lognormal",
+    "mean_of_lognormals",
+    "power",
+    "times_lognormal",
+    "together",
+]
 
 Floats = NDArray[np.float64]
 
@@ -109,10 +120,10 @@ def mean_of_lognormals(variances: Floats, points: int = 2000) -> Ratio:
     Cost: points^2 for each of at most 2 log2 b sums for each of at most 12 unlike variances; 2 to 3 s for b = 1000.
     """
     kinds, counts = _kinds(np.sort(np.asarray(variances, dtype=np.float64)))
-    found: tuple[int, _Law] | None = None
+    found: tuple[int, Atoms] | None = None
     for kind, count in zip(kinds, counts, strict=True):
-        one = _power(_lognormal(float(kind), points), int(count), points)
-        found = (int(count), one) if found is None else _together(found, (int(count), one), points)
+        one = power(lognormal(float(kind), points), int(count), points)
+        found = (int(count), one) if found is None else together(found, (int(count), one), points)
     assert found is not None
     total, law = found
     # each sum of positive terms may be off by the number of its terms, and the errors of its two parts add
@@ -120,8 +131,11 @@ def mean_of_lognormals(variances: Floats, points: int = 2000) -> Ratio:
     return Ratio(law.points, law.masses, law.lost * (1 + rounding) + 1e-20, rounding)
 
 
+@final
 @dataclass(frozen=True)
-class _Law:
+class Atoms:
+    """A law on a grid from 0; `lost` of its mean lies above, where its mass is counted at 0."""
+
     points: Floats
     masses: Floats
     lost: float
@@ -142,9 +156,10 @@ def _kinds(variances: Floats) -> tuple[Floats, NDArray[np.int64]]:
     )
 
 
-def _lognormal(g: float, points: int) -> _Law:
+def lognormal(g: float, points: int) -> Atoms:
+    """e^X, X ~ N(-g / 2, g), spread."""
     if g == 0:
-        return _Law(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 0.0)
+        return Atoms(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 0.0)
     s = math.sqrt(g)
     edges = np.linspace(-g / 2 - _FAR * s, g / 2 + _FAR * s, points - 1)  # of the logarithm
     half = np.diff(edges)[:, None] / 2
@@ -158,27 +173,27 @@ def _lognormal(g: float, points: int) -> _Law:
     low, mean_low = float(ndtr((edges[0] + g / 2) / s)), float(ndtr((edges[0] - g / 2) / s))
     masses[1] += mean_low / grid[1]
     masses[0] += max(low - mean_low / grid[1], 0.0) + float(ndtr(-(edges[-1] + g / 2) / s))
-    return _Law(grid, masses, float(ndtr(-(edges[-1] - g / 2) / s)))
+    return Atoms(grid, masses, float(ndtr(-(edges[-1] - g / 2) / s)))
 
 
-def _power(one: _Law, count: int, points: int) -> _Law:
+def power(one: Atoms, count: int, points: int) -> Atoms:
     """The mean of `count` of them, by halves."""
     found, square, left = None, (1, one), count
     while True:
         if left & 1:
-            found = square if found is None else _together(found, square, points)
+            found = square if found is None else together(found, square, points)
         left >>= 1
         if not left:
             return found[1] if found is not None else one
-        square = _together(square, square, points)
+        square = together(square, square, points)
 
 
-def _together(first: tuple[int, _Law], second: tuple[int, _Law], points: int) -> tuple[int, _Law]:
-    """The mean of both, each with its number of terms."""
+def together(first: tuple[int, Atoms], second: tuple[int, Atoms], points: int) -> tuple[int, Atoms]:
+    """The mean of both, independent, each with its number of terms."""
     (n, a), (m, b) = first, second
     x, y = a.points * (n / (n + m)), b.points * (m / (n + m))
     lost = (n * a.lost + m * b.lost) / (n + m)
-    grid = _grid(*_thinned(x, a.masses), *_thinned(y, b.masses), points)
+    grid = _grid(np.add.outer, _thinned(x, a.masses), _thinned(y, b.masses), points)
     masses, same = np.zeros(len(grid)), first is second
     widths = np.diff(grid)
     rows = max(1, 2**17 // len(y))
@@ -199,7 +214,32 @@ def _together(first: tuple[int, _Law], second: tuple[int, _Law], points: int) ->
         above = np.clip((sums - grid[cells]) / widths[cells], 0.0, 1.0)
         masses += np.bincount(cells, weights * (1 - above), len(grid))
         masses += np.bincount(cells + 1, weights * above, len(grid))
-    return n + m, _Law(grid, masses, lost)
+    return n + m, Atoms(grid, masses, lost)
+
+
+def times_lognormal(law: Atoms, g: float, points: int) -> Atoms:
+    """The product with an independent e^X, X ~ N(-g / 2, g), spread."""
+    if g == 0:
+        return law
+    factor, s = lognormal(g, 400), math.sqrt(g)
+    grid = _grid(np.multiply.outer, _thinned(law.points, law.masses), _thinned(factor.points, factor.masses), points)
+    held = (law.masses > 0) & (law.points > 0)
+    values, weights = law.points[held], law.masses[held]
+    x = (np.log(grid[1:, None]) - np.log(values) + g / 2) / s
+    cells, means = between(x), between(x - s) * values  # mass, and mean, of each value's product in each cell
+    above = np.clip((means - grid[1:-1, None] * cells) / np.diff(grid[1:])[:, None], 0.0, cells)
+    low = np.minimum(ndtr(x[0]), values * ndtr(x[0] - s) / grid[1])  # of the cell from 0 on
+    masses = np.zeros(len(grid))
+    masses[0] = float(law.masses[~held].sum()) + float((ndtr(x[0]) - low + ndtr(-x[-1])) @ weights)
+    masses[1] = float(low @ weights)
+    masses[1:-1] += (cells - above) @ weights
+    masses[2:] += above @ weights
+    return Atoms(grid, masses, law.lost + float((values * ndtr(s - x[-1])) @ weights))
+
+
+def between(x: Floats) -> Floats:
+    """Mass of a standard normal between neighbours of an ascending first axis."""
+    return np.asarray(np.where(x[:-1] > 0, ndtr(-x[:-1]) - ndtr(-x[1:]), ndtr(x[1:]) - ndtr(x[:-1])))
 
 
 def _thinned(x: Floats, masses: Floats) -> tuple[Floats, Floats]:
@@ -209,12 +249,14 @@ def _thinned(x: Floats, masses: Floats) -> tuple[Floats, Floats]:
     return np.add.reduceat(masses * x, starts) / np.maximum(thin, 1e-300), thin
 
 
-def _grid(x: Floats, p: Floats, y: Floats, q: Floats, points: int) -> Floats:
-    """Points at equal steps of the normal quantile of the law of the sum, without the unit and with it by halves.
+def _grid(
+    outer: Callable[[Floats, Floats], Floats], first: tuple[Floats, Floats], second: tuple[Floats, Floats], points: int
+) -> Floats:
+    """Points at equal steps of the normal quantile of the law of a sum or product, without the unit and with it.
 
     Any grid is safe; this one has in each tail as many points as the tail has deviations, and more where it is far.
     """
-    sums, masses = np.add.outer(x, y).ravel(), np.multiply.outer(p, q).ravel()
+    sums, masses = outer(first[0], second[0]).ravel(), np.multiply.outer(first[1], second[1]).ravel()
     order = np.argsort(sums)
     sums, masses = sums[order], masses[order]
     masses = masses + masses * sums
