@@ -10,6 +10,9 @@ import pytest
 import anyorder as ao
 from anyorder.accounting import Amplified, Deterministic, Gaussian, MonteCarlo, Pld, calibrate_amplified
 from anyorder.accounting.amplification import calibrate, curve, values
+from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon
+from anyorder.accounting.amplification.exact import pld_delta, pld_epsilon
+from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.curves import sampled_curve
 from anyorder.errors import AnyorderError, CertificateError
 from anyorder.participation import BallsInBins, CyclicPoisson, MinSeparationSampling, RandomAllocation, TruncatedPoisson
@@ -57,6 +60,16 @@ def test_separation_has_no_bound_but_that_of_known_batches() -> None:
     banded, rule = ToeplitzBanded([1.0, 0.5], 8), MinSeparationSampling(8, 2, 0.2)
     assert values.pair_epsilon(banded, rule, 1.0, 1e-5, Deterministic(), None) == math.inf
     assert values.pair_delta(banded, rule, 1.0, 1.0, Deterministic(), None) == 1.0
+
+
+def test_a_claim_is_that_of_its_own_pair_at_its_own_noise() -> None:
+    gram, sigma = bins_gram(BUFFERS, BINS), 1.5 + 3e-9
+    one = Amplified(BUFFERS, BINS, sigma)
+    assert one.epsilon(1e-5) == bins_epsilon(gram, sigma, 1e-5) < 0.999 * Gaussian(one.known_mu).epsilon(1e-5)
+    assert one.delta(1.0) == bins_delta(gram, sigma, 1.0) < 0.99 * Gaussian(one.known_mu).delta(1.0)
+    exact = Amplified(Independent(8), BINS, sigma, Pld())
+    assert exact.epsilon(1e-5) == pld_epsilon(Independent(8), BINS, sigma, 1e-5)
+    assert exact.delta(1.0) == pld_delta(Independent(8), BINS, sigma, 1.0)
 
 
 def restarted(*scales: float) -> RestartedBLT:
@@ -170,6 +183,12 @@ def test_noise_is_for_the_neighbours_and_the_method_that_are_claimed() -> None:
     assert 0.999 < less.epsilon <= 1.0
     sens = ao.sensitivity(BUFFERS, ao.participation.FixedOrder(8, 4, 2)).value
     assert plan.known_epsilon == pytest.approx(Gaussian(2 * sens / plan.sigma).epsilon(1e-5), rel=1e-9)
+
+
+def test_noise_is_found_by_the_method_of_the_plan() -> None:
+    plan = ao.plan(participation=BINS, mechanism=Independent(8), method="bound", epsilon=2.0, delta=1e-5, batch_size=4)
+    assert plan.method == Deterministic()
+    assert 1.999 < plan.epsilon <= 2.0
 
 
 def test_the_multiplier_that_is_asked_for_is_that_of_the_noise() -> None:
