@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import anyorder as ao
+from anyorder._draws import Draws
 from anyorder._sealed import canonical
 from anyorder.accounting import (
     Amplified,
@@ -21,7 +22,9 @@ from anyorder.accounting import (
     compose,
 )
 from anyorder.accounting.amplification.mixture import absolute_columns, bins_gram, check_fits
+from anyorder.budget.curves import curve_from_dict, curve_to_dict
 from anyorder.errors import ArgumentError, BudgetError, CertificateError, PlanError
+from anyorder.noise import NoiseSource
 from anyorder.participation import (
     BallsInBins,
     CyclicPoisson,
@@ -55,7 +58,7 @@ def made(name, **changes):
     own = {
         "participation": order, "strategy": chosen, "workload": Workload(24), "clip_norm": 1.0, "sigma": 1.5,
         "delta": 1e-5, "batch_size": 4,
-        "neighbours": "zero-out" if name == "truncated" else "add-or-remove",
+        "neighbours": "zero-out" if order.absence_moves_others else "add-or-remove",
     }  # fmt: skip
     return Plan(**{**own, **changes})
 
@@ -148,8 +151,11 @@ def test_what_does_not_go_with_coins_is_refused():
         made("bins", strategy=Independent(24), selection=ao.sparse.Uniform(3))
     with pytest.raises(PlanError, match="zero-out neighbours"):
         made("truncated", neighbours="add-or-remove")
-    with pytest.raises(PlanError, match="add-or-remove neighbours only"):
-        made("cyclic", neighbours="zero-out")
+    for neighbours in ("add-or-remove", "replace-one"):
+        with pytest.raises(PlanError, match="zero-out neighbours only .*of other groups"):
+            made("cyclic", neighbours=neighbours)
+    with pytest.raises(PlanError, match="of other groups"):
+        amplified_epsilon(BANDS, CyclicPoisson(24, 8, 0.1), 1.5, 1e-5, neighbours="add-or-remove")
     with pytest.raises(PlanError, match="must be None"):
         made("cyclic", method=Pld())
     with pytest.raises(PlanError, match="columns do not overlap"):
@@ -279,6 +285,50 @@ def test_claims_by_samples_do_not_add_up(tmp_path):
 
 
 # -- beside others ---------------------------------------------------------------------------------------------------
+
+
+def test_groups_close_up_behind_a_missing_unit_so_that_cyclic_claims_are_for_zero_out():
+    rule, source = CyclicPoisson(4, 4, 1.0), NoiseSource(bytes(32)).derive(b"coins")
+    all_units, without = Draws(rule, 8, source), Draws(rule, 7, source)
+    assert [list(all_units.step(t)) for t in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    # unit 1 is missing: 2, .. 7 are 1, .. 6 now, and each of them moves to the group before its own
+    assert [[u + (u > 0) for u in without.step(t)] for t in range(4)] == [[0, 5], [2, 6], [3, 7], [4]]
+    words = {"dataset_size": 80, "batch_size": 8, "epochs": 2, "noise_multiplier": 1.0, "delta": 1e-5}
+    for unit in ("example", "user"):
+        plan = ao.plan(**words, order="cyclic-poisson", mechanism="banded toeplitz, 3 bands", unit=unit)
+        assert plan.neighbours == plan.curve.neighbours == "zero-out"
+        assert "gradients replaced by zero" in str(plan)
+        with pytest.raises(PlanError, match="of other groups"):
+            ao.plan(**words, order="cyclic-poisson", mechanism="independent", cycle=3, neighbours="add-or-remove")
+    assert ao.plan(**words, order="poisson").neighbours == "add-or-remove"
+    assert ao.plan(**words, order="balls-in-bins", mechanism="independent").neighbours == "add-or-remove"
+
+
+def test_sampled_sums_have_one_curve_for_zero_out_and_add_or_remove():
+    zero, add = Sampled(1.0, 0.1, 10, neighbours="zero-out"), Sampled(1.0, 0.1, 10)
+    assert add.neighbours == "add-or-remove"
+    assert zero.epsilon(1e-5) == add.epsilon(1e-5)
+    assert curve_from_dict(json.loads(canonical(curve_to_dict(zero)))) == zero
+    assert "neighbours" not in curve_to_dict(add)
+    assert curve_from_dict(curve_to_dict(add)) == add
+    with pytest.raises(ArgumentError, match="neighbours"):
+        Sampled(1.0, 0.1, 10, neighbours="replace-one")
+    with pytest.raises(ArgumentError, match="agree in neighbours"):
+        compose(zero, add)
+
+
+def test_a_budget_for_replace_one_counts_two_steps_of_a_unit(tmp_path):
+    """Under the label of another relation the same plan would have the curve of one step."""
+    plan = made("bins", neighbours="replace-one")
+    budget = ao.Budget(tmp_path / "budget.jsonl", epsilon=30.0, delta=1e-5, unit="example", neighbours="replace-one")
+    assert budget.spend(plan, name="one").spent == plan.epsilon
+    assert budget.curve() == plan.curve
+    assert ao.Budget(tmp_path / "budget.jsonl").remaining().spent == plan.epsilon
+    with pytest.raises(BudgetError, match="add-or-remove, from which nothing follows"):
+        budget.spend(made("bins"), name="two")
+    other = ao.Budget(tmp_path / "other.jsonl", epsilon=30.0, delta=1e-5, unit="example", neighbours="zero-out")
+    assert other.spend(plan, name="one").spent == made("bins", neighbours="zero-out").epsilon
+    assert other.spend(made("cyclic"), name="two").spent > made("cyclic").epsilon
 
 
 def test_budgets_count_amplified_plans(tmp_path):

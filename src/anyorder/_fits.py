@@ -33,11 +33,17 @@ __all__ = [
 def check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:
     """The order and its mechanism are accounted for these neighbours."""
     match order:
-        case PoissonSampling() | CyclicPoisson():
+        case PoissonSampling():
             check_fits(chosen, order)
             if neighbours != "add-or-remove":
+                raise PlanError(f"PoissonSampling is accounted for add-or-remove neighbours only, got {neighbours!r}")
+        case CyclicPoisson():
+            check_fits(chosen, order)
+            if neighbours != "zero-out":
                 raise PlanError(
-                    f"{type(order).__name__} is accounted for add-or-remove neighbours only, got {neighbours!r}"
+                    "CyclicPoisson is accounted for zero-out neighbours only (a unit's gradients replaced by zero): "
+                    "its groups go by a unit's number, so that without one unit all later ones would be of other "
+                    f"groups; got {neighbours!r}"
                 )
         case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
             check_fits(chosen, order)

@@ -70,7 +70,8 @@ class Plan:
         batch_size: the public constant that sums are divided by.
         unit: what is protected, in a word: "example", or whom `make_private(unit=..)` names: "user", ..
         neighbours: "zero-out" (one unit's gradients replaced by zero), "replace-one", or "add-or-remove" (only
-            where the absence of a unit moves no other: PoissonSampling, MinSeparation, KnownOrder).
+            where the absence of a unit moves no other: PoissonSampling, BallsInBins, RandomAllocation,
+            MinSeparationSampling, MinSeparation, KnownOrder).
         dataset_size: number of units where it is known and public.
         grid: None for noise in floating point; a power of two for exact integers ("secure"): each unit's clipped
             gradient is truncated, and the noise of a step rounded, to multiples of grid. That is post-processing of

@@ -35,7 +35,7 @@ PLANS = {
 
 def planned(name, sigma=0.8, **changes):
     rule, strategy = PLANS[name]
-    neighbours = "add-or-remove" if type(rule) in (PoissonSampling, CyclicPoisson) else "zero-out"
+    neighbours = "add-or-remove" if type(rule) is PoissonSampling else "zero-out"
     settings = {"clip_norm": 1.5, "sigma": sigma, "delta": 1e-3, "batch_size": 4, "neighbours": neighbours}
     return Plan(participation=rule, strategy=strategy, workload=prefix_sum(N), **{**settings, **changes})
 
@@ -114,7 +114,7 @@ def test_what_is_known_must_be_asked_for_before_the_run():
         plant(ao.Release(planned("bins"), COUNT), CANARIES, [0])
     rare = Plan(
         participation=CyclicPoisson(N, 4, 1e-6), strategy=BANDED, workload=prefix_sum(N), clip_norm=1.0, sigma=1.0,
-        delta=1e-3, batch_size=4, neighbours="add-or-remove",
+        delta=1e-3, batch_size=4,
     )  # fmt: skip
     with pytest.raises(ArgumentError, match="canaries must be more"):
         run(rare).result(known=True)

@@ -76,13 +76,16 @@ class Gaussian:
 class Sampled:
     """The curve of n sums with independent noise over batches that take each unit by a secret, independent coin.
 
-    Neighbours are add-or-remove: the privacy loss distribution of the sampled Gaussian; see `poisson_epsilon`.
+    The privacy loss distribution of the sampled Gaussian; see `poisson_epsilon`. Of "add-or-remove" and "zero-out" it
+    is one and the same: a unit that adds zero wherever its coins put it leaves the sums, and all other units' coins, as
+    if it were not there. Which of the two a plan may claim is up to who else would move without the unit.
 
     Attributes:
         sigma: noise std over clip norm, above 0.
         sampling_probability: above 0, at most 1.
         n: steps, from 1 to 1 000 000.
         unit: what is protected, in a word.
+        neighbours: "add-or-remove" or "zero-out".
         e0, draws: in each step, before its sum, so many draws of range e0 from the same batch, under the same coin: the
             two are joined first and amplified as a pair; see `anyorder.accounting.losses`. 0 and 0 for none.
         mu: None: the curve is not that of a Gaussian.
@@ -96,8 +99,8 @@ class Sampled:
     unit: str = field(default="example", kw_only=True)
     e0: float = field(default=0.0, kw_only=True)
     draws: int = field(default=0, kw_only=True)
+    neighbours: str = field(default="add-or-remove", kw_only=True)
     mu: None = field(default=None, init=False, repr=False)
-    neighbours: str = field(default="add-or-remove", init=False, repr=False)
 
     def __post_init__(self) -> None:
         sigma, q, n = check_sampled(self.sigma, self.sampling_probability, self.n)
@@ -105,6 +108,7 @@ class Sampled:
         _set(self, sigma=sigma, sampling_probability=q, n=n, e0=e0, draws=draws)
         if (self.e0 > 0) != (self.draws > 0):
             raise ArgumentError(f"e0 and draws must be given together, got e0={self.e0!r}, draws={self.draws!r}")
+        _check.choice("neighbours", self.neighbours, {"add-or-remove", "zero-out"})
         _check.word("unit", self.unit)
 
     def epsilon(self, delta: float) -> float:
@@ -215,6 +219,7 @@ def sampled_curve(
     Args:
         strategy: that `check_fits` let pass.
         sigma: noise std over clip norm.
+    Returns: the curve for "add-or-remove", and for "zero-out" where groups go by a unit's number.
     """
     q, n = participation.sampling_probability, participation.n
     match participation:
@@ -222,7 +227,8 @@ def sampled_curve(
             return Sampled(sigma, q, n, unit=unit)
         case CyclicPoisson():
             largest = math.sqrt(float(strategy.column_norms_squared().max())) * (1 + 2.0**-48)
-            return Sampled(_check.positive("sigma", sigma) / largest, q, -(-n // participation.cycle), unit=unit)
+            each, steps = _check.positive("sigma", sigma) / largest, -(-n // participation.cycle)
+            return Sampled(each, q, steps, unit=unit, neighbours="zero-out")
         case _:
             assert_never(participation)
 
@@ -290,7 +296,9 @@ def _normal(parts: "tuple[Single, ...]") -> "tuple[Single, ...]":
             coins = (part.sigma, part.sampling_probability, part.e0, part.draws)
             steps[coins] = steps.get(coins, 0) + part.n
     ranges = tuple(BoundedRange(e0, k, neighbours=neighbours, unit=unit) for e0, k in sorted(draws.items()))
-    sampled = tuple(Sampled(s, q, n, unit=unit, e0=e0, draws=k) for (s, q, e0, k), n in sorted(steps.items()))
+    sampled = tuple(
+        Sampled(s, q, n, neighbours=neighbours, unit=unit, e0=e0, draws=k) for (s, q, e0, k), n in sorted(steps.items())
+    )
     amplified = tuple(sorted((part for part in parts if type(part) is Amplified), key=lambda one: one.words))
     quiet = mu == 0 and (ranges or sampled or amplified)
     found: tuple[Single, ...] = (*ranges, *sampled, *amplified)

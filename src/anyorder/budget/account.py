@@ -13,7 +13,7 @@ from anyorder.accounting.curves import Gaussian, compose
 from anyorder.accounting.gaussian import gdp_epsilon, gdp_mu, rdp_epsilon
 from anyorder.budget import laws
 from anyorder.budget.bounds import repeated
-from anyorder.budget.entries import Begin, Limit, Line, Settle, Spend, UnitsAt, read_curve
+from anyorder.budget.entries import Begin, Limit, Line, Settle, Spend, UnitsAt, label_of, read_curve
 from anyorder.budget.filter import Cost, Searched, dominating_squared, renyi, renyi_left, root_down, root_up
 from anyorder.budget.units import Own, UnitFile
 from anyorder.errors import BudgetError
@@ -22,9 +22,6 @@ __all__ = ["Account", "Held", "Remaining", "Totals"]
 
 Rows = NDArray[np.void]
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
-_LABEL = (
-    "add-or-remove"  # in sums all curves have one label; that they are for the budget's relation was checked before
-)
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,8 @@ class Totals:
         """Of what was all chosen in advance: by loss distributions, and with searches by the best Rényi order."""
         curves = [one for one in self.rest if not isinstance(one, Searched)]
         if len(curves) == len(self.rest):
-            return compose(_gaussian(squared, self.unit), *curves).epsilon(delta)
+            label = curves[0].neighbours if curves else "zero-out"
+            return compose(Account.gaussian(squared, self.unit, label), *curves).epsilon(delta)
         if self.alone is not None and not squared:
             return self.alone.epsilon(delta)
         kept = []
@@ -166,7 +164,9 @@ class Held:
     def now(self) -> Cost:
         """The curve that counts."""
         return (
-            self.curve if self.settled is None else Gaussian(self.settled.mu, neighbours=_LABEL, unit=self.curve.unit)
+            self.curve
+            if self.settled is None
+            else Gaussian(self.settled.mu, neighbours=self.curve.neighbours, unit=self.curve.unit)
         )
 
 
@@ -264,16 +264,16 @@ class Account:
     @staticmethod
     def cost_of(spend: Spend) -> Cost:
         """What an entry costs, under the label of sums."""
-        curve = read_curve(spend.parts, _LABEL)
+        curve = read_curve(spend.parts, label_of(spend.parts))
         if spend.search is None:
             return curve
         law = laws.from_dict(spend.search)
         return repeated(curve, law.runs) if isinstance(law, laws.Fixed) else Searched(law, curve)
 
     @staticmethod
-    def gaussian(squared: Fraction, unit: str) -> Gaussian:
+    def gaussian(squared: Fraction, unit: str, label: str) -> Gaussian:
         """Of this mu^2, under the label of sums."""
-        return _gaussian(squared, unit)
+        return Gaussian(root_up(squared), neighbours=label, unit=unit)
 
     def _add(self, held: Held) -> None:
         curve = held.now
@@ -332,10 +332,6 @@ class Account:
 def _squares(rows: Rows, most: float) -> NDArray[np.float64]:
     """mu^2 of each unit, none above that of the whole, rounded up."""
     return np.asarray(np.nextafter(np.square(np.minimum(rows["mu"], most)), np.inf))
-
-
-def _gaussian(squared: Fraction, unit: str) -> Gaussian:
-    return Gaussian(root_up(squared), neighbours=_LABEL, unit=unit)
 
 
 def _fraction(value: float) -> Fraction:

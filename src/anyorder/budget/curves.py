@@ -24,7 +24,10 @@ def curve_to_dict(curve: Curve) -> dict[str, Any]:
             return {"kind": "composed", "parts": [curve_to_dict(part) for part in curve.parts]}
         case Gaussian() | BoundedRange() | Sampled():
             [kind] = [name for name, known in _KINDS.items() if known is type(curve)]
-            return {"kind": kind, **{f.name: getattr(curve, f.name) for f in fields(curve) if f.init}}
+            data = {f.name: getattr(curve, f.name) for f in fields(curve) if f.init}
+            if type(curve) is Sampled and curve.neighbours == "add-or-remove":
+                del data["neighbours"]  # as files always had it
+            return {"kind": kind, **data}
         case Amplified():
             return {"kind": "amplified", **curve.to_dict()}
         case _:
@@ -61,7 +64,8 @@ def _single(data: Any) -> Gaussian | BoundedRange | Sampled:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise CertificateError(f"a curve must be of kind {', '.join(_KINDS)} or composed, got {quoted(kind)}")
     made = _KINDS[kind]
-    check_names("a curve", data, {"kind", *(f.name for f in fields(made) if f.init)})
+    names = {"kind", *(f.name for f in fields(made) if f.init)}
+    check_names("a curve", data, names - ({"neighbours"} - data.keys() if made is Sampled else set()))
     curve = made(**{name: value for name, value in data.items() if name != "kind"})
     if is_bounded() and not _is_quick(curve):
         raise CertificateError(

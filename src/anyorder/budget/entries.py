@@ -20,7 +20,7 @@ from anyorder.participation import TruncatedPoisson
 
 __all__ = [
     "FILTERS", "FORMAT", "Begin", "Entry", "Limit", "Line", "Settle", "Spend", "UnitsAt", "decode", "encode",
-    "read_curve", "relabelled", "write_curve",
+    "label_of", "read_curve", "relabelled", "write_curve",
 ]  # fmt: skip
 
 FORMAT = "anyorder-budget/1"
@@ -220,7 +220,7 @@ def read_curve(parts: list[dict[str, Any]], relation: str | None = None) -> Curv
                 case "bounded-range":
                     found.append(BoundedRange(**own, neighbours=neighbours))
                 case "sampled":
-                    found.append(Sampled(**own))
+                    found.append(Sampled(**own, neighbours=neighbours))
                 case "amplified":
                     found.append(Amplified.from_dict({**own, "neighbours": neighbours}))
                 case _:
@@ -231,7 +231,16 @@ def read_curve(parts: list[dict[str, Any]], relation: str | None = None) -> Curv
 
 
 def relabelled(curve: Curve, neighbours: str) -> Curve:
-    """The same numbers, said to be for another relation; `Sampled` is for add-or-remove alone."""
+    """The same numbers, said to be for another relation; never from or to "replace-one", which has others."""
     if curve.neighbours == neighbours:
         return curve
     return read_curve(write_curve(curve), neighbours)
+
+
+def label_of(parts: list[dict[str, Any]]) -> str:
+    """The one relation that curves of a budget have in sums; that they are for the budget's was checked before.
+
+    "zero-out" for it and for "add-or-remove", which budgets for zero-out take too, with one number. An amplified curve
+    of "replace-one" is another curve, so that this is a label of its own, which all entries of such a budget have.
+    """
+    return "replace-one" if any(part["neighbours"] == "replace-one" for part in parts) else "zero-out"

@@ -13,7 +13,7 @@ import numpy as np
 from anyorder import _check
 from anyorder._closed import final
 from anyorder._sealed import printable
-from anyorder.accounting.curves import NEIGHBOURS, Composed, Curve, compose
+from anyorder.accounting.curves import NEIGHBOURS, Curve, compose
 from anyorder.budget.account import Account, Held, Remaining
 from anyorder.budget.entries import FILTERS, Begin, Limit, Spend, relabelled, write_curve
 from anyorder.budget.filter import Searched, best_order
@@ -31,7 +31,6 @@ from anyorder.plan import Plan
 
 __all__ = ["Budget"]
 
-_LABEL = "add-or-remove"
 _SHARE_UP = 1 + 2.0**-46  # what the rounding of one unit's own mu may have lost
 
 
@@ -307,13 +306,9 @@ class Budget:
             curves = [one for one in totals.rest if not isinstance(one, Searched)]
             if len(curves) < len(totals.rest):
                 raise BudgetError("a search for the best of a secret number of runs has an epsilon, and no curve")
-            found = compose(Account.gaussian(totals.squared, str(account.unit)), *curves)
-        parts = found.parts if type(found) is Composed else (found,)
-        return (
-            found
-            if any(part.mu is None and part.neighbours == _LABEL for part in parts)
-            else relabelled(found, neighbours)
-        )
+            label = curves[0].neighbours if curves else neighbours
+            found = compose(Account.gaussian(totals.squared, str(account.unit), label), *curves)
+        return relabelled(found, neighbours)
 
     @contextmanager
     def _reading(self) -> Iterator[Account]:

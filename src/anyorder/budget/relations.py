@@ -32,13 +32,13 @@ _FOLLOWS = {
 def plan_for(plan: Plan, neighbours: str) -> Plan:
     """The plan whose curve holds for these neighbours: of the same release, read for another relation.
 
-    A plan with secret coins is returned as it is for zero-out: its `Sampled` curve, of add-or-remove, holds there.
+    A plan with secret coins for add-or-remove is returned as it is for zero-out, where its curve holds.
     Raises: BudgetError where none follows.
     """
     if plan.neighbours == neighbours:
         return plan
     if (neighbours, plan.neighbours) in _FOLLOWS and not (plan.amplified and neighbours != "zero-out"):
-        if plan.amplified:
+        if plan.amplified and plan.neighbours == "add-or-remove":
             return plan
         try:
             return replace(plan, neighbours=neighbours)

@@ -1,7 +1,8 @@
 """Orders that are drawn by secret coins: a unit's privacy comes from them, and they hold only while nobody knows them.
 
 Each unit has coins of its own, independent of all others', so the absence of one moves no other (but where batches are
-cut to a fixed size). `pattern` is what a unit's steps may be if its coins became known: what is left of the claim then.
+cut to a fixed size, and where units lie in groups by their number, which closes up). `pattern` is what a unit's steps
+may be if its coins became known: what is left of the claim then.
 """
 
 from dataclasses import dataclass
@@ -86,7 +87,9 @@ class CyclicPoisson(Rule):
 
     A unit may be in steps j, j + cycle, j + 2 cycle, .. for the j of its group, so that under a C of at most `cycle`
     bands its steps do not overlap [Choquette-Choo et al. 2023]. Groups are public and say nothing of the data: by the
-    unit's number. `Listed` with stride `cycle`; cycle = 1 is `PoissonSampling`.
+    unit's number, its place among all units modulo `cycle`. Without one unit all later ones would be of other groups,
+    so that neighbours differ by a unit's gradients, "zero-out". `Listed` with stride `cycle`; cycle = 1 has the steps
+    of `PoissonSampling`, which is for "add-or-remove".
 
     Args:
         n: number of steps.
@@ -99,7 +102,6 @@ class CyclicPoisson(Rule):
     sampling_probability: float
 
     kind = "cyclic_poisson"
-    absence_moves_others = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", _check.integer("n", self.n, low=1))

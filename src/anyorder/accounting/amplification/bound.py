@@ -96,6 +96,11 @@ def amplified_epsilon(
                 )
             if neighbours == "replace-one":
                 raise PlanError(f"{type(participation).__name__} is not accounted for replace-one neighbours")
+            if neighbours == "add-or-remove" and participation.absence_moves_others:
+                raise PlanError(
+                    "CyclicPoisson is accounted for zero-out neighbours: its groups go by a unit's number, so that "
+                    "without one unit all later ones would be of other groups; got 'add-or-remove'"
+                )
             sampled = sampled_curve(strategy, participation, noise_multiplier)
             return AmplifiedBound(sampled.epsilon(delta), "pld", 1.0)
         case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
