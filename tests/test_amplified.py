@@ -227,7 +227,7 @@ def test_orders_in_words(word, mechanism, rule):
 
 def test_words_that_do_not_go_together_are_refused():
     words = {"dataset_size": 80, "batch_size": 8, "epochs": 2, "noise_multiplier": 1.0, "delta": 1e-5}
-    with pytest.raises(ArgumentError, match="mechanism must have bands"):
+    with pytest.raises(ArgumentError, match="epsilon must be given with order 'cyclic-poisson'"):
         ao.plan(**words, order="cyclic-poisson")
     with pytest.raises(ArgumentError, match="cycle must come with order"):
         ao.plan(**words, order="balls-in-bins", cycle=3)
