@@ -5,16 +5,19 @@ privacy.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import assert_never, overload
+from itertools import product
+from typing import Any, assert_never, overload
 
 from anyorder import _check
 from anyorder._closed import final
 from anyorder.accounting.amplification.curve import Amplified
 from anyorder.accounting.amplification.methods import MonteCarlo
+from anyorder.accounting.amplification.parts import curve_losses, transforms_of, variants_of
 from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon
 from anyorder.accounting.losses import Draws, Pair
-from anyorder.accounting.poisson import Part, check_sampled, mixed_delta, mixed_epsilon
+from anyorder.accounting.poisson import Coins, Part, check_sampled, mixed_delta, mixed_epsilon
 from anyorder.errors import ArgumentError
 from anyorder.participation.sampled import CyclicPoisson, PoissonSampling
 from anyorder.strategy import Strategy
@@ -195,11 +198,13 @@ class Composed:
 
     def epsilon(self, delta: float) -> float:
         """An epsilon that holds at delta, at or above the smallest."""
-        return mixed_epsilon([_part(part) for part in self.parts], _check.probability("delta", delta))
+        delta = _check.probability("delta", delta)
+        return max(mixed_epsilon(parts, delta) for parts in _variants(self.parts))
 
     def delta(self, epsilon: float) -> float:
         """A delta that holds at epsilon, at or above the smallest."""
-        return mixed_delta([_part(part) for part in self.parts], _check.real("epsilon", epsilon, low=0.0))
+        epsilon = _check.real("epsilon", epsilon, low=0.0)
+        return max(mixed_delta(parts, epsilon) for parts in _variants(self.parts))
 
 
 Single = Gaussian | BoundedRange | Sampled | Amplified
@@ -242,6 +247,9 @@ def compose(*parts: Curve | float) -> Curve | float:
 
         Gaussian(mu_1), Gaussian(mu_2), ..   ->  Gaussian(sqrt(mu_1^2 + mu_2^2 + ..))    [Dong, Roth, Su 2022, Cor. 3.3]
         any others                           ->  Composed: privacy loss distributions convolved
+
+    `Amplified` curves by "pld" and "bound" are convolved as they are; sampling with separation, and "replace-one",
+    count as for known batches; curves by samples are refused, as they hold for one delta.
 
     Adaptive: each mechanism may be chosen after the releases of those before it, and so may its input, but not its
     curve, which is fixed beforehand. Each has noise and coins of its own. All are about one relation of neighbours
@@ -311,7 +319,18 @@ def _normal(parts: "tuple[Single, ...]") -> "tuple[Single, ...]":
     return found
 
 
-def _part(curve: "Single") -> Part:
+def _variants(parts: "tuple[Single, ...]") -> Iterator[list[Part]]:
+    """What is composed, in all cases of which the worst counts: a unit's groups in truncated samplings have sizes."""
+    sizes = [variants_of(part) if type(part) is Amplified else (0,) for part in parts]
+    for chosen in product(*sizes):
+        yield [_part(part, size) for part, size in zip(parts, chosen, strict=True)]
+
+
+def _losses(of: "tuple[Amplified, int]", pld: Any, interval: float) -> Any:
+    return curve_losses(*of, pld, interval)
+
+
+def _part(curve: "Single", size: int = 0) -> Part:
     """What is composed; the noise is rounded down, and no more than matters."""
     match curve:
         case Gaussian():
@@ -324,7 +343,7 @@ def _part(curve: "Single") -> Part:
                 return Pair(sigma, q, curve.n, max(curve.e0, _NARROWEST), curve.draws)
             return sigma, q, curve.n
         case Amplified():
-            return min(math.nextafter(1 / curve.known_mu, 0.0), _QUIETEST), 1.0, 1
+            return Coins(max(curve.known_mu, 1 / _QUIETEST), transforms_of(curve), (curve, size), _losses)
         case _:
             assert_never(curve)
 

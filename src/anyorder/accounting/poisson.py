@@ -5,16 +5,19 @@ for it without amplification, mu = sqrt(epochs) / noise_multiplier.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
 from typing import Any
 
 from anyorder import _check
+from anyorder._closed import final
 from anyorder.accounting.bounded_range import bounded_range_mu
 from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon, gdp_mu, zcdp_rho
 from anyorder.accounting.losses import Draws, Pair, draws_interval, draws_losses, pair_losses
 
 __all__ = [
+    "Coins",
     "Part",
     "calibrate_poisson",
     "check_sampled",
@@ -24,7 +27,26 @@ __all__ = [
     "step_interval",
 ]
 
-Part = tuple[float, float, int] | Draws | Pair  # a tuple: noise multiplier, sampling probability, steps
+
+@final
+@dataclass(frozen=True)
+class Coins:
+    """A release by secret coins whose loss distribution is made elsewhere.
+
+    Attributes:
+        mu: of the Gaussian that tells no less: the same with coins that are known.
+        transforms: mechanisms that its own distribution is composed of.
+        of: all that the distribution depends on.
+        losses: (of, module of loss distributions, interval) -> the distribution, pessimistic; None for that of mu.
+    """
+
+    mu: float
+    transforms: int
+    of: Hashable
+    losses: Callable[[Any, Any, float], Any]
+
+
+Part = tuple[float, float, int] | Draws | Pair | Coins  # a tuple: noise multiplier, sampling probability, steps
 
 _UP = 1 + 2e-10  # what a loss distribution's own rounding may take from epsilon: six times what was seen
 _TOLERANCE = 1e-6  # of the target epsilon
@@ -148,6 +170,8 @@ def _as_gaussian(part: Part) -> tuple[float, float, int]:
         return math.nextafter(1 / bounded_range_mu(part.e0), 0.0), 1.0, part.draws
     if isinstance(part, Pair):
         return 1 / part.mu * (1 - 2.0**-50), part.q, part.steps
+    if isinstance(part, Coins):
+        return 1 / part.mu * (1 - 2.0**-50), 1.0, 1
     return part
 
 
@@ -159,6 +183,8 @@ def _concentrated(parts: Sequence[Part]) -> float:
             found.append(math.sqrt(part.draws) * part.e0 / 2)
         elif isinstance(part, Pair):
             found.append(math.sqrt(part.steps) * math.hypot(1 / part.sigma, math.sqrt(part.draws) * part.e0 / 2))
+        elif isinstance(part, Coins):
+            found.append(part.mu)
         else:
             found.append(math.sqrt(part[2]) / part[0])
     return compose_mus(*found) * (1 + 2.0**-50)
@@ -180,6 +206,7 @@ def _rounding(parts: Sequence[Part]) -> float:
     """What the transforms of a composition may take from delta: ten times what they did."""
     steps = sum(_as_gaussian(part)[2] for part in parts)
     inner = sum(part.steps * part.draws for part in parts if isinstance(part, Pair))  # in each step's own transform
+    inner += sum(part.transforms for part in parts if isinstance(part, Coins))
     return (steps + inner + 16 * (2 * len(parts) - 1)) * 2.0**-53
 
 
@@ -204,6 +231,8 @@ def _composed(pld: Any, parts: tuple[Part, ...], interval: float) -> Any:
             losses = draws_losses(pld, part, interval)
         elif isinstance(part, Pair):
             losses = pair_losses(pld, part, interval)
+        elif isinstance(part, Coins):
+            losses = part.losses(part.of, pld, interval)
         if losses is not None:
             found.append(losses)
             continue

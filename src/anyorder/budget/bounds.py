@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import final
-from anyorder.accounting.curves import Curve, Gaussian, compose
+from anyorder.accounting.amplification.methods import MonteCarlo
+from anyorder.accounting.curves import Amplified, Curve, Gaussian, compose
 from anyorder.budget.laws import Fixed, Law, Secret, weight
 from anyorder.budget.renyi import renyi_search_epsilon
 from anyorder.errors import ArgumentError
@@ -54,6 +55,7 @@ def search_delta(law: Law, curve: Curve, epsilon: float) -> float:
         1e-06
     """
     epsilon = _check.real("epsilon", epsilon, low=0.0)
+    _check_whole(curve)
     if isinstance(law, Fixed):
         return repeated(curve, law.runs).delta(epsilon)
     alone = curve.delta(epsilon)
@@ -91,6 +93,7 @@ def search_epsilon(law: Law, curve: Curve, delta: float, bound: str = "least") -
     """
     delta = _check.probability("delta", delta)
     _check.choice("bound", bound, _BOUNDS)
+    _check_whole(curve)
     if isinstance(law, Fixed):
         return repeated(curve, law.runs).epsilon(delta)
     if curve.mu == 0:
@@ -98,6 +101,15 @@ def search_epsilon(law: Law, curve: Curve, delta: float, bound: str = "least") -
     by_profile = _profile(law, curve, delta).epsilon(delta) if bound != "renyi" else math.inf
     by_renyi = renyi_search_epsilon(law, curve, delta) if bound != "profile" else math.inf
     return min(by_profile, by_renyi)
+
+
+def _check_whole(curve: Curve) -> None:
+    """Raise ArgumentError for what holds for one delta alone: a search asks for the run's whole curve."""
+    if type(curve) is Amplified and type(curve.method) is MonteCarlo:
+        raise ArgumentError(
+            "curve must not be found by samples, which hold for one delta of one release, and a search needs the whole "
+            "curve of a run: plan with method='bound'"
+        )
 
 
 def calibrate_search(

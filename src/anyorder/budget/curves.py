@@ -7,6 +7,7 @@ from anyorder._limits import MAX_STEPS, REMEDY, is_bounded
 from anyorder._sealed import brief, canonical, check_names, quoted
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.errors import CertificateError
+from anyorder.sensitivity.cost import check_plan
 
 __all__ = ["curve_from_dict", "curve_to_dict"]
 
@@ -59,10 +60,14 @@ def curve_from_dict(data: Any) -> Curve:
     return curve
 
 
-def _single(data: Any) -> Gaussian | BoundedRange | Sampled:
+def _single(data: Any) -> Gaussian | BoundedRange | Sampled | Amplified:
     kind = data.get("kind") if isinstance(data, dict) else None
+    if kind == "amplified":
+        return _amplified({name: value for name, value in data.items() if name != "kind"})
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise CertificateError(f"a curve must be of kind {', '.join(_KINDS)} or composed, got {quoted(kind)}")
+        raise CertificateError(
+            f"a curve must be of kind {', '.join(_KINDS)}, amplified or composed, got {quoted(kind)}"
+        )
     made = _KINDS[kind]
     names = {"kind", *(f.name for f in fields(made) if f.init)}
     check_names("a curve", data, names - ({"neighbours"} - data.keys() if made is Sampled else set()))
@@ -72,6 +77,17 @@ def _single(data: Any) -> Gaussian | BoundedRange | Sampled:
             f"a curve of so many steps, or so little noise, takes more time than a file is given{REMEDY}"
         )
     return curve
+
+
+def _amplified(data: dict[str, Any]) -> Amplified:
+    """Within the bounds of the plan that has this curve, before any part of it is made."""
+    part, sigma = data.get("participation"), data.get("noise_multiplier")
+    steps = None
+    if isinstance(part, dict):
+        epochs, bins = part.get("k"), part.get("b")
+        steps = epochs * bins if type(epochs) is int and type(bins) is int and "n" not in part else part.get("n")
+    check_plan({**data, "sigma": sigma, "workload": {"n": steps}})
+    return Amplified.from_dict(data)
 
 
 def _is_quick(curve: Gaussian | BoundedRange | Sampled) -> bool:

@@ -16,7 +16,6 @@ from anyorder._sealed import brief, canonical, check_names
 from anyorder.accounting import MonteCarlo
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.errors import BudgetError
-from anyorder.participation import TruncatedPoisson
 
 __all__ = [
     "FILTERS", "FORMAT", "Begin", "Entry", "Limit", "Line", "Settle", "Spend", "UnitsAt", "decode", "encode",
@@ -194,11 +193,6 @@ def _check_countable(curve: Amplified) -> None:
         raise BudgetError(
             "a claim by samples holds for one delta of one release, and a budget adds up whole curves: plan with "
             "method='bound', which is counted"
-        )
-    if type(curve.participation) is TruncatedPoisson:
-        raise BudgetError(
-            "truncated Poisson sampling is accounted for zero-out neighbours by a pair of its own, which is not added "
-            "up with other releases here: plan with order 'poisson' or 'balls-in-bins', which are counted"
         )
 
 

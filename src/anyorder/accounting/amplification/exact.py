@@ -46,7 +46,10 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation.sampled import BallsInBins, CyclicPoisson, RandomAllocation, TruncatedPoisson
 from anyorder.strategy import Strategy
 
-__all__ = ["cyclic_parts", "diagonal_losses", "epochs_delta", "epochs_epsilon", "pld_delta", "pld_epsilon"]
+__all__ = [
+    "cyclic_parts", "diagonal_kinds", "diagonal_losses", "epochs_delta", "epochs_epsilon", "group_sizes", "pld_delta",
+    "pld_epsilon", "ratio_of", "truncated_losses",
+]  # fmt: skip
 
 Floats = NDArray[np.float64]
 Known = TruncatedPoisson | BallsInBins | RandomAllocation
@@ -155,7 +158,7 @@ def diagonal_losses(pld: Any, diagonal: ArrayLike, sigma: float, h: float) -> An
             f"diagonal / sigma^2 must lie in [0, {LARGEST:g}], got {variances.min():g} to {variances.max():g}; with so "
             "little noise secrecy hides next to nothing: take the bound for known batches"
         )
-    return _ratio(tuple(variances)).losses(pld, h)
+    return ratio_of(tuple(variances)).losses(pld, h)
 
 
 class _Ratios:
@@ -174,12 +177,12 @@ def _ratios(diagonals: ArrayLike, sigma: float) -> _Ratios:
     mu = math.sqrt(float(variances.max(axis=1).sum())) / _DOWN
     if not 0 < largest <= LARGEST:
         return _Ratios(mu, [], largest)
-    kinds = Counter(tuple(row) for row in np.sort(variances, axis=1).tolist())
-    return _Ratios(mu, [(_ratio(kind), count) for kind, count in kinds.items()], largest)
+    return _Ratios(mu, [(ratio_of(kind), count) for kind, count in _kinds(variances)], largest)
 
 
 @lru_cache(maxsize=16)
-def _ratio(variances: tuple[float, ...]) -> Ratio:
+def ratio_of(variances: tuple[float, ...]) -> Ratio:
+    """The mean of lognormals of these variances."""
     return mean_of_lognormals(np.array(variances))
 
 
@@ -225,7 +228,7 @@ def _truncated_epsilon(strategy: Strategy, rule: TruncatedPoisson, sigma: float,
     known, rounding = gdp_epsilon(math.sqrt(steps) / each / _DOWN, delta), (2 * steps + 16) * 2.0**-53
     if delta <= 2 * rounding or not 0 < known < math.inf:
         return known
-    found = [_truncated(each, q, steps, rule.batch_size, size) for size in _sizes(rule)]
+    found = [_truncated(each, q, steps, rule.batch_size, size) for size in group_sizes(rule)]
     if any(losses is None for losses in found):
         return known
     return min(known, max(float(losses.get_epsilon_for_delta(delta - rounding)) for losses in found) * _UP)
@@ -236,13 +239,13 @@ def _truncated_delta(strategy: Strategy, rule: TruncatedPoisson, sigma: float, e
     known, rounding = gdp_delta(math.sqrt(steps) / each / _DOWN, epsilon), (2 * steps + 16) * 2.0**-53
     if known <= rounding:
         return known
-    found = [_truncated(each, q, steps, rule.batch_size, size) for size in _sizes(rule)]
+    found = [_truncated(each, q, steps, rule.batch_size, size) for size in group_sizes(rule)]
     if any(losses is None for losses in found):
         return known
     return min(known, max(max(0.0, float(x.get_delta_for_epsilon(epsilon))) for x in found) * _UP + rounding)
 
 
-def _sizes(rule: TruncatedPoisson) -> set[int]:
+def group_sizes(rule: TruncatedPoisson) -> set[int]:
     """Of its groups: they differ by one at most."""
     return {rule.dataset_size // rule.cycle, -(-rule.dataset_size // rule.cycle)}
 
@@ -253,11 +256,21 @@ def _truncated(sigma: float, q: float, steps: int, batch_size: int, size: int) -
     pld = _check.optional(
         "dp_accounting.pld.privacy_loss_distribution", extra="amplified", purpose="accounting for truncated batches"
     )
-    from dp_accounting.privacy_accountant import NeighboringRelation
-
     h = max(step_interval(sigma, q, steps), step_interval(sigma / 2, q, steps))
     if h > 100:  # losses in the millions
         return None
+    return _truncated_steps(pld, sigma, q, steps, batch_size, size, h)
+
+
+def truncated_losses(pld: Any, strategy: Strategy, rule: TruncatedPoisson, sigma: float, size: int, h: float) -> Any:
+    """The pessimistic loss distribution of dp-accounting of all steps, on the grid h, for a group of `size` units."""
+    each, q, steps = cyclic_parts(strategy, rule, sigma)
+    return _truncated_steps(pld, each, q, steps, rule.batch_size, size, h)
+
+
+def _truncated_steps(pld: Any, sigma: float, q: float, steps: int, batch_size: int, size: int, h: float) -> Any:
+    from dp_accounting.privacy_accountant import NeighboringRelation
+
     one = pld.from_truncated_subsampled_gaussian_mechanism(
         dataset_size=size,
         sampling_probability=q,
@@ -267,3 +280,14 @@ def _truncated(sigma: float, q: float, steps: int, batch_size: int, size: int) -
         neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
     )
     return one.self_compose(steps)
+
+
+def diagonal_kinds(
+    strategy: Strategy, participation: BallsInBins | RandomAllocation, sigma: float
+) -> list[tuple[tuple[float, ...], int]]:
+    """(variances of the logarithms of a mean of lognormals, epochs of this kind), of a C whose columns are disjoint."""
+    return _kinds(_diagonals(strategy, participation) / sigma**2)
+
+
+def _kinds(variances: Floats) -> list[tuple[tuple[float, ...], int]]:
+    return list(Counter(tuple(row) for row in np.sort(variances, axis=1).tolist()).items())

@@ -18,7 +18,7 @@ from anyorder.errors import PlanError
 from anyorder.participation.sampled import BallsInBins, MinSeparationSampling, RandomAllocation, TruncatedPoisson
 from anyorder.strategy import Strategy
 
-__all__ = ["Secret", "check_method_fits", "default_method", "pair_delta", "pair_epsilon"]
+__all__ = ["Secret", "check_method_fits", "default_method", "epoch_grams", "pair_delta", "pair_epsilon"]
 
 Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -144,6 +144,15 @@ def _epoch_losses(strategy: Strategy, participation: RandomAllocation, sigma: fl
     pld = _check.optional(
         "dp_accounting.pld.privacy_loss_distribution", extra="amplified", purpose="accounting for epochs of bins"
     )
+    grams = epoch_grams(strategy, participation)
+    largest = max(float(gram.max()) for gram, _ in grams)
+    interval = min(max(sqrt(largest) / sigma / 400, 1e-4), 0.1)  # pessimistic, however coarse
+    parts = [bins_losses(pld, gram, sigma, interval).self_compose(times) for gram, times in grams]
+    return reduce(lambda one, other: one.compose(other), parts), 64 * participation.k * 2.0**-53
+
+
+def epoch_grams(strategy: Strategy, participation: RandomAllocation) -> list[tuple[Floats, int]]:
+    """(Gram matrix of an epoch's columns of |C|, epochs that have it)."""
     k, b = participation.k, participation.b
     grams: dict[bytes, tuple[Floats, int]] = {}
     for epoch in range(k):
@@ -151,10 +160,7 @@ def _epoch_losses(strategy: Strategy, participation: RandomAllocation, sigma: fl
         gram = columns.T @ columns
         known, times = grams.get(gram.tobytes(), (gram, 0))
         grams[gram.tobytes()] = known, times + 1
-    largest = max(float(gram.max()) for gram, _ in grams.values())
-    interval = min(max(sqrt(largest) / sigma / 400, 1e-4), 0.1)  # pessimistic, however coarse
-    parts = [bins_losses(pld, gram, sigma, interval).self_compose(times) for gram, times in grams.values()]
-    return reduce(lambda one, other: one.compose(other), parts), 64 * k * 2.0**-53
+    return list(grams.values())
 
 
 _UP = 1 + 2e-10
