@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from anyorder._limits import bounded, check_work
 from anyorder._sealed import brief, check_names, hexadecimal, load_json, quoted, save_json
-from anyorder.errors import ArgumentError, CertificateError
+from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.ledger import Ledger, Units, allows, as_units
+from anyorder.participation import TruncatedPoisson
 from anyorder.participation.known import one_unit
 from anyorder.plan import Plan, close
 
@@ -142,7 +143,16 @@ def receipt_root(ledger: Ledger, key: bytes, claim: str) -> str:
 
 
 def receipts(ledger: Ledger, key: bytes, plan: Plan, units: Iterable[Any]) -> list[Receipt]:
-    """The receipts of the units, in their order. Raises: ArgumentError if one of them took part in no step."""
+    """The receipts of the units, in their order.
+
+    Raises: ArgumentError if one of them took part in no step; PlanError under truncated Poisson sampling, where who was
+        cut off depends on who else was drawn, so that receipts of others tell of a unit.
+    """
+    if type(plan.participation) is TruncatedPoisson:
+        raise PlanError(
+            "receipts are not given under truncated Poisson sampling: a batch is cut by who else was drawn: the "
+            "receipts of all others would tell a unit's steps; plan for 'cyclic-poisson' or 'poisson' to give some"
+        )
     leaves, asked = _Leaves(ledger, key), as_units(units)
     wanted = leaves.find(asked)
     _, paths = leaves.climb(wanted)
