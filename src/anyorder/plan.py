@@ -387,9 +387,13 @@ class Plan:
             return [("amplification", "none claimed, none needed")]
         name = "Poisson sampling" if type(self.participation) is PoissonSampling else "coins"
         found = "" if self.method is None else f", {methods.describe(self.method)}"
+        told = f"by secret {name}{found}"
+        known = self.known_epsilon
+        if known is not None and known <= self.epsilon:
+            told = "none: the claim is that of known batches; method='monte_carlo' may find less"
         return [
-            ("amplification", f"by secret {name}{found}"),
-            ("if known", f"epsilon <= {self.known_epsilon:.4g} for whoever learns the batches"),
+            ("amplification", told),
+            ("if known", f"epsilon <= {known:.4g} for whoever learns the batches"),
             ("needs", "any unit at any step, and batches that stay secret"),
         ]
 

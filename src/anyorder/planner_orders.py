@@ -28,8 +28,8 @@ from anyorder.strategy.kinds import in_words
 __all__ = ["ANY", "Needs", "OrderComparison", "OrderRow", "compared", "needs"]
 
 ANY = ("shuffled", "fixed", "poisson", "cyclic-poisson", "truncated-poisson", "balls-in-bins", "random-allocation")
-"""What "any" stands for, in the order in which they are planned. Sampling with separation is asked for by its name: its
-claims are by samples alone, and its distance must be given."""
+"""What "any" stands for, in the order in which they are planned. Sampling with separation is asked for by its name:
+only samples amplify its claims, and its distance must be given."""
 
 _OWN = {"order", "participation", "loader", "accumulate", "noise_multiplier", "sigma"}
 
