@@ -373,7 +373,7 @@ def test_bins_of_one_unit_beside_others_are_those_alone():
 def test_amplified_curves_come_back_from_certificates_of_searches(name):
     curve = made(name).curve
     data = json.loads(canonical(curve_to_dict(curve)))
-    with bounded(True):
+    with bounded(name != "allocation"):  # whose 24 bins in all are more than a stranger's file may have
         assert curve_from_dict(data) == curve
     with pytest.raises(CertificateError):
         curve_from_dict({**data, "sigma": 3.0, "trust": "me"})

@@ -158,7 +158,7 @@ def test_plans_on_the_same_units_compose():
         (lambda: compose(Gaussian(1e200), Gaussian(1.79e308), Gaussian(1.79e308)), "mu must be a finite number"),
         (lambda: Composed((Gaussian(1.0),)), "parts must be as compose"),
         (lambda: Composed((Gaussian(1.0), Gaussian(1.0))), "parts must be as compose"),
-        (lambda: Composed((Gaussian(1.0), Composed)), "parts must be of Gaussian and Sampled"),
+        (lambda: Composed((Gaussian(1.0), Composed)), "parts must be of Gaussian, BoundedRange, Sampled and Amplified"),
         (lambda: Composed((Gaussian(1.0), Sampled(1.0, 0.1, 3))), "parts must agree"),
         (lambda: Gaussian(-1.0), "mu must"),
         (lambda: Gaussian(math.nan), "mu must"),

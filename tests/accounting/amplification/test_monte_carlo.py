@@ -140,15 +140,15 @@ def test_claims_over_many_salts_fail_as_rarely_as_they_say(monkeypatch: pytest.M
 def test_both_directions_count() -> None:
     gram = np.full((2, 2), 1.0) + np.diag([3.0, 0.0])
     search = monte_carlo._Search(Bins(gram), NoiseSource(bytes(32)), 20_000, None)
-    found = search.delta(0.3, 1e-4)
+    found = search.least_delta(0.3, 1e-4)
     first, second = mixture_deltas(gram, np.ones(2) / 2, 1.0, 0.3)
     assert max(first, second) < found < 1.1 * max(first, second)
     # where all samples of P against Q say that nothing is lost, Q against P still bounds the claim
     search = monte_carlo._Search(Bins(gram), NoiseSource(bytes(32)), 20_000, None)
     nothing = Terms(np.full(20_000, -50.0), np.zeros(20_000), 0.0, 0.0, True)
     search._remove = lambda m, stake: (nothing, monte_carlo._Bet(0.5, 0.0))  # type: ignore[method-assign]
-    assert mixture_deltas(gram, np.ones(2) / 2, 1.0, search.epsilon(1e-2, math.log(1e4)))[1] < 1e-2
-    assert search.epsilon(1e-2, math.log(1e4)) > 1.0
+    assert mixture_deltas(gram, np.ones(2) / 2, 1.0, search.least_epsilon(1e-2, math.log(1e4)))[1] < 1e-2
+    assert search.least_epsilon(1e-2, math.log(1e4)) > 1.0
 
 
 def test_chunks_do_not_matter_and_keys_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_published_samples_of_others(multiplier: float) -> None:
 
 def test_failure_is_inside_delta_and_paid_for_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, float]] = []
-    monkeypatch.setattr(monte_carlo._Search, "epsilon", lambda self, m, stake: asked.append((m, stake)) or 1.0)
+    monkeypatch.setattr(monte_carlo._Search, "least_epsilon", lambda self, m, stake: asked.append((m, stake)) or 1.0)
     for failure, expected in ((None, 1e-7), (2e-6, 2e-6)):
         mc_epsilon(Independent(4), BallsInBins(2, 2), 1.0, 1e-5, MonteCarlo(1000, failure))
         assert asked[-1] == (pytest.approx(1e-5 - expected, rel=1e-12), pytest.approx(math.log(256 / expected)))
@@ -192,7 +192,7 @@ def test_failure_is_inside_delta_and_paid_for_all_keys(monkeypatch: pytest.Monke
     monkeypatch.setattr(monte_carlo, "_upper_delta", limit)
     for _ in range(2):
         search = monte_carlo._Search(Bins(GRAM / SIGMA**2), NoiseSource(bytes(32)), 1000, None)
-        assert search.delta(EPSILON, 1e-5) == pytest.approx(5e-4 + 1e-5, rel=1e-12)
+        assert search.least_delta(EPSILON, 1e-5) == pytest.approx(5e-4 + 1e-5, rel=1e-12)
     assert stakes == pytest.approx(4 * [math.log(256 / 1e-5)])
 
 
@@ -265,7 +265,7 @@ def test_an_interval_pays_for_two_lower_limits(monkeypatch: pytest.MonkeyPatch) 
 def test_the_larger_epsilon_is_claimed(answers: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
     left = list(answers)
     monkeypatch.setattr(monte_carlo, "_upper_epsilon", lambda *_: left.pop(0))
-    assert monte_carlo._Search(Bins(GRAM), NoiseSource(bytes(32)), 1000, None).epsilon(1e-2, 7.0) == 2.0
+    assert monte_carlo._Search(Bins(GRAM), NoiseSource(bytes(32)), 1000, None).least_epsilon(1e-2, 7.0) == 2.0
 
 
 def test_settings_out_of_range_are_refused() -> None:

@@ -101,7 +101,7 @@ def test_epochs_of_unlike_bins():
 
 
 def test_both_directions_count_and_the_larger_is_taken():
-    ratio = exact._ratio((0.5, 0.5, 4.0))
+    ratio = exact.ratio_of((0.5, 0.5, 4.0))
     for epsilon in (0.1, 0.5, 2.0):
         sides = ratio.remove(epsilon), ratio.add(epsilon)
         assert epochs_delta([[0.5, 0.5, 4.0]], 1.0, epsilon) == pytest.approx(max(sides), rel=1e-12)

@@ -118,7 +118,7 @@ def mc_epsilon(
     sigma, delta = _check.positive("sigma", sigma), _check.probability("delta", delta)
     failure = _failure(settings, delta)
     found = _started(strategy, rule, sigma, ["delta", delta.hex()], settings, progress)
-    return _outward(found.epsilon(delta - failure, math.log(TRIES / failure)))
+    return _outward(found.least_epsilon(delta - failure, math.log(TRIES / failure)))
 
 
 def mc_delta(
@@ -137,7 +137,7 @@ def mc_delta(
     settings = MonteCarlo() if settings is None else settings
     sigma, epsilon = _check.positive("sigma", sigma), _check.real("epsilon", epsilon, low=0.0)
     found = _started(strategy, rule, sigma, ["epsilon", epsilon.hex()], settings, progress)
-    return min(1.0, _outward(found.delta(epsilon, settings.failure)))
+    return min(1.0, _outward(found.least_delta(epsilon, settings.failure)))
 
 
 def mc_interval(
@@ -184,7 +184,7 @@ class _Search:
         self._sampler, self._source, self._samples, self._pilot = sampler, source, samples, sampler.pilot
         self._report, self._done, self._total = progress, 0, 2 * samples
 
-    def epsilon(self, m: float, stake: float) -> float:
+    def least_epsilon(self, m: float, stake: float) -> float:
         """The limit of epsilon at m, both directions; the wealth must reach e^stake."""
         terms, bet = self._remove(m, stake)
         first = _upper_epsilon(terms, m, stake, bet)
@@ -201,7 +201,7 @@ class _Search:
         upper = max(first, _upper_epsilon(terms, delta, stake, bet))
         return Interval(max(lower, _lower_epsilon(terms, delta, stake + math.log(2), bet)), upper)
 
-    def delta(self, epsilon: float, failure: float | None) -> float:
+    def least_delta(self, epsilon: float, failure: float | None) -> float:
         """The limit of delta at epsilon, and the failure."""
         shape, first = self._pilots(lambda pilot: _log_cap(pilot, epsilon), lambda _: epsilon)
         guess = float(np.exp(_log_terms(first, epsilon)).mean())
