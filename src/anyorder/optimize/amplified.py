@@ -58,7 +58,7 @@ from anyorder.strategy import BandedInverse, Independent, Strategy, ToeplitzBand
 from anyorder.strategy.kinds import kind_of
 from anyorder.workload import Workload
 
-__all__ = ["Judge", "amplified_fits", "check_claim", "fit_amplified", "reach_of"]
+__all__ = ["Judge", "amplified_fits", "check_claim", "fit_amplified", "fixed_order", "reach_of"]
 
 Floats = NDArray[np.float64]
 Series = Callable[[Weighted, Floats], Valued]
@@ -295,7 +295,7 @@ def _restarted(judge: Judge) -> list[Strategy]:
 
 def _toeplitzes(judge: Judge, sizes: Sequence[int]) -> list[Strategy]:
     search = _Search(judge, _toeplitz_loss, lambda x: ToeplitzBanded(np.concatenate([[1.0], x]), judge.rule.n), 0.0)
-    order = _fixed(judge.rule)
+    order = fixed_order(judge.rule)
     found: list[Strategy] = []
     for bands in sizes:
         starts = [square_root_start(judge.workload, bands)]
@@ -307,7 +307,7 @@ def _toeplitzes(judge: Judge, sizes: Sequence[int]) -> list[Strategy]:
 
 def _inverses(judge: Judge, sizes: Sequence[int]) -> list[Strategy]:
     search = _Search(judge, _inverse_loss, lambda x: BandedInverse(np.concatenate([[1.0], x]), judge.rule.n))
-    order = _fixed(judge.rule)
+    order = fixed_order(judge.rule)
     if order is None:
         return []
     fitted = fits_banded_inverse(Problem(judge.workload, order, judge.objective), sizes)
@@ -319,7 +319,7 @@ def _blts(judge: Judge, buffers: int) -> list[Strategy]:
     return [search([x]) for x in grown(partial(series_loss, search.problem), judge.rule.n, buffers)]
 
 
-def _fixed(rule: Participation) -> FixedOrder | None:
+def fixed_order(rule: Participation) -> FixedOrder | None:
     """The order of balls in bins whose bins are known."""
     return FixedOrder(rule.n, rule.k, rule.b) if type(rule) is BallsInBins else None
 

@@ -14,7 +14,7 @@ from anyorder import _check, error
 from anyorder.error.variance import has_variances
 from anyorder.errors import PlanError
 from anyorder.optimize import cache
-from anyorder.optimize.amplified import Judge, amplified_fits, check_claim
+from anyorder.optimize.amplified import Judge, amplified_fits, check_claim, fixed_order
 from anyorder.optimize.blt import fit_blts
 from anyorder.optimize.bounds import OBJECTIVES, lower_bound
 from anyorder.optimize.dense import Optimum
@@ -48,6 +48,7 @@ _BANDED = 768  # and column-by-column bands are fitted
 _RESCALED = 2048
 _TOLERANCE = 1e-3  # relative gap of the dense optimum here
 _TIE = 1e-6
+_KNOWN = 3  # of the order without coins, beside those that are fitted to a secret claim
 
 
 @dataclass(frozen=True)
@@ -149,12 +150,24 @@ def _amplified(judge: Judge, budget: _Budget) -> Iterator[Candidate]:
     question = {"workload": judge.workload, "participation": judge.rule, "objective": judge.objective}
     fits = partial(amplified_fits, judge, limits["state"], limits["cost"])
     claim = {"epsilon": judge.epsilon, "delta": judge.delta}
-    for strategy in _kept("amplified", limits | claim, lambda: list(fits()), **question):
+    own = _kept("amplified", limits | claim, lambda: list(fits()), **question)
+    for strategy in (*own, *_of_known_bins(judge, budget)):
         cost = rows_touched(strategy)
         if budget.allows(strategy.state_rows, cost) and has_variances(strategy, judge.workload):
             judged = judge(strategy)
             sigma, name = judged.noise.sigma, in_words(strategy)
             yield Candidate(strategy, name, judged.loss, None, strategy.state_rows, cost, sigma, exact=False)
+
+
+def _of_known_bins(judge: Judge, budget: _Budget) -> list[Strategy]:
+    """The best for the same bins where everybody knows them: some are of kinds without a fit for a secret claim."""
+    order = fixed_order(judge.rule)
+    if order is None:
+        return []
+    state = None if math.isinf(budget.state) else int(budget.state)
+    cost = None if math.isinf(budget.cost) else budget.cost
+    known = choose(judge.workload, order, state, judge.objective, max_cost=cost)[:_KNOWN]
+    return [one.strategy for one in known if _can_be_made(one.strategy, judge.rule)]
 
 
 def _can_be_made(strategy: Strategy, participation: Participation) -> bool:
