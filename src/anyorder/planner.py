@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import frexp, inf, nextafter, sqrt
-from typing import Any
+from typing import Any, get_args
 
 from numpy.typing import ArrayLike
 
@@ -24,6 +24,7 @@ from anyorder.accounting.amplification.bound import method_named
 from anyorder.accounting.amplification.calibrate import calibrate_amplified
 from anyorder.accounting.amplification.methods import Method
 from anyorder.accounting.amplification.mixture import check_fits, reach
+from anyorder.accounting.amplification.values import Secret
 from anyorder.accounting.curves import NEIGHBOURS
 from anyorder.accounting.selection import Selection, check_selection, plan_curve
 from anyorder.accounting.split import for_epsilon, for_sigma, shared
@@ -216,7 +217,7 @@ def plan(
     check_selected(selection, chosen, secure, on_device)
     check_secret(rule, secure, selection)
     check_neighbours(neighbours, rule, chosen)
-    if method is not None and not (rule.secret and rule.coin is None and type(rule) is not CyclicPoisson):
+    if method is not None and type(rule) not in get_args(Secret):
         found = checked_method(method, rule, chosen, neighbours)  # which refuses it
     else:
         named = None if method is None else method_named(method, chosen, rule)

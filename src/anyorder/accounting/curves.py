@@ -15,7 +15,7 @@ from anyorder._closed import final
 from anyorder.accounting.amplification.curve import Amplified
 from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.accounting.amplification.parts import curve_losses, transforms_of, variants_of
-from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon
+from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus, gdp_delta, gdp_epsilon
 from anyorder.accounting.losses import Draws, Pair
 from anyorder.accounting.poisson import Coins, Part, check_sampled, mixed_delta, mixed_epsilon
 from anyorder.errors import ArgumentError
@@ -33,9 +33,6 @@ __all__ = [
     "compose",
     "sampled_curve",
 ]
-
-NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
-"""Neighbouring relation -> how far one unit moves a sum, in sensitivities."""
 
 
 @final

@@ -18,7 +18,19 @@ from scipy.special import erfcx, exprel, ndtr
 from anyorder import _check
 from anyorder.errors import ArgumentError
 
-__all__ = ["calibrate_gaussian", "compose_mus", "gdp_delta", "gdp_epsilon", "gdp_mu", "rdp_epsilon", "zcdp_rho"]
+__all__ = [
+    "NEIGHBOURS",
+    "calibrate_gaussian",
+    "compose_mus",
+    "gdp_delta",
+    "gdp_epsilon",
+    "gdp_mu",
+    "rdp_epsilon",
+    "zcdp_rho",
+]
+
+NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
+"""Neighbouring relation -> how far one unit moves a sum, in sensitivities."""
 
 _CONVERSIONS = ("exact", "rdp", "zcdp")
 _UNIT = 2.0**-53  # relative error of one rounding

@@ -33,7 +33,7 @@ from anyorder.participation.sampled import (
 )
 from anyorder.strategy import Strategy
 
-__all__ = ["SAMPLED", "SampledRule", "SecretScorer", "drawn_steps", "sampled_rule", "taken_probabilities"]
+__all__ = ["SampledRule", "SecretScorer", "drawn_steps", "sampled_rule", "taken_probabilities"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -42,7 +42,6 @@ SampledRule = (
     PoissonSampling | CyclicPoisson | TruncatedPoisson | BallsInBins | RandomAllocation | MinSeparationSampling
 )
 """Orders that are drawn by secret coins."""
-SAMPLED = (PoissonSampling, CyclicPoisson, TruncatedPoisson, BallsInBins, RandomAllocation, MinSeparationSampling)
 
 
 def drawn_steps(participation: Participation, count: int, source: NoiseSource) -> Bools:
@@ -205,7 +204,7 @@ def _separated(exponents: Floats, rule: MinSeparationSampling) -> Floats:
 
 def sampled_rule(participation: Participation) -> SampledRule:
     """The rule, if it is drawn by secret coins. Raises: ArgumentError."""
-    if not isinstance(participation, SAMPLED):
+    if not isinstance(participation, SampledRule):
         raise ArgumentError(f"participation must be drawn by secret coins, got {type(participation).__name__}")
     return participation
 

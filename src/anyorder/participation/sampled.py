@@ -28,9 +28,22 @@ __all__ = [
 Integers = NDArray[np.int64]
 
 
+class SecretRule(Rule):
+    """A rule whose steps secret coins draw."""
+
+    @property
+    def secret(self) -> bool:
+        """True."""
+        return True
+
+    def covers(self, actual: Participation) -> bool:
+        """Itself alone: of another order no coins are known."""
+        return self == actual
+
+
 @final
 @dataclass(frozen=True)
-class PoissonSampling(Rule):
+class PoissonSampling(SecretRule):
     """Every unit is in every step independently with a given, secret coin: DP-SGD's amplified baseline.
 
     Only `anyorder`'s own sampler provides it; a shuffled loader does not. Any set of steps may come: `Listed` with
@@ -58,11 +71,6 @@ class PoissonSampling(Rule):
         return Listed.strided(self.n, 1)
 
     @property
-    def secret(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def coin(self) -> float:
         """The sampling probability."""
         return self.sampling_probability
@@ -71,10 +79,6 @@ class PoissonSampling(Rule):
         """Nobody: chance alone keeps a unit out of a step."""
         return []
 
-    def covers(self, actual: Participation) -> bool:
-        """Itself alone: of another order no coins are known."""
-        return self == actual
-
     def describe(self) -> str:
         """One phrase for people."""
         return f"Poisson sampling, each unit in each of {self.n} steps with probability {self.sampling_probability:g}"
@@ -82,7 +86,7 @@ class PoissonSampling(Rule):
 
 @final
 @dataclass(frozen=True)
-class CyclicPoisson(Rule):
+class CyclicPoisson(SecretRule):
     """Units lie in `cycle` groups, fixed beforehand; step t takes each unit of group t mod cycle by a secret coin.
 
     A unit may be in steps j, j + cycle, j + 2 cycle, .. for the j of its group, so that under a C of at most `cycle`
@@ -113,18 +117,9 @@ class CyclicPoisson(Rule):
         """One pattern for each group."""
         return Listed.strided(self.n, self.cycle)
 
-    @property
-    def secret(self) -> bool:
-        """True."""
-        return True
-
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
         """Those of another group than that of t."""
         return [_stride_clause(self.cycle, t, last, count)]
-
-    def covers(self, actual: Participation) -> bool:
-        """Itself alone: of another order no coins are known."""
-        return self == actual
 
     def describe(self) -> str:
         """One phrase for people."""
@@ -136,7 +131,7 @@ class CyclicPoisson(Rule):
 
 @final
 @dataclass(frozen=True)
-class TruncatedPoisson(Rule):
+class TruncatedPoisson(SecretRule):
     """Poisson sampling, or cyclic Poisson sampling, whose batches are cut to a fixed size by a secret, uniform choice.
 
     A batch of at most `batch_size` units: of more that were drawn, a uniform choice stays. One unit's presence may push
@@ -177,18 +172,9 @@ class TruncatedPoisson(Rule):
         """One pattern for each group."""
         return Listed.strided(self.n, self.cycle)
 
-    @property
-    def secret(self) -> bool:
-        """True."""
-        return True
-
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
         """Those of another group than that of t."""
         return [_stride_clause(self.cycle, t, last, count)]
-
-    def covers(self, actual: Participation) -> bool:
-        """Itself alone: of another order no coins are known."""
-        return self == actual
 
     def describe(self) -> str:
         """One phrase for people."""
@@ -201,7 +187,7 @@ class TruncatedPoisson(Rule):
 
 @final
 @dataclass(frozen=True)
-class BallsInBins(Rule):
+class BallsInBins(SecretRule):
     """Each unit draws one of b bins, once, by a secret coin; bin j is the batch of steps j, j + b, j + 2b, ..
 
     [Chua et al. 2025; Choquette-Choo et al. 2025]. A unit takes part once in each of k epochs of b steps, at distance b
@@ -232,18 +218,9 @@ class BallsInBins(Rule):
         """One pattern for each bin."""
         return Listed.strided(self.n, self.b)
 
-    @property
-    def secret(self) -> bool:
-        """True."""
-        return True
-
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
         """Those of another bin than that of t."""
         return [_stride_clause(self.b, t, last, count)]
-
-    def covers(self, actual: Participation) -> bool:
-        """Itself alone: of another order no coins are known."""
-        return self == actual
 
     def describe(self) -> str:
         """One phrase for people."""
@@ -254,7 +231,7 @@ class BallsInBins(Rule):
 
 @final
 @dataclass(frozen=True)
-class RandomAllocation(Rule):
+class RandomAllocation(SecretRule):
     """Each unit draws one of the b steps of each epoch by a secret coin, anew in each of k epochs.
 
     Args:
@@ -282,18 +259,9 @@ class RandomAllocation(Rule):
         """One step of each epoch, any of them."""
         return PerEpoch(self.k, self.b)
 
-    @property
-    def secret(self) -> bool:
-        """True."""
-        return True
-
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
         """Those who came before in the epoch of t."""
         return [("a unit may come once in an epoch", (count > 0) & (last // self.b == t // self.b))]
-
-    def covers(self, actual: Participation) -> bool:
-        """Itself alone: of another order no coins are known."""
-        return self == actual
 
     def describe(self) -> str:
         """One phrase for people."""
@@ -304,7 +272,7 @@ class RandomAllocation(Rule):
 
 @final
 @dataclass(frozen=True)
-class MinSeparationSampling(Rule):
+class MinSeparationSampling(SecretRule):
     """A unit that was in none of the last b - 1 steps is taken by a secret coin: b-min-sep [Dong, Ganesh 2026].
 
     With a warm start a unit begins as if the sampling had gone on forever: it waits w steps before its first coin, with
@@ -340,11 +308,6 @@ class MinSeparationSampling(Rule):
         return Separated(self.n, self.b)
 
     @property
-    def secret(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def marginal(self) -> float:
         """The probability of a unit to be in a step, in the long run: p / (1 + (b - 1) p)."""
         p = self.sampling_probability
@@ -353,10 +316,6 @@ class MinSeparationSampling(Rule):
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
         """Those who come too early after their last step."""
         return [(f"a unit may come back at least b={self.b} steps after its last", (count > 0) & (t - last < self.b))]
-
-    def covers(self, actual: Participation) -> bool:
-        """Itself alone: of another order no coins are known."""
-        return self == actual
 
     def describe(self) -> str:
         """One phrase for people."""

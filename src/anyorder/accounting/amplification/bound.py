@@ -3,11 +3,12 @@
 from typing import Any, NamedTuple
 
 from anyorder import _check
-from anyorder.accounting.amplification.curve import RELATIONS, Amplified
+from anyorder.accounting.amplification.curve import Amplified
 from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld
 from anyorder.accounting.amplification.mixture import check_fits
 from anyorder.accounting.amplification.values import Progress, default_method
 from anyorder.accounting.curves import sampled_curve
+from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import Participation
 from anyorder.participation.sampled import (
@@ -85,7 +86,7 @@ def amplified_epsilon(
         1.0
     """
     delta = _check.probability("delta", delta)
-    _check.choice("neighbours", neighbours, RELATIONS)
+    _check.choice("neighbours", neighbours, NEIGHBOURS)
     match participation:
         case PoissonSampling() | CyclicPoisson():
             check_fits(strategy, participation)

@@ -5,10 +5,10 @@ from functools import cache
 from math import exp, log, log1p
 
 from anyorder import _check
-from anyorder.accounting.amplification.curve import RELATIONS, Amplified
+from anyorder.accounting.amplification.curve import Amplified
 from anyorder.accounting.amplification.methods import Method, MonteCarlo
 from anyorder.accounting.amplification.values import Secret, default_method
-from anyorder.accounting.gaussian import gdp_mu
+from anyorder.accounting.gaussian import NEIGHBOURS, gdp_mu
 from anyorder.errors import ArgumentError
 from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import Strategy
@@ -46,7 +46,7 @@ def calibrate_amplified(
     Raises: ArgumentError; PlanError where the order is not accounted with this C.
     """
     epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
-    _check.choice("neighbours", neighbours, RELATIONS)
+    _check.choice("neighbours", neighbours, NEIGHBOURS)
     chosen = default_method(strategy, participation) if method is None else method
 
     def curve(log_sigma: float) -> Amplified:
@@ -54,7 +54,7 @@ def calibrate_amplified(
 
     # with the batches known it holds: the search goes down from there
     sens = known_sensitivity(strategy, participation).value
-    high = log(RELATIONS[neighbours] * sens / gdp_mu(epsilon, delta)) + _STEP
+    high = log(NEIGHBOURS[neighbours] * sens / gdp_mu(epsilon, delta)) + _STEP
     if type(chosen) is MonteCarlo:
         return exp(_by_samples(curve, epsilon, delta, high))
     return exp(_without_chance(curve, epsilon, delta, high))

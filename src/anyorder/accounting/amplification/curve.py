@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import exp, inf, nextafter
-from typing import Any
+from typing import Any, get_args
 
 from anyorder import _check, participation, strategy
 from anyorder._closed import final
@@ -23,14 +23,13 @@ from anyorder.accounting.amplification.values import (
     pair_delta,
     pair_epsilon,
 )
-from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
+from anyorder.accounting.gaussian import NEIGHBOURS, gdp_delta, gdp_epsilon
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation.sampled import BallsInBins, MinSeparationSampling, RandomAllocation, TruncatedPoisson
+from anyorder.participation.sampled import TruncatedPoisson
 from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import Strategy
 
 __all__ = [
-    "RELATIONS",
     "Amplified",
     "Secret",
     "check_relation",
@@ -40,14 +39,11 @@ __all__ = [
     "watched",
 ]
 
-RELATIONS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
-"""Relation -> how far a unit moves the release, in sensitivities, for those who know the coins."""
-
 
 def known_mu(strategy: Strategy, participation: Secret, noise_multiplier: float, neighbours: str) -> float:
     """The mu against those who know the coins, rounded up; no secrecy is left in it."""
     sens = known_sensitivity(strategy, participation).value
-    return nextafter(RELATIONS[neighbours] * sens / noise_multiplier * (1 + 2.0**-50), inf)
+    return nextafter(NEIGHBOURS[neighbours] * sens / noise_multiplier * (1 + 2.0**-50), inf)
 
 
 def check_relation(neighbours: str, participation: Secret, method: Method | None) -> None:
@@ -95,11 +91,11 @@ class Amplified:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", _check.positive("noise_multiplier", self.noise_multiplier))
-        if type(self.participation) not in (TruncatedPoisson, BallsInBins, RandomAllocation, MinSeparationSampling):
+        if type(self.participation) not in get_args(Secret):
             raise ArgumentError(f"participation must be an order with a curve of its own, got {self.participation!r}")
         check_fits(self.strategy, self.participation)
         check_method_fits(check_method(self.method), self.strategy, self.participation)
-        _check.choice("neighbours", self.neighbours, RELATIONS)
+        _check.choice("neighbours", self.neighbours, NEIGHBOURS)
         _check.word("unit", self.unit)
         check_relation(self.neighbours, self.participation, self.method)
 
