@@ -1,15 +1,20 @@
 """Papers run again: each command ends with a verdict, and no epsilon is claimed for what is not private."""
 
+import importlib.util
 import json
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from benchmarks.federations import joint_task
-from reproductions import joint_algorithm1, user_mean
+from PIL import Image
+from reproductions import _claims, _page, joint_algorithm1, user_mean
+from reproductions.__main__ import PAPERS, chosen_figures, parser
 
 from anyorder.federated import Layout
 
@@ -17,8 +22,100 @@ ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "reproductions").glob("[!_]*.py"))
 
 
+TITLES = {name: module.TITLE for name, module in PAPERS.items()}
+KEPT = [row for paper in PAPERS for row in _claims.results(paper)]
+
+
 def test_there_are_some():
     assert {"joint_algorithm1", "user_mean"} <= set(NAMES)
+
+
+def test_every_figure_is_kept_and_every_kept_claim_is_of_a_figure():
+    assert {(row.claim.paper, row.figure) for row in KEPT} == {
+        (paper, figure.name) for paper, module in PAPERS.items() for figure in module.FIGURES
+    }
+
+
+def test_no_claim_stands_twice():
+    named = [(row.claim.paper, row.claim.place, row.claim.statement) for row in KEPT]
+    assert len(set(named)) == len(named)
+
+
+@pytest.mark.parametrize("command", sorted({row.claim.command for row in KEPT}))
+def test_every_command_is_one_that_the_command_takes(command):
+    python, flag, module, *words = shlex.split(command)
+    assert (python, flag, module) == ("python", "-m", "reproductions")
+    options = parser().parse_args(words)
+    assert chosen_figures(options.paper, options.figures)
+
+
+@pytest.mark.parametrize("command", sorted({row.claim.measured for row in KEPT if row.claim.measured}))
+def test_every_measurement_is_a_part_of_a_benchmark(command):
+    python, flag, module, *words = shlex.split(command)
+    assert (python, flag) == ("python", "-m")
+    source = Path(importlib.util.find_spec(module).origin).read_text()
+    assert f"--only {words[words.index('--only') + 1]}" in source
+
+
+def test_results_are_read_as_they_were_written():
+    for paper in PAPERS:
+        text = (_claims.RESULTS / f"{paper}.jsonl").read_text()
+        assert [_claims.line(row) for row in _claims.results(paper)] == text.splitlines()
+
+
+def test_pages_are_those_of_the_results():
+    for name, text in _page.pages(TITLES).items():
+        assert (_page.DOCS / name).read_text() == text, f"{name}: run python -m reproductions --page"
+
+
+def test_pictures_are_small_and_of_the_results():
+    drawn = _page.plots(TITLES)
+    for name, curves in drawn.items():
+        path = _page.DOCS / name
+        assert path.stat().st_size < 60_000
+        with Image.open(path) as picture:
+            assert picture.info["Description"] == _page.mark(curves), f"{name}: run python -m reproductions --page"
+    assert {path.name for path in _page.DOCS.glob("*.png")} == set(drawn)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_cheap_figures_come_to_the_verdicts_that_are_kept(paper):
+    """Small sizes may leave a claim out, and say so of what they scale down; none turns."""
+    kept = {(row.claim.place, row.claim.statement): row.claim.verdict for row in _claims.results(paper)}
+    for figure in chosen_figures(paper, []):
+        for row in _claims.found(paper, figure, _claims.Run(quick=True)):
+            before = kept[row.claim.place, row.claim.statement]
+            assert (row.claim.verdict == "fails") == (before == "fails"), row.claim
+            assert (row.claim.verdict == "not tried") == (before == "not tried"), row.claim
+
+
+def test_a_verdict_needs_its_reason():
+    good = _claims.Claim(place="Table 1", statement="a", theirs="1", ours="1", verdict="holds")
+    for wrong in (
+        {"verdict": "maybe"},
+        {"verdict": "fails"},
+        {"verdict": "not tried", "why": "too long"},
+        {"ours": ""},
+    ):
+        with pytest.raises(ValueError, match=r"Table 1|verdict must"):
+            replace(good, **wrong)
+
+
+def test_writing_a_figure_leaves_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(_claims, "RESULTS", tmp_path)
+    figures = tuple(
+        _claims.Figure(
+            name,
+            lambda run, name=name: [
+                _claims.Claim(place=name, statement="s", theirs="t", ours="o", verdict="holds", value=len(run.seeds))
+            ],
+        )
+        for name in ("a", "b")
+    )
+    for name, seeds in (("b", (0,)), ("a", (0, 1)), ("b", (0, 1, 2))):
+        figure = next(f for f in figures if f.name == name)
+        _claims.write("p", figures, {name: list(_claims.found("p", figure, _claims.Run(seeds=seeds)))})
+    assert [(row.figure, row.claim.value) for row in _claims.results("p")] == [("a", 2), ("b", 3)]
 
 
 @pytest.mark.parametrize("name", ["joint_algorithm1", "user_mean"])

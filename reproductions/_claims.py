@@ -1,0 +1,156 @@
+"""What a paper says, what came out here, and the verdict; kept one JSON object a line in reproductions/results.
+
+A paper is a module with a `TITLE` and `FIGURES`: a tuple of `Figure`, each a function of a `Run` that yields `Claim`s.
+`python -m reproductions PAPER [FIGURE] --write` keeps them, `python -m reproductions --page` writes docs/papers.
+"""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+RESULTS = Path(__file__).parent / "results"
+
+Verdict = Literal["holds", "fails", "holds, scaled down", "not tried"]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A figure run again: points (x, y) of each curve, and which axes are logarithmic ("", "x", "y", "xy")."""
+
+    x: str
+    y: str
+    curves: dict[str, list[tuple[float, float]]]
+    log: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One claim of a paper, and what became of it.
+
+    Args:
+        place: where it stands: "Table 4", "Theorem 4.1".
+        statement: what is claimed, in our words.
+        theirs, ours: their number and ours, as text for a table.
+        verdict: "not tried" needs its reason in `why`; "holds, scaled down" says there what is smaller; "fails" why.
+        paper, command: filled in by `found`.
+        value: our numbers; what `ours` says, in full digits.
+        seeds: of what is random; none for what is computed.
+        measured: the command that measured it, where `command` only reads what that one kept.
+        curves: of a figure; drawn on the paper's page.
+    Raises: ValueError for a verdict that is not one of these, or one without its reason.
+    """
+
+    place: str
+    statement: str
+    theirs: str
+    ours: str = ""
+    verdict: Verdict
+    why: str = ""
+    paper: str = ""
+    command: str = ""
+    value: float | list[Any] | dict[str, Any] | None = None
+    seeds: tuple[int, ...] = ()
+    measured: str = ""
+    curves: Curves | None = None
+
+    def __post_init__(self) -> None:
+        if self.verdict not in get_args(Verdict):
+            raise ValueError(f"verdict must be one of {get_args(Verdict)}, not {self.verdict!r}")
+        if self.verdict != "holds" and not self.why:
+            raise ValueError(f"{self.place}: the verdict {self.verdict!r} needs its reason in why")
+        if (self.verdict == "not tried") != (not self.ours):
+            raise ValueError(f"{self.place}: ours must say what came out, and nothing where nothing was tried")
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a figure is run: small sizes or all of it, and the seeds of what is random."""
+
+    quick: bool = False
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One part of a paper. `trains`: its command needs minutes or more, so that no test runs it, even with --quick."""
+
+    name: str
+    claims: Callable[[Run], Iterable[Claim]]
+    trains: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A line of the results: a claim, the figure it is part of, and how it was made."""
+
+    figure: str
+    claim: Claim
+    cores: int
+    seconds: float
+    date: str
+    versions: dict[str, str]
+
+
+def judged(holds: bool, *, scaled: bool = False) -> Verdict:
+    """The verdict on what was tried."""
+    if not holds:
+        return "fails"
+    return "holds, scaled down" if scaled else "holds"
+
+
+def found(paper: str, figure: Figure, run: Run) -> Iterator[Kept]:
+    """Run the figure; each claim gets its command, and the seconds since the one before."""
+    import torch
+
+    versions = {name: version(name) for name in ("torch", "numpy", "scipy")} | {"python": platform.python_version()}
+    before = time.perf_counter()
+    for claim in figure.claims(run):
+        claim = replace(claim, paper=paper, command=f"python -m reproductions {paper} {figure.name}")
+        now = time.perf_counter()
+        yield Kept(
+            figure.name, claim, torch.get_num_threads(), round(now - before, 2), date.today().isoformat(), versions
+        )
+        before = now
+
+
+def line(kept: Kept) -> str:
+    """As JSON."""
+    claim = asdict(kept.claim)
+    value, seeds = claim.pop("value"), claim.pop("seeds")
+    return json.dumps(
+        {
+            "figure": kept.figure, "claim": claim, "value": value, "seed": list(seeds), "cores": kept.cores,
+            "seconds": kept.seconds, "date": kept.date, "versions": kept.versions,
+        },
+        allow_nan=False,
+    )  # fmt: skip
+
+
+def parsed(text: str) -> Kept:
+    """The inverse of `line`."""
+    row = json.loads(text)
+    claim = row["claim"] | {"value": row["value"], "seeds": tuple(row["seed"])}
+    if claim["curves"] is not None:
+        curves = {name: [(x, y) for x, y in points] for name, points in claim["curves"]["curves"].items()}
+        claim["curves"] = Curves(**(claim["curves"] | {"curves": curves}))
+    return Kept(row["figure"], Claim(**claim), row["cores"], row["seconds"], row["date"], row["versions"])
+
+
+def results(paper: str) -> list[Kept]:
+    """What is kept of a paper; nothing before its first run."""
+    path = RESULTS / f"{paper}.jsonl"
+    return [parsed(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def write(paper: str, figures: tuple[Figure, ...], fresh: dict[str, list[Kept]]) -> None:
+    """Replace what is kept of the figures in `fresh`; the file is in the order of the paper's figures."""
+    kept = {name: [row for row in results(paper) if row.figure == name] for name in (f.name for f in figures)}
+    lines = [line(row) for rows in (kept | fresh).values() for row in rows]
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{paper}.jsonl").write_text("".join(text + "\n" for text in lines))

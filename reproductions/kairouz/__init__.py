@@ -1,0 +1,1 @@
+"""Kairouz et al. 2021, figure by figure."""
