@@ -10,6 +10,11 @@ from benchmarks.references._value import Value
 VERDICTS = ("equal", "lower", "within", "explained", "side", "not computed", "open")
 
 HEAD = """\
+---
+search:
+  exclude: true
+---
+
 # Reference values, theirs and ours
 
 Written by `python -m benchmarks.factorize --only references`. Every value that other projects, papers and independent
