@@ -98,7 +98,7 @@ def check_exact(neighbours: str, chosen: Strategy) -> None:
     if neighbours == "add-or-remove":
         raise PlanError(
             "exact integers (grid, secure) need neighbours 'zero-out' or 'replace-one', got 'add-or-remove' (which "
-            "Poisson sampling implies): a batch with one unit less has another shape, in which the floating-point "
+            "secret sampling implies): a batch with one unit less has another shape, in which the floating-point "
             "gradients of the other units may differ in their last bits, and so their integers too"
         )
 
