@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 
@@ -16,6 +17,14 @@ class BuildLibrary(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         """As in anyorder/noise/_kernel.so."""
         return fullname.replace(".", "/") + ".so"
+
+
+class AnyPython(bdist_wheel):
+    """The libraries are called by ctypes and know no Python: one wheel serves every version on a platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """As in py3-none-linux_x86_64."""
+        return "py3", "none", super().get_tag()[2]
 
 
 PACKAGE = Path(__file__).parent / "src/anyorder"
@@ -49,5 +58,5 @@ setup(
         library("anyorder.noise._kernel", "_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", "_jump.h", contract="off"),
         library("anyorder.clipping._convolution", "_convolution.cpp", "_convolution.h", contract="fast"),
     ],
-    cmdclass={"build_ext": BuildLibrary},
+    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPython},
 )

@@ -77,3 +77,8 @@ def test_one_version_and_one_licence_everywhere():
     assert f"version: {METADATA['version']}\n" in citation
     assert f"license: {METADATA['license']}\n" in citation
     assert anyorder.__version__ == METADATA["version"]
+
+
+def test_every_extra_is_on_the_page_of_installing():
+    described = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/install.md").read_text(), re.MULTILINE)
+    assert set(described) == set(METADATA["optional-dependencies"])
