@@ -12,7 +12,7 @@ from typing import Any
 from anyorder._sealed import load_json, save_json, sync_folder
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
 
-__all__ = ["BEST", "CERTIFICATE", "PRINTED", "SHOWN", "SearchFolder", "searching"]
+__all__ = ["BEST", "CERTIFICATE", "PRINTED", "SHOWN", "SearchFolder", "hide_times", "searching"]
 
 CERTIFICATE = "search.privacy.json"
 BEST = "best"  # the folder of the run that was chosen
@@ -32,6 +32,7 @@ _IGNORED = f"""# A search: its state, its runs and what they print are as secret
 *
 !.gitignore
 !{CERTIFICATE}
+!report.html
 """
 
 
@@ -123,7 +124,7 @@ class SearchFolder:
             begun = self.path.glob(f".{_STATE}.*")  # of a state that a kill came into: the key may be in it
             for path in (self.path / _FAILURE, self.path / PRINTED, *begun):
                 path.unlink(missing_ok=True)
-            _same_times(self.path, (self.path / _LOCK).stat().st_mtime_ns)
+            hide_times(self.path)
 
     def _record_path(self, name: str) -> Path:
         return self.path / _RUNS / f"{name}.json"
@@ -176,8 +177,9 @@ def searching(folder: str | Path | None) -> Iterator[SearchFolder]:
         os.close(descriptor)
 
 
-def _same_times(folder: Path, began: int) -> None:
-    """Give all files one time: the times at which they were written tell how long the search went on."""
+def hide_times(folder: Path) -> None:
+    """Give all files one time, that of the lock: when they were written tells how long the search went on."""
+    began = (folder / _LOCK).stat().st_mtime_ns
     for where, _, names in os.walk(folder, topdown=False):
         for name in [*names, "."]:
             os.utime(os.path.join(where, name), ns=(began, began), follow_symlinks=False)

@@ -14,6 +14,7 @@ from anyorder.cli.fitting import fit
 from anyorder.cli.output import fail
 from anyorder.cli.plans import epsilon, plan
 from anyorder.cli.report_goals import report_goals
+from anyorder.cli.reporting import report
 from anyorder.cli.training import train
 from anyorder.cli.tuning import tune
 from anyorder.cli.verification import verify
@@ -29,6 +30,7 @@ app = typer.Typer(
     "$ anyorder plan --dataset-size 60000 --batch-size 500 --epochs 5 --epsilon 8\n\n"
     "$ anyorder epsilon --dataset-size 60000 --batch-size 3000 --noise-multiplier 1\n\n"
     "$ anyorder verify run.privacy.json\n\n"
+    "$ anyorder report runs/digits-20250101-120000\n\n"
     "$ anyorder check train.py\n\n"
     "Exit codes: 0 ok, 1 a verification or a run failed, 2 bad usage, 130 stopped before it began.",
 )  # fmt: skip
@@ -41,6 +43,7 @@ app.command()(epsilon)
 app.command()(report_goals)
 app.command()(tune)
 app.command()(verify)
+app.command()(report)
 app.command()(budget)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}

@@ -21,6 +21,7 @@ from anyorder.cli.options import BudgetFile, Delta, Json
 from anyorder.cli.output import fail, one_line_errors, print_json
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.report import facts_panel
+from anyorder.run import report_file
 from anyorder.run.names import load_function
 
 __all__ = ["tune"]
@@ -82,6 +83,7 @@ def tune(
         )  # fmt: skip
     except KeyboardInterrupt:
         fail(f"stopped, with nothing shown: the same command goes on in {output}", 1)
+    report_file.write_search(output)
     if as_json:
         print_json(_as_dict(found, output))
         return
@@ -92,6 +94,7 @@ def tune(
         if found.best.result is not None:
             console.print(f"result: {_brief(found.best.result)}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"certificate: {output / CERTIFICATE}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"report: {output / report_file.REPORT}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _brief(result: Any) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 from anyorder._sealed import brief, load_json, save_json
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.plan import Plan
+from anyorder.report.html import Attacked
 
-__all__ = ["AUDIT", "FORMAT", "PICTURE", "fresh", "read", "save"]
+__all__ = ["AUDIT", "FORMAT", "PICTURE", "found", "fresh", "read", "save"]
 
 AUDIT = "audit.json"
 PICTURE = "audit.png"
@@ -39,6 +40,20 @@ def read(path: str | Path, plan: Plan) -> str:
 
     Raises: CertificateError if the file is none, was altered, is of another plan, or says that the claim was refuted.
     """
+    attacked, refuted = found(path, plan)
+    if refuted is not None:
+        raise CertificateError(refuted)
+    return (
+        f"an audit of a run of this plan, with {attacked.canaries} canaries, did not refute its claim "
+        f"(p = {attacked.p_value:.2g})"
+    )
+
+
+def found(path: str | Path, plan: Plan) -> tuple[Attacked, str | None]:
+    """(what the attack found, how it refuted the claim or None), see `read`.
+
+    Raises: CertificateError if the file is none, was altered, or is of another plan.
+    """
     data = load_json(path, FORMAT)
     if data.get("plan_digest") != plan.public().digest:
         raise CertificateError(
@@ -48,8 +63,11 @@ def read(path: str | Path, plan: Plan) -> str:
         seen = data["audit"]
         refuted, p_value = seen["refuted"], float(seen["p_value"])
         count = int(seen["canaries"]["in"]) + int(seen["canaries"]["out"])
-    except (KeyError, TypeError, ValueError) as problem:
+        bound = seen.get("epsilon_at_least", {}).get("one_run")
+        at_least = None if bound is None else float(bound)
+    except (AttributeError, KeyError, TypeError, ValueError) as problem:
         raise CertificateError(f"the audit has no verdict: {brief(problem)}") from problem
+    attacked = Attacked(canaries=count, p_value=p_value, at_least=at_least)
     if refuted is not False:
-        raise CertificateError(f"an audit of this plan, with {count} canaries, refuted its claim (p = {p_value:.2g})")
-    return f"an audit of a run of this plan, with {count} canaries, did not refute its claim (p = {p_value:.2g})"
+        return attacked, f"an audit of this plan, with {count} canaries, refuted its claim (p = {p_value:.2g})"
+    return attacked, None

@@ -16,7 +16,7 @@ from anyorder.federated.cohorts import cohort_size
 from anyorder.participation import MinSeparation
 from anyorder.plan import Plan
 from anyorder.report import plot_accuracy, plot_noise
-from anyorder.run import folder
+from anyorder.run import folder, report_file
 from anyorder.run.budgeted import charge, charge_again
 from anyorder.run.federated_data import Federation, accuracy, class_loss, federation
 from anyorder.run.federated_settings import FederatedSettings
@@ -84,8 +84,9 @@ def federate(
     """Simulate a federation, and write the folder of the run.
 
     The folder holds model.pt, metrics.json (test accuracy by round, claims, settings), plan.json, run.privacy.json (the
-    certificate, with what was realised), accuracy.png and noise.png, which may be shown; and the checkpoint with what
-    lies beside it and run.evidence.json, which are as secret as the data, and which its .gitignore names.
+    certificate, with what was realised), report.html, accuracy.png and noise.png, which may be shown; and the
+    checkpoint with what lies beside it and run.evidence.json, which are as secret as the data, and which its .gitignore
+    names.
 
     Args:
         settings: see `FederatedSettings.of`.
@@ -254,3 +255,4 @@ def _write(server: Server, result: FederatedResult) -> None:
     noise_title = f"{result.settings.dataset}: noise over {plan.n} rounds, {promise}"
     plot_noise(noise_lines(plan), path / folder.NOISE_PLOT, noise_title)
     folder.write_json(path / folder.METRICS, result.to_dict())
+    report_file.write(path)

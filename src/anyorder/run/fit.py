@@ -17,7 +17,7 @@ from anyorder.online.regret import usual_regularization
 from anyorder.participation import MinSeparation
 from anyorder.plan import Plan
 from anyorder.planner import plan as make_plan
-from anyorder.run import folder
+from anyorder.run import folder, report_file
 from anyorder.run.budgeted import charge, charge_again
 from anyorder.run.fit_bounds import Bounds, Categories, Interval
 from anyorder.run.fit_csv import Rows, Table
@@ -110,9 +110,9 @@ def fit(
 ) -> Fit:  # fmt: skip
     """Fit a model to a table, one pass for each epoch, and write the folder of the run.
 
-    The folder holds model.json, run.privacy.json (the certificate), plan.json and metrics.json, which may be shown; and
-    checkpoint.pt with what lies beside it and run.evidence.json, which are as secret as the data, and which its
-    .gitignore names.
+    The folder holds model.json, run.privacy.json (the certificate), plan.json, metrics.json and report.html, which may
+    be shown; and checkpoint.pt with what lies beside it and run.evidence.json, which are as secret as the data, and
+    which its .gitignore names.
 
     Guarantee: everything that is printed and written to be shown is a function of the released sums, the settings, the
     header, the number of lines, and with user_key of which lines name which user. Unit: the row, or the user;
@@ -297,6 +297,7 @@ def _run(work: _Work, begun: Fit, observer: Observer, key: bytes | None) -> Fit:
         found = model.test(test)
         made = replace(made, score=found.score, test_rows=found.rows, test_unreadable=found.unreadable)
     folder.write_json(path / folder.METRICS, made.to_dict())
+    report_file.write(path)
     return made
 
 

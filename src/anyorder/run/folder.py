@@ -12,7 +12,6 @@ from typing import Any
 from anyorder._sealed import read_json as read_object
 from anyorder._sealed import sync_folder
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
-from anyorder.release.journal import Journal
 
 __all__ = [
     "ACCURACY_PLOT", "BUDGET", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN",
@@ -75,6 +74,8 @@ def held(path: Path) -> Iterator[None]:
 
 def took_no_step(path: Path) -> bool:
     """Whether the run in the folder was killed before its first checkpoint, which comes before its first step."""
+    from anyorder.release.journal import Journal  # with torch, which reports of folders do without
+
     return not (path / CHECKPOINT).exists() and not Journal.has_steps(path / CHECKPOINT)
 
 

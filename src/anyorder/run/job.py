@@ -15,7 +15,7 @@ from anyorder.budget import Budget
 from anyorder.errors import CheckpointError
 from anyorder.plan import Plan
 from anyorder.report import plot_accuracy, plot_noise
-from anyorder.run import datasets, folder, parts
+from anyorder.run import datasets, folder, parts, report_file
 from anyorder.run.budgeted import charge, charge_again
 from anyorder.run.datasets import Data
 from anyorder.run.planning import make_plan, noise_lines
@@ -86,9 +86,9 @@ def train(
     """Train on a data set by name, and write the folder of the run.
 
     The folder holds model.pt (state dict), metrics.json (test accuracy by epoch, claims, settings), plan.json,
-    run.privacy.json (the certificate), accuracy.png and noise.png, which may be shown; and checkpoint.pt and
-    run.evidence.json, which are as secret as the data, and which its .gitignore names. No loss or accuracy on training
-    data is computed or written: that would be a release of its own.
+    run.privacy.json (the certificate), report.html, accuracy.png and noise.png, which may be shown; and checkpoint.pt
+    and run.evidence.json, which are as secret as the data, and which its .gitignore names. No loss or accuracy on
+    training data is computed or written: that would be a release of its own.
 
     Args:
         settings: see `Settings.of`.
@@ -233,6 +233,7 @@ class _Run:
         title = f"{settings.dataset}: noise over {plan.n} steps, {promise}"
         plot_noise(noise_lines(plan), self.path / folder.NOISE_PLOT, title)
         folder.write_json(self.path / folder.METRICS, result.to_dict())
+        report_file.write(self.path)
         return result
 
 

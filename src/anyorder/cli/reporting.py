@@ -1,0 +1,59 @@
+"""`anyorder report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from anyorder.cli.options import Json
+from anyorder.cli.output import fail, one_line_errors, print_json
+from anyorder.errors import ArgumentError
+from anyorder.run import report_file
+
+__all__ = ["report"]
+
+
+@one_line_errors
+def report(
+    path: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run or a search that has ended, or one certificate or plan: public files."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The page. Default: report.html in the folder; of a file, beside it with .html at the end."),
+    ] = None,
+    large: Annotated[
+        bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the report of a run: one page to read, print and sign off.
+
+    $ anyorder report runs/digits-20250101-120000
+
+    $ anyorder report run.privacy.json --output report.html
+
+    Made of public files alone: the certificate, whose claims are recomputed, and
+    beside it metrics.json, audit.json and budget.json. The page needs no network
+    and no script. Runs write it themselves at their end; made again it is the
+    same, byte for byte.
+
+    Exit code 0, or 1 where the claim did not pass: the page then says so in red,
+    and shows no claim. 2 where there is nothing to report on.
+    """
+    made = report_file.make(path, large=large)
+    place = output or (path / report_file.REPORT if path.is_dir() else path.with_suffix(".html"))
+    try:
+        place.write_text(made.text, encoding="utf-8")
+    except OSError as problem:
+        raise ArgumentError(f"cannot write the report {place}: {problem.strerror or problem}") from problem
+    if as_json:
+        print_json({"ok": made.problem is None, "output": str(place), "problem": made.problem})
+        if made.problem is not None:
+            raise typer.Exit(1)
+        return
+    if made.problem is not None:
+        fail(f"NOT verified, as {place} says: {made.problem}", 1)
+    Console().print(f"report: {place}", highlight=False, markup=False, soft_wrap=True)
