@@ -102,6 +102,7 @@ def test_an_audit_of_a_training_says_that_it_needs_torch():
         "['plan', '--dataset-size', '100', '--batch-size', '10', '--epsilon', '8', '--mechanism', 'blt, 1 buffer']",
         "['epsilon', '--dataset-size', '100', '--batch-size', '10', '--noise-multiplier', '1']",
         "['verify', PLAN]",
+        "['report', PLAN]",
         "['--version']",
     ],
 )

@@ -67,7 +67,8 @@ def test_a_search_from_the_shell_shows_the_best_and_nothing_of_the_others(place)
     assert "result" not in done.stdout  # the function kept none
     assert "epsilon <= 8 at delta = 1e-05, of the whole search" in done.stdout
     assert "a secret number of runs, geometric, 3 on average" in done.stdout
-    assert sorted(os.listdir("found")) == [".gitignore", ".lock", ".search.json", "best", "search.privacy.json"]
+    shown = [".gitignore", ".lock", ".search.json", "best", "report.html", "search.privacy.json"]
+    assert sorted(os.listdir("found")) == shown
     made = (place / "made").read_text()
     again = process(*TUNE, "--output", "found", "--json")
     assert again.stdout.splitlines()[0] == "imported"

@@ -32,8 +32,8 @@ from anyorder.run.federation import FederatedResult
 
 KEY = bytes(range(32))
 FILES = {
-    "accuracy.png", "checkpoint.pt", "metrics.json", "model.pt", "noise.png", "plan.json", "report.html", "run.evidence.json",
-    "run.privacy.json",
+    "accuracy.png", "checkpoint.pt", "metrics.json", "model.pt", "noise.png", "plan.json", "report.html",
+    "run.evidence.json", "run.privacy.json",
 }  # fmt: skip
 SMALL = {"users": 40, "rounds": 12, "report_goal": 8, "mechanism": "tree", "client_batch": 16}
 

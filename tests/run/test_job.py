@@ -22,8 +22,8 @@ from anyorder.run import Observer, Settings, folder, models, resume, train
 
 KEY = bytes(range(32))
 FILES = {
-    "accuracy.png", "checkpoint.pt", "metrics.json", "model.pt", "noise.png", "plan.json", "report.html", "run.evidence.json",
-    "run.privacy.json",
+    "accuracy.png", "checkpoint.pt", "metrics.json", "model.pt", "noise.png", "plan.json", "report.html",
+    "run.evidence.json", "run.privacy.json",
 }  # fmt: skip
 # Dropout shows that torch's generator goes on too.
 MODEL = (

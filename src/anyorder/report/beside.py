@@ -76,7 +76,7 @@ def noise_beside(plan: Plan) -> list[Profile]:
     if plan.selection is not None or plan.epsilon == 0:
         return found
     alike = " if batches were known" if plan.participation.secret else ", same order"
-    for name, strategy in (("independent noise", Independent(plan.n)), ("binary tree", Tree(plan.n))):
+    for name, strategy in (("independent noise", Independent(plan.n)), ("binary tree", Tree(plan.n, "full"))):
         if type(strategy) is type(plan.strategy) and not plan.participation.secret:
             continue
         std = _known_noise(plan, strategy)

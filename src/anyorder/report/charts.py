@@ -8,7 +8,7 @@ from anyorder.accounting.curves import Amplified, Gaussian, Sampled
 from anyorder.participation.patterns import Listed, PerEpoch, Separated
 from anyorder.plan import Plan
 from anyorder.report.beside import Profile, draws_noise, noise_beside
-from anyorder.report.figures import Axis, Line, key, lanes, line_chart
+from anyorder.report.figures import Axis, Line, is_band, key, lanes, line_chart
 from anyorder.report.markup import Html, join, tag
 
 __all__ = ["accuracy_figure", "curve_figure", "figures", "noise_figure", "order_figure"]
@@ -65,8 +65,8 @@ def order_figure(plan: Plan) -> Html:
     caption = f"Three {plan.unit}s that are made up, in steps that the order allows"
     if plan.participation.secret:
         caption += "; which ones a real unit is in is drawn by secret coins, and stands nowhere"
-    if any(len(steps) > 90 for _, steps in rows):
-        caption += ". Bands: any of these steps, or very many of them"
+    if any(is_band(steps, plan.n) for _, steps in rows):
+        caption += ". Bands: any step there, or very many of them"
     picture = lanes(rows, plan.n, borders, f"{plan.participation.describe()}: three made-up units")
     return tag("figure", title, rule, picture, tag("figcaption", caption, "."))
 
@@ -110,8 +110,7 @@ def curve_figure(plan: Plan) -> Html:
         case _:
             told = "Not drawn: the promise joins several parts, and is stated for its own delta."
             return tag("figure", title, tag("figcaption", told))
-    powers = [_SMALLEST + i / 2 for i in range(2 * (_LARGEST - _SMALLEST) + 1)]
-    deltas = [10.0**power for power in powers]
+    deltas = [10.0**power for power in range(_SMALLEST, _LARGEST + 1)]
     points = [(delta, line.epsilon(delta)) for delta in deltas]
     drawn = [(delta, epsilon) for delta, epsilon in points if math.isfinite(epsilon)]
     low, high = min(deltas[0], plan.delta), max(deltas[-1], plan.delta)
@@ -126,7 +125,7 @@ def curve_figure(plan: Plan) -> Html:
         f"point is what the certificate states: epsilon {plan.epsilon:.4g} at delta {plan.delta:g}.{more}"
     )
     described = f"Epsilon by delta, {name}; " + ", ".join(
-        f"{epsilon:.3g} at {delta:.0e}" for delta, epsilon in drawn[::6]
+        f"{epsilon:.3g} at {delta:.0e}" for delta, epsilon in drawn[::3]
     )
     return tag("figure", title, line_chart(lines, x, y, described), tag("figcaption", caption))
 

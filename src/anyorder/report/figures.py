@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder.report.markup import Html, join, tag
 
-__all__ = ["Axis", "Line", "key", "lanes", "line_chart"]
+__all__ = ["Axis", "Line", "is_band", "key", "lanes", "line_chart"]
 
 Floats = NDArray[np.float64]
 
@@ -94,7 +94,7 @@ def lanes(rows: Sequence[tuple[str, Sequence[int]]], n: int, borders: Sequence[i
         middle = _TOP + gap * i + 17
         parts.append(tag("text", name, x=_LEFT - 8, y=middle + 4, text_anchor="end"))
         parts.append(tag("path", d=f"M{_LEFT} {middle}H{_WIDTH - _RIGHT}", class_="grid"))
-        if len(steps) > _TICKS:
+        if is_band(steps, n):
             width = _WIDTH - _LEFT - _RIGHT
             parts.append(tag("rect", x=_LEFT, y=middle - 9, width=width, height=18, class_="band"))
             continue
@@ -109,6 +109,11 @@ def lanes(rows: Sequence[tuple[str, Sequence[int]]], n: int, borders: Sequence[i
         parts.append(tag("text", _told(value), x=at, y=high - 22, text_anchor="middle"))
     parts.append(tag("text", x.label, x=_number((_LEFT + _WIDTH - _RIGHT) / 2), y=high - 5, text_anchor="middle"))
     return tag("svg", *parts, viewBox=f"0 0 {_WIDTH} {high}", role="img", aria_label=description)
+
+
+def is_band(steps: Sequence[int], n: int) -> bool:
+    """Whether a lane's steps are all there are, or so many that they run together."""
+    return len(steps) > _TICKS or len(steps) == n
 
 
 def key(colour: int) -> Html:

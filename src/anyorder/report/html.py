@@ -178,9 +178,9 @@ def _training(shown: Shown) -> Html:
 def _audit(found: Attacked | None) -> Html:
     if found is None:
         return tag(
-            "p", "None is kept here. An audit attacks a run of the same plan with planted gradients, and sees whether "
-            "the claim can be refuted: ", tag("code", "anyorder audit run FOLDER --out AUDIT"), ", then copy its ",
-            tag("code", "audit.json"), " into the folder of the run and make the report again.",
+            "p", "No audit is kept here. An audit attacks a run of the same plan with planted gradients, and sees "
+            "whether the claim can be refuted: ", tag("code", "anyorder audit run FOLDER --out AUDIT"),
+            ", then copy its ", tag("code", "audit.json"), " into the folder of the run and make the report again.",
         )  # fmt: skip
     rows = [
         ("Verdict", ["Not refuted: the attack saw nothing that the claim excludes. That is no proof of the claim."]),

@@ -1,0 +1,332 @@
+"""report.html of folders: of every front end, the same whoever makes it, and of neighbouring data."""
+
+import getpass
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from report.pages import certified, read, text
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+from typer.testing import CliRunner
+
+import anyorder as ao
+from anyorder._sealed import save_json
+from anyorder.budget import Trial, tune
+from anyorder.cli import app
+from anyorder.errors import ArgumentError
+from anyorder.participation import SingleEpoch
+from anyorder.plan import Plan
+from anyorder.run import FederatedSettings, Settings, federate, report_file, train
+from anyorder.run.datasets import Data
+from anyorder.run.fit import FitSettings, fit
+from anyorder.strategy import BLT
+from anyorder.workload import prefix_sum
+
+KEY = bytes(range(32))
+SEED = 987_654_321
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_cache():
+    kept = os.environ.get("ANYORDER_CACHE", "")
+    os.environ["ANYORDER_CACHE"] = "off"
+    yield
+    os.environ["ANYORDER_CACHE"] = kept
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def data(seed, others=0):
+    """60 images and 40 tests; of another seed all differ, of another `others` the tests do not."""
+    rng, tests = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(others)
+    made = TensorDataset(torch.rand(60, 1, 4, 4, generator=rng), torch.randint(0, 3, (60,), generator=rng))
+    test = TensorDataset(torch.rand(40, 1, 4, 4, generator=tests), torch.randint(0, 3, (40,), generator=tests))
+    return Data("made-up", made, test, (1, 4, 4), 3)
+
+
+def trained(folder, seed=1, **changes):
+    given = {
+        "epsilon": 4.0,
+        "mechanism": "tree",
+        "order": "fixed",
+        "epochs": 2,
+        "batch_size": 12,
+        "seed": SEED,
+        **changes,
+    }
+    return train(Settings.of("mine:load", model="linear", **given), folder, data=data(seed), key=KEY).path
+
+
+def _trial(settings, plan, folder):
+    return Trial(settings["rate"], ao.Certificate(plan, plan.n, os.urandom(16).hex(), "0" * 64, "0" * 64))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """One of each front end."""
+    base = tmp_path_factory.mktemp("report")
+    made = {"train": trained(base / "train")}
+    few = FederatedSettings.of(
+        "digits", users=30, rounds=5, report_goal=5, mechanism="tree", client_batch=16, seed=SEED
+    )
+    made["federated"] = federate(few, base / "federated", key=KEY).path
+    table = base / "secret-table.csv"
+    table.write_text("age,income\n" + "".join(f"{7 * i % 90},{('no', 'yes')[i % 2]}\n" for i in range(60)))
+    bounds = {"features": {"age": [0, 100]}, "target": ["no", "yes"]}
+    asked = FitSettings(csv=str(table), target="income", bounds=bounds, batch_size=20, mechanism="tree",
+                        test_csv=str(table))  # fmt: skip
+    made["fit"] = fit(asked, base / "fit", key=KEY).path
+    made["tune"] = base / "tune"
+    space, few_runs = {"rate": [1, 2], "batch_size": [4]}, {"runs": 3, "law": "geometric"}
+    tune(_trial, space, epsilon=4, delta=1e-5, plan={"dataset_size": 12, "epochs": 1}, folder=made["tune"], key=KEY,
+         **few_runs)  # fmt: skip
+    report_file.write_search(made["tune"])
+    return made
+
+
+@pytest.mark.parametrize("name", ["train", "federated", "fit", "tune"])
+def test_a_folder_has_a_report_and_the_command_makes_it_again_byte_for_byte(name, folders, tmp_path):
+    path = folders[name]
+    written = (path / "report.html").read_bytes()
+    told = text(written.decode())
+    assert "epsilon ≤ " in told
+    assert "recomputed from what it fixes" in told
+    copy = tmp_path / "another place"  # whatever the folder is called, of public files alone
+    copy.mkdir()
+    for file in ("run.privacy.json", "search.privacy.json", "metrics.json", "plan.json"):
+        if (path / file).exists():
+            shutil.copy(path / file, copy)
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C", "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-W", "error", "-m", "anyorder", "report", "another place"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "report: another place/report.html\n"
+    assert (copy / "report.html").read_bytes() == written
+
+
+@pytest.mark.parametrize("name", ["train", "federated", "fit", "tune"])
+def test_nothing_secret_and_nothing_of_the_machine_is_in_it(name, folders):
+    page = (folders[name] / "report.html").read_text()
+    read(page)
+    for secret in (str(SEED), KEY.hex(), str(folders[name].parent), "secret-table", socket.gethostname(), "seconds",
+                   "/tmp", "metrics file\n"):  # fmt: skip
+        assert secret not in page, secret
+    assert getpass.getuser() == "root" or getpass.getuser() not in page
+    metrics = folders[name] / "metrics.json"
+    if metrics.exists() and "seconds" in (found := json.loads(metrics.read_text())):
+        assert str(found["seconds"]) not in page
+
+
+def test_what_a_training_measured_in_public_is_shown(folders):
+    accuracy = json.loads((folders["train"] / "metrics.json").read_text())["test_accuracy"]
+    told = text((folders["train"] / "report.html").read_text())
+    assert f"{100 * accuracy[-1]:.2f} % of the test examples are right at the end" in told
+    assert "A training on mine:load" in told
+    assert "learning rate 0.1" in told
+    assert "Test accuracy by round" in text((folders["federated"] / "report.html").read_text())
+    assert "realised: for how often users really came" in text((folders["federated"] / "report.html").read_text())
+    assert "on 60 rows of a table of nobody in need of protection" in text((folders["fit"] / "report.html").read_text())
+    assert "a secret number of runs, geometric" in text((folders["tune"] / "report.html").read_text())
+
+
+@pytest.mark.parametrize(("order", "noise"), [("fixed", {}), ("poisson", {"mechanism": "poisson", "epsilon": None,
+                                                                         "noise_multiplier": 1.0})])  # fmt: skip
+def test_all_data_may_differ_and_the_report_is_the_same(order, noise, tmp_path):
+    """But for the accuracy on public tests, and under secret coins for the keyed digests, which tell nothing."""
+    pages = []
+    for seed in (1, 2):
+        path = trained(tmp_path / str(seed), seed, order=order, **noise)
+        metrics = json.loads((path / "metrics.json").read_text())
+        metrics["test_accuracy"] = [0.25, 0.5]
+        (path / "metrics.json").write_text(json.dumps(metrics))
+        page = report_file.write(path).text
+        run = json.loads((path / "run.privacy.json").read_text())["run"]
+        pages.append(
+            page if order == "fixed" else page.replace(run["record_digest"], "").replace(run["receipt_root"], "")
+        )
+    assert pages[0] == pages[1]
+
+
+def test_a_search_keeps_its_one_time(folders):
+    times = {path.stat().st_mtime_ns for path in folders["tune"].rglob("*")}
+    assert len(times) == 1
+
+
+# -- what is not shown ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(folders, tmp_path):
+    """A copy of a training's folder."""
+    shutil.copytree(folders["train"], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def altered(path, change):
+    """The sealed file with something else in it, and a seal that fits."""
+    data = json.loads(path.read_text())
+    data.pop("sha256")
+    change(data)
+    save_json(path, data)
+
+
+def test_a_claim_that_does_not_follow_is_not_shown(folder):
+    altered(folder / "run.privacy.json", lambda data: data["claims"].update(epsilon=0.125))
+    done = invoke("report", folder)
+    assert done.exit_code == 1
+    assert "NOT verified" in done.stderr
+    page = (folder / "report.html").read_text()
+    told = text(page)
+    assert told.split("Privacy report", 1)[1].strip().startswith("NOT VERIFIED. Do not rely on this file.")
+    assert "the file claims epsilon = 0.125; recomputed from its plan it is" in told
+    assert "≤" not in page
+    assert str(folder) not in page
+
+
+@pytest.mark.parametrize("content", [
+    "", "{", "\ud7ff", '{"format": "<script>alert(1)</script>"}', '{"sha256": 1}',
+    '{"format": "anyorder-certificate/2", "<img src=x>": 1, "sha256": "0"}',
+])  # fmt: skip
+def test_what_is_no_certificate_is_refused_in_red(content, tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(content, encoding="utf-8")
+    done = invoke("report", file)
+    assert done.exit_code == 1
+    assert len(done.stderr.splitlines()) == 1
+    page = (tmp_path / "a.html").read_text()
+    assert "NOT VERIFIED" in text(page)
+    assert str(tmp_path) not in page
+
+
+def test_what_is_no_folder_of_a_run_is_refused(tmp_path, folder):
+    (folder / "run.privacy.json").unlink()  # has not ended
+    for path, why in ((tmp_path / "none", "there is no file or folder"), (tmp_path, "is not the folder of a run"),
+                      (folder, "is not the folder of a run that has ended")):  # fmt: skip
+        done = invoke("report", path)
+        assert done.exit_code == 2
+        assert why in done.stderr
+        with pytest.raises(ArgumentError, match=why):
+            report_file.make(path)
+    assert not list(tmp_path.glob("*.html"))
+    assert invoke("report", folder / "plan.json", "--output", tmp_path / "no" / "a.html").exit_code == 2
+
+
+def test_a_plan_and_a_lone_certificate_have_reports_too(folder):
+    assert invoke("report", folder / "plan.json").exit_code == 0
+    assert "What a run of this plan would promise" in text((folder / "plan.html").read_text())
+    told = json.loads(invoke("report", folder / "run.privacy.json", "--json", "--output", folder / "b.html").stdout)
+    assert told == {"ok": True, "output": str(folder / "b.html"), "problem": None}
+    page = text((folder / "b.html").read_text())
+    assert "A training run" in page  # nothing of the folder
+    assert "Test accuracy" not in page
+
+
+@pytest.mark.parametrize("change", [
+    {"test_accuracy": [0.5, "<script>"]}, {"test_accuracy": [0.5, 1.5]}, {"test_accuracy": {"a": 1}},
+    {"test_accuracy": [[1, 0.5], [1, 0.5]]}, {"test_accuracy": [[1, 0.5], 3]}, {"test_accuracy": [0.5] * 20_000},
+    {"settings": 3}, {"finished": False}, {"claims": {}}, {"claims": {"epsilon": 1.0}},
+])  # fmt: skip
+def test_metrics_that_do_not_belong_to_the_claim_are_not_shown(change, folder):
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps({**metrics, **change}))
+    made = report_file.make(folder)
+    assert made.problem is None  # of the claim
+    told = text(made.text)
+    assert "metrics.json is in the folder and is not shown" in told
+    assert "Test accuracy by" not in told
+    assert "epsilon ≤ 4" in told
+
+
+def test_hostile_settings_are_left_out(folder):
+    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics["settings"] |= {"dataset": "<script>alert(1)</script>", "model": "/home/me", "lr": "<b>", "momentum": [1]}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    page = report_file.make(folder).text
+    told = text(page)
+    assert "alert" not in page
+    assert "/home" not in page
+    assert "epochs 2" in told
+    assert "momentum" not in told
+
+
+def audit_json(folder, refuted=False, **changes):
+    plan = ao.verify(folder / "run.privacy.json").plan
+    seen = {
+        "refuted": refuted,
+        "p_value": 0.25,
+        "canaries": {"in": 30, "out": 34},
+        "epsilon_at_least": {"one_run": 0.75},
+    }
+    save_json(folder / "audit.json", {"format": "anyorder-audit/1", "note": "", "target": "/home/me/x", "seconds": 77.5,
+                                      "plan_digest": plan.digest, "audit": seen, **changes})  # fmt: skip
+
+
+def test_an_audit_in_the_folder_gives_its_verdict(folder):
+    audit_json(folder)
+    page = report_file.make(folder).text
+    told = text(page)
+    assert "Not refuted" in told
+    assert "64 planted gradients" in told
+    assert "epsilon of at least 0.75" in told
+    assert "/home" not in page
+    assert "77.5" not in page
+
+
+def test_an_audit_that_refuted_the_claim_is_a_refusal(folder):
+    audit_json(folder, refuted=True)
+    done = invoke("report", folder, "--json")
+    assert done.exit_code == 1
+    assert not json.loads(done.stdout)["ok"]
+    told = text((folder / "report.html").read_text())
+    assert "NOT VERIFIED" in told
+    assert "an audit of this plan, with 64 canaries, refuted its claim" in told
+    assert "≤" not in told
+
+
+@pytest.mark.parametrize("change", [{"plan_digest": "0" * 64}, {"audit": {}}, {"audit": 3}])
+def test_an_audit_of_something_else_does_not_count(change, folder):
+    audit_json(folder, **change)
+    told = text(report_file.make(folder).text)
+    assert "audit.json is in the folder and does not count" in told
+    assert "No audit is kept here" in told
+
+
+def test_the_budget_is_named_by_its_id_alone(folder):
+    plan = ao.verify(folder / "run.privacy.json").plan
+    kept = {"budget": "/home/me/budget.json", "id": "ab" * 16, "plan": plan.digest, "run": "cd" * 16}
+    (folder / "budget.json").write_text(json.dumps(kept))
+    page = report_file.make(folder).text
+    assert "Budget id: " + "ab" * 16 in text(page)
+    assert "/home" not in page
+    assert "cd" * 16 not in page
+    (folder / "budget.json").write_text(json.dumps({**kept, "plan": "0" * 64}))
+    assert "budget.json is in the folder and does not count" in text(report_file.make(folder).text)
+
+
+@pytest.mark.parametrize("n", [3000, 1 << 15, 1 << 19])
+def test_a_file_of_a_stranger_costs_no_more_than_it_may(n, tmp_path):
+    """Beside verification's 2 seconds the page itself has as much."""
+    decays = np.linspace(0.1, 0.99, 32)
+    blt = BLT(decays=decays, scales=(1 - decays) / 40, n=n)
+    plan = Plan(participation=SingleEpoch(n), strategy=blt, workload=prefix_sum(n), clip_norm=1.0, sigma=1.0,
+                delta=1e-6, batch_size=4, dataset_size=8 * n)  # fmt: skip
+    certified(plan).save(tmp_path / "a.json")
+    began = time.process_time()
+    made = report_file.make(tmp_path / "a.json")
+    assert time.process_time() - began < 4
+    assert made.problem is None
