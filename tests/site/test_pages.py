@@ -13,6 +13,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import pytest
 
 from browser import Watched, chromium, served
+from test_reference import PUBLIC
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
@@ -122,6 +123,21 @@ def test_the_search_finds(browser, address):
     watched.page.wait_for_selector(".md-search-result__link", timeout=20_000)
     assert watched.faults == []
     watched.page.close()
+
+
+def test_every_public_name_is_on_the_page_of_its_room(site):
+    anchors = {
+        anchor
+        for page in (site / "api").rglob("index.html")
+        for anchor in re.findall(r'id="([\w.]+)"', page.read_text())
+    }
+    missing = [
+        f"{module}.{name}" for module, name in PUBLIC if not {f"{module}.{name}", f"{module}.{name}.{name}"} & anchors
+    ]
+    assert not missing, (
+        "give each a docstring, or take it out of __all__; where a file of the room has its name, the page names it "
+        f"by its whole path, as docs/api/report.md does: {missing}"
+    )
 
 
 # The contrast of each text with what lies behind it, by the formula of WCAG 2: large text needs 3, other text 4.5.
