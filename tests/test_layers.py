@@ -14,7 +14,7 @@ ROOMS = [
     "participation", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger", "_draws",
     "sampling", "_trusted", "_fits", "_orders", "_mechanism", "plan", "realised", "planner_orders", "planner",
     "receipt", "certificate", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
-    "report", "run", "cli", "__main__",
+    "report", "run", "planner_page", "cli", "__main__",
 ]  # fmt: skip
 PURE = [  # an auditor and a planner
     *ROOMS[: ROOMS.index("planner") + 1], "receipt", "certificate", "audit", "budget", "report",

@@ -12,6 +12,7 @@ from anyorder.cli.check import check
 from anyorder.cli.federated import federated
 from anyorder.cli.fitting import fit
 from anyorder.cli.output import fail
+from anyorder.cli.planner import planner
 from anyorder.cli.plans import epsilon, plan
 from anyorder.cli.report_goals import report_goals
 from anyorder.cli.reporting import report
@@ -39,6 +40,7 @@ app.command()(train)
 app.command()(federated)
 app.command()(fit)
 app.command()(plan)
+app.command()(planner)
 app.command()(epsilon)
 app.command()(report_goals)
 app.command()(tune)

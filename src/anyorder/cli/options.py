@@ -7,7 +7,8 @@ import typer
 
 __all__ = [
     "COMPLETION", "ESTIMATOR", "MECHANISM", "ORDER", "SELECTION", "Batch", "BudgetFile", "Clip", "Completion", "Delta",
-    "Epochs", "Epsilon", "Estimator", "Json", "MechanismName", "Momentum", "Noise", "Order", "RestartEvery", "Size",
+    "Epochs", "Epsilon", "Estimator", "Json", "MechanismName", "Memory", "Momentum", "Noise", "Order", "RestartEvery",
+    "Size",
 ]  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, for machines.")]
@@ -47,4 +48,7 @@ Estimator = Annotated[str, typer.Option(help=ESTIMATOR)]
 RestartEvery = Annotated[int | None, typer.Option(help=RESTART)]
 Completion = Annotated[str, typer.Option(help=COMPLETION)]
 Momentum = Annotated[float, typer.Option(help="Of SGD; the mechanism is fitted to it.")]
+Memory = Annotated[
+    int | None, typer.Option(help="Vectors of the model's size that the mechanism may keep. Default: any number.")
+]
 Clip = Annotated[float, typer.Option(help="L2 bound on one example's gradient.")]

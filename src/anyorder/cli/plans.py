@@ -19,6 +19,7 @@ from anyorder.cli.options import (
     Estimator,
     Json,
     MechanismName,
+    Memory,
     Momentum,
     Noise,
     Order,
@@ -47,6 +48,7 @@ def plan(
     estimator: Estimator = "full",
     restart_every: RestartEvery = None,
     completion: Completion = "auto",
+    memory: Memory = None,
     momentum: Momentum = 0.0,
     clip_norm: Clip = 1.0,
     selection: Annotated[str | None, typer.Option(help=SELECTION)] = None,
@@ -73,7 +75,7 @@ def plan(
     several = planning.orders_in(order)
     asked: dict[str, Any] = {
         "delta": delta, "epsilon": epsilon, "momentum": momentum, "dataset_size": dataset_size,
-        "batch_size": batch_size, "epochs": epochs, "clip_norm": clip_norm,
+        "batch_size": batch_size, "epochs": epochs, "clip_norm": clip_norm, "memory": memory,
         "selection": None if selection is None else read_words(selection),
     }  # fmt: skip
     orders = None
@@ -86,7 +88,7 @@ def plan(
                 noise_multiplier=noise_multiplier, **words.arguments(), **asked,
             )  # fmt: skip
         chosen = orders.best
-    rows = planning.compare(chosen) if compared else []
+    rows = planning.compare(chosen, memory) if compared else []
     if save is not None:
         chosen.save(save)
     if plot is not None:

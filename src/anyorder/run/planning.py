@@ -139,8 +139,10 @@ class Row:
         }  # fmt: skip
 
 
-def compare(chosen: Plan) -> list[Row]:
+def compare(chosen: Plan, memory: int | None = None) -> list[Row]:
     """Every mechanism of `anyorder.optimize.choose` that fits a plan, in its order, at its epsilon; least error first.
+
+    With a memory, those that keep at most so many vectors of the model's size.
 
     Under secret coins the three that are estimated to be best, and independent noise: each is calibrated by its bound.
 
@@ -152,7 +154,7 @@ def compare(chosen: Plan) -> list[Row]:
     combined = chosen.selection is not None  # whose noise is of the chosen rows alone
     secret = chosen.participation.secret  # what is fitted then depends on the claim
     claim: dict[str, Any] = {"epsilon": chosen.epsilon, "delta": chosen.delta} if secret else {}
-    for candidate in choose(chosen.workload, chosen.participation, 0 if combined else None, **claim):
+    for candidate in choose(chosen.workload, chosen.participation, 0 if combined else memory, **claim):
         if combined and not isinstance(candidate.strategy, Combination):
             continue
         if secret and len(rows) >= _CALIBRATED and type(candidate.strategy) is not Independent:

@@ -1,0 +1,62 @@
+"""A served page for a file's tests, and the browser, where there is one."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Of `anyorder planner`, on a free port."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "anyorder", "planner", "--port", "0"], stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        assert found is not None
+        yield found.group()
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Headless Chromium; the page's errors on the console are of `page`."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        missing = "playwright is not installed"
+    else:
+        missing = None if CHROMIUM.exists() else f"there is no {CHROMIUM}"
+    if missing is not None:
+        if os.environ.get("ANYORDER_NEEDS_BROWSER") == "1":
+            pytest.fail(f"ANYORDER_NEEDS_BROWSER=1, and {missing}")
+        pytest.skip(f"needs a browser: {missing}")
+    with sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page of 1280 pixels in a context of its own. At the end nothing may have been complained about."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    found = context.new_page()
+    problems, asked = [], []
+    found.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    found.on("pageerror", lambda problem: problems.append(str(problem)))
+    found.on("request", lambda request: asked.append(request.url))
+    found.asked = asked
+    yield found
+    context.close()
+    assert not problems

@@ -1,0 +1,162 @@
+"""In Chromium: sliders by keyboard, the numbers of the table beside `ao.plan`, both widths, no complaint."""
+
+import contextlib
+import io
+import json
+import re
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+import anyorder as ao
+from anyorder.cli import app
+from anyorder.planner_page import Grid, export
+
+NEAR = 1e-9
+
+
+def answered(page):
+    page.locator("#status", has_text="Answered").wait_for(timeout=120_000)
+
+
+def rows(page):
+    """Of the table: name -> column -> number, in full precision."""
+    return {
+        line.get_attribute("data-name"): {
+            cell.get_attribute("data-column"): json.loads(cell.get_attribute("data-value"))
+            for cell in line.locator("td[data-value]").all()
+        }
+        for line in page.locator("#mechanisms tbody tr").all()
+    }
+
+
+def set_box(page, name, value):
+    page.fill(f"#in-{name}-box", str(value))
+    page.press(f"#in-{name}-box", "Enter")
+
+
+def fits_the_screen(page):
+    return page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+def of_python(page):
+    """The plan of the code to copy."""
+    names: dict = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(page.inner_text("#python"), names)
+    return names["plan"]
+
+
+def of_shell(page):
+    words = shlex.split(page.inner_text("#command"))
+    assert words[0] == "anyorder"
+    done = CliRunner().invoke(app, [*words[1:], "--json"])
+    assert done.exit_code == 0, done.output
+    return ao.Plan.from_dict(json.loads(done.stdout)["plan"])
+
+
+def test_a_slider_moved_by_keyboard_gives_the_numbers_of_the_plan(page, address):
+    page.goto(address)
+    page.select_option("#in-order", "fixed")
+    for name, value in (("dataset_size", 400), ("batch_size", 20), ("epochs", 2)):
+        set_box(page, name, value)
+    answered(page)
+    before = rows(page)
+    page.focus("#in-epsilon")
+    page.keyboard.press("ArrowRight")
+    assert page.get_attribute("#in-epsilon", "aria-valuetext") == "2.5" == page.input_value("#in-epsilon-box")
+    page.locator("#python", has_text="epsilon=2.5").wait_for()
+    answered(page)
+    after = rows(page)
+    plan = ao.plan(dataset_size=400, batch_size=20, epochs=2, order="fixed", epsilon=2.5, delta=1e-5)
+    best = page.get_attribute("#mechanisms tr.best", "data-name")
+    assert after[best]["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
+    assert after[best]["noise_multiplier"] == pytest.approx(plan.noise_multiplier, rel=NEAR)
+    assert after[best]["epsilon"] == pytest.approx(plan.epsilon, rel=NEAR)
+    assert after[best]["vectors"] == plan.strategy.state_rows
+    assert after[best]["error"] < before[best]["error"]
+    assert of_python(page) == of_shell(page) == plan
+
+    page.click("#mechanisms tr[data-name=tree] button")
+    found = of_python(page)
+    assert (
+        found
+        == of_shell(page)
+        == ao.plan(dataset_size=400, batch_size=20, epochs=2, order="fixed", epsilon=2.5, delta=1e-5, mechanism="tree")
+    )
+    assert after["tree"]["error"] == pytest.approx(found.noise_error(), rel=NEAR)
+    assert {page.evaluate("() => location.origin") + "/"} == {
+        re.match(r"http://[^/]+/", url).group() for url in page.asked
+    }
+
+    set_box(page, "memory", 1)
+    page.locator("#command", has_text="--memory 1").wait_for()
+    answered(page)
+    assert max(row["vectors"] for row in rows(page).values()) <= 1
+    assert of_python(page) == of_shell(page)
+
+
+def test_a_refusal_is_at_its_input_and_goes_when_it_is_mended(page, address):
+    page.goto(address)
+    set_box(page, "dataset_size", 100)
+    set_box(page, "batch_size", 200)
+    page.locator("#field-batch_size .wrong", has_text="batch_size must be an integer from 1 to 100").wait_for()
+    set_box(page, "epsilon", "much")
+    assert "is no number" in page.inner_text("#field-epsilon .wrong")
+    set_box(page, "batch_size", 50)
+    answered(page)
+    assert page.locator(".field.refused").count() == 0
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_views_fit_the_screen(page, address, width, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(address)
+    set_box(page, "dataset_size", 400)
+    set_box(page, "batch_size", 20)
+    answered(page)
+    assert fits_the_screen(page)
+    page.focus("#tab-plan")
+    page.keyboard.press("ArrowRight")
+    page.select_option("#in-mechanism", "independent")
+    answered(page)
+    assert fits_the_screen(page)
+    cell = page.locator("#heat .cell[data-value]").first
+    cell.focus()
+    told = page.inner_text("#readout")
+    batch, epochs = int(cell.get_attribute("data-batch")), int(cell.get_attribute("data-epochs"))
+    assert f"batch {batch}, {epochs} epochs" in told
+    plan = ao.plan(dataset_size=400, batch_size=batch, epochs=epochs, epsilon=2.0, delta=1e-5, mechanism="independent")
+    assert json.loads(cell.get_attribute("data-value")) == pytest.approx(plan.noise_multiplier / batch, rel=NEAR)
+
+
+def test_the_exported_page_needs_nobody(page, tmp_path):
+    grid = Grid(
+        dataset_size=240, batch_sizes=(20, 60), epoch_counts=(1, 2), epsilons=(2.0, 4.0), orders=("fixed",),
+        memories=(None,), ratios=(0.05,),
+    )  # fmt: skip
+    place = tmp_path / "plans.html"
+    assert export(place, grid) < 2_000_000
+    page.goto(place.as_uri())
+    answered(page)
+    page.focus("#in-epsilon")
+    page.keyboard.press("ArrowLeft")
+    set_box(page, "batch_size", 50)
+    assert page.input_value("#in-batch_size-box") == "60"  # snapped to the grid
+    answered(page)
+    plan = ao.plan(dataset_size=240, batch_size=60, epochs=2, order="fixed", epsilon=2.0, delta=1e-5)
+    best = page.get_attribute("#mechanisms tr.best", "data-name")
+    found = rows(page)[best]
+    assert found["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
+    assert found["epsilon"] == pytest.approx(plan.epsilon, rel=NEAR)
+    assert of_python(page) == plan
+    page.click("#tab-sweep")
+    answered(page)
+    assert page.locator("#heat .cell[data-value]").count() == 4
+    page.select_option("#in-measure", "epsilon")
+    answered(page)
+    assert page.locator("#heat .cell[data-value]").count() == 4
+    assert page.asked == [place.as_uri()]

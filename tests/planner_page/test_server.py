@@ -1,0 +1,165 @@
+"""Loopback alone, this page alone: what is refused, by its headers and by requests; and the process behind it."""
+
+import asyncio
+import http.client
+import json
+import re
+from urllib.parse import urlsplit
+
+import pytest
+
+from anyorder.planner_page.page import document, policy
+from anyorder.planner_page.server import MAX_BODY, refusal
+from anyorder.planner_page.worker import Worker
+
+SIZES = {"dataset_size": 240, "batch_size": 20, "epochs": 2, "epsilon": 2.0, "delta": 1e-5, "order": "fixed"}
+
+
+def request(address: str, method: str, path: str, body: object = None, **headers: str):
+    """(status, headers, text)"""
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=120)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    text = body if isinstance(body, bytes) or body is None else json.dumps(body)
+    connection.request(method, path, text, named)
+    reply = connection.getresponse()
+    found = reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read().decode()
+    connection.close()
+    return found
+
+
+def ask(address: str, kind: str, question: object, **headers: str):
+    status, got, text = request(
+        address, "POST", f"/ask/{kind}", question, **{"content_type": "application/json", **headers}
+    )
+    return status, got, [json.loads(line) for line in text.splitlines()] if status == 200 else text
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("GET", {"host": "127.0.0.1:80"}, 421),
+        ("GET", {"host": "evil.example:8017"}, 421),
+        ("GET", {"host": "127.0.0.1.evil.example:8017"}, 421),
+        ("GET", {"host": "0.0.0.0:8017"}, 421),
+        ("GET", {}, 421),
+        ("GET", {"host": "localhost:8017", "origin": "https://evil.example"}, 403),
+        ("GET", {"host": "localhost:8017", "origin": "null"}, 403),
+        ("POST", {"host": "localhost:8017", "origin": "http://localhost:9999"}, 403),
+        ("POST", {"host": "localhost:8017"}, 415),
+        ("POST", {"host": "localhost:8017", "content-type": "text/plain"}, 415),
+    ],
+)  # fmt: skip
+def test_requests_that_are_not_of_the_page_are_refused(method, headers, status):
+    found = refusal(method, headers, 8017)
+    assert found is not None
+    assert found[0] == status
+
+
+def test_requests_of_the_page_are_not():
+    assert refusal("GET", {"host": "127.0.0.1:8017"}, 8017) is None
+    own = {
+        "host": "localhost:8017",
+        "origin": "http://localhost:8017",
+        "content-type": "application/json; charset=utf-8",
+    }
+    assert refusal("POST", own, 8017) is None
+    assert refusal("GET", {"host": "localhost"}, 80) is None
+
+
+def test_the_page_is_served_and_may_do_no_more_than_it_needs(address):
+    status, headers, text = request(address, "GET", "/")
+    assert status == 200
+    assert text == document(None)
+    rules = headers["content-security-policy"]
+    assert rules == policy(text, connect=True)
+    assert "default-src 'none'" in rules
+    assert "unsafe" not in rules
+    assert not [name for name in headers if name.startswith("access-control")]
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", text)
+
+
+def test_other_hosts_origins_methods_and_bodies_are_refused(address):
+    assert request(address, "GET", "/", host="evil.example")[0] == 421
+    assert ask(address, "plan", SIZES, host="evil.example")[0] == 421
+    status, headers, _ = ask(address, "plan", SIZES, origin="https://evil.example")
+    assert status == 403
+    assert not [name for name in headers if name.startswith("access-control")]
+    assert request(address, "OPTIONS", "/ask/plan", origin="https://evil.example")[0] == 405
+    assert request(address, "GET", "/ask/plan")[0] == 405
+    assert request(address, "GET", "/static/page.html")[0] == 404
+    assert request(address, "GET", "/../../etc/passwd")[0] == 404
+    assert ask(address, "other", SIZES)[0] == 404
+    assert ask(address, "plan", b"{")[0] == 400
+    assert ask(address, "plan", b"[" * 10_000)[0] == 400
+    assert ask(address, "plan", b" " * (MAX_BODY + 1))[0] == 413
+
+
+def test_a_question_is_answered_in_lines(address):
+    status, headers, (found, end) = ask(address, "plan", SIZES)
+    assert (status, headers["content-type"], end) == (200, "application/x-ndjson", {"kind": "end"})
+    assert [row["name"] for row in found["rows"] if row["best"]]
+    (refused,) = ask(address, "plan", {**SIZES, "epsilon": -1})[2]
+    assert (refused["kind"], refused["field"]) == ("error", "epsilon")
+    cells = ask(address, "sweep", {"base": SIZES, "batch_sizes": [20, 40], "epoch_counts": [1], "mechanism": "tree"})[2]
+    assert [piece["kind"] for piece in cells] == ["cell", "cell", "end"]
+
+
+LONG = {"kind": "sweep", "asked": {"base": {**SIZES, "dataset_size": 60000, "order": "poisson"},
+                                   "batch_sizes": [500, 600, 700, 800], "epoch_counts": [1, 2, 3]}}  # fmt: skip
+SHORT = {"kind": "plan", "asked": SIZES}
+
+
+def test_the_newest_question_is_answered_and_the_older_is_told():
+    async def both():
+        worker = Worker(120.0)
+        older = asyncio.create_task(collect(worker, LONG))
+        await asyncio.sleep(1.0)
+        newer = await collect(worker, SHORT)
+        await worker.close()
+        return await older, newer
+
+    older, newer = asyncio.run(both())
+    assert older[-1] == {"kind": "superseded"}
+    assert [piece["kind"] for piece in newer] == ["plan", "end"]
+
+
+def test_a_question_that_takes_too_long_or_dies_is_ended_and_the_next_is_answered():
+    async def all_three():
+        worker = Worker(0.05)
+        late = await collect(worker, LONG)
+        worker.limit = 120.0
+        dying = asyncio.create_task(collect(worker, LONG))
+        while worker._process is None:
+            await asyncio.sleep(0.05)
+        worker._process.kill()
+        died = await dying
+        answered = await collect(worker, SHORT)
+        await worker.close()
+        assert worker._process is None
+        return late, died, answered
+
+    late, died, answered = asyncio.run(all_three())
+    assert "longer than the 0.05 seconds" in late[-1]["message"]
+    assert "lost" in died[-1]["message"]
+    assert answered[-1] == {"kind": "end"}
+
+
+def test_a_page_that_was_left_stops_its_question():
+    async def left():
+        worker = Worker(120.0)
+        pieces = worker.ask(LONG)
+        asyncio.get_running_loop().call_later(0.5, lambda: None)
+        first = asyncio.create_task(anext(pieces))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        await asyncio.wait([first])
+        found = await collect(worker, SHORT)
+        await worker.close()
+        return found
+
+    assert asyncio.run(left())[-1] == {"kind": "end"}
+
+
+async def collect(worker: Worker, question: dict) -> list[dict]:
+    return [piece async for piece in worker.ask(question)]
