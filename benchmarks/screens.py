@@ -2,6 +2,7 @@
 
 `python -m benchmarks.screens problem` makes docs/problem.png, of numbers that `ao.check` computes;
 `python -m benchmarks.screens site` makes docs/screens/*.png, of the site as it is now (needs Chromium, playwright).
+`python -m benchmarks.screens planner` makes docs/screens/planner.png, of `anyorder planner`.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import functools
 import http.server
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -115,20 +117,43 @@ def site() -> list[Path]:
     return made
 
 
+def planner() -> Path:
+    """The page of `anyorder planner`, once all its numbers are there."""
+    from playwright.sync_api import sync_playwright
+
+    command = [sys.executable, "-m", "anyorder", "planner", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as driver:
+        assert server.stdout is not None
+        address = re.findall(r"http://\S+", server.stdout.readline())[0]
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        sheet = browser.new_page(viewport={"width": 1280, "height": 1180})
+        sheet.goto(address)
+        sheet.locator("tr.reference").wait_for(timeout=120_000)
+        made = _kept(sheet.screenshot(), "planner.png")
+        browser.close()
+        server.terminate()
+    return made
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args: Any) -> None:
         pass
 
 
 def _screen(browser: Any, address: str, name: str, page: str, width: int, height: int, scheme: str) -> Path:
-    """A picture of 128 colours: text needs no more, and a page shows it at once."""
-    from PIL import Image
-
     sheet = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
     sheet.goto(address + page)
     sheet.wait_for_timeout(300)
-    seen = Image.open(io.BytesIO(sheet.screenshot())).convert("RGB")
+    made = _kept(sheet.screenshot(), name)
     sheet.close()
+    return made
+
+
+def _kept(picture: bytes, name: str) -> Path:
+    """A picture of 128 colours: text needs no more, and a page shows it at once."""
+    from PIL import Image
+
+    seen = Image.open(io.BytesIO(picture)).convert("RGB")
     (DOCS / "screens").mkdir(exist_ok=True)
     seen.quantize(128).save(DOCS / "screens" / name, optimize=True)
     return DOCS / "screens" / name
@@ -137,9 +162,10 @@ def _screen(browser: Any, address: str, name: str, page: str, width: int, height
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("problem", "site"))
-    if parser.parse_args().part == "site":
-        for path in site():
+    parser.add_argument("part", choices=("problem", "site", "planner"))
+    part = parser.parse_args().part
+    if part != "problem":
+        for path in site() if part == "site" else [planner()]:
             print(f"{path.name:<20} {path.stat().st_size / 1000:.0f} kB")
         return
     print(f"{'loader':<42}{'printed':>9}{'holds':>9}{'attacked':>10}")

@@ -1,15 +1,13 @@
 """A served page for a file's tests, and the browser, where there is one."""
 
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-CHROMIUM = Path("/usr/bin/chromium")
+from browser import chromium
 
 
 @pytest.fixture(scope="session")
@@ -30,21 +28,8 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def browser():
-    """Headless Chromium; the page's errors on the console are of `page`."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        missing = "playwright is not installed"
-    else:
-        missing = None if CHROMIUM.exists() else f"there is no {CHROMIUM}"
-    if missing is not None:
-        if os.environ.get("ANYORDER_NEEDS_BROWSER") == "1":
-            pytest.fail(f"ANYORDER_NEEDS_BROWSER=1, and {missing}")
-        pytest.skip(f"needs a browser: {missing}")
-    with sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import anyorder as ao
 from anyorder.cli import app
 from anyorder.planner_page import Grid, export
+from browser import OVERFLOW
 
 NEAR = 1e-9
 
@@ -37,7 +38,7 @@ def set_box(page, name, value):
 
 
 def fits_the_screen(page):
-    return page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    return page.evaluate(OVERFLOW) == []
 
 
 def of_python(page):
