@@ -14,6 +14,8 @@ import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+from tutorial_blocks import finish, parse
+
 _cache = tempfile.TemporaryDirectory()
 os.environ["ANYORDER_CACHE"] = _cache.name
 
@@ -26,14 +28,17 @@ def _setup(namespace: dict[str, Any]) -> None:
 def _teardown(namespace: dict[str, Any]) -> None:
     os.chdir(namespace["_before"])
     namespace["_folder"].cleanup()
+    finish(namespace)
 
 
-pytest_collect_file = Sybil(
+_pages = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
     patterns=["README.md", "docs/*.md", "docs/extend/*.md"],
     setup=_setup,
     teardown=_teardown,
-).pytest()
+)
+_tutorials = Sybil(parsers=[parse], patterns=["docs/tutorials/*.md"], setup=_setup, teardown=_teardown)
+pytest_collect_file = (_pages + _tutorials).pytest()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -262,7 +262,9 @@ def test_verify_says_what_was_checked(run_folder):
     described = json.loads(invoke("verify", folder / "run.privacy.json", "--json").stdout)
     assert described["ok"]
     assert described["steps"] == 3
+    assert "not checked: that anything was trained" not in shown.stdout
     plan = invoke("verify", folder / "plan.json")
+    assert "not checked: that anything was trained" in plan.stdout
     assert "verified: this plan" in plan.stdout
 
 

@@ -6,7 +6,7 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose, fit, fit_named
 from anyorder.optimize.fits import _BY_WORDS
 from anyorder.optimize.structured import FITS
-from anyorder.participation import FixedOrder, SingleEpoch
+from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import BLT, Banded, Dense, Independent, Rescaled, SquareRoot, Tree
 from anyorder.strategy.kinds import KINDS
 from anyorder.workload import prefix_sum
@@ -59,6 +59,9 @@ def test_what_is_refused() -> None:
     long = prefix_sum(6000)  # for which no low rank is tried
     with pytest.raises(ArgumentError, match="with its size, such as 'banded low rank, 16 bands, 16 rank', it is"):
         fit_named("banded low rank", long, SingleEpoch(6000))
+    always = MinSeparation(20, b=1, k=20)  # where nothing is better than independent noise
+    with pytest.raises(ArgumentError, match="'blt' is not among .*, of which 'independent' has least error"):
+        fit_named("blt", prefix_sum(20), always)
     with pytest.raises(ArgumentError, match="needs the sizes"):
         fit_named("banded low rank, 4 bands", A, ORDER)
     with pytest.raises(ArgumentError, match="estimator must come with mechanism 'tree' only, got 'dense'"):

@@ -78,8 +78,8 @@ def fit_named(
     if words in _BY_WORDS:
         example = ", ".join([words, *(sized(16, size.word) for size in _BY_WORDS[words].sizes)])
         raise ArgumentError(
-            f"mechanism {words!r} is not among the candidates for this order and workload; with its size, such as "
-            f"{example!r}, it is fitted all the same"
+            f"mechanism {words!r} is not among the candidates for this order and workload, of which {known[0].name!r} "
+            f"has least error; with its size, such as {example!r}, it is fitted all the same"
         )
     kinds = sorted({kind_in(candidate.name) for candidate in known} | _BY_WORDS.keys())
     raise ArgumentError(

@@ -18,6 +18,8 @@ def verdict(found: Verification) -> tuple[list[str], list[str]]:
     if found.plan.method is not None:
         checked += [f"the amplified epsilon, {methods.describe(found.plan.method)}; and the one if batches were known"]
     unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
+    if found.certificate is None:
+        unseen += ["that anything was trained: this is a plan, and not the certificate of a run"]
     if found.plan.participation.secret:
         unseen += ["that the coins were those of the order, and that nobody but the sampler knows the batches"]
     if found.certificate is not None and found.certificate.realised is not None:

@@ -1,0 +1,51 @@
+"""The tests of tutorials see what they are to see: other words, other numbers, and the small sizes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tutorial_blocks
+from tutorial_blocks import CONSOLE, MODE, PYTHON, SMALL, compare
+
+PAGES = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
+
+
+def test_small_sizes_take_the_place_of_full_ones(monkeypatch):
+    monkeypatch.setattr(tutorial_blocks, "MODE", "small")
+    assert tutorial_blocks.small("a = 1\nb = f(2)  # small: 3\n") == "a = 1\nb = 3\n"
+    monkeypatch.setattr(tutorial_blocks, "MODE", "full")
+    assert tutorial_blocks.small("b = 2  # small: 3\n") == "b = 2  # small: 3\n"
+
+
+def test_other_words_are_found_at_every_size():
+    for full in (False, True):
+        assert compare("epsilon 8\n", "delta 8\n", None, full)
+        assert compare("epsilon 8\n", "epsilon 8\n", None, full) == ""
+        assert compare("right 0.9\n", "wrong 0.9\n", "by chance: 1", full)
+
+
+def test_other_numbers_are_found_at_full_size():
+    assert compare("mu 1.67\n", "mu 1.68\n", None, full=True)
+    assert compare("mu 1.67\n", "mu 12\n", None, full=False) == ""
+    assert compare("right 0.90\n", "right 0.95\n", "by chance: 0.06", full=True) == ""
+    assert compare("right 0.90\n", "right 0.95\n", "by chance: 0.04", full=True)
+
+
+def test_a_block_of_full_size_is_not_compared_at_small_size():
+    assert compare("a tree\n", "a band\n", "full size", full=False) == ""
+    assert compare("a tree\n", "a band\n", "full size", full=True)
+    assert compare("a 1\na 2\n", "a 1\n", "full size, by chance: 1", full=False) == ""
+    assert compare("a 1\n", "a 3\n", "full size, by chance: 1", full=True)
+    assert compare("a\n", "a\n", "somehow", full=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_output_and_every_command_of_a_page_is_compared(page):
+    text = page.read_text()
+    shown = [match for match in PYTHON.finditer(text) if match["shown"] is not None]
+    assert len(shown) == len(re.findall(r"^```text$", text, re.MULTILINE)), "a ```text fence stands behind no block"
+    assert len(list(CONSOLE.finditer(text))) == len(re.findall(r"^```console", text, re.MULTILINE))
+    assert set(re.findall(r"^```(\S*)", text, re.MULTILINE)) <= {"", "python", "text", "console", "diff"}
+    assert len(SMALL.findall(text)) == text.count("# small:") - text.count("`# small:")
+    assert MODE in ("small", "full", "write")
