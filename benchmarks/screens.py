@@ -2,7 +2,8 @@
 
 `python -m benchmarks.screens problem` makes docs/problem.png, of numbers that `ao.check` computes;
 `python -m benchmarks.screens site` makes docs/screens/*.png, of the site as it is now (needs Chromium, playwright).
-`python -m benchmarks.screens planner` makes docs/screens/planner.png, of `anyorder planner`.
+`python -m benchmarks.screens planner` makes docs/screens/planner.png, of `anyorder planner`;
+`python -m benchmarks.screens report` makes docs/screens/report.png, of a run on digits.
 """
 
 import argparse
@@ -135,6 +136,22 @@ def planner() -> Path:
     return made
 
 
+def report() -> Path:
+    """The report that `anyorder train` leaves in its folder."""
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        run = Path(folder) / "run"
+        train = [sys.executable, "-m", "anyorder", "train", "--dataset", "digits", "--epsilon", "8"]
+        subprocess.run([*train, "--output", str(run)], check=True, stdout=subprocess.DEVNULL)
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        sheet = browser.new_page(viewport={"width": 1000, "height": 940})
+        sheet.goto((run / "report.html").as_uri())
+        made = _kept(sheet.screenshot(), "report.png")
+        browser.close()
+    return made
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args: Any) -> None:
         pass
@@ -162,10 +179,11 @@ def _kept(picture: bytes, name: str) -> Path:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("problem", "site", "planner"))
+    parser.add_argument("part", choices=("problem", "site", "planner", "report"))
     part = parser.parse_args().part
     if part != "problem":
-        for path in site() if part == "site" else [planner()]:
+        made = {"site": site, "planner": lambda: [planner()], "report": lambda: [report()]}[part]()
+        for path in made:
             print(f"{path.name:<20} {path.stat().st_size / 1000:.0f} kB")
         return
     print(f"{'loader':<42}{'printed':>9}{'holds':>9}{'attacked':>10}")
