@@ -12,6 +12,8 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,8 +21,8 @@ from anyorder._limits import MAX_BYTES, MAX_OBJECTS, MAX_VALUES, REMEDY
 from anyorder.errors import CertificateError
 
 __all__ = [
-    "brief", "canonical", "check_names", "hexadecimal", "load_json", "mentions", "printable", "quoted", "read_json",
-    "save_json", "sync_folder",
+    "brief", "canonical", "check_names", "hexadecimal", "html_table", "load_json", "mentions", "printable", "quoted",
+    "read_json", "save_json", "sync_folder",
 ]  # fmt: skip
 
 _MAX_DIGITS = 32
@@ -213,6 +215,12 @@ def hexadecimal(data: dict[str, Any], name: str, digits: int) -> str:
 def printable(text: str) -> str:
     """The text with every character that a terminal could act on replaced by its escape: one line, as it reads."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def html_table(rows: Iterable[tuple[str, str]]) -> str:
+    """(name, text) rows for a notebook, escaped."""
+    cells = (f"<tr><th>{escape(printable(name))}</th><td>{escape(printable(text))}</td></tr>" for name, text in rows)
+    return f"<table>{''.join(cells)}</table>"
 
 
 def quoted(value: Any, most: int = 60) -> str:

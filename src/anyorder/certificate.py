@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anyorder._limits import bounded
-from anyorder._sealed import brief, canonical, check_names, hexadecimal, load_json, quoted, save_json
+from anyorder._sealed import brief, canonical, check_names, hexadecimal, html_table, load_json, quoted, save_json
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.ledger import Ledger
 from anyorder.participation.known import with_names, without_names
@@ -72,6 +72,9 @@ class Certificate:
         first, *rest = self.plan.facts()
         realised = [] if self.realised is None else [("realised", self.realised.describe())]
         return [first, *realised, *rest, ("steps", f"{self.steps} of {self.plan.n} taken")]
+
+    def _repr_html_(self) -> str:
+        return html_table(self.facts())
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())

@@ -15,7 +15,7 @@ from anyorder import _check, participation, strategy, workload
 from anyorder._closed import final
 from anyorder._fits import check_exact, check_neighbours, check_secret, check_selected, checked_method
 from anyorder._limits import bounded
-from anyorder._sealed import brief, canonical, check_names, load_json, quoted, save_json
+from anyorder._sealed import brief, canonical, check_names, html_table, load_json, quoted, save_json
 from anyorder._trusted import check_on_device, trusted_text
 from anyorder.accounting import gdp_epsilon
 from anyorder.accounting import selection as selections
@@ -401,6 +401,9 @@ class Plan:
         if self.grid is None:
             return f"{self.strategy.state_rows} vectors of the size of the model"
         return "12 bytes a parameter for each row of Z that a step combines, up to 64 rows"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.facts())
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())

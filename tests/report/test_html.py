@@ -89,6 +89,15 @@ def test_a_realised_number_stands_beside_the_planned_one():
     assert f"epsilon {rounded_up(realised.epsilon)} realised: for how often users really came" in told
     assert "Where that is in doubt, go by the planned one" in told
     assert "realised" not in text(html_report(certified(plan)))
+    same = replace(certified(plan), realised=realised_claim(plan, 4, 5))
+    assert "realised: for how often" not in text(html_report(same))  # it says nothing that the headline does not
+
+
+@pytest.mark.parametrize("name", ["plan", "users"])
+def test_a_notebook_shows_the_card(name):
+    shown = CLAIMS[name]._repr_html_()
+    for key, told in CLAIMS[name].facts():
+        assert f"<th>{key}</th><td>{told.replace('<', '&lt;')}</td>".replace("'", "&#x27;") in shown
 
 
 def test_every_fact_of_a_card_is_explained():

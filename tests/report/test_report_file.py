@@ -139,7 +139,7 @@ def test_what_a_training_measured_in_public_is_shown(folders):
     assert "A training on mine:load" in told
     assert "learning rate 0.1" in told
     assert "Test accuracy by round" in text((folders["federated"] / "report.html").read_text())
-    assert "realised: for how often users really came" in text((folders["federated"] / "report.html").read_text())
+    assert "of who took part: at most" in text((folders["federated"] / "report.html").read_text())
     assert "on 60 rows of a table of nobody in need of protection" in text((folders["fit"] / "report.html").read_text())
     assert "a secret number of runs, geometric" in text((folders["tune"] / "report.html").read_text())
 

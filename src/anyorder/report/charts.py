@@ -33,8 +33,10 @@ def noise_figure(plan: Plan) -> Html:
         "all lines keep the same promise"
     )
     sampled = any("Poisson" in profile.name for profile in profiles)
-    caption += ". DP-SGD holds for secret sampling alone, and is drawn as it needs it, within a percent." * sampled
+    caption += ". DP-SGD's line holds for secret sampling alone; its noise is found within a percent." * sampled
     caption += "." * (not sampled)
+    if not plan.workload.is_prefix_sum:
+        caption += " This run is fitted to its own optimizer, whose iterates the card's error is of, not to bare sums."
     picture = line_chart(lines, x, y, f"Noise by step. {told}")
     return tag("figure", title, picture, _table(profiles), tag("figcaption", caption))
 

@@ -139,7 +139,7 @@ def _passed(certificate: Certificate | SearchCertificate | None) -> Html:
 
 def _headline(plan: Plan, certificate: Certificate | None) -> Html:
     guess = best_guess(plan.epsilon, plan.delta, plan.mu)
-    number = f"epsilon ≤ {rounded_up(plan.epsilon)} at delta {plan.delta:g}"
+    number = _promise(plan.epsilon, plan.delta)
     cells = [
         _cell(f"{_percent(guess.right)} %", _right_text(plan.unit, plan.neighbours)),
         _cell(f"{_percent(guess.found)} of 100", f"{plan.unit}s that are found out at most, by somebody who accuses "
@@ -149,13 +149,13 @@ def _headline(plan: Plan, certificate: Certificate | None) -> Html:
         cells.append(
             _cell(f"epsilon {rounded_up(plan.known_epsilon)}", "what is left if the secret batches became known")
         )
-    if certificate is not None and certificate.realised is not None:
-        realised = certificate.realised
+    realised = None if certificate is None else certificate.realised
+    if realised is not None and rounded_up(realised.epsilon) != rounded_up(plan.epsilon):
         cells.append(
             _cell(f"epsilon {rounded_up(realised.epsilon)}", f"realised: for how often {plan.unit}s really came; it "
                   "rests on more than the planned number does")
         )  # fmt: skip
-    told = f"The promise, for one {plan.unit}: from all that came out of this run, nobody learns much of it."
+    told = f"The promise, for one {plan.unit}: all that came out of this run tells others at most so much about it."
     if certificate is None:
         told = f"What a run of this plan would promise to one {plan.unit}."
     return tag(
@@ -231,7 +231,7 @@ def _search_page(found: SearchCertificate, shown: Shown) -> str:
         cells.append(_cell(f"epsilon {rounded_up(best.plan.epsilon)}", "the chosen run by itself: it was chosen by "
                            "what came out, so this is no promise"))  # fmt: skip
     headline = tag(
-        "section", tag("div", f"epsilon ≤ {rounded_up(found.epsilon)} at delta {delta:g}", class_="number"),
+        "section", tag("div", _promise(found.epsilon, delta), class_="number"),
         tag("p", f"The promise, for one {unit}, of the whole search: all that it shows, together."),
         tag("div", *cells, class_="cells"), class_="headline",
     )  # fmt: skip
@@ -292,6 +292,11 @@ def _list(rows: Sequence[tuple[str, Sequence[str]]]) -> Html:
 
 def _item(text: str) -> Html:
     return tag("li", text)
+
+
+def _promise(epsilon: float, delta: float) -> Html:
+    parts = (f"epsilon ≤ {rounded_up(epsilon)}", f"at delta {delta:g}")
+    return join(*(tag("span", part, class_="whole") for part in parts), between=" ")
 
 
 def _cell(number: str, told: str) -> Html:

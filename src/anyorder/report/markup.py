@@ -65,7 +65,7 @@ body { margin: 0; background: var(--paper); color: var(--ink);
 main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 3rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .25rem; } h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; }
 h3 { font-size: 1rem; margin: 0 0 .3rem; } p { margin: .5rem 0; } .soft { color: var(--soft); }
-.small { font-size: .875rem; }
+.small { font-size: .875rem; } .whole { white-space: nowrap; }
 .banner { border-left: .3rem solid; border-radius: .3rem; padding: .7rem 1rem; margin: 1rem 0; }
 .good { color: var(--good); background: var(--good-paper); } .bad { color: var(--bad); background: var(--bad-paper); }
 .banner p { margin: .15rem 0; } .bad strong { font-size: 1.2rem; }
