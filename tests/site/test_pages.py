@@ -45,8 +45,12 @@ def browser():
 
 @pytest.fixture(scope="module")
 def reader(browser):
-    watched = Watched(browser)
-    # Each page starts to read the index of the search, a megabyte: here it does so in the test of the search alone.
+    return without_search(browser)
+
+
+def without_search(browser, **context):
+    """Each page starts to read the index of the search, a megabyte: here it does so in the test of the search alone."""
+    watched = Watched(browser, **context)
     watched.page.add_init_script("window.Worker = class { postMessage() {} addEventListener() {} terminate() {} }")
     return watched
 
@@ -175,7 +179,7 @@ CONTRAST = """() => {
 
 @pytest.mark.parametrize(("scheme", "name"), [("light", "default"), ("dark", "slate")])
 def test_text_stands_out_in_light_and_dark(browser, address, scheme, name):
-    watched = Watched(browser, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    watched = without_search(browser, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     found = {}
     for source in ("index.md", "quickstart.md", "limits.md", "api/plan.md", "extend/layer.md"):
         watched.page.goto(address + path_of(source))
@@ -187,7 +191,7 @@ def test_text_stands_out_in_light_and_dark(browser, address, scheme, name):
 
 
 def test_the_button_changes_the_colours(browser, address):
-    watched = Watched(browser, viewport={"width": 1280, "height": 900}, color_scheme="light")
+    watched = without_search(browser, viewport={"width": 1280, "height": 900}, color_scheme="light")
     watched.page.goto(address)
     seen = []
     for _ in range(3):
