@@ -132,6 +132,9 @@ def test_both_views_fit_the_screen(page, address, width, scheme):
     assert f"batch {batch}, {epochs} epochs" in told
     plan = ao.plan(dataset_size=400, batch_size=batch, epochs=epochs, epsilon=2.0, delta=1e-5, mechanism="independent")
     assert json.loads(cell.get_attribute("data-value")) == pytest.approx(plan.noise_multiplier / batch, rel=NEAR)
+    page.keyboard.press("Enter")  # plans it
+    page.locator("#command", has_text=f"--batch-size {batch} --epochs {epochs} ").wait_for(timeout=120_000)
+    assert page.input_value("#in-batch_size-box") == str(batch)
 
 
 def test_the_exported_page_needs_nobody(page, tmp_path):

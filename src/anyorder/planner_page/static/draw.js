@@ -40,7 +40,8 @@ function drawTable(answer, chosen, pick) {
       if (key === "sampled_epsilon" && value === undefined) cell.textContent = "–";
       return cell;
     });
-    const line = make("tr", {"data-name": row.name, "aria-selected": String(row.name === chosen)}, first, ...cells);
+    const line = make("tr", {"data-name": row.name}, first, ...cells);
+    if (row.name === chosen) button.setAttribute("aria-current", "true");
     line.className = row.best ? "best" : row.reference ? "reference" : "";
     return line;
   });
@@ -69,7 +70,7 @@ function drawBars(answer) {
     const x = left + place(answer.lower_bound);
     const spans = left ? [[20, height]] : rows.map((_, i) => [top + i * step + 16, top + i * step + 37]); // not through names
     svg.append(...spans.map(([from, to]) => drawn("line", {class: "bound", x1: x, x2: x, y1: from, y2: to})),
-      drawn("text", {class: "bound-text", x: Math.min(x + 6, width - 230), y: 14}, `no mechanism is below ${digits(answer.lower_bound, 4)}`));
+      drawn("text", {class: "bound-text", x: Math.min(x + 6, width - 270), y: 14}, `with open batches nothing is below ${digits(answer.lower_bound, 4)}`));
   }
   $("bars").replaceChildren(svg);
 }
@@ -86,7 +87,7 @@ function drawSummary(answer) {
 
 // Perceived lightness falls evenly: dark is much noise, or a large epsilon.
 const SHADES = ["#f2f0a1", "#b7dd7a", "#72c684", "#3aa78d", "#2b8390", "#325f8c", "#3d3b7d", "#3a1a5c"];
-function drawHeat(sheet, batches, epochs, key, told) {
+function drawHeat(sheet, batches, epochs, key, told, take) {
   const values = [...sheet.values()].filter((cell) => !cell.refused).map((cell) => cell[key]);
   const low = Math.log(Math.min(...values)), high = Math.log(Math.max(...values));
   const shade = (value) => Math.round((high > low ? (Math.log(value) - low) / (high - low) : 0) * (SHADES.length - 1));
@@ -104,12 +105,18 @@ function drawHeat(sheet, batches, epochs, key, told) {
       const words = !cell ? "not yet" : cell.refused ? cell.refused
         : `batch ${batch}, ${count} epochs, ${cell.steps} steps: noise to batch ${digits(cell.ratio, 4)}, epsilon ${digits(cell.epsilon, 4)}, `
           + `noise multiplier ${digits(cell.noise_multiplier, 4)}, error ${digits(cell.error, 4)} (${cell.name})`;
-      const group = drawn("g", {class: `cell ${gone ? "none" : rank > 3 ? "light" : "dark"}`, tabindex: 0, role: "img", "aria-label": words,
+      const group = drawn("g", {class: `cell ${gone ? "none" : rank > 3 ? "light" : "dark"}`, tabindex: 0, role: gone ? "img" : "button", "aria-label": words,
         "data-batch": batch, "data-epochs": count});
       if (!gone) group.setAttribute("data-value", JSON.stringify(value));
       group.append(drawn("rect", {x: left + i * wide + 1, y: y + 1, width: wide - 2, height: tall - 2, rx: 4, ...(gone ? {} : {fill: SHADES[rank]})}),
         drawn("text", {x: left + (i + 0.5) * wide, y: y + 24, "text-anchor": "middle"}, !cell ? "…" : gone ? "–" : digits(value, 3)));
-      for (const event of ["focus", "mouseenter"]) group.addEventListener(event, () => told(words, cell));
+      for (const event of ["focus", "mouseenter"]) group.addEventListener(event, () => told(words));
+      if (!gone) {
+        group.addEventListener("click", () => take(batch, count));
+        group.addEventListener("keydown", (event) => {
+          if (event.key === "Enter" || event.key === " ") { event.preventDefault(); take(batch, count); }
+        });
+      }
       svg.append(group);
     });
   });

@@ -114,26 +114,28 @@ async function askSweep() {
     return stops.slice(from, from + count);
   };
   const batches = near(config.choices.batch_size.filter((b) => b <= s.dataset_size && (config.grid || Number.isInteger(Math.log2(b)))), s.batch_size, 8);
-  const epochs = config.grid ? config.choices.epochs : [1, 2, 3, 5, 8, 12, 20];
+  const epochs = state.controls.order.value === "single" ? [1] : config.grid ? config.choices.epochs : [1, 2, 3, 5, 8, 12, 20];
   const sheet = state.sheet = new Map(), key = measure === "noise" ? "ratio" : "epsilon";
   const question = {base: s, batch_sizes: batches, epoch_counts: epochs, mechanism: state.sweep.mechanism.value, measure, ratio: state.sweep.ratio.value};
   state.sweep.ratio.disabled = measure === "noise";
   $("sweep-title").replaceChildren(measure === "noise" ? `Noise to batch at epsilon ${show(s.epsilon)}` : `Epsilon at noise to batch ${show(question.ratio)}`,
-    make("small", {}, `delta ${show(s.delta)}, ${s.dataset_size} examples, ${ORDER_WORDS[s.order]}; bright is better. Move with Tab or the pointer.`));
-  const told = (words, cell) => {
-    $("readout").textContent = words;
-    if (cell && !cell.refused) state.cell = cell;
+    make("small", {}, `delta ${show(s.delta)}, ${s.dataset_size} examples, ${ORDER_WORDS[s.order]}; bright is better. Tab or the pointer reads a cell, Enter or a click plans it.`));
+  const told = (words) => { $("readout").textContent = words; };
+  const take = (batch, count) => { // the plan of a cell
+    state.controls.batch_size.value = batch;
+    state.controls.epochs.value = count;
+    tab("plan", true);
   };
   let last = 0;
   const done = await only("sweep", (piece, signal) => source.sweep(question, piece, signal), (piece) => {
     if (piece.kind !== "cell") return;
     sheet.set(`${piece.batch_size}|${piece.epochs}`, piece);
     $("panel-sweep").classList.remove("stale");
-    if (performance.now() - last > 60) { drawHeat(sheet, batches, epochs, key, told); last = performance.now(); }
+    if (performance.now() - last > 60) { drawHeat(sheet, batches, epochs, key, told, take); last = performance.now(); }
     status(`${sheet.size} of ${batches.length * epochs.length} cells …`, "busy");
   });
   if (running.sweep?.signal.aborted) return;
-  if (sheet.size) drawHeat(sheet, batches, epochs, key, told);
+  if (sheet.size) drawHeat(sheet, batches, epochs, key, told, take);
   if (done) status(`Answered in ${((performance.now() - begun) / 1000).toFixed(2)} s.`);
 }
 
