@@ -1,5 +1,6 @@
 """The tests of tutorials see what they are to see: other words, other numbers, and the small sizes."""
 
+import difflib
 import re
 from pathlib import Path
 
@@ -49,3 +50,14 @@ def test_every_output_and_every_command_of_a_page_is_compared(page):
     assert set(re.findall(r"^```(\S*)", text, re.MULTILINE)) <= {"", "python", "text", "console", "diff"}
     assert len(SMALL.findall(text)) == text.count("# small:") - text.count("`# small:")
     assert MODE in ("small", "full", "write")
+
+
+def test_the_difference_of_the_two_scripts_is_the_one_that_is_shown():
+    text = (PAGES[0].parent / "from_opacus.md").read_text()
+    before, after = (
+        re.search(rf'^```python title="{name}.py"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)[1].splitlines()
+        for name in ("before", "after")
+    )
+    lines = list(difflib.unified_diff(before, after, "before.py", "after.py", n=0, lineterm=""))
+    shown = re.search(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1].splitlines()
+    assert shown == [line for line in lines if not line.startswith("@@")]
