@@ -4,6 +4,7 @@
     python -m benchmarks.train --only opacus      epsilon of an ordinary loader: ours beside Opacus 1.6
     python -m benchmarks.train --only digits      test accuracy at epsilon 8, five seeds
     python -m benchmarks.train --only calls       Python calls, files and rooms that one step goes through
+    python -m benchmarks.train --only accuracy    MNIST, Fashion-MNIST, CIFAR-10; --write: docs/accuracy.md
     python -m benchmarks.train --only mnist       Figure 1(a) of Kairouz et al. 2021: hours; writes docs/mnist.md
     python -m benchmarks.train --only cifar10     the same of CIFAR-10, one seed; writes docs/cifar10.md
 
@@ -26,12 +27,12 @@ import torch
 
 import anyorder as ao
 from anyorder.run import Settings, train
-from benchmarks import images
+from benchmarks import accuracy, images
 from benchmarks._peers import OPACUS, interpreter
 from benchmarks._report import Row, show
 from benchmarks.calls import calls
 
-PARTS = ("opacus", "digits", "mnist", "cifar10", "calls")
+PARTS = ("opacus", "digits", "mnist", "cifar10", "calls", "accuracy")
 
 
 def main() -> None:
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be repeated")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time, one thread each")
     images.add_options(parser)
+    accuracy.add_options(parser)
     chosen = parser.parse_args()
     parts = chosen.only or PARTS[:2]
     one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
@@ -50,6 +52,7 @@ def main() -> None:
             "opacus": opacus,
             "digits": lambda: digits(pool, seeds=2 if chosen.quick else 5),
             "calls": calls,
+            "accuracy": lambda: accuracy.rows(chosen),
             "mnist": lambda: images.run(images.MNIST, pool, chosen),
             "cifar10": lambda: images.run(images.CIFAR10, pool, chosen),
         }

@@ -20,7 +20,8 @@ def train(
         str | None, typer.Option(help="digits, mnist, fashion_mnist, cifar10, or module:function -> (train, test).")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="mlp, cnn, linear, or module:function, called with (input_shape, num_classes).")
+        str | None,
+        typer.Option(help="scattering, mlp, cnn, linear, or module:function, called with (input_shape, num_classes)."),
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder with the data set's parquet files.")] = None,
     epsilon: Epsilon = None,
@@ -35,11 +36,14 @@ def train(
     estimator: Annotated[str | None, typer.Option(help=ESTIMATOR)] = None,
     restart_every: RestartEvery = None,
     completion: Annotated[str | None, typer.Option(help=COMPLETION)] = None,
-    order: Annotated[str | None, typer.Option(help=ORDER + " Default: fixed for digits, else shuffled.")] = None,
+    order: Annotated[
+        str | None, typer.Option(help=ORDER + " Default: fixed for digits and model scattering, else shuffled.")
+    ] = None,
     secure: Annotated[
         bool | None, typer.Option("--secure", help="Exact integers in place of floating-point noise; not with poisson.")
     ] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or ftrl.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Of the learning rate: constant, or linear, down to 0.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of initial weights and data order; never of the noise.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, .. Default: cpu.")] = None,
     checkpoint_every: Annotated[
@@ -72,7 +76,7 @@ def train(
         "noise_multiplier": noise_multiplier, "batch_size": batch_size, "epochs": epochs, "lr": lr,
         "momentum": momentum, "clip_norm": clip_norm, "mechanism": mechanism, "estimator": estimator,
         "restart_every": restart_every, "completion": completion, "order": order, "secure": secure,
-        "optimizer": optimizer,
+        "optimizer": optimizer, "schedule": schedule,
         "seed": seed, "device": device, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
     given = {name: value for name, value in every.items() if value is not None}

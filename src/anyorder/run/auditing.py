@@ -252,6 +252,11 @@ def _of_folder(path: Path) -> Setup:
         plan = Plan.load(path / folder.PLAN, large=True)
     except (CertificateError, CheckpointError) as problem:
         raise ArgumentError(f"target must be module:function or the folder of a run: {problem}") from problem
+    if settings.model == "scattering" or settings.schedule != "constant":
+        raise ArgumentError(
+            f"target {str(path)!r} is a run whose steps are not all alike (model {settings.model!r}, schedule "
+            f"{settings.schedule!r}), which a Setup cannot say; audit a run of another model, at a constant rate"
+        )
     data = datasets.load(settings.dataset, settings.data_dir)
     model = parts.make_model(settings, data)
     loss = functools.partial(parts.loss, device=torch.device(settings.device))

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from anyorder import _check
 from anyorder.budget import Budget
 from anyorder.errors import CheckpointError
 from anyorder.plan import Plan
 from anyorder.report import plot_accuracy, plot_noise
-from anyorder.run import datasets, folder, parts, report_file
+from anyorder.run import folder, parts, report_file
 from anyorder.run.budgeted import charge, charge_again
+from anyorder.run.course import Course, rates
 from anyorder.run.datasets import Data
 from anyorder.run.planning import make_plan, noise_lines
 from anyorder.run.settings import Settings
@@ -94,7 +94,7 @@ def train(
         settings: see `Settings.of`.
         output: the folder, new, empty, or of a run that was killed before its first checkpoint; None for
             runs/<dataset>-<time>.
-        data: the data set, where it is loaded already.
+        data: the data set, where it is loaded already; for model "scattering", its images or their features.
         observer: hears of progress.
         tensorboard: a folder for event files of the test accuracy.
         key: 32 bytes for reproducible tests; a run whose key is known has no privacy.
@@ -103,12 +103,12 @@ def train(
         TrainingError if the run fails.
     """
     _check.optional("matplotlib.figure", extra="train", purpose="drawing a run")  # now, not after the training
-    data = data or datasets.load(settings.dataset, settings.data_dir)
+    data = parts.make_data(settings, data)
     plan = make_plan(
         settings.noise, order=settings.order, epsilon=settings.epsilon, noise_multiplier=settings.noise_multiplier,
         delta=settings.delta, dataset_size=len(data.train), batch_size=settings.batch_size,  # type: ignore[arg-type]
         epochs=settings.epochs, momentum=settings.momentum, clip_norm=settings.clip_norm,
-        secure=settings.secure,
+        secure=settings.secure, learning_rates=rates(settings, len(data.train)),  # type: ignore[arg-type]
     )  # fmt: skip
     model = parts.make_model(
         settings, data
@@ -138,7 +138,7 @@ def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: s
         if began and not (path / folder.CHECKPOINT).exists():
             raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took steps: start a new one")
         plan = Plan.load(path / folder.PLAN, large=True)
-        data = datasets.load(settings.dataset, settings.data_dir)
+        data = parts.make_data(settings)
         model = parts.make_model(settings, data)
         charge_again(path, plan)
         return _Run(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
@@ -150,9 +150,11 @@ class _Run:
     def __init__(
         self, settings: Settings, data: Data, plan: Plan, model: nn.Module, path: Path, key: bytes | None
     ) -> None:
-        self.settings, self.data, self.plan, self.path = settings, data, plan, path
+        self.settings, self.plan, self.path = settings, plan, path
         self.device = torch.device(settings.device)
         self.model: nn.Module = model
+        self.course = Course(settings, plan, model, data)
+        self.data = self.course.data
         self.engine = PrivacyEngine(plan, checkpoint=path / folder.CHECKPOINT, key=key)
         self.accuracy: list[float] = []
         self.seconds = 0.0
@@ -181,6 +183,7 @@ class _Run:
         self._batches = chain.from_iterable(repeat(batches))  # each pass over the loader is its next epoch
         self.accuracy = list(self.engine.extra.get("accuracy", []))
         self.seconds = self.engine.extra.get("seconds", 0.0)
+        self.course.go_on(self.engine.step)
         self._began = time.perf_counter()
         if self.engine.step == 0:
             self._save()
@@ -197,9 +200,11 @@ class _Run:
         folder.write_json(self.path / folder.METRICS, self._result().to_dict())
 
     def _step(self, batch: tuple[Tensor, Tensor]) -> None:
+        self.course.before(self.engine.step, self.optimizer)
         self.optimizer.zero_grad()
         parts.loss(self.model, batch, self.device).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+        self.course.after(self.engine.step)
         every = self.settings.checkpoint_every
         if every is not None and self.engine.step % every == 0:
             self._save()
@@ -209,7 +214,7 @@ class _Run:
         self.model.eval()
         right = 0
         with torch.no_grad():
-            for x, y in DataLoader(self.data.test, batch_size=_TEST_BATCH):
+            for x, y in parts.batches(self.data.test, _TEST_BATCH):
                 right += int((self.model(x.to(self.device)).argmax(1).cpu() == y).sum())
         return right / len(self.data.test)  # type: ignore[arg-type]
 

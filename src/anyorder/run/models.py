@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from anyorder.errors import ArgumentError, ModelError
+from anyorder.run.features import whitened
 from anyorder.run.names import load_function
 
 __all__ = ["MODELS", "build", "cnn", "linear", "mlp"]
@@ -54,7 +55,12 @@ def _side(pixels: int) -> int:
     return (first - 4) // 2 + 1 - 1
 
 
-MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {"cnn": cnn, "linear": linear, "mlp": mlp}
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "cnn": cnn,
+    "linear": linear,
+    "mlp": mlp,
+    "scattering": whitened,
+}
 
 
 def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:

@@ -10,13 +10,14 @@ from torch.utils.data import DataLoader
 
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import CheckpointError
-from anyorder.run import folder, models
+from anyorder.run import datasets, folder, models
 from anyorder.run.datasets import Data
+from anyorder.run.features import STAGES, Features, Whitened, joined, scattered
 from anyorder.run.settings import Settings
 from anyorder.sampling import EpochShuffleSampler, FixedOrderSampler
 from anyorder.train import FTRL
 
-__all__ = ["loss", "make_loader", "make_model", "make_optimizer", "settings_of"]
+__all__ = ["batches", "loss", "make_data", "make_loader", "make_model", "make_optimizer", "settings_of"]
 
 
 def settings_of(found: dict[str, Any], path: Path) -> Settings:
@@ -25,6 +26,14 @@ def settings_of(found: dict[str, Any], path: Path) -> Settings:
         return Settings(**found["settings"])
     except (KeyError, TypeError, ValueError) as problem:
         raise CheckpointError(f"{path / folder.METRICS} holds no settings of a run: {problem}") from problem
+
+
+def make_data(settings: Settings, data: Data | None = None) -> Data:
+    """The data set, loaded where it is not given, in the form that the model takes."""
+    data = data or datasets.load(settings.dataset, settings.data_dir)
+    if settings.model != "scattering" or isinstance(data.train, Features):
+        return data
+    return scattered(data)
 
 
 def make_model(settings: Settings, data: Data) -> nn.Module:
@@ -41,11 +50,20 @@ def make_loader(settings: Settings, data: Data) -> DataLoader[Any]:
     samplers = {"fixed": FixedOrderSampler, "shuffled": EpochShuffleSampler}
     kind = samplers.get(settings.order)
     sampler = None if kind is None else kind(len(data.train), settings.seed)  # type: ignore[arg-type]
-    return DataLoader(data.train, batch_size=settings.batch_size, sampler=sampler)
+    return batches(data.train, settings.batch_size, sampler)
+
+
+def batches(part: Any, size: int, sampler: Any = None) -> DataLoader[Any]:
+    """A loader of (inputs, classes)."""
+    return DataLoader(part, size, sampler=sampler, collate_fn=joined if isinstance(part, Features) else None)
 
 
 def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
     """The settings' optimizer over all trainable parameters."""
+    if isinstance(model, Whitened):
+        learned = dict(zip(STAGES, (model.centre, model.spread, model.classify), strict=True))
+        groups = [{"params": list(layer.parameters())} for layer in learned.values()]
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if settings.optimizer == "ftrl":
         return FTRL(parameters, lr=settings.lr, momentum=settings.momentum)
@@ -53,6 +71,9 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor], device: torch.device) -> Tensor:
-    """Mean cross entropy of a batch of (inputs, classes), on a device."""
+    """Mean cross entropy of a batch of (inputs, classes), on a device; the mean of what a `Whitened` model measures."""
     x, y = batch
-    return F.cross_entropy(model(x.to(device)), y.to(device))
+    outputs = model(x.to(device))
+    if getattr(model, "stage", STAGES[-1]) != STAGES[-1]:
+        return outputs.mean()  # type: ignore[no-any-return]
+    return F.cross_entropy(outputs, y.to(device))

@@ -1,6 +1,7 @@
 """What the main job is asked to do, with defaults that suit each data set."""
 
 from dataclasses import asdict, dataclass
+from math import inf, sqrt
 from typing import Any
 
 import torch
@@ -12,12 +13,17 @@ from anyorder.run.planning import Mechanism
 
 __all__ = ["Settings"]
 
-_DEFAULTS: dict[str, dict[str, Any]] = {
+_DEFAULTS: dict[str, dict[str, Any]] = {  # for other models than that of _IMAGES
     "digits": {"model": "mlp", "batch_size": 128, "epochs": 20, "lr": 0.2, "order": "fixed"},
     "mnist": {"model": "cnn", "batch_size": 250, "epochs": 5, "lr": 0.2},
     "fashion_mnist": {"model": "cnn", "batch_size": 250, "epochs": 5, "lr": 0.2},
     "cifar10": {"model": "cnn", "batch_size": 500, "epochs": 10, "lr": 0.2},
 }
+_IMAGES = {"mnist": 6000, "fashion_mnist": 6000, "cifar10": 5000}  # tenths of the examples: ten steps an epoch
+_SCATTERING: dict[str, Any] = {
+    "model": "scattering", "epochs": 20, "clip_norm": 0.5, "order": "fixed", "schedule": "linear",
+}  # fmt: skip
+_LR = 30.0  # at epsilon 1; it grows as the root of epsilon: the less noise, the further a run may go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +44,7 @@ class Settings:
             "min-separation-sampling"; see `anyorder.plan`.
         secure: exact integers in place of floating-point noise; see `anyorder.plan`.
         optimizer: "sgd" or "ftrl".
+        schedule: of the learning rate: "constant", or "linear", which falls to 0 after the last step; of SGD alone.
         seed: of the initialisation and of the fixed order; never of the noise.
         device: "cpu", "cuda", ..
         checkpoint_every: steps from one checkpoint to the next; None for each epoch's end only.
@@ -61,6 +68,7 @@ class Settings:
     order: str = "shuffled"
     secure: bool = False
     optimizer: str = "sgd"
+    schedule: str = "constant"
     seed: int = 0
     device: str = "cpu"
     checkpoint_every: int | None = None
@@ -71,7 +79,7 @@ class Settings:
         chosen = {name: value for name, value in given.items() if value is not None}
         if "poisson" in (chosen.get("order"), chosen.get("mechanism")):
             chosen = {"order": "poisson", "mechanism": "poisson", **chosen}
-        return cls(dataset=dataset, **{**_DEFAULTS.get(dataset, {}), **chosen})
+        return cls(dataset=dataset, **{**_defaults(dataset, chosen), **chosen})
 
     def __post_init__(self) -> None:
         _check.integer("batch_size", self.batch_size, low=1)
@@ -80,6 +88,17 @@ class Settings:
         _check.positive("lr", self.lr)
         object.__setattr__(self, "order", order_word(self.order))
         _check.choice("optimizer", self.optimizer, {"sgd", "ftrl"})
+        _check.choice("schedule", self.schedule, {"constant", "linear"})
+        if self.optimizer == "ftrl" and (self.schedule == "linear" or self.model == "scattering"):
+            raise ArgumentError(
+                "optimizer 'ftrl' multiplies all past gradients by its rate, and so needs a constant one; schedule "
+                "'linear' and model 'scattering' are for 'sgd'"
+            )
+        if self.model == "scattering" and self.epochs < 3:
+            raise ArgumentError(
+                "epochs must be at least 3 for model 'scattering', whose first two are for the mean and the spread of "
+                f"features, got {self.epochs}"
+            )
         if self.checkpoint_every is not None:
             _check.integer("checkpoint_every", self.checkpoint_every, low=1)
         if (self.order == "poisson") != (self.mechanism == "poisson"):
@@ -102,3 +121,14 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """JSON values; `Settings(**values)` makes equal settings."""
         return asdict(self)
+
+
+def _defaults(dataset: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    """What suits a data set and its model, given the rest."""
+    model = chosen.get("model", "scattering" if dataset in _IMAGES else None)
+    if model != "scattering":
+        return _DEFAULTS.get(dataset, {})
+    own = {"batch_size": _IMAGES[dataset]} if dataset in _IMAGES else {}
+    budget = chosen.get("epsilon", 4.0)
+    scale = sqrt(budget) if isinstance(budget, int | float) and 0 < budget < inf else 2.0  # a bad one is refused later
+    return {**_SCATTERING, **own, "lr": round(_LR * scale, 1)}
