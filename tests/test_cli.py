@@ -469,7 +469,8 @@ def test_version_and_help():
 
 
 def test_every_command_names_its_default_order_and_they_agree():
-    assert Settings.of("mnist").order == "shuffled"
+    assert Settings.of("mnist").order == "fixed"
+    assert Settings.of("mnist", model="cnn").order == "shuffled"
     assert inspect.signature(anyorder.plan).parameters["order"].default is None
     assert anyorder.plan(dataset_size=4, batch_size=2, epochs=2, sigma=1, delta=0.1).participation == EpochShuffle(2, 2)
     assert Settings.of("digits").order == "fixed"
