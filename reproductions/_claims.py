@@ -42,6 +42,7 @@ class Claim:
         value: our numbers; what `ours` says, in full digits.
         seeds: of what is random; none for what is computed.
         measured: the command that measured it, where `command` only reads what that one kept.
+        seconds: of processor time, of the kept runs that it rests on; None: what `command` took.
         curves: of a figure; drawn on the paper's page.
     Raises: ValueError for a verdict that is not one of these, or one without its reason.
     """
@@ -57,6 +58,7 @@ class Claim:
     value: float | list[Any] | dict[str, Any] | None = None
     seeds: tuple[int, ...] = ()
     measured: str = ""
+    seconds: float | None = None
     curves: Curves | None = None
 
     def __post_init__(self) -> None:
@@ -113,9 +115,8 @@ def found(paper: str, figure: Figure, run: Run) -> Iterator[Kept]:
     for claim in figure.claims(run):
         claim = replace(claim, paper=paper, command=f"python -m reproductions {paper} {figure.name}")
         now = time.perf_counter()
-        yield Kept(
-            figure.name, claim, torch.get_num_threads(), round(now - before, 2), date.today().isoformat(), versions
-        )
+        seconds = round(now - before, 2) if claim.seconds is None else claim.seconds
+        yield Kept(figure.name, claim, torch.get_num_threads(), seconds, date.today().isoformat(), versions)
         before = now
 
 
@@ -125,11 +126,17 @@ def line(kept: Kept) -> str:
     value, seeds = claim.pop("value"), claim.pop("seeds")
     return json.dumps(
         {
-            "figure": kept.figure, "claim": claim, "value": value, "seed": list(seeds), "cores": kept.cores,
-            "seconds": kept.seconds, "date": kept.date, "versions": kept.versions,
+            "figure": kept.figure,
+            "claim": claim,
+            "value": value,
+            "seed": list(seeds),
+            "cores": kept.cores,
+            "seconds": kept.seconds,
+            "date": kept.date,
+            "versions": kept.versions,
         },
         allow_nan=False,
-    )  # fmt: skip
+    )
 
 
 def parsed(text: str) -> Kept:

@@ -73,8 +73,10 @@ def page(title: str, paper: str, rows: list[Kept]) -> str:
     """One paper: each claim with both numbers, verdict, reason, and how it was made."""
     text = [
         f"# {title}\n",
-        f"Written by `python -m reproductions --page` from `reproductions/results/{paper}.jsonl`; see "
-        "[all claims](index.md) for what a verdict means.\n",
+        (
+            f"Written by `python -m reproductions --page` from `reproductions/results/{paper}.jsonl`; see "
+            "[all claims](index.md) for what a verdict means.\n"
+        ),
     ]
     for place, group in groupby(rows, lambda row: row.claim.place):
         text.append(f"## {place}\n")
@@ -93,7 +95,7 @@ def entry(row: Kept) -> str:
     if claim.ours:
         seeds = f"seeds {', '.join(map(str, claim.seeds))}; " if claim.seeds else ""
         versions = ", ".join(f"{name} {number}" for name, number in row.versions.items())
-        lines.append(f"- Made: {row.date}, {seeds}{row.seconds:.2g} s on {cores(row.cores)}; {versions}")
+        lines.append(f"- Made: {row.date}, {seeds}{max(row.seconds, 0.01):.2g} s on {cores(row.cores)}; {versions}")
     if claim.curves is not None:
         lines.append(f"\n![{claim.curves.y} against {claim.curves.x}]({plot_name(row)})")
     return "\n".join(lines) + "\n"
