@@ -240,36 +240,42 @@ def fig8(run: Run) -> Iterator[Claim]:
 
 
 SCHEDULES = {
-    "r1": (1, True), "r5": (5, False), "r5, completed": (5, True), "r20": (20, False), "r20, completed": (20, True),
+    "r1": (1, True), "r5": (5, False), "r5, completed": (5, True), "r10": (10, False), "r10, completed": (10, True),
     "never": (0, False),
 }  # fmt: skip
+LONG = 20
+"""Epochs of Figure 9 here; the paper has 100."""
 
 
 def fig9(run: Run) -> Iterator[Claim]:
-    """CIFAR-10, 100 epochs at epsilon 20."""
+    """CIFAR-10, many epochs at epsilon 20."""
     cells = {
-        name: Cell("cifar10", "tree", 0.0, 500, 100, restart_every=every, completion=completed)
+        name: Cell("cifar10", "tree", 0.0, 500, LONG, restart_every=every, completion=completed)
         for name, (every, completed) in SCHEDULES.items()
     }
     cells |= {
-        "DP-SGD": Cell("cifar10", "poisson", 0.0, 500, 100, 0.0),
-        "DP-SGD (no amplification)": Cell("cifar10", "independent", 0.0, 500, 100, 0.0),
+        "DP-SGD": Cell("cifar10", "poisson", 0.0, 500, LONG, 0.0),
+        "DP-SGD (no amplification)": Cell("cifar10", "independent", 0.0, 500, LONG, 0.0),
     }
     table = {}
     for name, one in cells.items():
-        found = tried(replace(one, epsilon=20.0), run, (0.1, 0.2) if one.momentum else (1.0, 2.0))
+        found = tried(replace(one, epsilon=20.0), run, (0.1, 0.2, 0.5) if one.momentum else (1.0, 2.0, 5.0))
         table[name] = {20.0: found}
     means = {name: row[20.0].mean for name, row in table.items()}
     ours = ", ".join(f"{name} {value:.1f}" for name, value in means.items())
-    why = f"One epsilon, 20. {SCALED}"
+    why = f"{LONG} epochs in place of 100, and one epsilon, 20. {SCALED}"
     trees = {name: value for name, value in means.items() if name in SCHEDULES}
+    ahead = max(value for name, value in trees.items() if name not in ("r1", "never")) - max(
+        trees["r1"], trees["never"]
+    )
+    level = "" if ahead > 0.3 else f"Level here, {ahead:+.2f} points: so few epochs do not tell. "
     yield Claim(
         place="Figure 9",
-        statement="CIFAR-10, 100 epochs: restarts every few epochs beat both restarts in each and none",
+        statement="CIFAR-10, many epochs: restarts every few epochs beat both restarts in each and none",
         theirs="every 5 or 20 epochs best",
         ours=ours,
-        verdict=judged(max(trees, key=lambda name: trees[name]) not in ("r1", "never"), scaled=True),
-        why=why,
+        verdict=judged(not level, scaled=True),
+        why=level + why,
         value=means,
         seeds=run.seeds,
         seconds=spent(table),
@@ -277,7 +283,7 @@ def fig9(run: Run) -> Iterator[Claim]:
     bare = means["DP-SGD (no amplification)"]
     yield Claim(
         place="Figure 9",
-        statement="CIFAR-10, 100 epochs: DP-FTRLM is always above DP-SGD without amplification",
+        statement="CIFAR-10, many epochs: DP-FTRLM is always above DP-SGD without amplification",
         theirs="always",
         ours=f"least {min(trees.values()):.1f}, {bare:.1f} without amplification",
         verdict=judged(min(trees.values()) > bare, scaled=True),
@@ -288,7 +294,7 @@ def fig9(run: Run) -> Iterator[Claim]:
     )
     yield Claim(
         place="Figure 9",
-        statement="CIFAR-10, 100 epochs: above epsilon 18 the best DP-FTRLM is above amplified DP-SGD",
+        statement="CIFAR-10, many epochs: above epsilon 18 the best DP-FTRLM is above amplified DP-SGD",
         theirs="crossing at 14 to 18",
         ours=f"{max(trees.values()):.1f} against {means['DP-SGD']:.1f}",
         verdict=judged(max(trees.values()) > means["DP-SGD"], scaled=True),

@@ -28,7 +28,7 @@ from reproductions._claims import RESULTS, Run
 Floats = NDArray[np.float32]
 
 DELTA = 1e-5
-RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 RUNS = RESULTS / "runs" / "kairouz2021.jsonl"
 
 

@@ -1,0 +1,104 @@
+"""What the reproductions of Kairouz et al. 2021 train and compute with: autograd, brute force, published code."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from reproductions._claims import Run
+from reproductions.kairouz import accuracies, goals, images, theorems
+from torch.nn import functional
+
+from anyorder.accounting import gdp_epsilon
+from anyorder.participation import EpochShuffle, FixedOrder
+from references import load
+
+
+def test_the_sum_of_clipped_gradients_is_autograds():
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((6, 12)).astype(np.float32), rng.integers(0, 10, 6)
+    model = images.Network(12, 4, seed=1)
+    model.parts()[3][0], y[:3] = 5, 0  # three are predicted well, and not cut
+    expected, cut = np.zeros_like(model.theta), 0
+    for row, label in zip(x, y, strict=True):
+        parts = [torch.tensor(part, requires_grad=True) for part in model.parts()]
+        w, b, v, c = parts
+        scores = torch.tanh(torch.tensor(row)[None] @ w + b) @ v + c
+        functional.cross_entropy(scores, torch.tensor([label])).backward()
+        gradient = np.concatenate([part.grad.numpy().ravel() for part in parts])
+        cut += np.linalg.norm(gradient) > 1
+        expected += gradient / max(1, np.linalg.norm(gradient))
+    assert 0 < cut < 6
+    np.testing.assert_allclose(model.clipped_sum(x, y), expected, atol=5e-5)
+
+
+def test_one_row_never_passes_the_clip_norm():
+    rng = np.random.default_rng(2)
+    model = images.Network(12, 4, seed=1)
+    for scale in (1e-3, 1, 1e3):
+        for _ in range(20):
+            x = (scale * rng.standard_normal((1, 12))).astype(np.float32)
+            assert np.linalg.norm(model.clipped_sum(x, np.array([3]))) <= 1
+
+
+def test_plans_are_those_of_the_paper():
+    plan = images.Cell("mnist", "tree", 8.0, 250, 5).plan(60_000)
+    assert plan.strategy.restarts == (240, 480, 720, 960)
+    assert plan.strategy.completion == (True,) * 4
+    assert plan.participation == EpochShuffle(5, 240)
+    # each completed epoch has 9 levels over a leaf, the last one that is not completed 8 at most
+    assert plan.noise_multiplier == pytest.approx(math.sqrt(4 * 9 + 8) / plan.mu, rel=1e-4)
+    assert gdp_epsilon(plan.mu, 1e-5) <= 8
+    never = images.Cell("cifar10", "tree", 8.0, 500, 5, restart_every=0).plan(50_000)
+    assert never.strategy.restarts == ()
+    assert never.participation == FixedOrder(500, 5, 100)
+
+
+def test_no_accuracy_is_kept_that_was_not_trained():
+    kept = list(images.kept())
+    assert kept
+    keys = [tuple(row[name] for name in ("data", "noise", "epsilon", "batch", "epochs", "momentum", "estimator",
+                                         "restart_every", "completion", "lr", "seed")) for row in kept]  # fmt: skip
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_search_goes_uphill(monkeypatch):
+    found = {0.05: 80.0, 0.1: 85.0, 0.2: 90.0, 0.5: 88.0}
+    monkeypatch.setattr(images, "accuracy", lambda cell, lr, seed: found[lr] + seed)
+    for start in (0.1, 0.2):
+        best = images.best(images.Cell("mnist", "tree", 8.0, 250, 5), Run(seeds=(0, 1)), start)
+        assert (best.lr, best.accuracies) == (0.2, [90.0, 91.0])
+
+
+def test_a_claim_fails_where_one_epsilon_does():
+    table = {"a": {2.0: images.Best(1, [80.0]), 8.0: images.Best(1, [90.0])},
+             "b": {2.0: images.Best(1, [81.0]), 8.0: images.Best(1, [85.0])}}  # fmt: skip
+    claim = accuracies.compared("p", "s", "t", table, "a", "b", lambda d: d > 0, Run())
+    assert claim.verdict == "fails"
+    assert claim.why.startswith("Not at epsilon 2.")
+    assert accuracies.compared("p", "s", "t", table, "a", "b", lambda d: d > -2, Run()).verdict == "holds, scaled down"
+
+
+def test_algorithm_3_by_hand():
+    """8 leaves, all steps of one unit: 8 + 4 * 4 + 2 * 16 + 64; and 3 visits, 3 steps between, 9 steps."""
+    assert theorems.algorithm3(8, 0, 8) == theorems.brute(8, 0, 8) == 120
+    assert theorems.brute(9, 3, 3) == 11
+
+
+def test_published_squares_of_the_tree():
+    for squared, steps, gap, visits in ((88, 24, 2, 8), (11, 9, 3, 3)):
+        assert theorems.program(steps, gap, visits) == squared
+        assert theorems.algorithm3(steps, gap, visits) >= squared
+
+
+def test_epsilons_of_sampling_by_the_first_conversion_are_larger():
+    rate = 100 / goals.POPULATION
+    assert goals.renyi(0.4, rate) == pytest.approx(7.51, abs=0.005)
+    assert goals.renyi(0.4, rate, old=True) == pytest.approx(8.53, abs=0.005)
+
+
+def test_restarted_trees_are_counted_as_published_code_does():
+    for entry in load("dpftrl.json")["tfp.compute_rdp_tree_restart"]:
+        trees = entry["steps_list"] if isinstance(entry["steps_list"], list) else [entry["steps_list"]]
+        mu = math.sqrt(sum(goals.levels(steps) for steps in trees)) / entry["noise_multiplier"]
+        assert gdp_epsilon(mu, entry["delta"], "rdp") == pytest.approx(entry["epsilon"], rel=0.01)
