@@ -96,7 +96,7 @@ SCREENS = {  # file: page, width, height, colours
     "start.png": ("", 1280, 860, "light"),
     "start_dark.png": ("", 1280, 860, "dark"),
     "start_phone.png": ("", 400, 860, "light"),
-    "tutorial.png": ("quickstart/", 1280, 860, "light"),
+    "tutorial.png": ("tutorials/certificate/", 1280, 860, "light"),
 }
 
 
