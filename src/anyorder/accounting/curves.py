@@ -13,6 +13,7 @@ from typing import Any, assert_never, overload
 from anyorder import _check
 from anyorder._closed import final
 from anyorder.accounting.amplification.curve import Amplified
+from anyorder.accounting.amplification.exact import cyclic_parts
 from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.accounting.amplification.parts import curve_losses, transforms_of, variants_of
 from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus, gdp_delta, gdp_epsilon
@@ -223,14 +224,11 @@ def sampled_curve(
         sigma: noise std over clip norm.
     Returns: the curve for "add-or-remove", and for "zero-out" where groups go by a unit's number.
     """
-    q, n = participation.sampling_probability, participation.n
     match participation:
         case PoissonSampling():
-            return Sampled(sigma, q, n, unit=unit)
+            return Sampled(sigma, participation.sampling_probability, participation.n, unit=unit)
         case CyclicPoisson():
-            largest = math.sqrt(float(strategy.column_norms_squared().max())) * (1 + 2.0**-48)
-            each, steps = _check.positive("sigma", sigma) / largest, -(-n // participation.cycle)
-            return Sampled(each, q, steps, unit=unit, neighbours="zero-out")
+            return Sampled(*cyclic_parts(strategy, participation, sigma), unit=unit, neighbours="zero-out")
         case _:
             assert_never(participation)
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder._orders import known_order
 from anyorder.accounting import calibrate_poisson
 from anyorder.accounting.amplification.mixture import absolute_columns
 from anyorder.errors import ArgumentError, PlanError
@@ -58,7 +59,7 @@ from anyorder.strategy import BandedInverse, Independent, Strategy, ToeplitzBand
 from anyorder.strategy.kinds import kind_of
 from anyorder.workload import Workload
 
-__all__ = ["Judge", "amplified_fits", "check_claim", "fit_amplified", "fixed_order", "reach_of"]
+__all__ = ["Judge", "amplified_fits", "check_claim", "fit_amplified", "known_bins", "reach_of"]
 
 Floats = NDArray[np.float64]
 Series = Callable[[Weighted, Floats], Valued]
@@ -295,11 +296,11 @@ def _restarted(judge: Judge) -> list[Strategy]:
 
 def _toeplitzes(judge: Judge, sizes: Sequence[int]) -> list[Strategy]:
     search = _Search(judge, _toeplitz_loss, lambda x: ToeplitzBanded(np.concatenate([[1.0], x]), judge.rule.n), 0.0)
-    order = fixed_order(judge.rule)
+    order = known_bins(judge.rule)
     found: list[Strategy] = []
     for bands in sizes:
         starts = [square_root_start(judge.workload, bands)]
-        if order is not None and bands <= order.b:
+        if order is not None and bands <= order.min_separation:
             starts.append(fit_toeplitz(Problem(judge.workload, order, judge.objective), bands).coefficients)
         found.append(search([start[1:] / start[0] for start in starts]))
     return found
@@ -307,7 +308,7 @@ def _toeplitzes(judge: Judge, sizes: Sequence[int]) -> list[Strategy]:
 
 def _inverses(judge: Judge, sizes: Sequence[int]) -> list[Strategy]:
     search = _Search(judge, _inverse_loss, lambda x: BandedInverse(np.concatenate([[1.0], x]), judge.rule.n))
-    order = fixed_order(judge.rule)
+    order = known_bins(judge.rule)
     if order is None:
         return []
     fitted = fits_banded_inverse(Problem(judge.workload, order, judge.objective), sizes)
@@ -319,9 +320,9 @@ def _blts(judge: Judge, buffers: int) -> list[Strategy]:
     return [search([x]) for x in grown(partial(series_loss, search.problem), judge.rule.n, buffers)]
 
 
-def fixed_order(rule: Participation) -> FixedOrder | None:
-    """The order of balls in bins whose bins are known."""
-    return FixedOrder(rule.n, rule.k, rule.b) if type(rule) is BallsInBins else None
+def known_bins(rule: Participation) -> Participation | None:
+    """The order of balls in bins whose bins are known; None for other orders."""
+    return known_order(rule) if type(rule) is BallsInBins else None
 
 
 class _Search:

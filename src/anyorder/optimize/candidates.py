@@ -14,7 +14,7 @@ from anyorder import _check, error
 from anyorder.error.variance import has_variances
 from anyorder.errors import PlanError
 from anyorder.optimize import cache
-from anyorder.optimize.amplified import Judge, amplified_fits, check_claim, fixed_order
+from anyorder.optimize.amplified import Judge, amplified_fits, check_claim, known_bins
 from anyorder.optimize.blt import fit_blts
 from anyorder.optimize.bounds import OBJECTIVES, lower_bound
 from anyorder.optimize.dense import Optimum
@@ -127,17 +127,23 @@ def choose(
         return _ranked(_amplified(Judge(workload, participation, objective, *claim), budget))
     optimum = cached(partial(solve_dense, workload, participation, objective, tolerance=_TOLERANCE))
     bound = _bound(workload, participation, objective, optimum)
-    found = []
+    return _ranked(_open(workload, participation, objective, budget, optimum, bound))
+
+
+def _open(
+    workload: Workload, participation: Participation, objective: str, budget: _Budget, optimum: Callable[[], Optimum],
+    bound: float | None,
+) -> Iterator[Candidate]:  # fmt: skip
+    """The candidates for an order without secrets."""
     for strategy in _fits(workload, participation, objective, budget, optimum):
         cost = rows_touched(strategy)
         allowed = budget.allows(strategy.state_rows, cost) and has_variances(strategy, workload)
         if allowed and _can_be_made(strategy, participation):
             sens = sensitivity(strategy, participation)
             loss = sens.value * math.sqrt(squared_error(strategy, workload, objective))
-            ratio = max(1.0, loss / bound)
+            ratio = None if bound is None else max(1.0, loss / bound)
             name = in_words(strategy)
-            found.append(Candidate(strategy, name, loss, ratio, strategy.state_rows, cost, sens.value, sens.exact))
-    return _ranked(found)
+            yield Candidate(strategy, name, loss, ratio, strategy.state_rows, cost, sens.value, sens.exact)
 
 
 def _ranked(found: Iterable[Candidate]) -> list[Candidate]:
@@ -161,12 +167,11 @@ def _amplified(judge: Judge, budget: _Budget) -> Iterator[Candidate]:
 
 def _of_known_bins(judge: Judge, budget: _Budget) -> list[Strategy]:
     """The best for the same bins where everybody knows them: some are of kinds without a fit for a secret claim."""
-    order = fixed_order(judge.rule)
+    order = known_bins(judge.rule)
     if order is None:
         return []
-    state = None if math.isinf(budget.state) else int(budget.state)
-    cost = None if math.isinf(budget.cost) else budget.cost
-    known = choose(judge.workload, order, state, judge.objective, max_cost=cost)[:_KNOWN]
+    optimum = cached(partial(solve_dense, judge.workload, order, judge.objective, tolerance=_TOLERANCE))
+    known = _ranked(_open(judge.workload, order, judge.objective, budget, optimum, None))[:_KNOWN]
     return [one.strategy for one in known if _can_be_made(one.strategy, judge.rule)]
 
 

@@ -5,7 +5,8 @@ from functools import cache as cached
 
 import numpy as np
 
-from anyorder.accounting import calibrate_poisson, gdp_mu
+from anyorder.accounting import gdp_mu
+from anyorder.accounting.poisson import rough_poisson
 from anyorder.optimize import cache
 from anyorder.optimize.objectives import squared_error
 from anyorder.optimize.toeplitz import Problem, fits_toeplitz
@@ -46,7 +47,7 @@ def best_cycle(
 
         @cached
         def loss(i: int) -> float:
-            sigma = calibrate_poisson(epsilon, delta, min(1.0, share * cycles[i]), -(-n // cycles[i]))
+            sigma = rough_poisson(epsilon, delta, min(1.0, share * cycles[i]), -(-n // cycles[i]))
             return errors[i] * sigma
 
         place = int(np.argmin(rough))

@@ -59,12 +59,11 @@ def secret_loader(
         raise LoaderError(
             f"{_name(participation)} needs a loader that collates examples, got batch_size=None; set a batch_size"
         )
+    members = _members(loader, participation)
     if unit is None:
-        members = _members(loader, participation)
         Origins(loader.dataset).check_distinct(members)  # who is listed twice has two coins
         owned = Owned.each_its_own(members)
     else:
-        members = _members(loader, participation)
         owned = Owned.by(members, numbered(read_owners(loader, members, unit)))
     draws = Draws(participation, check_size(participation, len(owned)), source)
     if micro_batch is None and unit is None and type(participation) is TruncatedPoisson:

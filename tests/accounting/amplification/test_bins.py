@@ -14,9 +14,14 @@ from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon, bin
 from anyorder.accounting.amplification.bins_chain import Chain, _bridge, _spread_normal, _spread_weights, chain_law
 from anyorder.accounting.amplification.bins_fit import dominating_chains
 from anyorder.accounting.amplification.bins_nested import nested_above, nested_law
+from anyorder.accounting.amplification.calibrate import calibrate_amplified
+from anyorder.accounting.amplification.curve import Amplified
 from anyorder.accounting.amplification.exact import epochs_delta
+from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.gaussian import gdp_delta
 from anyorder.errors import ArgumentError
+from anyorder.participation import BallsInBins
+from anyorder.strategy import ToeplitzBanded
 
 POINTS = {1: 20001, 2: 801, 3: 101}
 
@@ -145,8 +150,8 @@ def test_a_step_of_the_bridge_counts_what_leaves_its_states():
     sums = bins_chain._partial_sums(chain)
     few = states[np.abs(states) < 1.2]  # so that much leaves
     start = first[np.abs(first) < 1.2]
-    held = np.zeros((len(few), len(sums), len(start)))
-    held[len(few) // 2, 40, len(start) // 2] = 1.0
+    held = np.zeros((len(start), len(few), len(sums)))
+    held[len(start) // 2, len(few) // 2, 40] = 1.0
     j, left = 2, 4
     at, zero = few[len(few) // 2], start[len(start) // 2]
     moved, over = bins_chain._step(chain, j, few, start, sums, held, False)
@@ -160,7 +165,7 @@ def test_a_step_of_the_bridge_counts_what_leaves_its_states():
     weight = math.exp(mean + var / 2) * ndtr((mean + var - few[-1]) / deviation)
     assert over == pytest.approx((sums[40] * above + left * weight) / 6, rel=1e-6)
     assert moved.sum() == pytest.approx(1.0, abs=1e-9)
-    assert moved.sum((1, 2)) @ few == pytest.approx(mean, abs=0.2)
+    assert moved.sum((0, 2)) @ few == pytest.approx(mean, abs=0.2)
 
 
 def test_what_leaves_the_grid_is_counted_and_means_stay():
@@ -382,3 +387,33 @@ def test_what_is_no_gram_matrix_is_refused():
             bins_delta(wrong, 1.0, 1.0)
     with pytest.raises(ArgumentError, match="sigma"):
         bins_epsilon(np.eye(2), 0.0, 1e-5)
+
+
+@pytest.mark.parametrize("bands", [1, 3, 6])
+def test_what_is_left_out_of_a_claim_does_not_count(bands):
+    c = 0.6 ** np.arange(bands)
+    k = bins_gram(ToeplitzBanded(c, 12), BallsInBins(2, 6)) / 2.25
+
+    def all_of_it(epsilon):
+        both = (
+            min(bins.delta_above(one, epsilon, falling=falling) for one in bins.above(k, math.sqrt(k.max())))
+            for falling in (False, True)
+        )
+        return min(max(both), gdp_delta(math.sqrt(k.max()), epsilon))
+
+    assert bins_epsilon(k, 1.0, 1e-4) == pytest.approx(bins.least_epsilon(all_of_it, 1e-4, 20.0), rel=2e-9)
+
+
+def test_coarse_grids_are_bounds_that_cost_more_epsilon():
+    for one in (Chain(8, 0.1, 0.2, 0.6, 0.7), nested_above(np.eye(6) * 0.5 + 0.2)):
+        for epsilon in (0.5, 2.0):
+            for falling in (False, True):
+                fine, coarse = (bins.delta_above(one, epsilon, falling=falling, coarse=c) for c in (1.0, bins.COARSE))
+                assert fine <= coarse < 2 * fine
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 4.0])
+def test_a_search_for_noise_ends_just_below_its_target(epsilon):
+    strategy, rule = ToeplitzBanded(0.6 ** np.arange(3), 12), BallsInBins(2, 6)
+    sigma = calibrate_amplified(strategy, rule, epsilon, 1e-4)
+    assert epsilon * (1 - 1e-4) <= Amplified(strategy, rule, sigma).epsilon(1e-4) <= epsilon

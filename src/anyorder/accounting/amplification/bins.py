@@ -11,6 +11,7 @@ max K 11^T, a single Gaussian: what the bins give if they are known. See docs/am
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, assert_never
 
@@ -25,11 +26,17 @@ from anyorder.accounting.amplification.bins_nested import Nested, nested_above, 
 from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
 from anyorder.errors import ArgumentError
 
-__all__ = ["bins_delta", "bins_epsilon", "bins_losses"]
+__all__ = [
+    "COARSE", "above", "bins_delta", "bins_epsilon", "bins_losses", "coarsely", "delta_above", "least_epsilon",
+    "scaled",
+]  # fmt: skip
 
 Floats = NDArray[np.float64]
 
 _LARGEST = 60.0  # of the diagonal of K: beyond, losses of some hundred, only the Gaussian is tried
+COARSE = 2.0  # gaps of grids that tell in general which K' and direction do not count: those bounds hold too
+_FINER = {Nested: 1.5, Chain: 5.0}  # a delta on coarse grids, beside the least, that a fine one may yet undercut
+_NEAR = 0.1  # of epsilon, between both grids
 _ROUND = 1e-9  # relative, of all sums of positive terms; and
 _FLOOR = 1e-13  # what a difference of two terms of order 1 may lose
 
@@ -45,7 +52,7 @@ def bins_delta(gram: Floats, sigma: float, epsilon: float) -> float:
     Cost: some seconds for the first epsilon of a matrix at b = 100, next to nothing for the next ones.
     Raises: ArgumentError.
     """
-    return _larger(*_checked(gram, sigma), _check.real("epsilon", epsilon))
+    return _larger(*scaled(gram, sigma), _check.real("epsilon", epsilon))
 
 
 def bins_epsilon(gram: Floats, sigma: float, delta: float) -> float:
@@ -55,13 +62,23 @@ def bins_epsilon(gram: Floats, sigma: float, delta: float) -> float:
     Returns: epsilon; inf never: that of the Gaussian whose bins are known is one.
     """
     delta = _check.probability("delta", delta)
-    k, mu = _checked(gram, sigma)
-    low, high = 0.0, gdp_epsilon(mu, delta) if mu else 0.0
-    if high == 0:
-        return 0.0
-    for _ in range(60):
+    k, mu = scaled(gram, sigma)
+    known = gdp_epsilon(mu, delta) if mu else 0.0
+    # from above, where most K' and the second direction hardly count, and no fine law of theirs is needed
+    high, rough = known, least_epsilon(lambda epsilon: coarsely(k, mu, epsilon), delta, known)
+    if rough < known and _larger(k, mu, rough) <= delta:
+        high = rough
+    step = _NEAR * rough
+    while high > step and _larger(k, mu, high - step) <= delta:
+        high -= step
+    return least_epsilon(lambda epsilon: _larger(k, mu, epsilon), delta, high, max(high - step, 0.0))
+
+
+def least_epsilon(at: Callable[[float], float], delta: float, high: float, low: float = 0.0) -> float:
+    """The least epsilon of a curve of delta, rounded up to 1e-9 of it, where `high` holds, and it is above `low`."""
+    for _ in range(60 if high else 0):
         middle = (low + high) / 2
-        if _larger(k, mu, middle) <= delta:
+        if at(middle) <= delta:
             high = middle
         else:
             low = middle
@@ -81,7 +98,7 @@ def bins_losses(pld: Any, gram: Floats, sigma: float, h: float, every: int = 1) 
     """
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots
 
-    k, mu = _checked(gram, sigma)
+    k, mu = scaled(gram, sigma)
     h = _check.positive("h", h)
     reach = min(mu * mu / 2 + 10 * mu, 600.0)
     ends = math.ceil(reach / h / _check.integer("every", every, low=1))
@@ -95,8 +112,8 @@ def bins_losses(pld: Any, gram: Floats, sigma: float, h: float, every: int = 1) 
     return pld.PrivacyLossDistribution(*found)
 
 
-def _checked(gram: Floats, sigma: float) -> tuple[Floats, float]:
-    """(K, mu of a Gaussian above it)."""
+def scaled(gram: Floats, sigma: float) -> tuple[Floats, float]:
+    """(K, mu of a Gaussian above it), of a Gram matrix and a noise multiplier. Raises: ArgumentError."""
     gram = np.asarray(gram, dtype=np.float64)
     sigma = _check.positive("sigma", sigma)
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not gram.size:
@@ -111,24 +128,34 @@ def _curve(k: Floats, mu: float, epsilons: Floats) -> Floats:
     """(2, m) delta of both directions at each epsilon: the least over all K'."""
     gaussian = np.array([_gaussian(mu, float(e)) for e in epsilons])
     found = np.stack([gaussian, gaussian])
-    for chain in _above(k.shape[0], k.tobytes(), mu):
+    for chain in above(k, mu):
         for row, falling in enumerate((False, True)):
-            deltas = [_delta(chain, float(e), falling) for e in epsilons]
+            deltas = [delta_above(chain, float(e), falling=falling) for e in epsilons]
             found[row] = np.minimum(found[row], deltas)
     return found
 
 
 def _larger(k: Floats, mu: float, epsilon: float) -> float:
-    """The larger of both directions at one epsilon; the law of the second only as far as it counts."""
-    chains = _above(k.shape[0], k.tobytes(), mu)
+    """The larger of both directions at one epsilon; the laws of the second only as far as they count."""
+    ranked = sorted(
+        ((delta_above(one, epsilon, falling=False, coarse=COARSE), i, one) for i, one in enumerate(above(k, mu))),
+        key=lambda found: found[:2],
+    )
     rising = falling = _gaussian(mu, epsilon)
-    for chain in chains:
-        rising = min(rising, _delta(chain, epsilon, falling=False))
-    for chain in chains:
-        if falling <= rising:
-            break
-        falling = min(falling, _delta(chain, epsilon, falling=True))
+    rising = min([rising, *(delta for delta, _, _ in ranked[:1])])
+    for delta, _, one in ranked:
+        if delta <= _FINER[type(one)] * rising:
+            rising = min(rising, delta_above(one, epsilon, falling=False))
+    for coarse in (COARSE, 1.0):
+        for _, _, one in ranked:
+            if falling > rising:
+                falling = min(falling, delta_above(one, epsilon, falling=True, coarse=coarse))
     return max(rising, falling)
+
+
+def coarsely(k: Floats, mu: float, epsilon: float) -> float:
+    """With against without, on coarse grids."""
+    return min([_gaussian(mu, epsilon), *(delta_above(x, epsilon, falling=False, coarse=COARSE) for x in above(k, mu))])
 
 
 def _gaussian(mu: float, epsilon: float) -> float:
@@ -137,30 +164,34 @@ def _gaussian(mu: float, epsilon: float) -> float:
     return delta if epsilon >= 0 else min(1.0, (-math.expm1(epsilon) + math.exp(epsilon) * delta) * (1 + 2.0**-50))
 
 
+def above(k: Floats, mu: float) -> tuple[Nested | Chain, ...]:
+    """The K' that are tried, those whose laws cost least first."""
+    return _above(k.shape[0], k.tobytes(), mu)
+
+
 @lru_cache(maxsize=4)
 def _above(b: int, data: bytes, mu: float) -> tuple[Nested | Chain, ...]:
-    """The K' that are tried, those whose laws cost least first."""
     if not 1e-6 < mu * mu < _LARGEST:
         return ()
     k = np.frombuffer(data).reshape(b, b)
     return nested_above(k), *(chain for chain in dominating_chains(k) if chain.v + chain.nu < 2 * _LARGEST)
 
 
-@lru_cache(maxsize=16)
-def _law(above: Nested | Chain, falling: bool) -> Law:
-    match above:
+@lru_cache(maxsize=32)
+def _law(one: Nested | Chain, falling: bool, coarse: float) -> Law:
+    match one:
         case Nested():
-            return nested_law(above, falling=falling)
+            return nested_law(one, falling=falling, coarse=coarse)
         case Chain():
-            return chain_law(above, falling=falling)
+            return chain_law(one, falling=falling, coarse=coarse)
         case _:
-            assert_never(above)
+            assert_never(one)
 
 
-def _delta(above: Nested | Chain, epsilon: float, falling: bool) -> float:
+def delta_above(one: Nested | Chain, epsilon: float, *, falling: bool, coarse: float = 1.0) -> float:
     """Of one direction, for one K': of the product of its own L with an independent Gaussian factor."""
-    law = _law(above, falling)
-    found = law.masses @ (_put if falling else _call)(law.values, epsilon, above.constant) + law.beyond
+    law = _law(one, falling, coarse)
+    found = law.masses @ (_put if falling else _call)(law.values, epsilon, one.constant) + law.beyond
     return min(1.0, float(found) * (1 + _ROUND) + _FLOOR)
 
 

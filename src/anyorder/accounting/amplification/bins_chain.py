@@ -61,39 +61,42 @@ class Law:
     beyond: float
 
 
-def chain_law(chain: Chain, *, falling: bool = False) -> Law:
+def chain_law(chain: Chain, *, falling: bool = False, coarse: float = 1.0) -> Law:
     """The law of L of a chain without its constant part: for with against without, or `falling`, the other way round.
 
+    Args:
+        coarse: how many times as wide the gaps of all grids are; on the safe side whatever it is.
     Cost: O(b F S^2 A) flops for S states, F first states and A partial sums, in general some 60, 25 and 1000.
     """
     b, v = chain.b, chain.v
-    states, first = _states(chain)
-    sums = _partial_sums(chain)
-    adds = _additions(states - v / 2, chain.nu, sums)
+    states, first = _states(chain, coarse)
+    sums = _partial_sums(chain, coarse)
+    adds = _additions(states - v / 2, chain.nu, sums, coarse)
     law, _, low = _spread(np.zeros(1), math.sqrt(v), first, falling)
     beyond = float(low[0]) if falling else float(ndtr(v**0.5 - first[-1] / v**0.5)) if v else 0.0
-    held = np.zeros((len(states), len(sums), len(first)))
-    held[np.searchsorted(states, first), 0, np.arange(len(first))] = law[:, 0]  # s_0 is a point of the grid of states
+    held = np.zeros((len(first), len(states), len(sums)))
+    held[np.arange(len(first)), np.searchsorted(states, first), 0] = law[:, 0]  # s_0 is a point of the grid of states
     for j in range(b):
         if j and v:
             held, more = _step(chain, j, states, first, sums, held, falling)
             beyond += more
         for i, (matrix, surplus) in enumerate(adds):
-            if held[i].any():
-                beyond += 0.0 if falling else float((surplus @ held[i]).sum()) / b
-                held[i] = matrix @ held[i]
-    return Law(sums / b, held.sum((0, 2)), beyond)
+            here = held[:, i]
+            if here.any():
+                beyond += 0.0 if falling else float((here @ surplus).sum()) / b
+                held[:, i] = (matrix @ here.T).T
+    return Law(sums / b, held.sum((0, 1)), beyond)
 
 
-def _states(chain: Chain) -> tuple[Floats, Floats]:
+def _states(chain: Chain, coarse: float = 1.0) -> tuple[Floats, Floats]:
     """The points of s_j, and those of s_0, every so many of them."""
     v, r = chain.v, chain.r
     if v == 0:
         return np.zeros(1), np.zeros(1)
     deviation = math.sqrt(v)
     high, low = v + _FAR * deviation, _FAR * deviation
-    gap = max(deviation * math.sqrt(1 - r * r) / _PER_STEP[_fine(chain)], (high + low) / _STATES)
-    every = max(1, round(_FIRST[_fine(chain)] * deviation / gap))
+    gap = coarse * max(deviation * math.sqrt(1 - r * r) / _PER_STEP[_fine(chain)], (high + low) / _STATES)
+    every = max(1, round(_FIRST[_fine(chain)] * coarse * deviation / gap))
     below, above = math.ceil(low / gap / every) * every, math.ceil(high / gap / every) * every
     points: Floats = np.arange(-below, above + 1) * np.float64(gap)
     return points, points[::every].copy()
@@ -104,11 +107,11 @@ def _fine(chain: Chain) -> bool:
     return chain.v < _LARGE and 2 * chain.v > chain.v + chain.nu + chain.constant
 
 
-def _partial_sums(chain: Chain) -> Floats:
+def _partial_sums(chain: Chain, coarse: float = 1.0) -> Floats:
     """0, and up to where next to nothing of L lies under either law; gaps rise with the sum."""
     k = chain.v + chain.nu
     knee = chain.b * _SHARE
-    gap = _GAP[k < _LARGE or chain.v == 0]
+    gap = coarse * _GAP[k < _LARGE or chain.v == 0]
     top = math.log(chain.b) + k / 2 + _FAR * math.sqrt(k)
     even = np.arange(0.0, 1.0, gap) * knee
     rest = np.arange(0.0, top - math.log(knee) + gap, gap)
@@ -172,29 +175,28 @@ def _bridge(chain: Chain, j: int) -> tuple[float, float, float]:
 def _step(
     chain: Chain, j: int, states: Floats, first: Floats, sums: Floats, held: Floats, falling: bool
 ) -> tuple[Floats, float]:
-    """(states, sums, first states) masses after the step of the bridge from s_(j - 1) to s_j; what left the grid.
+    """(first states, states, sums) masses after the step of the bridge from s_(j - 1) to s_j; what left the grid.
 
     Beyond the last state, where s > every state, all weights to come are at most e^s on average.
     """
     last, whence, deviation = _bridge(chain, j)
     means = last * states[:, None] + whence * first
     masses, above, below = _spread(means.ravel(), deviation, states, falling)
-    weights = held.sum(1).ravel()
+    weights = held.sum(2).T.ravel()
     if falling:
         gone = float(weights @ below)
     else:
-        partial = np.einsum("saf,a->sf", held, sums).ravel()
+        partial = (held @ sums).T.ravel()
         at = means.ravel() + deviation**2
         ahead = (chain.b - j) * np.exp(at - deviation**2 / 2) * ndtr((at - states[-1]) / deviation)
         gone = float(partial @ above + weights @ ahead) / chain.b
-    by_first = masses.reshape(len(states), *means.shape).transpose(2, 0, 1)  # (first, to, from)
-    moved = by_first @ held.transpose(2, 0, 1)
-    return np.ascontiguousarray(moved.transpose(1, 2, 0)), gone
+    by_first = np.ascontiguousarray(masses.reshape(len(states), *means.shape).transpose(2, 0, 1))  # (first, to, from)
+    return by_first @ held, gone
 
 
-def _additions(logs: Floats, nu: float, sums: Floats) -> list[tuple[sparse.csr_array, Floats]]:
+def _additions(logs: Floats, nu: float, sums: Floats, coarse: float = 1.0) -> list[tuple[sparse.csr_array, Floats]]:
     """For each state, the matrix of sum -> sum + e^log xi on the grid of sums, and what goes beyond its end."""
-    factors, masses, tail = _lognormal(nu, 4.0 if len(logs) == 1 else 1.0)
+    factors, masses, tail = _lognormal(nu, (4.0 if len(logs) == 1 else 1.0) / coarse)
     found = []
     for log in logs:
         target = sums[:, None] + math.exp(log) * factors

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable
 from functools import cache
-from math import exp, log, log1p
+from math import exp, inf, log, log1p
 
 from anyorder import _check
+from anyorder.accounting.amplification.bins_rough import likely_epsilon, rough_epsilon
 from anyorder.accounting.amplification.curve import Amplified
-from anyorder.accounting.amplification.methods import Method, MonteCarlo
+from anyorder.accounting.amplification.exact import rough_truncated
+from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld
+from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.amplification.values import Secret, default_method
 from anyorder.accounting.gaussian import NEIGHBOURS, gdp_mu
+from anyorder.accounting.secants import just_below
 from anyorder.errors import ArgumentError
+from anyorder.participation.sampled import BallsInBins, TruncatedPoisson
 from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import Strategy
 
@@ -18,6 +23,8 @@ __all__ = ["calibrate_amplified"]
 _TOLERANCE = 1e-4  # of the target epsilon
 _STEP = _TOLERANCE / 8  # of sigma
 _LOOKS = 16
+_SLOPE = -1.2  # of the logarithm of epsilon by that of sigma, at first
+_ROUGH = 1e-3  # of the target epsilon
 _CHANCE = 4e-3  # of the target epsilon, by samples
 _POWER = 1.5
 
@@ -57,7 +64,43 @@ def calibrate_amplified(
     high = log(NEIGHBOURS[neighbours] * sens / gdp_mu(epsilon, delta)) + _STEP
     if type(chosen) is MonteCarlo:
         return exp(_by_samples(curve, epsilon, delta, high))
-    return exp(_without_chance(curve, epsilon, delta, high))
+    start, slope = high - 0.4, _SLOPE
+    if neighbours != "replace-one":
+        for rough, tolerance in _rough(chosen, strategy, participation, epsilon, delta):
+            found = just_below(_beyond(rough, epsilon), start, slope, tolerance)
+            start, slope = found or (start, slope)
+    found = just_below(_beyond(lambda sigma: curve(log(sigma)).epsilon(delta), epsilon), start, slope, _TOLERANCE / 2)
+    return exp(_without_chance(curve, epsilon, delta, high) if found is None else found[0])
+
+
+def _beyond(epsilon_at: Callable[[float], float], epsilon: float) -> Callable[[float], float]:
+    """By how much, in logarithms, an epsilon at sigma is above the target, of the logarithm of sigma; falling."""
+
+    def beyond(log_sigma: float) -> float:
+        found = epsilon_at(exp(log_sigma))
+        over = log(found / epsilon) if found > 0 else -inf
+        return max(over, 1e-15) if found > epsilon else min(max(over, -50.0), 0.0)
+
+    return beyond
+
+
+def _rough(
+    method: Method, strategy: Strategy, order: Secret, epsilon: float, delta: float
+) -> list[tuple[Callable[[float], float], float]]:
+    """(epsilon at sigma as far as it is known quickly, how near the target a search by it goes), the quickest first."""
+    match method, order:
+        case Deterministic(), BallsInBins():
+            gram = bins_gram(strategy, order)
+            return [
+                (lambda sigma: rough_epsilon(gram, sigma, delta), 20 * _ROUGH),
+                (lambda sigma: likely_epsilon(gram, sigma, delta), _TOLERANCE / 2),
+            ]
+        case Pld(), TruncatedPoisson():
+            return [
+                (lambda sigma: rough_truncated(strategy, order, sigma, delta), _ROUGH),
+            ]
+        case _:
+            return []
 
 
 def _without_chance(curve: Callable[[float], Amplified], epsilon: float, delta: float, high: float) -> float:

@@ -30,7 +30,7 @@ alone, so that mu = sqrt(steps) / sigma holds too.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
 from typing import Any, assert_never
 
@@ -48,7 +48,7 @@ from anyorder.strategy import Strategy
 
 __all__ = [
     "cyclic_parts", "diagonal_kinds", "diagonal_losses", "epochs_delta", "epochs_epsilon", "group_sizes", "pld_delta",
-    "pld_epsilon", "ratio_of", "truncated_losses",
+    "pld_epsilon", "ratio_of", "rough_truncated", "truncated_losses",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
@@ -56,6 +56,7 @@ Known = TruncatedPoisson | BallsInBins | RandomAllocation
 
 _DOWN, _UP = 1 - 2.0**-50, 1 + 2e-10  # roundings of a deviation, and of an inverted loss distribution
 _POINTS = 5e5  # of a grid of losses
+_COARSE = 8.0  # times the interval of a grid, where it need not be near
 _FINE = 40  # points in a deviation of one epoch's loss
 
 
@@ -70,8 +71,8 @@ def cyclic_parts(strategy: Strategy, rule: CyclicPoisson | TruncatedPoisson, sig
     """
     sigma = _check.positive("sigma", sigma)
     check_fits(strategy, rule)
-    largest = math.sqrt(float(strategy.column_norms_squared().max()))
-    return sigma / largest * _DOWN, rule.sampling_probability, -(-rule.n // rule.cycle)
+    largest = math.sqrt(float(strategy.column_norms_squared().max())) * (1 + 2.0**-48)
+    return sigma / largest, rule.sampling_probability, -(-rule.n // rule.cycle)
 
 
 def pld_epsilon(strategy: Strategy, participation: Known, sigma: float, delta: float) -> float:
@@ -223,26 +224,45 @@ def _diagonals(strategy: Strategy, participation: BallsInBins | RandomAllocation
     return squares if type(participation) is RandomAllocation else squares.sum(axis=0, keepdims=True)
 
 
-def _truncated_epsilon(strategy: Strategy, rule: TruncatedPoisson, sigma: float, delta: float) -> float:
-    each, q, steps = cyclic_parts(strategy, rule, sigma)
-    known, rounding = gdp_epsilon(math.sqrt(steps) / each / _DOWN, delta), (2 * steps + 16) * 2.0**-53
+def rough_truncated(strategy: Strategy, rule: TruncatedPoisson, sigma: float, delta: float) -> float:
+    """About `pld_epsilon`, on a coarse grid, for searches over sigma."""
+    return _truncated_epsilon(strategy, rule, sigma, delta, coarse=_COARSE)
+
+
+def _truncated_epsilon(
+    strategy: Strategy, rule: TruncatedPoisson, sigma: float, delta: float, coarse: float = 1.0
+) -> float:
+    mu, rounding, losses = _truncated_parts(strategy, rule, sigma, coarse)
+    known = gdp_epsilon(mu, delta)
     if delta <= 2 * rounding or not 0 < known < math.inf:
         return known
-    found = [_truncated(each, q, steps, rule.batch_size, size) for size in group_sizes(rule)]
-    if any(losses is None for losses in found):
+    found = losses()
+    if any(one is None for one in found):
         return known
-    return min(known, max(float(losses.get_epsilon_for_delta(delta - rounding)) for losses in found) * _UP)
+    return min(known, max(float(one.get_epsilon_for_delta(delta - rounding)) for one in found) * _UP)
 
 
 def _truncated_delta(strategy: Strategy, rule: TruncatedPoisson, sigma: float, epsilon: float) -> float:
-    each, q, steps = cyclic_parts(strategy, rule, sigma)
-    known, rounding = gdp_delta(math.sqrt(steps) / each / _DOWN, epsilon), (2 * steps + 16) * 2.0**-53
+    mu, rounding, losses = _truncated_parts(strategy, rule, sigma)
+    known = gdp_delta(mu, epsilon)
     if known <= rounding:
         return known
-    found = [_truncated(each, q, steps, rule.batch_size, size) for size in group_sizes(rule)]
-    if any(losses is None for losses in found):
+    found = losses()
+    if any(one is None for one in found):
         return known
-    return min(known, max(max(0.0, float(x.get_delta_for_epsilon(epsilon))) for x in found) * _UP + rounding)
+    return min(known, max(max(0.0, float(one.get_delta_for_epsilon(epsilon))) for one in found) * _UP + rounding)
+
+
+def _truncated_parts(
+    strategy: Strategy, rule: TruncatedPoisson, sigma: float, coarse: float = 1.0
+) -> tuple[float, float, Callable[[], list[Any]]]:
+    """(mu of known batches, what transforms may take from delta, the loss distribution of each size of group)."""
+    each, q, steps = cyclic_parts(strategy, rule, sigma)
+
+    def losses() -> list[Any]:
+        return [_truncated(each, q, steps, rule.batch_size, size, coarse) for size in group_sizes(rule)]
+
+    return math.sqrt(steps) / each / _DOWN, (2 * steps + 16) * 2.0**-53, losses
 
 
 def group_sizes(rule: TruncatedPoisson) -> set[int]:
@@ -251,12 +271,12 @@ def group_sizes(rule: TruncatedPoisson) -> set[int]:
 
 
 @lru_cache(maxsize=4)
-def _truncated(sigma: float, q: float, steps: int, batch_size: int, size: int) -> Any:
+def _truncated(sigma: float, q: float, steps: int, batch_size: int, size: int, coarse: float = 1.0) -> Any:
     """The loss distribution of all steps for a group of `size` units; None where its grid cannot tell."""
     pld = _check.optional(
         "dp_accounting.pld.privacy_loss_distribution", extra="amplified", purpose="accounting for truncated batches"
     )
-    h = max(step_interval(sigma, q, steps), step_interval(sigma / 2, q, steps))
+    h = coarse * max(step_interval(sigma, q, steps), step_interval(sigma / 2, q, steps))
     if h > 100:  # losses in the millions
         return None
     return _truncated_steps(pld, sigma, q, steps, batch_size, size, h)
@@ -283,11 +303,11 @@ def _truncated_steps(pld: Any, sigma: float, q: float, steps: int, batch_size: i
 
 
 def diagonal_kinds(
-    strategy: Strategy, participation: BallsInBins | RandomAllocation, sigma: float
+    strategy: Strategy, participation: BallsInBins | RandomAllocation
 ) -> list[tuple[tuple[float, ...], int]]:
-    """(variances of the logarithms of a mean of lognormals, epochs of this kind), of a C whose columns are disjoint."""
-    return _kinds(_diagonals(strategy, participation) / sigma**2)
+    """(squared norms of the means of bins, epochs of this kind), of a C whose columns are disjoint."""
+    return _kinds(_diagonals(strategy, participation))
 
 
-def _kinds(variances: Floats) -> list[tuple[tuple[float, ...], int]]:
-    return list(Counter(tuple(row) for row in np.sort(variances, axis=1).tolist()).items())
+def _kinds(rows: Floats) -> list[tuple[tuple[float, ...], int]]:
+    return list(Counter(tuple(row) for row in np.sort(rows, axis=1).tolist()).items())

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from anyorder.accounting.amplification.bins import bins_losses
 from anyorder.accounting.amplification.curve import Amplified
-from anyorder.accounting.amplification.exact import diagonal_kinds, group_sizes, ratio_of, truncated_losses
+from anyorder.accounting.amplification.exact import diagonal_kinds, diagonal_losses, group_sizes, truncated_losses
 from anyorder.accounting.amplification.lognormals import LARGEST
 from anyorder.accounting.amplification.methods import Deterministic, MonteCarlo, Pld
 from anyorder.accounting.amplification.mixture import bins_gram
@@ -67,10 +67,10 @@ def curve_losses(curve: Amplified, size: int, pld: Any, h: float) -> Any:
         case Pld(), TruncatedPoisson():
             return truncated_losses(pld, strategy, order, sigma, size, h)
         case Pld(), BallsInBins() | RandomAllocation():
-            kinds = diagonal_kinds(strategy, order, sigma)
-            if not all(0 < max(kind) <= LARGEST for kind, _ in kinds):
+            kinds = diagonal_kinds(strategy, order)
+            if not all(0 < max(kind) / sigma**2 <= LARGEST for kind, _ in kinds):
                 return None
-            return _joined([ratio_of(kind).losses(pld, h).self_compose(count) for kind, count in kinds])
+            return _joined([diagonal_losses(pld, kind, sigma, h).self_compose(count) for kind, count in kinds])
         case Deterministic(), BallsInBins() | RandomAllocation():
             grams = _grams(strategy, order)
             mu = sqrt(max(float(gram.max()) for gram, _ in grams)) / sigma
