@@ -2,7 +2,8 @@
 
     python -m benchmarks.factorize --only bounds            what is missing of intervals and bounds
     python -m benchmarks.bins intervals                     the intervals alone, which no change of the bounds touches
-    python -m benchmarks.bins write                         the table of docs/amplification.md from the files
+    python -m benchmarks.bins table                         rows of the page's first table that are missing: minutes
+    python -m benchmarks.bins write                         both tables of docs/amplification.md from the files
 
 An interval is wrong with probability at most 1e-6 at either end. With 4000 samples it is some per cent wide, most where
 bins are independent or bands are few; of every tenth setting there is one of 40 000 samples too.
@@ -22,6 +23,8 @@ from numpy.typing import NDArray
 
 from anyorder import workload as W
 from anyorder.accounting.amplification.bins import bins_epsilon
+from anyorder.accounting.amplification.calibrate import calibrate_amplified
+from anyorder.accounting.amplification.methods import Deterministic
 from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.amplification.monte_carlo import MonteCarlo, bins_interval
 from anyorder.optimize import fit
@@ -32,6 +35,7 @@ from benchmarks._report import Row
 ROOT = Path(__file__).resolve().parent.parent
 INTERVALS = ROOT / "benchmarks" / "results" / "bins.jsonl"
 BOUNDS = ROOT / "benchmarks" / "results" / "bins_bounds.jsonl"
+TABLE = ROOT / "benchmarks" / "results" / "bins_table.jsonl"
 PAGE = ROOT / "docs" / "amplification.md"
 DELTA = 1e-5
 CLOSE = 1.05
@@ -39,6 +43,9 @@ SMALL = 0.02  # an epsilon below which nobody asks for per cent
 FAMILIES = ("independent", "banded", "blt", "tree")
 CASES, QUICK = 1000, 8
 FEW, MANY, EVERY = 4000, 40_000, 40  # samples; of the first four of each so many cases there are many
+
+SHAPE = (10, 100)  # epochs and bins of long runs
+LONG = ((1, 2.0), (8, 1.0), (8, 8.0), (16, 1.0), (16, 4.0), (32, 1.0), (32, 4.0), (100, 1.0), (100, 8.0), (None, 2.0))
 
 Floats = NDArray[np.float64]
 
@@ -92,11 +99,44 @@ def bounds(cases: int) -> None:
         _append(BOUNDS, {"case": case, "largest": setting["largest"], "bound": bound, "s": time.process_time() - start})
 
 
+def table() -> None:
+    """Long runs: the noise whose bound is an epsilon, and a certified interval at that noise."""
+    held = {(line["bands"], line["epsilon"]) for line in _read(TABLE)}
+    for bands, epsilon in LONG:
+        if (bands, epsilon) in held:
+            continue
+        strategy, order = _long(bands), BallsInBins(*SHAPE)
+        start = time.process_time()
+        sigma = calibrate_amplified(strategy, order, epsilon, DELTA, Deterministic())
+        took = time.process_time() - start
+        gram = bins_gram(strategy, order)
+        bound = bins_epsilon(gram, sigma, DELTA)
+        lower, upper = bins_interval(gram, sigma, DELTA, MonteCarlo(samples=MANY, failure=1e-6))
+        line = {"bands": bands, "epsilon": epsilon, "sigma": sigma, "bound": bound, "lower": lower, "upper": upper}
+        _append(TABLE, line | {"s": took})
+
+
+def _long(bands: int | None) -> Strategy:
+    k, b = SHAPE
+    order, work = FixedOrder(k * b, k, b), W.prefix_sum(k * b)
+    if bands is None:
+        return fit("blt", work, order, buffers=2)
+    return Independent(k * b) if bands == 1 else fit("toeplitz", work, order, bands=bands)
+
+
 def write() -> None:
-    """The table by family, on the page."""
+    """Both tables, on the page."""
+    long = ["| C | epsilon | bound | interval | above its lower end | calibrated in |", "|---|---|---|---|---|---|"]
+    for line in sorted(_read(TABLE), key=lambda line: LONG.index((line["bands"], line["epsilon"]))):
+        name = {None: "BLT, 2 buffers", 1: "independent"}.get(line["bands"], f"{line['bands']} bands")
+        long.append(
+            f"| {name} | {line['epsilon']:g} | {line['bound']:.3f} | {line['lower']:.3f} to {line['upper']:.3f} | "
+            f"{line['bound'] / line['lower'] - 1:.1%} | {line['s']:.0f} s |"
+        )
+    _put_between("long runs", long if len(long) > 2 else ["Not measured yet."])
     found = _together(range(CASES))
-    table = ["| C | settings | below | within 5 % of the upper end | of the lower | median, worst over the lower |"]
-    table += ["|---|---|---|---|---|---|"]
+    lines = ["| C | settings | below | within 5 % of the upper end | of the lower | median, worst over the lower |"]
+    lines += ["|---|---|---|---|---|---|"]
     for family in FAMILIES:
         for samples in (FEW, MANY):
             some = [c for c in found if c["family"] == family and c["samples"] == samples and c["upper"] > SMALL]
@@ -104,15 +144,20 @@ def write() -> None:
                 continue
             upper, lower = (np.array([c["bound"] / max(c[end], SMALL) for c in some]) for end in ("upper", "lower"))
             below = sum(c["bound"] < c["lower"] for c in some)
-            table.append(
+            lines.append(
                 f"| {family}, {samples} samples | {len(some)} | {below} | {np.mean(upper <= CLOSE):.0%} | "
                 f"{np.mean(lower <= CLOSE):.0%} | {np.median(lower) - 1:.1%}, {lower.max() - 1:.1%} |"
             )
+    _put_between("settings", lines)
+
+
+def _put_between(name: str, lines: list[str]) -> None:
+    """The lines in their place on the page."""
     text = PAGE.read_text(encoding="utf-8")
-    mark = r"(<!-- settings -->\n).*?(\n<!-- end of settings -->)"
-    assert re.search(mark, text, re.DOTALL), "the page has no place for the table"
-    lines = "\n" + "\n".join(table) + "\n"
-    PAGE.write_text(re.sub(mark, lambda m: m[1] + lines + m[2], text, flags=re.DOTALL), encoding="utf-8")
+    mark = rf"(<!-- {name} -->\n).*?(\n<!-- end of {name} -->)"
+    assert re.search(mark, text, re.DOTALL), f"the page has no place for {name}"
+    put = "\n" + "\n".join(lines) + "\n"
+    PAGE.write_text(re.sub(mark, lambda m: m[1] + put + m[2], text, flags=re.DOTALL), encoding="utf-8")
 
 
 def _together(cases: range) -> list[dict[str, Any]]:
@@ -165,4 +210,6 @@ def _append(path: Path, line: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    {"intervals": lambda: intervals(CASES, many=True), "bounds": lambda: bounds(CASES), "write": write}[sys.argv[1]]()
+    {"intervals": lambda: intervals(CASES, many=True), "bounds": lambda: bounds(CASES), "table": table, "write": write}[
+        sys.argv[1]
+    ]()

@@ -107,7 +107,7 @@ def test_what_transforms_may_lose_is_counted_against_the_claim(monkeypatch):
         def get_delta_for_epsilon(self, _):
             return 1e-7
 
-    monkeypatch.setattr(poisson, "_losses", lambda _: Losses())
+    monkeypatch.setattr(poisson, "_losses", lambda *_: Losses())
     lost = (4 + 16 * 3) * 2.0**-53
     parts = [(1.0, 0.1, 3), (2.0, 1.0, 1)]
     assert 1.0 < poisson.mixed_epsilon(parts, 1e-5) <= 1.0 + 1e-9  # up, for the rounding of the losses themselves
