@@ -4,6 +4,7 @@
     python -m benchmarks.factorize --quick    small sizes
     python -m benchmarks.factorize --only references    every reference value beside ours, into docs/references.md
     python -m benchmarks.factorize --only amplified     secret orders: hours; with --write, docs/amplified.md
+    python -m benchmarks.factorize --only fits          fits to amplified claims; with --write, into docs/choosing.md
     python -m benchmarks.factorize --only bounds        bounds for balls in bins beside certified intervals
 
 Errors are root mean square (or root maximum), sensitivity included; times are of one run after one to warm up, nothing
@@ -26,7 +27,7 @@ from anyorder import workload as W
 from anyorder.optimize import choose, fit, fit_dense, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
 from anyorder.strategy import BLT, Banded, BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree
-from benchmarks import amplified, bins, references
+from benchmarks import amplified, bins, fits, references
 from benchmarks._peers import interpreter
 from benchmarks._report import Row, add_options, seconds, show
 
@@ -38,13 +39,15 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, PARTS)
-    parser.add_argument("--write", action="store_true", help="of amplified: write docs/amplified.md")
+    parser.add_argument(
+        "--write", action="store_true", help="of amplified: docs/amplified.md; of fits: the table of docs/choosing.md"
+    )
     chosen = parser.parse_args()
     os.environ["ANYORDER_CACHE"] = "off"
-    parts = chosen.only or [part for part in PARTS if part not in ("amplified", "bounds")]
+    parts = chosen.only or [part for part in PARTS if part not in ("amplified", "bounds", "fits")]
     show(rows(parts, quick=chosen.quick), chosen.json)
-    if chosen.write:
-        amplified.write()
+    for write in [WRITES[part] for part in parts if part in WRITES] if chosen.write else []:
+        write()
 
 
 def rows(parts: list[str], *, quick: bool) -> Iterator[Row]:
@@ -232,7 +235,9 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "references": references.rows,
     "amplified": amplified.rows,
     "bounds": bins.rows,
+    "fits": fits.rows,
 }
+WRITES: dict[str, Callable[[], None]] = {"amplified": amplified.write, "fits": fits.write}
 
 
 if __name__ == "__main__":
