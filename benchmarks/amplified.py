@@ -297,6 +297,8 @@ def write() -> None:
     parts = [HEAD, _verdict(cells)]
     for k, b in SETTINGS:
         for workload in WORKLOADS:
+            if not any((case.k, case.b, case.workload) == (k, b, workload) for _, case in cells):
+                continue
             parts += [f"\n## {workload}, {k} epochs of {b} steps\n", _table(cells, k, b, workload)]
     PAGE.write_text("\n".join([*parts, ""]), encoding="utf-8")
 

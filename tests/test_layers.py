@@ -11,8 +11,8 @@ import anyorder
 
 ROOMS = [
     "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library", "workload",
-    "participation", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger", "_draws",
-    "sampling", "_trusted", "_fits", "_orders", "_mechanism", "plan", "realised", "planner_orders", "planner",
+    "participation", "_orders", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger",
+    "_draws", "sampling", "_trusted", "_fits", "_mechanism", "plan", "realised", "planner_orders", "planner",
     "receipt", "certificate", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
     "report", "run", "planner_page", "cli", "__main__",
 ]  # fmt: skip

@@ -49,7 +49,7 @@ def calibrate_amplified(
         neighbours: of the claim.
     Returns: sigma; the claim's epsilon lies in [epsilon (1 - 1e-4), epsilon], in general, and is never above. By
         samples it lies in [epsilon (1 - 4e-3), epsilon], in general.
-    Cost: about ten times that of the claim.
+    Cost: some three times that of the claim, by the deterministic bound or a loss distribution; by samples ten times.
     Raises: ArgumentError; PlanError where the order is not accounted with this C.
     """
     epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
@@ -67,7 +67,7 @@ def calibrate_amplified(
     start, slope = high - 0.4, _SLOPE
     if neighbours != "replace-one":
         for rough, tolerance in _rough(chosen, strategy, participation, epsilon, delta):
-            found = just_below(_beyond(rough, epsilon), start, slope, tolerance)
+            found = just_below(_beyond(rough, epsilon), start, slope, tolerance, looks=6)
             start, slope = found or (start, slope)
     found = just_below(_beyond(lambda sigma: curve(log(sigma)).epsilon(delta), epsilon), start, slope, _TOLERANCE / 2)
     return exp(_without_chance(curve, epsilon, delta, high) if found is None else found[0])
