@@ -298,7 +298,7 @@ def write() -> None:
     parts = [HEAD, _verdict(cells)]
     for k, b in SETTINGS:
         for workload in WORKLOADS:
-            if not any((case.k, case.b, case.workload) == (k, b, workload) for _, case in cells):
+            if not any(_whole(cells, Case(k, b, workload, epsilon)) for epsilon in EPSILONS):
                 continue
             parts += [f"\n## {workload}, {k} epochs of {b} steps\n", _table(cells, k, b, workload)]
     PAGE.write_text("\n".join([*parts, ""]), encoding="utf-8")
@@ -324,7 +324,7 @@ def _number(value: float) -> str:
 def _verdict(cells: dict[tuple[str, Case], Found]) -> str:
     """For each of ours, in how many cells it is at least as good as each peer, and where not."""
     cases = [Case(k, b, w, e) for k, b in SETTINGS for w in WORKLOADS for e in EPSILONS]
-    whole = [case for case in cases if all((name, case) in cells for name in (*BINS, *CYCLIC, *PEERS))]
+    whole = [case for case in cases if _whole(cells, case)]
     if not whole:
         return "**At least as good everywhere as every peer?** Not measured yet."
     best = {case: min(cells[name, case].error for name in (*BINS, *CYCLIC)) for case in whole}
@@ -341,6 +341,10 @@ def _verdict(cells: dict[tuple[str, Case], Found]) -> str:
         far = f"; at worst {100 * (worst - 1):.1f} % above the best peer" if lost else ""
         lines.append(f"- {name}: {len(whole) - len(lost)}{far}{_where(lost)}")
     return "\n".join(lines)
+
+
+def _whole(cells: dict[tuple[str, Case], Found], case: Case) -> bool:
+    return all((name, case) in cells for name in (*BINS, *CYCLIC, *PEERS))
 
 
 def _where(cases: list[Case]) -> str:
