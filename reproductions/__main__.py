@@ -12,11 +12,14 @@ import argparse
 import sys
 from types import ModuleType
 
-from reproductions import _page, kairouz2021, smith_lecture
+from reproductions import _page, denisov2022, huang2023, kairouz2021, smith_lecture, zhang2021
 from reproductions._claims import Figure, Kept, Run, found, line, results, write
 
 PAPERS: dict[str, ModuleType] = {
     "kairouz2021": kairouz2021,
+    "denisov2022": denisov2022,
+    "zhang2021": zhang2021,
+    "huang2023": huang2023,
     "smith": smith_lecture,
 }
 """In the order of the page. Each has TITLE and FIGURES."""

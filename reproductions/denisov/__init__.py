@@ -1,0 +1,1 @@
+"""Parts of `reproductions.denisov2022`."""

@@ -1,0 +1,1 @@
+"""Parts of `reproductions.huang2023`."""

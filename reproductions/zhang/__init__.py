@@ -1,0 +1,1 @@
+"""Parts of `reproductions.zhang2021`."""
