@@ -220,7 +220,14 @@ def test_accuracies_of_owners_turn_the_verdicts():
     assert verdict(found, "with more than 128 owners joint DP is better") == "fails"
     assert verdict(tables.judge4(worse), "n = 256, epsilon 1: joint DP outperforms") == "fails"
     assert verdict(tables.judge_epsilons(worse), "for epsilon <= 10 joint DP is better") == "fails"
-    assert verdict(tables.judge_epsilons(worse), "at large epsilon full DP") == "holds, scaled down"
+    assert verdict(tables.judge_epsilons(worse), "at large epsilon full DP is") == "holds, scaled down"
+
+
+def test_missing_runs_are_not_judged():
+    few = runs.Found({cell: x for cell, x in runs.kept().items() if cell.n in (16, 64, 128, 256) and cell.epsilon == 1})
+    found = list(tables.judge1(few))
+    assert verdict(found, "with more than 128 owners") == "holds, scaled down"
+    assert {claim.verdict for claim in tables.judge_epsilons(few)} == {"not tried"}
 
 
 def test_layers_turn_the_verdicts():

@@ -26,6 +26,7 @@ ONLY_JOINT = "python -m benchmarks.federated --only joint"
 ALL_OWNERS = (4, 16, 64, 128, 256, 512)
 EPSILONS = (1.0, 10.0, 100.0)  # of 1, 2, 5, 10, 100
 DATASETS = ("mnist", "fashion_mnist")
+SEEDS = 3
 SILO, FED_AVG, FULL, JOINT = "silo", "fed_avg", "full_dp", "two_phase"
 
 
@@ -149,6 +150,16 @@ class Found:
                 f"no run of {mode} with {n} owners on {dataset}, epsilon {epsilon:g}: {ONLY_JOINT}; {MEASURED}"
             )
         return [value for _, value in cells]
+
+    def seeds(self, dataset: str, n: int, mode: str, *, epsilon: float = 1.0, records: int = 1) -> int:
+        """How many runs are on file."""
+        return sum(cell[:5] == (dataset, n, mode, epsilon, records) for cell in self._runs)
+
+    def owners(self, modes: tuple[str, ...], wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Those numbers of owners that are measured in all modes, on both data sets, with all seeds."""
+        return tuple(
+            n for n in wanted if all(self.seeds(dataset, n, mode) >= SEEDS for dataset in DATASETS for mode in modes)
+        )
 
     def mean(self, dataset: str, n: int, mode: str, **options: Any) -> float:
         """Over seeds."""

@@ -338,7 +338,7 @@ def theorem1(run: Run) -> Iterator[Claim]:
         "The statement for n without end is not refuted by that",
         value=[sparse, dense, records],
     )
-    touched = max(np.count_nonzero(erm.gradient(data.group(i), rng.standard_normal(p))) for i in range(groups))
+    touched = max(int(np.count_nonzero(erm.gradient(data.group(i), rng.standard_normal(p)))) for i in range(groups))
     yield Claim(
         place="Lemma 7",
         statement="a generalised linear model's gradient has the support of its input",
