@@ -148,8 +148,8 @@ def judge1(found: Found) -> Iterator[Claim]:
         found,
         ALL_OWNERS,
         "DP-SGD on all records does not depend on who owns them, and is above theirs at every n, by up to "
-        f"{100 * max(far.values()):.0f} points. Optimiser, rate, batch, noise multiplier, accountant and what is clipped "
-        "are not told, so what they ran cannot be run again",
+        f"{100 * max(far.values()):.0f} points. Optimiser, rate, batch, noise multiplier, accountant and what is "
+        "clipped are not told, so what they ran cannot be run again",
     )
 
 
