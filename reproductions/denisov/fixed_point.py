@@ -262,7 +262,7 @@ def descend(M: Floats, *, loss: float, seconds: float) -> tuple[list[float], lis
 
 def figure4(run: Run) -> Iterator[Claim]:
     """Time to a loss within 1 % of the optimum."""
-    n, most = (64, 3.0) if run.quick else (256, 60.0)
+    n, most = (64, 1.0) if run.quick else (256, 20.0)
     ratios, told, curves = {}, [], {}
     for name, A in list(workloads(n).items())[:2]:
         M = gram(A)
