@@ -93,8 +93,8 @@ def peaks(curve: Floats) -> int:
 
 
 def shown(n: int, workload: Workload) -> Curves:
-    """At most 129 points of each curve: every (n / 128)-th iterate, a power of two, so that the tree's steps show."""
-    every = max(1, n // 128)
+    """At most 65 points of each curve: every (n / 64)-th iterate, a power of two, so that the tree's steps show."""
+    every = max(1, n // 64)
     at = sorted({*range(every - 1, n, every), n - 1})
     return Curves(
         "iterate",
