@@ -163,3 +163,17 @@ def test_a_page_that_was_left_stops_its_question():
 
 async def collect(worker: Worker, question: dict) -> list[dict]:
     return [piece async for piece in worker.ask(question)]
+
+
+def test_the_process_takes_no_module_from_where_it_is_started(tmp_path, monkeypatch):
+    (tmp_path / "queue.py").write_text("raise ImportError('of the folder')\n")
+    monkeypatch.chdir(tmp_path)
+
+    async def pieces() -> list[dict[str, object]]:
+        worker = Worker(60)
+        found = [piece async for piece in worker.ask({"kind": "plan", "asked": 3})]
+        await worker.close()
+        return found
+
+    (piece,) = asyncio.run(pieces())
+    assert "a question must be an object" in str(piece["message"])

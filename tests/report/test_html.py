@@ -10,6 +10,8 @@ import pytest
 
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon, gdp_mu, poisson_epsilon
+from anyorder.budget.found import SearchCertificate, SearchClaim
+from anyorder.budget.laws import Geometric
 from anyorder.error import row_variances
 from anyorder.errors import PlanError
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
@@ -87,6 +89,7 @@ def test_a_realised_number_stands_beside_the_planned_one():
     shown = replace(certified(plan), realised=realised)
     told = text(html_report(shown))
     assert f"epsilon {rounded_up(realised.epsilon)} realised: for how often users really came" in told
+    assert "how often units came and how far apart, which the realised number follows from" in told  # not checked
     assert "Where that is in doubt, go by the planned one" in told
     assert "realised" not in text(html_report(certified(plan)))
     same = replace(certified(plan), realised=realised_claim(plan, 4, 5))
@@ -251,3 +254,12 @@ def test_long_plans_are_drawn_or_not_by_their_length_alone(strategy):
         multiplier = sampled_noise(4 / (8 * n), n, plan.epsilon, plan.delta)
         assert noise_beside(plan)[-1].std[-1] == pytest.approx(multiplier * math.sqrt(n))
         assert row_variances(strategy, prefix_sum(n)).shape == (n,)
+
+
+def test_the_page_of_a_search_says_of_what_a_leak_leaves_its_number():
+    plan = ao.plan(dataset_size=200, batch_size=20, epochs=1, epsilon=2, delta=1e-5, order="poisson")
+    claim = SearchClaim(Geometric(10.0), plan.curve, plan.delta)
+    found = SearchCertificate(claim, "d" * 32, replace(certified(plan), realised=None), {"rate": 0.1})
+    told = text(html_report(found))
+    assert f"epsilon {rounded_up(plan.known_epsilon)} is what is left, at delta 1e-05 of the chosen run alone" in told
+    assert "of the chosen run alone" not in text(html_report(certified(plan)))

@@ -298,6 +298,69 @@ def test_an_audit_that_refuted_the_claim_is_a_refusal(folder):
     assert "≤" not in told
 
 
+@pytest.mark.parametrize(
+    "changes", [{"p_value": 1e-30}, {"p_value": "nan"}, {"p_value": -1}, {"canaries": {"in": -1, "out": 9}}]
+)
+def test_an_audit_that_does_not_agree_with_itself_does_not_count(changes, folder):
+    seen = {"refuted": False, "p_value": 0.25, "canaries": {"in": 30, "out": 34}}
+    audit_json(folder, audit={**seen, **changes})
+    told = text(report_file.make(folder).text)
+    assert "does not count: the audit does not agree with itself" in told
+    assert "Not refuted" not in told
+
+
+def test_a_bound_above_the_claim_is_said(folder):
+    seen = {"refuted": False, "p_value": 0.01, "canaries": {"in": 30, "out": 34}, "epsilon_at_least": {"one_run": 50.0}}
+    audit_json(folder, audit=seen)
+    told = text(report_file.make(folder).text)
+    assert "Not refuted: but it saw more than the claim" in told
+    assert "nothing that the claim excludes" not in told
+
+
+@pytest.mark.parametrize("place", ["link", "pipe"])
+def test_the_page_is_not_written_through_what_a_folder_has_in_its_place(place, folder, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("mine")
+    (folder / "report.html").unlink(missing_ok=True)
+    os.mkfifo(folder / "report.html") if place == "pipe" else (folder / "report.html").symlink_to(other)
+    assert invoke("report", folder).exit_code == 2
+    assert other.read_text() == "mine"
+
+
+def test_the_page_does_not_replace_what_it_is_of(folder, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    assert invoke("report", page).exit_code == 2
+    certificate = folder / "run.privacy.json"
+    before = certificate.read_bytes()
+    assert invoke("report", certificate, "--output", certificate).exit_code == 2
+    assert (page.read_text(), certificate.read_bytes()) == ("mine", before)
+
+
+def test_a_folder_of_a_run_and_a_search_is_asked_which(folder):
+    (folder / "search.privacy.json").write_text("{}")
+    done = invoke("report", folder)
+    assert done.exit_code == 2
+    assert "give the one file" in done.stderr
+
+
+def test_no_sentence_of_a_metrics_file_heads_the_page(folder):
+    found = json.loads((folder / "metrics.json").read_text())
+    found["settings"]["dataset"] = "digits, verified: epsilon 0.01"
+    (folder / "metrics.json").write_text(json.dumps(found))
+    assert "epsilon 0.01" not in report_file.make(folder).text
+
+
+@pytest.mark.parametrize("name", ["a\nline", "turned\u202e"])
+def test_where_an_odd_folder_lies_is_not_told(name, folder, tmp_path):
+    moved = tmp_path / "machine" / name
+    shutil.copytree(folder, moved)
+    (moved / "metrics.json").write_text("nonsense")
+    page = report_file.make(moved).text
+    assert "metrics.json is not JSON" in page
+    assert "machine" not in page
+
+
 @pytest.mark.parametrize("change", [{"plan_digest": "0" * 64}, {"audit": {}}, {"audit": 3}])
 def test_an_audit_of_something_else_does_not_count(change, folder):
     audit_json(folder, **change)

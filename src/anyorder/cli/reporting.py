@@ -1,5 +1,6 @@
 """`anyorder report`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -45,8 +46,11 @@ def report(
     """
     made = report_file.make(path, large=large)
     place = output or (path / report_file.REPORT if path.is_dir() else path.with_suffix(".html"))
+    if place.exists() and os.path.samefile(place, path):
+        raise ArgumentError(f"output must be another file than {path}, which is what the report is of")
     try:
-        place.write_text(made.text, encoding="utf-8")
+        with open(place, "w", encoding="utf-8", opener=_own if output is None else None) as file:
+            file.write(made.text)
     except OSError as problem:
         raise ArgumentError(f"cannot write the report {place}: {problem.strerror or problem}") from problem
     if as_json:
@@ -57,3 +61,8 @@ def report(
     if made.problem is not None:
         fail(f"NOT verified, as {place} says: {made.problem}", 1)
     Console().print(f"report: {place}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _own(place: str, flags: int) -> int:
+    """Open a place that nobody named: a link or a pipe that a stranger's folder has there is not followed."""
+    return os.open(place, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

@@ -118,7 +118,7 @@ class Worker:
     async def _started(self) -> Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "anyorder.planner_page.child", stdin=PIPE, stdout=PIPE, limit=_LINE
+                sys.executable, "-P", "-m", "anyorder.planner_page.child", stdin=PIPE, stdout=PIPE, limit=_LINE
             )
         return self._process
 

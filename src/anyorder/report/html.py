@@ -110,6 +110,8 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
     plan = claim.plan if isinstance(claim, Certificate) else claim.public()
     certificate = claim if isinstance(claim, Certificate) else None
     checked, unseen = verdict(Verification(plan, certificate))
+    if certificate is not None and certificate.realised is not None:
+        unseen.append("how often units came and how far apart, which the realised number follows from")
     title = shown.title or ("A training run" if certificate is not None else "A plan, which has not run")
     drawn = [noise_figure(plan), curve_figure(plan), order_figure(plan)]
     if shown.accuracy:
@@ -124,7 +126,7 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
         _training(shown),
         tag("h2", "What the promise rests on"), tag("ul", *map(_item, assumptions(plan, certificate))),
         tag("h2", "What it does not say"), tag("ul", *map(_item, limits(plan))),
-        tag("h2", "Audit"), _audit(shown.audit),
+        tag("h2", "Audit"), _audit(shown.audit, plan.epsilon),
         tag("h2", "Budget and search"), _budget(shown),
         *_verifying(checked, unseen), _digests(plan, certificate),
     )  # fmt: skip
@@ -152,8 +154,8 @@ def _headline(plan: Plan, certificate: Certificate | None) -> Html:
     realised = None if certificate is None else certificate.realised
     if realised is not None and rounded_up(realised.epsilon) != rounded_up(plan.epsilon):
         cells.append(
-            _cell(f"epsilon {rounded_up(realised.epsilon)}", f"realised: for how often {plan.unit}s really came; it "
-                  "rests on more than the planned number does")
+            _cell(f"epsilon {rounded_up(realised.epsilon)}", f"realised: for how often {plan.unit}s really came, as "
+                  "the file says and nothing here checks; it rests on more than the planned number does")
         )  # fmt: skip
     told = f"The promise, for one {plan.unit}: all that came out of this run tells others at most so much about it."
     if certificate is None:
@@ -175,15 +177,20 @@ def _training(shown: Shown) -> Html:
     return join(tag("h2", "The training"), note, _list([(name, [text]) for name, text in rows]))
 
 
-def _audit(found: Attacked | None) -> Html:
+def _audit(found: Attacked | None, claimed: float) -> Html:
     if found is None:
         return tag(
             "p", "No audit is kept here. An audit attacks a run of the same plan with planted gradients, and sees "
             "whether the claim can be refuted: ", tag("code", "anyorder audit run FOLDER --out AUDIT"),
             ", then copy its ", tag("code", "audit.json"), " into the folder of the run and make the report again.",
         )  # fmt: skip
+    told = "the attack saw nothing that the claim excludes. That is no proof of the claim."
+    if found.at_least is not None and found.at_least > claimed:
+        told = (
+            "but it saw more than the claim, as up to one true claim of twenty has it: audit again, with more canaries."
+        )
     rows = [
-        ("Verdict", ["Not refuted: the attack saw nothing that the claim excludes. That is no proof of the claim."]),
+        ("Verdict", [f"Not refuted: {told}"]),
         ("Attack", [f"{found.canaries} planted gradients, each in or out by a secret coin"]),
         ("p-value of the claim", [f"{found.p_value:.2g}"]),
     ]
@@ -238,7 +245,7 @@ def _search_page(found: SearchCertificate, shown: Shown) -> str:
     body: list[str] = []
     if best is not None:
         body = [
-            tag("h2", "Who is protected, and from whom"), _list(whom(best.plan)),
+            tag("h2", "Who is protected, and from whom"), _list(whom(best.plan, searched=True)),
             tag("h2", "Pictures of the chosen run"), figures(noise_figure(best.plan), order_figure(best.plan)),
             tag("h2", "What the promise rests on"), tag("ul", *map(_item, assumptions(best.plan, None))),
             tag("h2", "What it does not say"), tag("ul", *map(_item, limits(best.plan))),

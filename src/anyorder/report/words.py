@@ -77,8 +77,12 @@ def best_guess(epsilon: float, delta: float, mu: float | None) -> Guess:
     return Guess(right, min(1.0, grown * wrong + delta, 1 - (1 - delta - wrong) / grown))
 
 
-def whom(plan: Plan) -> list[tuple[str, list[str]]]:
-    """(question, answers): who is protected, against whom, and who may know the order."""
+def whom(plan: Plan, *, searched: bool = False) -> list[tuple[str, list[str]]]:
+    """(question, answers): who is protected, against whom, and who may know the order.
+
+    Args:
+        searched: whether the plan is that of the run that a search chose, whose promise is the search's.
+    """
     unit = plan.unit
     return [
         ("Who is protected", [_unit_words(plan)]),
@@ -90,7 +94,7 @@ def whom(plan: Plan) -> list[tuple[str, list[str]]]:
             "Not against who runs the training: the program sees the data itself. Not against who has the checkpoint, "
             "which holds the key of the noise, or the evidence, which says who took part when.",
         ]),
-        ("Who knows the order", _order_words(plan)),
+        ("Who knows the order", _order_words(plan, searched)),
     ]  # fmt: skip
 
 
@@ -125,7 +129,7 @@ def _neighbour_words(plan: Plan) -> str:
             raise AssertionError(plan.neighbours)
 
 
-def _order_words(plan: Plan) -> list[str]:
+def _order_words(plan: Plan, searched: bool) -> list[str]:
     if not plan.participation.secret:
         return [
             "Everybody may know it, and who was in which step: the promise does not rest on any secret in the order."
@@ -140,7 +144,8 @@ def _order_words(plan: Plan) -> list[str]:
         "Nobody but the sampler: who was in which step was drawn by secret coins, and the promise rests on "
         "their staying secret.",
         f"If the batches became known (from a log, from how long steps took, from who went offline), {known} is "
-        f"what is left, at delta {plan.delta:g}.",
+        f"what is left, at delta {plan.delta:g}"
+        + (" of the chosen run alone; of the promise of the whole search less is left." if searched else "."),
     ]
 
 

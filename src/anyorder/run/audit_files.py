@@ -1,9 +1,11 @@
 """What an audit leaves: audit.json, its picture, and the certificate of the run that was audited."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 from anyorder._sealed import brief, load_json, save_json
+from anyorder.audit.result import REFUTED
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.plan import Plan
 from anyorder.report.html import Attacked
@@ -62,11 +64,16 @@ def found(path: str | Path, plan: Plan) -> tuple[Attacked, str | None]:
     try:
         seen = data["audit"]
         refuted, p_value = seen["refuted"], float(seen["p_value"])
-        count = int(seen["canaries"]["in"]) + int(seen["canaries"]["out"])
+        counts = int(seen["canaries"]["in"]), int(seen["canaries"]["out"])
         bound = seen.get("epsilon_at_least", {}).get("one_run")
         at_least = None if bound is None else float(bound)
-    except (AttributeError, KeyError, TypeError, ValueError) as problem:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
         raise CertificateError(f"the audit has no verdict: {brief(problem)}") from problem
+    if (refuted is False and not REFUTED <= p_value <= 1) or min(counts) < 0 or math.isnan(at_least or 0.0):
+        raise CertificateError(
+            "the audit does not agree with itself: its verdict is not that of its p-value and counts"
+        )
+    count = sum(counts)
     attacked = Attacked(canaries=count, p_value=p_value, at_least=at_least)
     if refuted is not False:
         return attacked, f"an audit of this plan, with {count} canaries, refuted its claim (p = {p_value:.2g})"

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from anyorder._sealed import mentions, read_json
+from anyorder._sealed import mentions, printable, read_json
 from anyorder.budget.found import FORMAT as SEARCH_FORMAT
 from anyorder.budget.found import SearchCertificate
 from anyorder.budget.search_folder import CERTIFICATE as SEARCH
@@ -28,6 +28,7 @@ _SETTINGS = {  # those of a run that a reader asks for; no path, no seed
     "availability": "who is there",
 }  # fmt: skip
 _WORD = re.compile(r"[\w.,:+ -]{1,80}", re.ASCII)
+_NAME = re.compile(r"[\w.:+-]{1,60}", re.ASCII)  # no sentence: it stands at the head of the page
 _ID = re.compile(r"[0-9a-f]{8,64}")
 _MOST_POINTS = 10_000
 
@@ -75,6 +76,8 @@ def make(path: str | Path, *, large: bool = False) -> Made:
         if not path.exists():
             raise ArgumentError(f"there is no file or folder {path}: give the folder of a run, or its certificate")
         return _of_file(path, large)
+    if (path / folder.CERTIFICATE).exists() and (path / SEARCH).exists():
+        raise ArgumentError(f"{path} holds {folder.CERTIFICATE} and {SEARCH}: give the one file that the report is of")
     if (path / folder.CERTIFICATE).exists():
         return _of_run(path, large)
     if (path / SEARCH).exists():
@@ -130,7 +133,9 @@ def _with_metrics(shown: Shown, path: Path, plan: Plan, large: bool) -> Shown:
     except CertificateError as problem:
         return _noted(shown, f"{folder.METRICS} is in the folder and is not shown: {_named(path, problem)}")
     dataset = settings.get("dataset")
-    title = f"A training on {dataset}" if _is_word(dataset) else "A model of a table" if "csv" in settings else ""
+    title = (
+        f"A training on {dataset}" if _is_word(dataset, _NAME) else "A model of a table" if "csv" in settings else ""
+    )
     training = [(label, _told(settings.get(name))) for name, label in _SETTINGS.items()]
     told = tuple((name, text) for name, text in training if text)
     score = _score(found, settings)
@@ -196,7 +201,7 @@ def _refused(path: Path, problem: CertificateError, shown: Shown) -> Made:
 def _named(path: Path, problem: Exception) -> str:
     """The problem, with files called by their names: where they lie is not for the page."""
     told = str(problem)
-    return told if str(path) == "." else told.replace(f"{path}/", "")
+    return told if str(path) == "." else told.replace(f"{path}/", "").replace(f"{printable(str(path))}/", "")
 
 
 def _told(value: Any) -> str:
@@ -207,8 +212,8 @@ def _told(value: Any) -> str:
     return value if _is_word(value) else ""
 
 
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str) and _WORD.fullmatch(value) is not None
+def _is_word(value: Any, form: re.Pattern[str] = _WORD) -> bool:
+    return isinstance(value, str) and form.fullmatch(value) is not None
 
 
 def _is_share(value: Any) -> bool:
