@@ -70,7 +70,14 @@ def problem() -> list[tuple[str, Any]]:
             bars.vlines(seen.at_least, **least, label="an attack shows: no less than this")
     drawn = dict(zip(*reversed(bars.get_legend_handles_labels()), strict=True))
     named = sorted(drawn, key=len)
-    bars.legend([drawn[name] for name in named], named, frameon=False, fontsize=10, loc="upper right")
+    bars.legend(
+        [drawn[name] for name in named],
+        named,
+        frameon=False,
+        fontsize=9,
+        loc="upper right",
+        bbox_to_anchor=(1.05, 1.02),
+    )
     bars.set(yticks=[], xlim=(0, 10), xlabel=f"epsilon at delta {DELTA:g}")
     title = f"{EPOCHS} epochs, batches of {BATCH / EXAMPLES:.0%}, noise multiplier {SIGMA:g}"
     bars.set_title(title, fontsize=10, loc="left")
