@@ -188,7 +188,8 @@ def test_secret_files_are_for_their_owner_alone(tmp_path):
         root = folder.parent.parent
         seen.extend(stat.S_IMODE(os.stat(path).st_mode) for path in (root / ".search.json", folder.parent, folder))
         seen.extend(stat.S_IMODE(os.stat(path).st_mode) for path in folder.parent.glob("*.json"))
-        assert (root / ".gitignore").read_text().splitlines()[2:] == ["*", "!.gitignore", "!search.privacy.json"]
+        kept = (root / ".gitignore").read_text().splitlines()[2:]
+        assert kept == ["*", "!.gitignore", "!search.privacy.json", "!report.html"]
         return quick(settings, plan, folder)
 
     search(look, folder=tmp_path / "search")

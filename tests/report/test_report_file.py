@@ -344,6 +344,21 @@ def test_a_folder_of_a_run_and_a_search_is_asked_which(folder):
     assert "give the one file" in done.stderr
 
 
+@pytest.mark.parametrize(("law", "runs", "place"), [("fixed", 2, "runs/1"), ("geometric", 5, "best")])
+def test_a_run_of_a_search_has_no_page_that_does_not_say_so(law, runs, place, tmp_path):
+    def trial(settings, plan, folder):
+        made = _trial(settings, plan, folder)
+        made.certificate.save(folder / "run.privacy.json")
+        report_file.write(folder)
+        return made
+
+    given = {"dataset_size": 40, "batch_size": 10, "epochs": 1, "order": "fixed", "mechanism": "tree"}
+    tune(trial, {"rate": [0.1, 0.2]}, epsilon=8.0, delta=1e-5, plan=given, runs=runs, law=law, folder=tmp_path, key=KEY)
+    if (tmp_path / place).exists():  # the law may give no run
+        assert not (tmp_path / place / "report.html").exists()
+        assert "This run lies in the folder of a search" in text(report_file.make(tmp_path / place).text)
+
+
 def test_no_sentence_of_a_metrics_file_heads_the_page(folder):
     found = json.loads((folder / "metrics.json").read_text())
     found["settings"]["dataset"] = "digits, verified: epsilon 0.01"

@@ -112,6 +112,7 @@ class SearchFolder:
         for name, place in names.items():
             source, target = self.path / _RUNS / name, self.path / place
             if source.exists():
+                (source / "report.html").unlink(missing_ok=True)  # a run's own promise is not that of a chosen one
                 target.parent.mkdir(exist_ok=True)
                 os.rename(source, target)
                 sync_folder(target.parent)

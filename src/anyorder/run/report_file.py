@@ -10,8 +10,8 @@ from typing import Any
 from anyorder._sealed import mentions, printable, read_json
 from anyorder.budget.found import FORMAT as SEARCH_FORMAT
 from anyorder.budget.found import SearchCertificate
+from anyorder.budget.search_folder import BEST, SHOWN, hide_times
 from anyorder.budget.search_folder import CERTIFICATE as SEARCH
-from anyorder.budget.search_folder import hide_times
 from anyorder.certificate import verify
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.plan import Plan, check_claims
@@ -106,7 +106,9 @@ def _of_run(path: Path, large: bool) -> Made:
         return _refused(file, problem, Shown())
     if certificate is None:
         return _refused(file, CertificateError("the file is a plan, which has not run, and not a certificate"), Shown())
-    shown = _with_budget(_with_metrics(Shown(), path, certificate.plan, large), path, certificate.plan)
+    shown = _with_budget(
+        _with_metrics(_with_search(Shown(), path), path, certificate.plan, large), path, certificate.plan
+    )
     if (path / audit_files.AUDIT).exists():
         try:
             attacked, refuted = audit_files.found(path / audit_files.AUDIT, certificate.plan)
@@ -117,6 +119,17 @@ def _of_run(path: Path, large: bool) -> Made:
                 return Made(html_refusal(refuted, Shown()), refuted)
             shown = replace(shown, audit=attacked)
     return Made(html_report(certificate, shown), None)
+
+
+def _with_search(shown: Shown, path: Path) -> Shown:
+    """That the run is one of a search, whose folder it lies in: by itself it promises less than it says."""
+    whole = path.resolve()
+    if (whole.name == BEST and (whole.parent / SEARCH).exists()) or (
+        whole.parent.name == SHOWN and (whole.parent.parent / SEARCH).exists()
+    ):
+        told = f"the number below is of this run alone. What was chosen or shown by the search costs what {SEARCH} says"
+        return _noted(shown, f"This run lies in the folder of a search, and {told}.")
+    return shown
 
 
 def _with_metrics(shown: Shown, path: Path, plan: Plan, large: bool) -> Shown:
