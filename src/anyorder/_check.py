@@ -60,7 +60,7 @@ def probability(name: str, value: SupportsFloat) -> float:
 
 def choice(name: str, value: str, options: Collection[str]) -> str:
     """One of the given words."""
-    if value not in options:
+    if type(value) is not str or value not in options:
         listed = ", ".join(repr(option) for option in sorted(options))
         raise ArgumentError(f"{name} must be one of {listed}, got {value!r}")
     return value

@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import re
+import socket
 from urllib.parse import urlsplit
 
 import pytest
@@ -93,6 +94,27 @@ def test_other_hosts_origins_methods_and_bodies_are_refused(address):
     assert ask(address, "plan", b"{")[0] == 400
     assert ask(address, "plan", b"[" * 10_000)[0] == 400
     assert ask(address, "plan", b" " * (MAX_BODY + 1))[0] == 413
+
+
+def test_a_question_that_dawdles_is_ended(address):
+    place = urlsplit(address)
+    with socket.create_connection((place.hostname, place.port), timeout=60) as slow:
+        head = f"POST /ask/plan HTTP/1.1\r\nHost: 127.0.0.1:{place.port}\r\nContent-Type: application/json\r\n"
+        slow.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_process_that_cannot_be_started_is_an_answer(monkeypatch):
+    async def none_left(*_, **__):
+        raise OSError("no processes left")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", none_left)
+
+    async def asked():
+        return [piece async for piece in Worker(5.0).ask({"kind": "plan", "asked": SIZES})]
+
+    (piece,) = asyncio.run(asked())
+    assert (piece["kind"], "OSError" in piece["message"]) == ("error", True)
 
 
 def test_a_question_is_answered_in_lines(address):

@@ -23,6 +23,8 @@ __all__ = ["MAX_BODY", "application", "refusal", "serve"]
 
 MAX_BODY = 16 << 10
 """Bytes of a question."""
+BODY_SECONDS = 5.0
+"""Seconds in which a question must have come: slower ones would keep the page from others."""
 LIMITS = {"plan": 900.0, "sampled": 120.0, "sweep": 900.0}
 """Seconds that a question may take, by its kind."""
 _HOSTS = ("127.0.0.1", "localhost")
@@ -72,10 +74,15 @@ def application(port: int) -> "Starlette":
     async def ask(request: Request) -> Response:
         kind = request.path_params["kind"]
         body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY:
-                return PlainTextResponse(f"a question has at most {MAX_BODY} bytes\n", 413, headers=headers)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > MAX_BODY:
+                        return PlainTextResponse(f"a question has at most {MAX_BODY} bytes\n", 413, headers=headers)
+        except TimeoutError:
+            slow = {**headers, "Connection": "close"}
+            return PlainTextResponse(f"a question must come in {BODY_SECONDS:g} seconds\n", 408, headers=slow)
         try:
             asked = json.loads(body)
         except (ValueError, RecursionError):

@@ -94,7 +94,8 @@ class Worker:
             await self._end()
             text = f"this takes longer than the {self.limit:g} seconds that the page gives it; ask `anyorder plan`"
             await job.pieces.put({"kind": "error", "message": text, "field": None})
-        except (EOFError, ConnectionError, ValueError) as problem:  # the process died, or wrote what is no piece
+        except (EOFError, OSError, ValueError, RecursionError) as problem:
+            # the process died, could not be started, or wrote what is no piece
             await self._end()
             text = (
                 f"the process that computes was lost ({type(problem).__name__}); the terminal may say more, ask again"
