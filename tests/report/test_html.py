@@ -263,3 +263,7 @@ def test_the_page_of_a_search_says_of_what_a_leak_leaves_its_number():
     told = text(html_report(found))
     assert f"epsilon {rounded_up(plan.known_epsilon)} is what is left, at delta 1e-05 of the chosen run alone" in told
     assert "of the chosen run alone" not in text(html_report(certified(plan)))
+
+
+def test_the_way_to_verify_names_what_the_command_needs(pages):
+    assert all("anyorder[cli]" in page for page in pages.values())

@@ -278,7 +278,7 @@ def _verifying(checked: list[str], unseen: list[str], name: str = "run.privacy.j
 def _command(name: str = "run.privacy.json") -> Html:
     return join(
         tag("p", "Whoever has the file needs nothing else: no data, no model, no key, no network."),
-        tag("pre", join("pip install anyorder", f"anyorder verify {name}", between="\n")),
+        tag("pre", join("pip install 'anyorder[cli]'", f"anyorder verify {name}", between="\n")),
         tag("p", "It recomputes every claim from the file. Expected: the last line begins with ",
             tag("code", "verified:"), " and the exit code is 0; anything else is a reason not to rely on the file. ",
             tag("code", "anyorder report FOLDER"), " makes this page again, byte for byte."),

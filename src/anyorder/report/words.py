@@ -24,7 +24,7 @@ MEANS = {
     "mechanism": "how the noise of different steps belongs together, so that most of it cancels in the model",
     "clipping": "how far one unit can move a step at most, whatever its data is",
     "sensitivity": "how far one unit can move all steps together; the noise is measured by it",
-    "its own steps": "the same for the steps of each unit on its own",
+    "its own steps": "how much others learn who know in which steps a unit was; it differs from unit to unit",
     "selection": "which rows of a table are released is itself chosen with noise, and paid for",
     "trusts": "what is not done by the program, but trusted to the users' own devices",
     "arithmetic": "numbers are added so that no digit behind the noise can tell anything",
