@@ -41,9 +41,7 @@ def textures():
 
 
 def small(dataset="textures", **changes):
-    return Settings.of(
-        dataset, **{"model": "scattering", "epsilon": 8.0, "batch_size": 60, "epochs": 6, "lr": 30.0, **changes}
-    )
+    return Settings.of(dataset, **{"model": "scattering", "epsilon": 8.0, "batch_size": 60, "epochs": 6, **changes})
 
 
 # -- features --------------------------------------------------------------------------------------------------------
@@ -129,6 +127,15 @@ def test_what_is_averaged_has_norm_one():
     assert model.eval()(x).shape == (7, 2)
 
 
+def test_features_take_up_all_of_a_classes_gradient():
+    """An image's gradient has the norm of what is wrong in its probabilities: a bias's would come on top."""
+    model = Whitened((1, 81, 2, 2), 2)
+    x = torch.rand(1, 1, 81, 2, 2, generator=torch.Generator().manual_seed(6))
+    own = [p for name, p in model.named_parameters() if name.startswith("classify")]
+    found = torch.autograd.grad(F.cross_entropy(model(x), torch.tensor([1])), own)
+    assert float(torch.cat([g.flatten() for g in found]).norm()) == pytest.approx(0.5**0.5, abs=1e-5)
+
+
 def test_every_stage_has_the_noise_of_the_plan(textures, tmp_path):
     """Two keys' means differ by the noise of an epoch: half of it would show."""
     settings = small(epsilon=None, noise_multiplier=2.0, mechanism="independent", epochs=3)
@@ -191,9 +198,10 @@ def test_a_run_that_is_stopped_in_any_stage_goes_on_bit_for_bit(step, tmp_path, 
 
 def test_the_defaults_of_image_data_sets_do_not_depend_on_what_is_installed():
     chosen = Settings.of("mnist", epsilon=4.0)
-    assert (chosen.model, chosen.batch_size, chosen.epochs, chosen.order) == ("scattering", 6000, 20, "fixed")
-    assert (chosen.clip_norm, chosen.schedule, chosen.lr) == (0.5, "linear", 60.0)
-    assert Settings.of("cifar10", epsilon=1.0).lr == 30.0
+    assert (chosen.model, chosen.batch_size, chosen.epochs, chosen.order) == ("scattering", 6000, 60, "fixed")
+    assert (chosen.clip_norm, chosen.schedule, chosen.lr) == (0.02, "linear", 3464.1)
+    assert Settings.of("cifar10", epsilon=1.0).lr == 866.0
+    assert Settings.of("cifar10", epsilon=100.0).lr == Settings.of("cifar10", epsilon=8.0).lr
     assert Settings(**json.loads(json.dumps(chosen.to_dict()))) == chosen
     other = Settings.of("mnist", epsilon=4.0, model="cnn")
     assert (other.batch_size, other.epochs, other.lr, other.order) == (250, 5, 0.2, "shuffled")

@@ -255,7 +255,8 @@ def _of_folder(path: Path) -> Setup:
     if settings.model == "scattering" or settings.schedule != "constant":
         raise ArgumentError(
             f"target {str(path)!r} is a run whose steps are not all alike (model {settings.model!r}, schedule "
-            f"{settings.schedule!r}), which a Setup cannot say; audit a run of another model, at a constant rate"
+            f"{settings.schedule!r}), which a Setup cannot say; train the same data with --model cnn (or another but "
+            "scattering) and --schedule constant, and audit the folder of that run"
         )
     data = datasets.load(settings.dataset, settings.data_dir)
     model = parts.make_model(settings, data)

@@ -129,7 +129,7 @@ class Whitened(nn.Module):
         size, count = shape[0] * shape[1] * shape[2] * shape[3], shape[1]
         self.centre = nn.Linear(size, 1, bias=False)
         self.spread = nn.Linear(count * count, 1, bias=False)
-        self.classify = nn.Linear(size, num_classes)
+        self.classify = nn.Linear(size, num_classes, bias=False)  # a bias's gradient would use up half the clip norm
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("mixing", torch.eye(count))
         for p in self.parameters():

@@ -1,7 +1,7 @@
 """What the main job is asked to do, with defaults that suit each data set."""
 
 from dataclasses import asdict, dataclass
-from math import inf, sqrt
+from math import inf
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {  # for other models than that of _IMAGE
 }
 _IMAGES = {"mnist": 6000, "fashion_mnist": 6000, "cifar10": 5000}  # tenths of the examples: ten steps an epoch
 _SCATTERING: dict[str, Any] = {
-    "model": "scattering", "epochs": 20, "clip_norm": 0.5, "order": "fixed", "schedule": "linear",
+    "model": "scattering", "epochs": 60, "clip_norm": 0.02, "order": "fixed", "schedule": "linear",
 }  # fmt: skip
-_LR = 30.0  # at epsilon 1; it grows as the root of epsilon: the less noise, the further a run may go
+_LR = 2598.1  # at epsilon 3; in proportion to epsilon up to 5: the less noise, the further a run may go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,5 +130,5 @@ def _defaults(dataset: str, chosen: dict[str, Any]) -> dict[str, Any]:
         return _DEFAULTS.get(dataset, {})
     own = {"batch_size": _IMAGES[dataset]} if dataset in _IMAGES else {}
     budget = chosen.get("epsilon", 4.0)
-    scale = sqrt(budget) if isinstance(budget, int | float) and 0 < budget < inf else 2.0  # a bad one is refused later
-    return {**_SCATTERING, **own, "lr": round(_LR * scale, 1)}
+    known = isinstance(budget, int | float) and 0 < budget < inf  # a bad one is refused later
+    return {**_SCATTERING, **own, "lr": round(_LR * min(budget if known else 4.0, 5.0) / 3, 1)}
