@@ -23,7 +23,7 @@ _IMAGES = {"mnist": 6000, "fashion_mnist": 6000, "cifar10": 5000}  # tenths of t
 _SCATTERING: dict[str, Any] = {
     "model": "scattering", "epochs": 60, "clip_norm": 0.02, "order": "fixed", "schedule": "linear",
 }  # fmt: skip
-_LR = 2598.1  # at epsilon 3; in proportion to epsilon up to 5: the less noise, the further a run may go
+_LR = 500.0  # at epsilon 1, and with epsilon^1.5 up to 4: the less noise, the further a run may go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,4 +131,4 @@ def _defaults(dataset: str, chosen: dict[str, Any]) -> dict[str, Any]:
     own = {"batch_size": _IMAGES[dataset]} if dataset in _IMAGES else {}
     budget = chosen.get("epsilon", 4.0)
     known = isinstance(budget, int | float) and 0 < budget < inf  # a bad one is refused later
-    return {**_SCATTERING, **own, "lr": round(_LR * min(budget if known else 4.0, 5.0) / 3, 1)}
+    return {**_SCATTERING, **own, "lr": round(_LR * min(budget if known else 4.0, 4.0) ** 1.5, 1)}
