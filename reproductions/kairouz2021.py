@@ -1,7 +1,7 @@
 """Kairouz et al. 2021, "Practical and private (deep) learning without sampling or shuffling" [K21].
 
 Figures that are computed run in seconds. Those that train need MNIST, CIFAR-10 and Brown in the folder ANYORDER_DATA;
-their runs are lines of results/runs, and only what is missing is run.
+their runs are lines of results/kairouz2021_runs.jsonl and kairouz2021_text_runs.jsonl, and only what is missing is run.
 """
 
 from reproductions._claims import Figure

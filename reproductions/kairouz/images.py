@@ -1,4 +1,4 @@
-"""Training runs on images, scaled down to one hidden layer: one line a run in results/runs/kairouz2021.jsonl.
+"""Training runs on images, scaled down to one hidden layer: one line a run in results/kairouz2021_runs.jsonl.
 
 Order, batches, epochs and privacy are the paper's; the network is not: MNIST 784 - 32 - 10; CIFAR-10, averaged over
 2 x 2 pixels, 768 - 64 - 10; tanh between. Clip norm 1, delta 1e-5. A cell tunes its learning rate on its first seed
@@ -29,7 +29,7 @@ Floats = NDArray[np.float32]
 
 DELTA = 1e-5
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-RUNS = RESULTS / "runs" / "kairouz2021.jsonl"
+RUNS = RESULTS / "kairouz2021_runs.jsonl"
 
 
 @dataclass(frozen=True)

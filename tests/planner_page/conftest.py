@@ -26,7 +26,7 @@ def address() -> Iterator[str]:
         process.communicate(timeout=30)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: while one is open, no other module of this process can open its own
 def browser():
     with chromium() as opened:
         yield opened

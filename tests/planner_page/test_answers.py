@@ -90,7 +90,7 @@ def quick(monkeypatch):
     def guessed(epsilon: float, delta: float, q: float, steps: int) -> float:
         return 1 / math.sqrt(math.log1p((ao.accounting.gdp_mu(epsilon, delta) / q) ** 2 / steps))
 
-    monkeypatch.setattr("anyorder.optimize.cycle.calibrate_poisson", guessed)
+    monkeypatch.setattr("anyorder.optimize.cycle.rough_poisson", guessed)
     monkeypatch.setattr("anyorder.accounting.calibrate_poisson", guessed)
 
 
