@@ -31,7 +31,12 @@ class Part(NamedTuple):
 
 PARTS = (
     Part("epsilon that is printed for an ordinary loader; ours holds", "Opacus", "train --only opacus", "prv"),
-    Part("epsilon that an attack shows beside the printed one", "Opacus, jax_privacy, opake", "audit --only peers", ""),
+    Part(
+        "epsilon that is printed, and what an attack shows of it",
+        "Opacus, jax_privacy, opake",
+        "audit --only peers",
+        ": claimed$|f_dp",
+    ),
     Part("noise, time an element", "jax_privacy, opake", "noise --only peers", "beside"),
     Part("noise, time an element", "torch.normal", "noise --only torch", "beside torch"),
     Part("a clipped step, time", "Opacus, opake, plain torch", "clipping --only mlp", ""),
@@ -51,10 +56,10 @@ def measured(part: Part, today: str) -> Iterator[dict[str, object]]:
 
 
 def kept_lines(part: Part, lines: str, today: str) -> Iterator[dict[str, object]]:
-    """Those of a command's lines that have a peer and are asked for."""
+    """Those of a command's lines that have a peer's number beside ours, and are asked for."""
     for line in lines.splitlines():
         found = json.loads(line)
-        if found["peer"] is not None and re.search(part.pattern, found["name"]):
+        if None not in (found["ours"], found["peer"]) and re.search(part.pattern, found["name"]):
             yield {"command": part.command, "date": today, **found}
 
 
