@@ -6,7 +6,6 @@ $ANYORDER_BROWN names the folder with Brown's Parquet file.
 """
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from anyorder.optimize import fit_dense
 from anyorder.participation import SingleEpoch
 from anyorder.strategy import Dense, Strategy, Tree
 from anyorder.workload import Workload
+from reproductions import _runs
 from reproductions._claims import Claim, Run, judged
 
 RUNS = Path(__file__).parents[1] / "results" / "denisov2022_runs.jsonl"
@@ -106,8 +106,7 @@ def trained(brown: Brown, mechanism: str, epsilon: float | None, lr: float, seed
 
 def kept() -> dict[Key, float]:
     """Accuracies of all runs on file."""
-    lines = [json.loads(text) for text in RUNS.read_text().splitlines()] if RUNS.exists() else []
-    return {(row["mechanism"], row["epsilon"], row["lr"], row["seed"]): row["accuracy"] for row in lines}
+    return {(row["mechanism"], row["epsilon"], row["lr"], row["seed"]): row["accuracy"] for row in _runs.kept(RUNS)}
 
 
 class Runs:
@@ -129,8 +128,7 @@ class Runs:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-        with RUNS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        _runs.keep(RUNS, line)
         return found
 
     def best(self, mechanism: str, epsilon: float | None) -> float:

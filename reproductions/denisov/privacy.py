@@ -11,6 +11,7 @@ from scipy.stats import beta
 from anyorder import workload as W
 from anyorder.accounting import gdp_delta, gdp_epsilon
 from anyorder.audit import epsilon_lower_bound
+from anyorder.error import row_variances
 from anyorder.optimize import fit_dense
 from anyorder.participation import SingleEpoch
 from anyorder.sensitivity import sensitivity
@@ -256,8 +257,6 @@ def identities(run: Run) -> Iterator[Claim]:
 def _loss(strategy: Strategy, A: Floats) -> float:
     """Eq. 2."""
     n = len(A)
-    from anyorder.error import row_variances
-
     return sensitivity(strategy, SingleEpoch(n)).value ** 2 * float(row_variances(strategy, W.prefix_sum(n)).sum())
 
 

@@ -4,7 +4,6 @@ They are kept in reproductions/results/huang2023_runs.jsonl, and only what is mi
 folder with mnist and fashion_mnist.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from benchmarks.federations import joint_task as task
 
 import anyorder as ao
 from anyorder.federated import joint
+from reproductions import _runs
 
 RUNS = Path(__file__).parents[1] / "results" / "huang2023_runs.jsonl"
 MEASURED = "python -m reproductions huang2023 figure1"
@@ -100,8 +100,7 @@ def kept() -> dict[Cell, float]:
         seed = int(rest[-1].removeprefix("seed "))
         mode = JOINT if mode.startswith("users") else mode
         found[Cell(dataset, int(n.removeprefix("n=")), mode, 1.0, records, seed)] = float(value["accuracy"])
-    for text in RUNS.read_text().splitlines() if RUNS.exists() else ():
-        row = json.loads(text)
+    for row in _runs.kept(RUNS):
         found[Cell(**row["cell"])] = row["accuracy"]
     for cell, value in list(found.items()):
         if (cell.mode, cell.records, cell.n, cell.epsilon) == (FULL, 1, 16, 1.0):
@@ -127,8 +126,7 @@ def run_missing(seeds: tuple[int, ...]) -> None:
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-        with RUNS.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        _runs.keep(RUNS, row)
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------

@@ -7,10 +7,8 @@ over 1, 2, 5 x 10^i by test accuracy, as the paper does (F.1), and no epsilon co
 
 import functools
 import hashlib
-import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 import anyorder as ao
 from anyorder.plan import Plan
 from anyorder.run import datasets
+from reproductions import _runs
 from reproductions._claims import RESULTS, Run
 
 Floats = NDArray[np.float32]
@@ -194,13 +193,10 @@ def accuracy(cell: Cell, lr: float, seed: int) -> float:
     before = time.process_time()
     found = trained(cell, lr, seed)
     row = {**wanted, "accuracy": found, "cpu_seconds": round(time.process_time() - before, 1)}
-    RUNS.parent.mkdir(parents=True, exist_ok=True)
-    with RUNS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row | {"date": date.today().isoformat()}) + "\n")
+    _runs.keep(RUNS, row | {"date": date.today().isoformat()})
     return found
 
 
-def kept() -> Iterator[dict[str, Any]]:
+def kept() -> list[dict[str, Any]]:
     """All runs on file."""
-    if RUNS.exists():
-        yield from map(json.loads, RUNS.read_text().splitlines())
+    return _runs.kept(RUNS)

@@ -22,6 +22,7 @@ from benchmarks.federations.words import DELTA, RESULTS, SMALL
 import anyorder as ao
 from anyorder.federated import LocalTraining, Server
 from anyorder.participation import SingleEpoch
+from reproductions import _runs
 from reproductions._claims import RESULTS as OURS
 from reproductions._claims import Claim, Curves, Run, judged
 
@@ -139,22 +140,19 @@ def brown() -> Brown:
 
 def spent() -> float:
     """Processor seconds of all runs of this file."""
-    return round(sum(json.loads(line)["cpu_seconds"] for line in RUNS.read_text().splitlines()), 1)
+    return round(sum(row["cpu_seconds"] for row in _runs.kept(RUNS)), 1)
 
 
 def right(epsilon: float | None, lr: float, momentum: float, estimator: str, seed: int) -> float:
     """Words right in percent: from the file of runs, or by a run that is then added to it."""
     wanted = {"epsilon": epsilon, "lr": lr, "momentum": momentum, "estimator": estimator, "seed": seed}
-    if RUNS.exists():
-        for row in map(json.loads, RUNS.read_text().splitlines()):
-            if wanted.items() <= row.items():
-                return float(row["accuracy"])
+    for row in _runs.kept(RUNS):
+        if wanted.items() <= row.items():
+            return float(row["accuracy"])
     before = time.process_time()
     found = 100 * trained(**wanted)
     row = wanted | {"accuracy": found, "cpu_seconds": round(time.process_time() - before, 1)}
-    RUNS.parent.mkdir(parents=True, exist_ok=True)
-    with RUNS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row | {"date": date.today().isoformat()}) + "\n")
+    _runs.keep(RUNS, row | {"date": date.today().isoformat()})
     return found
 
 

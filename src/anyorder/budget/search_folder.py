@@ -12,9 +12,10 @@ from typing import Any
 from anyorder._sealed import load_json, save_json, sync_folder
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
 
-__all__ = ["BEST", "CERTIFICATE", "PRINTED", "SHOWN", "SearchFolder", "hide_times", "searching"]
+__all__ = ["BEST", "CERTIFICATE", "PRINTED", "REPORT", "SHOWN", "SearchFolder", "hide_times", "searching"]
 
 CERTIFICATE = "search.privacy.json"
+REPORT = "report.html"  # a page of the search, as each run has one of its own
 BEST = "best"  # the folder of the run that was chosen
 SHOWN = "runs"  # the folders of all runs, where the law shows them
 _RUNS = ".runs"  # secret: a folder and a record for each run
@@ -32,7 +33,7 @@ _IGNORED = f"""# A search: its state, its runs and what they print are as secret
 *
 !.gitignore
 !{CERTIFICATE}
-!report.html
+!{REPORT}
 """
 
 
@@ -112,7 +113,7 @@ class SearchFolder:
         for name, place in names.items():
             source, target = self.path / _RUNS / name, self.path / place
             if source.exists():
-                (source / "report.html").unlink(missing_ok=True)  # a run's own promise is not that of a chosen one
+                (source / REPORT).unlink(missing_ok=True)  # a run's own promise is not that of a chosen one
                 target.parent.mkdir(exist_ok=True)
                 os.rename(source, target)
                 sync_folder(target.parent)

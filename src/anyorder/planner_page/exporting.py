@@ -13,14 +13,13 @@ from anyorder.planner import plan
 from anyorder.planner_orders import needs
 from anyorder.planner_page.answers import SAMPLED, Piece, answer, bound_of, sampled_claim, unit_rows
 from anyorder.planner_page.page import document
-from anyorder.planner_page.settings import MECHANISMS, Settings, Sweep, field_of
+from anyorder.planner_page.settings import KNOWN, MECHANISMS, Settings, Sweep, field_of
 from anyorder.planner_page.sweep import cells
 
 __all__ = ["MAX_BYTES", "Grid", "export"]
 
 MAX_BYTES = 2_000_000
 """Of an exported page."""
-_KNOWN = ("shuffled", "fixed", "sequential")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class Grid:
             if not isinstance(values, tuple) or not values:
                 raise ArgumentError(f"{name} must be a tuple of at least one value, got {values!r}")
         for order in self.orders:
-            _check.choice("orders", order, (*_KNOWN, "poisson"))
+            _check.choice("orders", order, (*KNOWN, "poisson"))
         for name, check in (("epsilons", _check.positive), ("deltas", _check.probability), ("ratios", _check.positive)):
             object.__setattr__(self, name, tuple(check(name, value) for value in getattr(self, name)))
         for batch in self.batch_sizes:
@@ -60,7 +59,7 @@ class Grid:
     @property
     def known(self) -> tuple[str, ...]:
         """The orders without coins."""
-        return tuple(order for order in self.orders if order in _KNOWN)
+        return tuple(order for order in self.orders if order in KNOWN)
 
     def stated(self) -> str:
         """The grid in words, as the page says it."""

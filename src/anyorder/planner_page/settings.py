@@ -8,6 +8,7 @@ from anyorder._orders import order_word
 from anyorder.errors import ArgumentError
 
 __all__ = [
+    "KNOWN",
     "MAX_SECRET_STEPS",
     "MAX_STEPS",
     "MECHANISMS",
@@ -30,8 +31,9 @@ ORDERS = (
     "random-allocation",
 )  # fmt: skip
 MECHANISMS = ("auto", "independent", "tree", "blt")
-_SWEPT = ("shuffled", "fixed", "sequential", "poisson")
-_QUICK = ("shuffled", "fixed", "sequential", "poisson")  # orders without mixtures
+KNOWN = ("shuffled", "fixed", "sequential")
+"""Orders without coins."""
+_QUICK = (*KNOWN, "poisson")  # orders without mixtures: of long plans, and of sweeps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +121,9 @@ class Sweep:
                 f"batch_sizes and epoch_counts must make from 1 to {MAX_CELLS} cells, got "
                 f"{len(self.batch_sizes)} x {len(self.epoch_counts)}"
             )
-        if self.base.order not in _SWEPT:
+        if self.base.order not in _QUICK:
             raise ArgumentError(
-                f"order must be one of {', '.join(_SWEPT)} in a sweep, got {self.base.order!r}: the claims of other "
+                f"order must be one of {', '.join(_QUICK)} in a sweep, got {self.base.order!r}: the claims of other "
                 "secret orders take minutes for each cell; plan them one at a time"
             )
 

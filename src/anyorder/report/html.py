@@ -66,7 +66,7 @@ def html_report(claim: Plan | Certificate | SearchCertificate, shown: Shown | No
     Args:
         claim: `Certificate.load(path)`, or what `engine.certificate()` gave: their numbers were recomputed.
         shown: public results and settings to show beside it.
-    Returns: the text of a file, 30 to 60 kB; no key, seed, path, name of a machine, time, count or id of a unit is in
+    Returns: the text of a file, below 60 kB; no key, seed, path, name of a machine, time, count or id of a unit is in
         it, but what the certificate itself holds.
     Cost: about half a second for 1000 steps.
     """

@@ -10,7 +10,7 @@ from typing import Any
 from anyorder._sealed import mentions, printable, read_json
 from anyorder.budget.found import FORMAT as SEARCH_FORMAT
 from anyorder.budget.found import SearchCertificate
-from anyorder.budget.search_folder import BEST, SHOWN, hide_times
+from anyorder.budget.search_folder import BEST, REPORT, SHOWN, hide_times
 from anyorder.budget.search_folder import CERTIFICATE as SEARCH
 from anyorder.certificate import verify
 from anyorder.errors import ArgumentError, CertificateError
@@ -20,7 +20,6 @@ from anyorder.run import audit_files, folder
 
 __all__ = ["REPORT", "Made", "make", "write", "write_search"]
 
-REPORT = "report.html"
 _SETTINGS = {  # those of a run that a reader asks for; no path, no seed
     "model": "model", "learner": "model", "optimizer": "optimizer", "server_optimizer": "server's optimizer",
     "lr": "learning rate", "server_lr": "server's learning rate", "client_lr": "clients' learning rate",
