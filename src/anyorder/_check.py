@@ -3,6 +3,7 @@
 import importlib
 import math
 import operator
+import re
 from collections.abc import Collection
 from types import ModuleType
 from typing import Any, SupportsFloat
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyorder._closed import frozen
 from anyorder.errors import ArgumentError, MissingDependencyError
 
-__all__ = ["array", "choice", "integer", "optional", "plain", "positive", "probability", "real", "word"]
+__all__ = ["array", "choice", "fingerprint", "integer", "optional", "plain", "positive", "probability", "real", "word"]
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
@@ -104,6 +105,13 @@ def word(name: str, value: Any) -> str:
             f"{name} must be a word such as 'example' or 'user': up to 40 letters that run from left to right, digits, "
             f"and ' ', '-', '_' or an apostrophe between them, got {ascii(value)[:60]}"
         )
+    return value
+
+
+def fingerprint(name: str, value: Any) -> str:
+    """The fingerprint of a key: 32 hexadecimal digits."""
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{32}", value):
+        raise ArgumentError(f"{name} must be 32 hexadecimal digits, the fingerprint of a key, got {value!r:.70}")
     return value
 
 

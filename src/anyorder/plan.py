@@ -38,8 +38,10 @@ from anyorder.strategy import Independent, Strategy
 from anyorder.strategy.kinds import check_kind as check_strategy
 from anyorder.workload import Workload, prefix_sum
 
-__all__ = ["Plan"]
+__all__ = ["CANDIDATE", "Plan"]
 
+CANDIDATE = "one candidate of a search: the search's certificate tells what was spent"
+"""What is said wherever such a plan is shown."""
 FORMAT = "anyorder-plan/2"
 _NEIGHBOUR_TEXTS = {
     "zero-out": "its gradients replaced by zero",
@@ -85,6 +87,8 @@ class Plan:
             alone. None: every row gets noise. See `anyorder.accounting.selection`.
         method: how epsilon is found where an order by secret coins leaves a choice, see `anyorder.accounting.Method`;
             None in a plan that leaves none, and for the order's own where one is made.
+        candidate_of: of a plan that a search for settings hands to its runs, the search's `key_fingerprint`: what one
+            of them shows was chosen among others, so that its epsilon is no price. None for every other plan.
     """
 
     participation: Participation
@@ -101,6 +105,7 @@ class Plan:
     on_device: tuple[str, ...] = ()
     selection: Selection | None = None
     method: Method | None = None
+    candidate_of: str | None = None
 
     def __post_init__(self) -> None:
         check_participation(self.participation)
@@ -111,6 +116,8 @@ class Plan:
         _check.integer("batch_size", self.batch_size, low=1)
         _check.choice("neighbours", self.neighbours, NEIGHBOURS)
         _check.word("unit", self.unit)
+        if self.candidate_of is not None:
+            _check.fingerprint("candidate_of", self.candidate_of)
         if self.dataset_size is not None:
             _check.integer("dataset_size", self.dataset_size, low=1)
         lengths = {"participation": self.participation.n, "strategy": self.strategy.n, "workload": self.workload.n}
@@ -257,8 +264,9 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """What the plan fixes, as JSON values; what follows from it is in `claims`.
 
-        "on_device", "selection" and "method" are there where something is trusted to devices, where rows are selected,
-        and where the claim has a method: without them a plan has the digest that it always had.
+        "on_device", "selection", "method" and "candidate_of" are there where something is trusted to devices, where
+        rows are selected, where the claim has a method, and in runs of a search: without them a plan has the digest
+        that it always had.
         """
         fixed = {
             "participation": self.participation.to_dict(),
@@ -275,7 +283,9 @@ class Plan:
         }
         devices = {"on_device": list(self.on_device)} if self.on_device else {}
         selected = {} if self.selection is None else {"selection": selections.to_dict(self.selection)}
-        return fixed | devices | selected | ({} if self.method is None else {"method": methods.to_dict(self.method)})
+        method = {} if self.method is None else {"method": methods.to_dict(self.method)}
+        searched = {} if self.candidate_of is None else {"candidate_of": self.candidate_of}
+        return fixed | devices | selected | method | searched
 
     def claims(self) -> dict[str, Any]:
         """What follows from the plan; a verifier recomputes it."""
@@ -294,7 +304,7 @@ class Plan:
         """
         names = {f.name for f in fields(cls)}
         if isinstance(data, dict):
-            names -= {"on_device", "selection", "method"} - data.keys()
+            names -= {"on_device", "selection", "method", "candidate_of"} - data.keys()
         check_names("plan", data, names)
         try:
             parts = {
@@ -346,6 +356,7 @@ class Plan:
         norm, divisor = f"L2 norm {self.clip_norm:g}", self.batch_size
         rows = [
             ("privacy", f"epsilon <= {self.epsilon:.4g} at delta = {self.delta:g}"),
+            *self._searched(),
             ("protects", f"one {self.unit} ({_NEIGHBOUR_TEXTS[self.neighbours]})"),
             ("order", self.participation.describe()),
             *self._secrecy(),
@@ -380,6 +391,12 @@ class Plan:
             ),
             ("memory", self._memory()),
         ]
+
+    def _searched(self) -> list[tuple[str, str]]:
+        """That the epsilon above is of one run, which was or may be chosen among others."""
+        if self.candidate_of is None:
+            return []
+        return [("search", f"{CANDIDATE}; the epsilon here is of this run by itself (search {self.candidate_of})")]
 
     def _secrecy(self) -> list[tuple[str, str]]:
         """What the claim owes to coins, and what is left of it without them."""

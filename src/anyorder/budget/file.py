@@ -27,7 +27,7 @@ from anyorder.budget.units import UnitFile
 from anyorder.certificate import Certificate
 from anyorder.errors import ArgumentError, BudgetError
 from anyorder.participation import KnownOrder
-from anyorder.plan import Plan
+from anyorder.plan import CANDIDATE, Plan
 
 __all__ = ["Budget"]
 
@@ -364,6 +364,8 @@ def _asked(what: Any, name: str, run: str | None) -> _Asked:
     if run is not None and not (isinstance(run, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}", run)):
         raise ArgumentError(f"run must be up to 80 letters, digits, ' ', '.', '_' or '-', got {ascii(run)[:90]}")
     plan = what.plan if type(what) is Certificate else what if type(what) is Plan else None
+    if plan is not None and plan.candidate_of is not None:
+        raise BudgetError(f"the plan is of {CANDIDATE}. Enter that one, or give the budget to tune(), which enters it")
     if plan is not None:
         key = what.key_fingerprint if type(what) is Certificate else None
         kind = "certificate" if type(what) is Certificate else "plan"

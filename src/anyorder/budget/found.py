@@ -191,6 +191,8 @@ class SearchCertificate:
             raise ArgumentError("fingerprints must have that of the best run")
         if self.best.key_fingerprint == self.key_fingerprint:
             raise ArgumentError("the best run's noise must not be of the search's own key")
+        if self.best.plan.candidate_of not in (None, self.key_fingerprint):  # None: of before plans said so
+            raise ArgumentError("the best run's plan says that it is a candidate of another search")
         if self.best.realised is not None:
             object.__setattr__(self, "best", replace(self.best, realised=None))  # of one run alone: it is not the price
         plan = self.best.plan

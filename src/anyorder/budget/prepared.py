@@ -1,7 +1,7 @@
 """The plans of a search, all of them made before its first run, with the noise that keeps the target of the whole."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, nextafter, sqrt
 from typing import Any
 
@@ -39,6 +39,11 @@ class Prepared:
     def plan(self, settings: Settings) -> Plan:
         """That of a run with these settings."""
         return self.plans[canonical(plan_settings(settings))]
+
+    def named(self, fingerprint: str) -> "Prepared":
+        """With plans that say which search they are candidates of, wherever their runs' certificates are taken."""
+        named = {text: replace(plan, candidate_of=fingerprint) for text, plan in self.plans.items()}
+        return replace(self, plans=named)
 
 
 def prepare(

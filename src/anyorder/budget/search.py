@@ -216,6 +216,7 @@ class _Searcher:
             )
         state = None if state is None else {name: value for name, value in state.items() if name != "format"}
         if state is not None and "shown" in state:
+            self._name(state["shown"], state["key_fingerprint"])
             try:
                 self._charge(state, state["key_fingerprint"], budget)
             finally:
@@ -223,8 +224,14 @@ class _Searcher:
             return self._found(state["shown"], state["key_fingerprint"])
         state = self._begun(state, key)
         source = NoiseSource(bytes.fromhex(state["key"])).derive(b"anyorder search " + self._spec.encode())
+        self._name(state, source.fingerprint())
         self._charge(state, source.fingerprint(), budget)
-        return self._ended(source, self._records(source), state.get("charged", []))
+        return self._ended(source, self._records(source), state)
+
+    def _name(self, state: dict[str, Any], fingerprint: str) -> None:
+        """Have each plan say that it is a candidate of this search; not in one that was begun when none did."""
+        if state.get("named", False):
+            self._prepared = self._prepared.named(fingerprint)
 
     def _charge(self, state: dict[str, Any], fingerprint: str, budget: Budget | None) -> None:
         """Spend the whole search, once under its word, however often it is asked for.
@@ -251,7 +258,7 @@ class _Searcher:
         """The state, saved before anything follows from it."""
         if state is None:
             own = NoiseSource.random() if key is None else NoiseSource(key)
-            state = {"spec": self._spec, "key": own.key.hex()}
+            state = {"spec": self._spec, "key": own.key.hex(), "named": True}
             self._files.save_state(**state)
         elif key is not None and key.hex() != state["key"]:
             raise CheckpointError(
@@ -354,7 +361,7 @@ class _Searcher:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _ended(self, source: NoiseSource, records: list[tuple[str, dict[str, Any]]], charged: list[str]) -> Search:
+    def _ended(self, source: NoiseSource, records: list[tuple[str, dict[str, Any]]], state: dict[str, Any]) -> Search:
         """Choose, and show; what is not shown is removed, K and the key of the draws as well."""
         best = max(range(len(records)), key=lambda i: _rank(records[i][1]), default=None)
         places: dict[str, str] = {}
@@ -366,12 +373,13 @@ class _Searcher:
             "runs": [{k: v for k, v in record.items() if k not in ("format", "coin")} | {"folder": places[name]}
                      for name, record in records if name in places],
             "best": None if best is None else best if self._fixed else 0,
+            "named": state.get("named", False),
         }  # fmt: skip
         found = self._found(shown, source.fingerprint())
         self._files.show(places)
         if self._files.kept:
             found.certificate.save(self._files.path / CERTIFICATE)
-        also = {"charged": charged} if charged else {}
+        also = {"charged": state["charged"]} if state.get("charged") else {}
         self._files.save_state(spec=self._spec, shown=shown, key_fingerprint=source.fingerprint(), **also)
         self._files.clean()
         return found

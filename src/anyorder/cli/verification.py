@@ -19,7 +19,7 @@ from anyorder.certificate import verify as verify_file
 from anyorder.cli.options import Json
 from anyorder.cli.output import fail, one_line_errors, print_json
 from anyorder.errors import AnyorderError, ArgumentError, CertificateError
-from anyorder.plan import Plan
+from anyorder.plan import CANDIDATE, Plan
 from anyorder.report import card, facts_panel, receipt_facts, search_verdict, verdict
 from anyorder.run import audit_files
 
@@ -101,7 +101,9 @@ def verify(
         outcome = {"ok": True, "file": str(file), "claims": plan.claims(), "checked": checked, "not_checked": unseen}
         mine = None if own is None else {"unit": own.unit, "steps": own.steps, "mu": own.mu}
         after = None if certificate is None or certificate.realised is None else certificate.realised.to_dict()
-        print_json({**outcome, "steps": steps, "realised": after, **({} if mine is None else {"receipt": mine})})
+        searched = {} if plan.candidate_of is None else {"candidate_of": plan.candidate_of}
+        receipt_of = {} if mine is None else {"receipt": mine}
+        print_json({**outcome, "steps": steps, "realised": after, **searched, **receipt_of})
         return
     console = Console()
     console.print(card(plan if certificate is None else certificate))
@@ -115,7 +117,10 @@ def verify(
     promise = f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}"
     if certificate is not None and certificate.realised is not None:
         promise += f"; realised, of who took part: epsilon <= {certificate.realised.epsilon:.4g}"
-    console.print(f"verified: this {kind} claims {promise}", style="green")
+    if plan.candidate_of is not None:
+        console.print(f"verified: this {kind} claims {promise}, of a run by itself. It is {CANDIDATE}", style="yellow")
+    else:
+        console.print(f"verified: this {kind} claims {promise}", style="green")
 
 
 def _drawn_again(plan: Plan) -> str:

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from anyorder.budget.found import SearchCertificate
 from anyorder.certificate import Certificate, Verification
-from anyorder.plan import Plan
+from anyorder.plan import CANDIDATE, Plan
 from anyorder.report.charts import accuracy_figure, curve_figure, figures, noise_figure, order_figure
 from anyorder.report.markup import Html, document, join, tag
 from anyorder.report.searches import search_verdict
@@ -119,7 +119,7 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
     return document(
         f"Privacy report: {title}",
         tag("h1", "Privacy report"), tag("p", title, class_="soft"), _passed(certificate),
-        _headline(plan, certificate), _notes(shown),
+        _searched(plan), _headline(plan, certificate), _notes(shown),
         tag("h2", "Who is protected, and from whom"), _list(whom(plan)),
         tag("h2", "Pictures"), figures(*drawn),
         tag("h2", "The privacy card"), _card(claim.facts() if certificate is not None else plan.facts()),
@@ -137,6 +137,14 @@ def _passed(certificate: Certificate | SearchCertificate | None) -> Html:
     told = f"Checked: every number of the {what} was recomputed from what it fixes, and agrees. "
     rest = "That the program really did what the file says, no file can show: see what the promise rests on."
     return tag("div", tag("p", told, rest), class_="banner good")
+
+
+def _searched(plan: Plan) -> Html:
+    if plan.candidate_of is None:
+        return Html()
+    told = "The number below is of this run by itself: a run that was chosen among others costs more than it says."
+    which = f"That certificate names the draws of the search {plan.candidate_of}."
+    return tag("div", tag("p", f"This run is {CANDIDATE}. {told} {which}"), class_="banner bad")
 
 
 def _headline(plan: Plan, certificate: Certificate | None) -> Html:
@@ -160,6 +168,8 @@ def _headline(plan: Plan, certificate: Certificate | None) -> Html:
     told = f"The promise, for one {plan.unit}: all that came out of this run tells others at most so much about it."
     if certificate is None:
         told = f"What a run of this plan would promise to one {plan.unit}."
+    if plan.candidate_of is not None:
+        told = f"Of this run by itself, for one {plan.unit}, had no other been looked at. What was spent is above this."
     return tag(
         "section", tag("div", number, class_="number"), tag("p", told),
         tag("p", "Epsilon limits how much more likely any conclusion about it can become: 0 is nothing, up to about 1 "

@@ -20,6 +20,8 @@ def verdict(found: Verification) -> tuple[list[str], list[str]]:
     unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
     if found.certificate is None:
         unseen += ["that anything was trained: this is a plan, and not the certificate of a run"]
+    if found.plan.candidate_of is not None:
+        unseen += ["what the search spent, of which this is one candidate: verify the search's certificate"]
     if found.plan.participation.secret:
         unseen += ["that the coins were those of the order, and that nobody but the sampler knows the batches"]
     if found.certificate is not None and found.certificate.realised is not None:

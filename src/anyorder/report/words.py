@@ -16,6 +16,7 @@ __all__ = ["MEANS", "Guess", "assumptions", "best_guess", "limits", "rounded_up"
 MEANS = {
     "privacy": "the promise: a smaller epsilon says more, and delta is the chance that is left out of it",
     "realised": "the same promise for how often units really came, which may be less than was allowed",
+    "search": "why the epsilon above is no price: who chooses among runs has used the data in all of them",
     "protects": "whose data is hidden as a whole, and what two neighbouring data sets differ in",
     "order": "in which order data came to the steps of training",
     "amplification": "whether the promise also rests on a secret draw of who is in which step",

@@ -105,12 +105,12 @@ def _of_run(path: Path, large: bool) -> Made:
         return _refused(file, problem, Shown())
     if certificate is None:
         return _refused(file, CertificateError("the file is a plan, which has not run, and not a certificate"), Shown())
-    shown = _with_budget(
-        _with_metrics(_with_search(Shown(), path), path, certificate.plan, large), path, certificate.plan
-    )
+    plan = certificate.plan
+    shown = _with_metrics(_with_search(Shown(), path), path, plan, large)
+    shown = _with_budget(shown, path, plan)
     if (path / audit_files.AUDIT).exists():
         try:
-            attacked, refuted = audit_files.found(path / audit_files.AUDIT, certificate.plan)
+            attacked, refuted = audit_files.found(path / audit_files.AUDIT, plan)
         except CertificateError as problem:
             shown = _noted(shown, f"{audit_files.AUDIT} is in the folder and does not count: {_named(path, problem)}")
         else:
