@@ -10,7 +10,7 @@ import pytest
 import anyorder
 
 ROOMS = [
-    "errors", "_undocumented", "_closed", "_check", "_filters", "_limits", "_sealed", "_library", "workload",
+    "errors", "_undocumented", "_closed", "_check", "_words", "_filters", "_limits", "_sealed", "_library", "workload",
     "participation", "_orders", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger",
     "_draws", "sampling", "_trusted", "_fits", "_mechanism", "plan", "realised", "planner_orders", "planner",
     "receipt", "certificate", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import anyorder as ao
+from anyorder._words import rounded_up
 from anyorder.cli import app
 from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
 from anyorder.participation import (
@@ -55,7 +56,7 @@ def test_the_table_says_all_of_it(compared: OrderComparison) -> None:
         assert f"{row.error:.5g}" in line
         assert row.needs.access in line
         assert ("secret" in line) == row.needs.secrecy
-        assert row.known_epsilon is None or f"{row.known_epsilon:.3g}" in line
+        assert row.known_epsilon is None or rounded_up(row.known_epsilon, 3) in line
     assert "epsilon 2 at delta 1e-05, 20 steps of 40" in text
     assert json.loads(json.dumps(compared.to_dict()))["orders"][0]["order"] == compared.rows[0].order
 

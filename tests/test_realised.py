@@ -1,6 +1,7 @@
 """The realised epsilon is that of who took part, never less; verify recomputes it; claimed only where it may be."""
 
 import json
+import re
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 import anyorder as ao
 from anyorder._sealed import save_json
+from anyorder._words import rounded_up
 from anyorder.accounting import gdp_epsilon
 from anyorder.certificate import Certificate
 from anyorder.cli import app
@@ -16,6 +18,7 @@ from anyorder.errors import CertificateError
 from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.realised import realised_claim
+from anyorder.report import html_report
 from anyorder.sensitivity import sensitivity
 from laws.cases import STRATEGIES
 
@@ -77,13 +80,13 @@ def test_the_certificate_shows_it_and_verify_recomputes_it(tmp_path):
     release.evidence().receipt("a").save(tmp_path / "r.json")
     ao.verify(tmp_path / "c.json", receipt=tmp_path / "r.json")
     assert dict(release.certificate().facts())["realised"].startswith(
-        f"epsilon <= {shown.epsilon:.4g} of who took part"
+        f"epsilon <= {rounded_up(shown.epsilon)} of who took part"
     )
     done = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json"), "--evidence", str(tmp_path / "e.json")])
     text = " ".join(done.output.split())
     assert done.exit_code == 0
-    assert f"realised, of who took part: epsilon <= {shown.epsilon:.4g}" in text
-    assert f"claims epsilon <= {plan.epsilon:.4g}" in text
+    assert f"realised, of who took part: epsilon <= {rounded_up(shown.epsilon)}" in text
+    assert f"claims epsilon <= {rounded_up(plan.epsilon)}" in text
     assert "not checked: that neither who took part nor the end of the run was chosen by what was released" in text
     told = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json"), "--json"])
     assert json.loads(told.output)["realised"] == shown.to_dict()
@@ -206,3 +209,32 @@ def test_a_whole_run_in_a_planned_order_has_the_plans_epsilon(rule):
     assert realised_claim(plan, *bounds).mu <= plan.mu
     if not isinstance(rule, EpochShuffle):
         assert realised_claim(plan, *bounds).epsilon == plan.epsilon
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_forged_record_of_nobody_is_no_good_result(steps, tmp_path):
+    """k = 0 agrees with itself in any file, and leads to an epsilon of 0."""
+    release = run([["a", "b"]] * 1 + [["c"], ["d"], ["e"], ["f"]][: steps - 1], folder=tmp_path)
+    lie = realised_claim(release.plan, 0, N)
+    altered(tmp_path / "c.json", lambda data: data.update(realised=lie.to_dict()))
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json")], env={"FORCE_COLOR": "1", "COLUMNS": "200"})
+    assert "\x1b[32mverified" not in done.output
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", done.output).split())
+    assert f"nobody took part in any of {steps} step{'s' * (steps > 1)}, which is unchecked and implausible" in text
+    assert "epsilon <= 0" not in text
+    page = html_report(ao.verify(tmp_path / "c.json").certificate)
+    assert "nothing here checks it: no realised epsilon is shown" in page
+    assert "epsilon 0" not in page
+    assert "epsilon &lt;= 0" not in page
+    altered(tmp_path / "c.json", lambda data: data.update(realised=realised_claim(release.plan, 1, N).to_dict()))
+    told = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json")]).output
+    assert "as the file says, which is unchecked: epsilon" in " ".join(told.split())
+
+
+def test_a_run_of_nobody_is_told_as_one(tmp_path):
+    release = run([[], [], []], folder=tmp_path)
+    arguments = ["verify", str(tmp_path / "c.json"), "--evidence", str(tmp_path / "e.json")]
+    text = " ".join(CliRunner().invoke(app, arguments).output.split())
+    assert "realised, nothing: nobody took part in any of 3 steps, as the evidence has it" in text
+    assert "nobody took part in any of 3 steps" in str(release.certificate())
+    assert "nobody took part" not in str(run([]).certificate())  # nor was there a step

@@ -70,7 +70,7 @@ class Certificate:
     def facts(self) -> list[tuple[str, str]]:
         """(name, text): the plan's, and what is known after the run. `print(certificate)` shows them."""
         first, *rest = self.plan.facts()
-        realised = [] if self.realised is None else [("realised", self.realised.describe())]
+        realised = [] if self.realised is None else [("realised", self.realised.describe(self.steps))]
         return [first, *realised, *rest, ("steps", f"{self.steps} of {self.plan.n} taken")]
 
     def _repr_html_(self) -> str:

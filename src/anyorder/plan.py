@@ -17,6 +17,7 @@ from anyorder._fits import check_exact, check_neighbours, check_secret, check_se
 from anyorder._limits import bounded
 from anyorder._sealed import brief, canonical, check_names, html_table, load_json, quoted, save_json
 from anyorder._trusted import check_on_device, trusted_text
+from anyorder._words import counted, rounded_up
 from anyorder.accounting import gdp_epsilon
 from anyorder.accounting import selection as selections
 from anyorder.accounting.amplification import methods
@@ -355,7 +356,7 @@ class Plan:
         sens = self.sensitivity
         norm, divisor = f"L2 norm {self.clip_norm:g}", self.batch_size
         rows = [
-            ("privacy", f"epsilon <= {self.epsilon:.4g} at delta = {self.delta:g}"),
+            ("privacy", f"epsilon <= {rounded_up(self.epsilon)} at delta = {self.delta:g}"),
             *self._searched(),
             ("protects", f"one {self.unit} ({_NEIGHBOUR_TEXTS[self.neighbours]})"),
             ("order", self.participation.describe()),
@@ -371,7 +372,7 @@ class Plan:
         if type(self.participation) is KnownOrder:
             mus = self.unit_mus()
             spread = f"mu from {mus.min():.4g} to {mus.max():.4g}, median {np.median(mus):.4g}"
-            rows.append(("its own steps", f"{spread}, over {len(mus)} units of privacy"))
+            rows.append(("its own steps", f"{spread}, over {counted(len(mus), 'unit')} of privacy"))
         if self.selection is not None:
             noise = self.selection_std or self.selection_scale
             rows.append(("selection", selections.card_text(self.selection, self.neighbours, noise)))
@@ -400,23 +401,23 @@ class Plan:
 
     def _secrecy(self) -> list[tuple[str, str]]:
         """What the claim owes to coins, and what is left of it without them."""
-        if not self.participation.secret:
+        known = self.known_epsilon
+        if known is None:
             return [("amplification", "none claimed, none needed")]
         name = "Poisson sampling" if type(self.participation) is PoissonSampling else "coins"
         found = "" if self.method is None else f", {methods.describe(self.method)}"
         told = f"by secret {name}{found}"
-        known = self.known_epsilon
-        if known is not None and known <= self.epsilon:
+        if known <= self.epsilon:
             told = "none: the claim is that of known batches; method='monte_carlo' may find less"
         return [
             ("amplification", told),
-            ("if known", f"epsilon <= {known:.4g} for whoever learns the batches"),
+            ("if known", f"epsilon <= {rounded_up(known)} for whoever learns the batches"),
             ("needs", "any unit at any step, and batches that stay secret"),
         ]
 
     def _memory(self) -> str:
         if self.grid is None:
-            return f"{self.strategy.state_rows} vectors of the size of the model"
+            return f"{counted(self.strategy.state_rows, 'vector')} of the size of the model"
         return "12 bytes a parameter for each row of Z that a step combines, up to 64 rows"
 
     def _repr_html_(self) -> str:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from anyorder import _check
+from anyorder._words import counted, rounded_up
 from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
 from anyorder.participation import (
     BallsInBins,
@@ -116,7 +117,7 @@ class OrderComparison:
         return [
             (
                 row.order, in_words(row.plan.strategy), f"{row.error:.5g}", str(row.plan.strategy.state_rows),
-                "" if row.known_epsilon is None else f"{row.known_epsilon:.3g}", row.needs.access,
+                "" if row.known_epsilon is None else rounded_up(row.known_epsilon, 3), row.needs.access,
                 ("secret, " if row.needs.secrecy else "") + row.needs.batches,
             )
             for row in self.rows
@@ -126,7 +127,8 @@ class OrderComparison:
     def title(self) -> str:
         """What all rows share."""
         plan = self.best
-        return f"epsilon {plan.epsilon:.4g} at delta {plan.delta:g}, {plan.n} steps of {plan.batch_size} on average"
+        steps = f"{counted(plan.n, 'step')} of {plan.batch_size} on average"
+        return f"epsilon {rounded_up(plan.epsilon)} at delta {plan.delta:g}, {steps}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

@@ -30,6 +30,7 @@ from typing import Any
 from anyorder._closed import final
 from anyorder._limits import bounded
 from anyorder._sealed import check_names, quoted
+from anyorder._words import counted, rounded_up
 from anyorder.accounting import compose_mus
 from anyorder.accounting.curves import NEIGHBOURS, Gaussian
 from anyorder.accounting.selection import step_mu
@@ -65,11 +66,24 @@ class Realised:
         """As a certificate has it."""
         return {name: getattr(self, name) for name in _NAMES}
 
-    def describe(self) -> str:
-        """In a phrase, for the card."""
+    def says_nobody(self, steps: int) -> bool:
+        """Whether nobody took part in a run of so many steps: it follows, and is implausible; see `describe`."""
+        return steps > 0 and self.max_participations == 0
+
+    def describe(self, steps: int) -> str:
+        """In a phrase, for the card of a run of so many steps.
+
+        Where nobody took part no number is said: a run does not train on nobody, and who edits k in a file to 0 has one
+        that agrees with itself.
+        """
         k, b = self.max_participations, self.min_separation
-        apart = f", at least {b} steps apart" if k > 1 else ""
-        return f"epsilon <= {self.epsilon:.4g} of who took part: at most {k} time{'s' * (k != 1)}{apart}"
+        if self.says_nobody(steps):
+            return (
+                f"nobody took part in any of {counted(steps, 'step')}, it says: implausible, and unchecked without the "
+                "evidence. Rest on the planned epsilon"
+            )
+        apart = f", at least {counted(b, 'step')} apart" if k > 1 else ""
+        return f"epsilon <= {rounded_up(self.epsilon)} of who took part: at most {counted(k, 'time')}{apart}"
 
 
 def is_claimable(plan: Plan) -> bool:

@@ -34,6 +34,7 @@ from scipy.special import ndtr
 from anyorder import _check
 from anyorder._closed import final
 from anyorder._sealed import check_names, quoted
+from anyorder._words import counted
 from anyorder.accounting.amplification.methods import Method
 from anyorder.accounting.bounded_range import bounded_range_mu
 from anyorder.accounting.curves import (
@@ -161,7 +162,8 @@ class Top:
 
     def describe(self) -> str:
         """In a phrase, for the card."""
-        return f"the {self.rows} rows of tables with the largest noisy scores (a unit adds 0 to {self.score_norm:g})"
+        rows = counted(self.rows, "row")
+        return f"the {rows} of tables with the largest noisy scores (a unit adds 0 to {self.score_norm:g})"
 
 
 @final
@@ -184,7 +186,7 @@ class Uniform:
 
     def describe(self) -> str:
         """In a phrase, for the card."""
-        return f"{self.rows} rows of tables, drawn uniformly"
+        return f"{counted(self.rows, 'row')} of tables, drawn uniformly"
 
 
 Selection = Counts | Top | Uniform

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import final, frozen
+from anyorder._words import counted, rounded_up
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Sampled
 from anyorder.audit.bounds import Method, epsilon_lower_bound, mu_estimate, p_value
 from anyorder.errors import ArgumentError
@@ -209,14 +210,14 @@ class Audited:
 
     def __str__(self) -> str:
         """Claim, bound and verdict; of what is as secret as the data the claim alone. Cost: that of `p_value`."""
-        claimed = f"claimed_epsilon: {self.epsilon:.4g} at delta {self.delta:g}"
+        claimed = f"claimed_epsilon: {rounded_up(self.epsilon)} at delta {self.delta:g}"
         if self.informed and not self.run_discarded:
             return f"{claimed}\nseen: as secret as the data, see to_dict"
         p = self.p_value()
         return (
             f"{claimed}\n"
             f"seen: epsilon at least {self.lower_bound():.4g} ({self.lower_bound_method}, 95 %), by "
-            f"{len(self.scores)} canaries\n"
+            f"{counted(len(self.scores), 'canary')}\n"
             f"verdict: {'REFUTED' if p < REFUTED else 'not refuted'} at {REFUTED:g}, p-value {p:.2g} "
             f"({', '.join(self.methods)})"
         )

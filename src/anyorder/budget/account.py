@@ -9,6 +9,7 @@ from math import inf, nextafter
 import numpy as np
 from numpy.typing import NDArray
 
+from anyorder._words import rounded_up
 from anyorder.accounting.curves import Gaussian, compose
 from anyorder.accounting.gaussian import gdp_epsilon, gdp_mu, rdp_epsilon
 from anyorder.budget import laws
@@ -137,7 +138,7 @@ class Remaining:
 
     def __str__(self) -> str:
         left = f"epsilon {self.epsilon:.4g} left for one Gaussian plan"
-        return f"epsilon {self.spent:.4g} of {self.limit:.4g} spent at delta = {self.delta:g}; {left}"
+        return f"epsilon {rounded_up(self.spent)} of {self.limit:.4g} spent at delta = {self.delta:g}; {left}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ Both are made from entries alone, which are public.
 import json
 from typing import Any
 
+from anyorder._words import counted
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.budget import laws
 from anyorder.budget.account import Held, Remaining
@@ -189,7 +190,7 @@ def _mechanism(held: Held) -> str:
     if held.spend.plan is None:
         return noise
     std, steps = about["noise_multiplier"], about["steps"]
-    return f"{noise}, as {about['mechanism']}, noise of std {std:.6g} clip norms over {steps} steps"
+    return f"{noise}, as {about['mechanism']}, noise of std {std:.6g} clip norms over {counted(steps, 'step')}"
 
 
 def _law(curve: Curve) -> str:
@@ -212,5 +213,5 @@ def _law(curve: Curve) -> str:
 def _release(held: Held) -> str:
     spend, settled = held.spend, held.settled
     name = f" ({spend.name})" if spend.name else ""
-    stopped = "" if settled is None else f", over after {settled.steps} steps"
+    stopped = "" if settled is None else f", over after {counted(settled.steps, 'step')}"
     return f"{spend.number}. {spend.what}{name}, {spend.time[:10]}{stopped}"

@@ -13,6 +13,7 @@ from anyorder import _check
 from anyorder._closed import final
 from anyorder._limits import REMEDY, bounded
 from anyorder._sealed import brief, canonical, check_names, hexadecimal, load_json, printable, quoted, save_json
+from anyorder._words import rounded_up
 from anyorder.accounting import compose
 from anyorder.accounting.curves import Curve, Gaussian
 from anyorder.budget import laws
@@ -142,10 +143,10 @@ class SearchClaim:
         each = (
             f"mu = {self.curve.mu:.5g}"
             if self.curve.mu is not None
-            else f"epsilon {self.curve.epsilon(self.delta):.4g}"
+            else f"epsilon {rounded_up(self.curve.epsilon(self.delta))}"
         )
         return [
-            ("privacy", f"epsilon <= {self.epsilon:.4g} at delta = {self.delta:g}, of the whole search"),
+            ("privacy", f"epsilon <= {rounded_up(self.epsilon)} at delta = {self.delta:g}, of the whole search"),
             ("protects", f"one {self.unit} ({self.neighbours})"),
             ("runs", self.law.describe()),
             ("each run", each if self.score is None else f"{each}, with its score"),
@@ -223,10 +224,11 @@ class SearchCertificate:
             return [*rows, ("best", "none: the law gave no run")]
         shown = ", ".join(f"{name} = {value!r}" for name, value in self.settings.items())
         plan = self.best.plan
+        alone = rounded_up(plan.epsilon)
         return [
             *rows,
             ("best", printable(shown if len(shown) <= 400 else f"{shown[:400]} ..")),
-            ("alone", f"epsilon {plan.epsilon:.4g}, had it been the only run; it was chosen, so this is no claim"),
+            ("alone", f"epsilon {alone}, had it been the only run; it was chosen, so this is no claim"),
             ("order", plan.participation.describe()),
             ("mechanism", plan.strategy.describe()),
             ("steps", f"{self.best.steps} of {plan.n} taken"),

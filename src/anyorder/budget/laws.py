@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import _check
 from anyorder._closed import final
+from anyorder._words import counted
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 
@@ -68,7 +69,7 @@ class Fixed:
 
     def describe(self) -> str:
         """In a phrase, for cards."""
-        return f"{self.runs} runs, all of which may be shown"
+        return f"{counted(self.runs, 'run')}, all of which may be shown"
 
 
 @final

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from anyorder._words import rounded_up
 from anyorder.accounting.curves import Gaussian
 from anyorder.accounting.gaussian import gdp_epsilon
 from anyorder.budget.account import Account, Totals
@@ -29,7 +30,7 @@ def refusal(path: Path, account: Account, totals: Totals, curve: Cost, *, made: 
     """
     spent, before = totals.epsilon(account.delta), account.totals()
     left = before.left_squared(account.epsilon, account.delta)
-    with_it = f"with it epsilon {spent:.6g} would be spent at delta = {account.delta:g}"
+    with_it = f"with it epsilon {rounded_up(spent, 6)} would be spent at delta = {account.delta:g}"
     if not math.isfinite(spent):
         with_it = f"this budget has no bound of epsilon with it at delta = {account.delta:g}"
     after = "Nothing was entered, and it must not run"
@@ -52,6 +53,6 @@ def refusal(path: Path, account: Account, totals: Totals, curve: Cost, *, made: 
         )
     return (
         f"refused: {with_it}, and the limit of the budget {path} is {account.epsilon:g}; "
-        f"{before.epsilon(account.delta):.6g} are spent, and one Gaussian plan may have "
+        f"{rounded_up(before.epsilon(account.delta), 6)} are spent, and one Gaussian plan may have "
         f"{gdp_epsilon(float(left) ** 0.5, account.delta):.6g}. {after}{hint}"
     )

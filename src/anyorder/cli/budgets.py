@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from anyorder._sealed import printable, read_json
+from anyorder._words import counted, rounded_up
 from anyorder.accounting.curves import Gaussian
 from anyorder.budget import Budget, Held, Remaining
 from anyorder.budget.exports import export
@@ -201,8 +202,8 @@ def _show(budget: Budget, left: Remaining) -> None:
         spend = held.spend
         now = "by unit" if held.rows is not None else "for everybody"
         if held.settled is not None:
-            now = f"settled: mu {held.settled.mu:.4g} after {held.settled.steps} steps"
-        alone = f"{held.now.epsilon(left.delta):.4g}" if type(held.now) is Gaussian else "amplified or drawn"
+            now = f"settled: mu {held.settled.mu:.4g} after {counted(held.settled.steps, 'step')}"
+        alone = rounded_up(held.now.epsilon(left.delta)) if type(held.now) is Gaussian else "amplified or drawn"
         table.add_row(str(spend.number), spend.time, spend.name, spend.what, alone, now)
     console.print(table)
     console.print(f"counted: {left.rule}", highlight=False)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from anyorder._words import counted, rounded_up
 from anyorder.cli.options import MECHANISM, BudgetFile, Epsilon, Json, Noise
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.cli.running import run_or_resume
@@ -126,20 +127,21 @@ def _rows(result: Any) -> list[tuple[str, str]]:
     """What came of it, for people."""
     made, settings = result.outcome, result.settings
     (k, b), delta = made.planned, f"at delta = {made.delta:g}"
+    planned, times, done = rounded_up(made.planned_epsilon), counted(k, "round"), counted(made.rounds, "round")
     (_, last), earlier = result.accuracy[-1], result.accuracy[-6:-1]
     before = ", ".join(f"{100 * right:.1f} % after {done}" for done, right in earlier)
     rows = [
         ("test accuracy", f"{100 * last:.2f} %" + (f" ({before})" if before else "")),
         ("separation", result.separation),
-        ("planned", f"epsilon <= {made.planned_epsilon:.4g} {delta}, for one user in at most {k} rounds, {b} apart"),
+        ("planned", f"epsilon <= {planned} {delta}, for one user in at most {times}, {b} apart"),
     ]
     if made.realised is not None:
         most, least = made.realised
-        came = f"nobody was in more than {most} rounds, or in two less than {least} apart"
-        rows.append(("realised", f"epsilon <= {made.realised_epsilon:.4g} {delta}: {came}"))
+        came = f"nobody was in more than {counted(most, 'round')}, or in two less than {least} apart"
+        rows.append(("realised", f"epsilon <= {rounded_up(made.realised_epsilon)} {delta}: {came}"))
     return [
         *rows,
-        ("time", f"{result.seconds:.1f} s for {made.rounds} rounds of up to {settings.report_goal} users"),
+        ("time", f"{result.seconds:.1f} s for {done} of up to {counted(settings.report_goal, 'user')}"),
         ("files", str(result.path)),
         ("check it", f"anyorder verify {result.path / 'run.privacy.json'}"),
     ]

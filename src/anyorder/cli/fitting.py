@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from anyorder._words import counted, rounded_up
 from anyorder.cli.options import MECHANISM, BudgetFile, Json
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.cli.running import run_or_resume
@@ -107,8 +108,8 @@ def _rows(result: Any) -> list[tuple[str, str]]:
     plan, settings = result.plan, result.settings
     whom = "row" if settings.user_key is None else "user"
     rows = [
-        ("model", f"{settings.learner}, {len(result.model.bounds.names)} features, for {settings.target}"),
-        ("privacy", f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}, for one {whom}"),
+        ("model", f"{settings.learner}, {counted(len(result.model.bounds.names), 'feature')}, for {settings.target}"),
+        ("privacy", f"epsilon <= {rounded_up(plan.epsilon)} at delta = {plan.delta:g}, for one {whom}"),
     ]
     if result.test_rows is not None:
         rows.append(("test", _tested(result)))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from anyorder._words import counted, rounded_up
 from anyorder.accounting.selection import read_words
 from anyorder.cli.options import (
     SELECTION,
@@ -96,7 +97,8 @@ def plan(
             lines = {row.order: row.plan for row in orders.rows}
         else:
             lines = planning.best_of_each_kind(rows) if compared else planning.noise_lines(chosen)
-        plot_noise(lines, plot, f"noise over {chosen.n} steps, epsilon {chosen.epsilon:.3g}, delta {chosen.delta:g}")
+        promise = f"epsilon {rounded_up(chosen.epsilon, 3)}, delta {chosen.delta:g}"
+        plot_noise(lines, plot, f"noise over {counted(chosen.n, 'step')}, {promise}")
     if as_json:
         described = {"plan": chosen.to_dict(), "claims": chosen.claims()}
         tables = {"compare": [row.to_dict() for row in rows]} if compared else {}
@@ -155,11 +157,11 @@ def epsilon(
         sampled = {"poisson_epsilon": claim, "poisson_epsilon_holds": truth.participation.secret}
         print_json({"epsilon": truth.epsilon, "delta": delta, "mu": truth.mu, "steps": truth.n, **sampled})
         return
-    print(f"epsilon = {truth.epsilon:.4g} at delta = {delta:g} ({truth.participation.describe()})")
+    print(f"epsilon = {rounded_up(truth.epsilon)} at delta = {delta:g} ({truth.participation.describe()})")
     if claim is not None:
         q = batch_size / dataset_size
         print(
-            f"An accountant for Poisson sampling (q = {q:.4g}, {truth.n} steps) would print {claim:.4g} for this run. "
-            "That does not hold: it needs a secret coin for each example at each step, and this order is "
+            f"An accountant for Poisson sampling (q = {q:.4g}, {counted(truth.n, 'step')}) would print {claim:.4g} for "
+            "this run. That does not hold: it needs a secret coin for each example at each step, and this order is "
             f"{order or 'shuffled'}."
         )

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from anyorder._words import counted, rounded_up
 from anyorder.cli.options import Json, Momentum
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.errors import ArgumentError
@@ -68,10 +69,11 @@ def report_goals(
     )  # fmt: skip
     others = {name: at_same_error(first, name, restart_every=restart_every) for name in compare or ()}
     lines = {mechanism: first, **others}
+    about = f"{counted(population, 'user')}, {counted(rounds, 'round')}, delta {delta:g}"
     if plot is not None:
         plot_report_goals(
             {name: [(point.report_goal, point.epsilon) for point in points] for name, points in lines.items()},
-            plot, f"{population} users, {rounds} rounds, delta {delta:g}: the same noise in the model",
+            plot, f"{about}: the same noise in the model",
         )  # fmt: skip
     if as_json:
         described = {name: [point.to_dict() for point in points] for name, points in lines.items()}
@@ -79,12 +81,12 @@ def report_goals(
         return
     rows = [
         (name, str(point.report_goal), str(point.max_participations), str(point.min_separation),
-         f"{point.noise_multiplier:.4g}", f"{point.error:.3g}", f"{point.epsilon:.4g}")
+         f"{point.noise_multiplier:.4g}", f"{point.error:.3g}", rounded_up(point.epsilon))
         for name, points in lines.items()
         for point in points
     ]  # fmt: skip
     console = Console()
-    console.print(comparison_table(f"{population} users, {rounds} rounds, delta {delta:g}", _COLUMNS, rows))
+    console.print(comparison_table(about, _COLUMNS, rows))
     console.print(
         "goal: users in a round; times: rounds of one user at most, so many rounds apart; noise: std over clip norm of "
         "a round or a tree's node; error: that of a weight, root mean square over rounds, for learning rate 1. "

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from anyorder._words import counted, rounded_up
 from anyorder.cli.options import Json
 from anyorder.cli.output import attacking, print_json
 from anyorder.errors import ArgumentError
@@ -80,7 +81,7 @@ def canaries(
         )  # fmt: skip
         bar.stop()
         if plot is not None:
-            row = f"{repeats} times"
+            row = counted(repeats, "time")
             plot_ranks({row: {"in the text": done.inside, "left out": done.outside}}, plot, "ranks of canaries")
     if as_json:
         print_json(done.to_dict())
@@ -110,9 +111,9 @@ def _training(name: str | None, built_in: dict[str, Any], delta: float, seed: in
 def _rows(done: Shared) -> list[tuple[str, str]]:
     claim, p = done.claim, done.p_value()
     rows = [
-        ("in the text", f"{len(done.inside.ranks)} canaries, {done.repeats} times each"),
+        ("in the text", f"{counted(len(done.inside.ranks), 'canary')}, {counted(done.repeats, 'time')} each"),
         ("", exposure_phrase(done.inside)),
-        ("left out", f"{len(done.outside.ranks)} canaries"),
+        ("left out", counted(len(done.outside.ranks), "canary")),
         ("", exposure_phrase(done.outside)),
     ]
     if done.perplexity is not None:
@@ -125,8 +126,8 @@ def _rows(done: Shared) -> list[tuple[str, str]]:
     seen = "REFUTED" if done.refuted else not_refuted(above)
     return [
         *rows,
-        ("claimed", f"epsilon <= {done.plan.curve.epsilon(done.delta):.4g} for one sequence"),
-        ("", f"epsilon <= {claim.epsilon(done.delta):.4g} for a canary: a group of {done.repeats}"),
+        ("claimed", f"epsilon <= {rounded_up(done.plan.curve.epsilon(done.delta))} for one sequence"),
+        ("", f"epsilon <= {rounded_up(claim.epsilon(done.delta))} for a canary: a group of {done.repeats}"),
         ("epsilon at least", bound),
         ("p-value of the claim", f"{p:.2g}"),
         ("verdict", seen),
@@ -144,7 +145,9 @@ class _Bar(secret_sharer.Observer):
 
     def planted(self, sequences: int, canaries: int) -> None:
         self._progress.console.print(
-            f"{canaries} canaries in {sequences} sequences; training", highlight=False, markup=False
+            f"{counted(canaries, 'canary')} in {counted(sequences, 'sequence')}; training",
+            highlight=False,
+            markup=False,
         )
 
     def stepped(self, step: int, total: int) -> None:

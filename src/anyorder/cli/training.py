@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from anyorder._words import counted, rounded_up
 from anyorder.cli.options import COMPLETION, ESTIMATOR, MECHANISM, ORDER, BudgetFile, Epsilon, Json, Noise, RestartEvery
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.cli.running import run_or_resume
@@ -97,8 +98,8 @@ def train(
         return
     rows = [
         ("test accuracy", f"{100 * result.accuracy[-1]:.2f} %"),
-        ("privacy", f"epsilon <= {result.plan.epsilon:.4g} at delta = {result.plan.delta:g}"),
-        ("time", f"{result.seconds:.1f} s for {result.steps} steps"),
+        ("privacy", f"epsilon <= {rounded_up(result.plan.epsilon)} at delta = {result.plan.delta:g}"),
+        ("time", f"{result.seconds:.1f} s for {counted(result.steps, 'step')}"),
         ("files", str(result.path)),
         ("check it", f"anyorder verify {result.path / 'run.privacy.json'}"),
     ]

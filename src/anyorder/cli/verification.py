@@ -11,15 +11,18 @@ from rich.console import Console
 from rich.progress import Progress
 
 from anyorder._sealed import mentions
+from anyorder._words import counted, rounded_up
 from anyorder.accounting import Amplified
 from anyorder.accounting.amplification.curve import fresh_interval, watched
 from anyorder.budget.found import FORMAT as SEARCH
 from anyorder.budget.found import SearchCertificate
+from anyorder.certificate import Certificate
 from anyorder.certificate import verify as verify_file
 from anyorder.cli.options import Json
 from anyorder.cli.output import fail, one_line_errors, print_json
 from anyorder.errors import AnyorderError, ArgumentError, CertificateError
 from anyorder.plan import CANDIDATE, Plan
+from anyorder.realised import Realised
 from anyorder.report import card, facts_panel, receipt_facts, search_verdict, verdict
 from anyorder.run import audit_files
 
@@ -114,13 +117,26 @@ def verify(
     if own is not None:
         console.print(facts_panel("receipt", receipt_facts(own, plan)))
     kind = "plan" if certificate is None else "certificate"
-    promise = f"epsilon <= {plan.epsilon:.4g} at delta = {plan.delta:g}"
+    promise, style = f"epsilon <= {rounded_up(plan.epsilon)} at delta = {plan.delta:g}", "green"
     if certificate is not None and certificate.realised is not None:
-        promise += f"; realised, of who took part: epsilon <= {certificate.realised.epsilon:.4g}"
+        told, sound = _realised(certificate, certificate.realised, found.evidence is not None)
+        promise, style = f"{promise}; realised, {told}", "green" if sound else "yellow"
     if plan.candidate_of is not None:
-        console.print(f"verified: this {kind} claims {promise}, of a run by itself. It is {CANDIDATE}", style="yellow")
-    else:
-        console.print(f"verified: this {kind} claims {promise}", style="green")
+        promise, style = f"{promise}, of a run by itself. It is {CANDIDATE}", "yellow"
+    console.print(f"verified: this {kind} claims {promise}", style=style)
+
+
+def _realised(certificate: Certificate, realised: Realised, backed: bool) -> tuple[str, bool]:
+    """What is said of the realised epsilon at the end, and whether it may pass for a good result.
+
+    Args:
+        backed: by the evidence, which has who took part.
+    """
+    epsilon, steps = f"epsilon <= {rounded_up(realised.epsilon)}", counted(certificate.steps, "step")
+    if realised.says_nobody(certificate.steps):
+        told = "as the evidence has it" if backed else "which is unchecked and implausible. Rest on the planned epsilon"
+        return f"nothing: nobody took part in any of {steps}, {told}", False
+    return f"of who took part{'' if backed else ' as the file says, which is unchecked'}: {epsilon}", True
 
 
 def _drawn_again(plan: Plan) -> str:
@@ -170,5 +186,5 @@ def _verify_search(file: Path, large: bool, as_json: bool) -> None:
         console.print(f"ok  {text}", highlight=False, markup=False)
     for text in unseen:
         console.print(f"--  not checked: {text}", highlight=False, markup=False)
-    promise = f"epsilon <= {found.epsilon:.4g} at delta = {found.claim.delta:g}"
+    promise = f"epsilon <= {rounded_up(found.epsilon)} at delta = {found.claim.delta:g}"
     console.print(f"verified: this search claims {promise}", style="green")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import SetOnce, final, frozen
+from anyorder._words import counted
 from anyorder.errors import ArgumentError
 from anyorder.participation.base import Participation, Refusals
 from anyorder.participation.packing import packed, unpacked
@@ -111,7 +112,8 @@ class KnownOrder(SetOnce, Participation):
 
     def describe(self) -> str:
         """One phrase for people."""
-        return f"a known order of {len(self.units)} units over {self.n} steps, at most {self.max_participations} times"
+        units, steps = counted(len(self.units), "unit"), counted(self.n, "step")
+        return f"a known order of {units} over {steps}, at most {counted(self.max_participations, 'time')}"
 
     def __eq__(self, other: object) -> bool:
         return (

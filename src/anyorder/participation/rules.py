@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import final
+from anyorder._words import counted
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation.base import Participation, Refusals, Rule
 from anyorder.participation.known import KnownOrder
@@ -77,7 +78,7 @@ class SingleEpoch(Rule):
 
     def describe(self) -> str:
         """One phrase for people."""
-        return f"each unit in at most one of {self.n} steps"
+        return f"each unit in at most one of {counted(self.n, 'step')}"
 
 
 @final
@@ -135,7 +136,7 @@ class FixedOrder(Rule):
 
     def describe(self) -> str:
         """One phrase for people."""
-        return f"{self.max_participations} epochs of {self.b} steps, the same order in each"
+        return f"{counted(self.max_participations, 'epoch')} of {counted(self.b, 'step')}, the same order in each"
 
 
 @final
@@ -186,7 +187,7 @@ class EpochShuffle(Rule):
 
     def describe(self) -> str:
         """One phrase for people."""
-        return f"{self.k} epochs of {self.steps_per_epoch} steps, shuffled anew in each"
+        return f"{counted(self.k, 'epoch')} of {counted(self.steps_per_epoch, 'step')}, shuffled anew in each"
 
 
 @final
@@ -235,7 +236,7 @@ class MinSeparation(Rule):
 
     def describe(self) -> str:
         """One phrase for people."""
-        return f"each unit in at most {self.max_participations} of {self.n} steps, at least {self.b} apart"
+        return f"each unit in at most {self.max_participations} of {counted(self.n, 'step')}, at least {self.b} apart"
 
 
 RULES: tuple[type[Participation], ...] = (

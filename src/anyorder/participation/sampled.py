@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import final
+from anyorder._words import counted
 from anyorder.errors import ArgumentError
 from anyorder.participation.base import Participation, Refusals, Rule
 from anyorder.participation.patterns import Listed, PerEpoch, Separated
@@ -81,7 +82,8 @@ class PoissonSampling(SecretRule):
 
     def describe(self) -> str:
         """One phrase for people."""
-        return f"Poisson sampling, each unit in each of {self.n} steps with probability {self.sampling_probability:g}"
+        steps = counted(self.n, "step")
+        return f"Poisson sampling, each unit in each of {steps} with probability {self.sampling_probability:g}"
 
 
 @final
@@ -123,8 +125,9 @@ class CyclicPoisson(SecretRule):
 
     def describe(self) -> str:
         """One phrase for people."""
+        groups, steps = counted(self.cycle, "group"), counted(self.n, "step")
         return (
-            f"cyclic Poisson sampling, {self.cycle} groups in turn over {self.n} steps, each unit of a step's group "
+            f"cyclic Poisson sampling, {groups} in turn over {steps}, each unit of a step's group "
             f"with probability {self.sampling_probability:g}"
         )
 
@@ -179,8 +182,9 @@ class TruncatedPoisson(SecretRule):
     def describe(self) -> str:
         """One phrase for people."""
         cyclic = f", {self.cycle} groups in turn" if self.cycle > 1 else ""
+        steps, units = counted(self.n, "step"), counted(self.batch_size, "unit")
         return (
-            f"truncated Poisson sampling{cyclic}, each of {self.n} steps at most {self.batch_size} units, drawn with "
+            f"truncated Poisson sampling{cyclic}, each of {steps} at most {units}, drawn with "
             f"probability {self.sampling_probability:g}"
         )
 
@@ -224,9 +228,8 @@ class BallsInBins(SecretRule):
 
     def describe(self) -> str:
         """One phrase for people."""
-        return (
-            f"balls in bins, each unit in one of {self.b} steps by a secret coin, the same in each of {self.k} epochs"
-        )
+        steps, epochs = counted(self.b, "step"), counted(self.k, "epoch")
+        return f"balls in bins, each unit in one of {steps} by a secret coin, the same in each of {epochs}"
 
 
 @final
@@ -265,9 +268,8 @@ class RandomAllocation(SecretRule):
 
     def describe(self) -> str:
         """One phrase for people."""
-        return (
-            f"random allocation, each unit in one of {self.b} steps by a secret coin, anew in each of {self.k} epochs"
-        )
+        steps, epochs = counted(self.b, "step"), counted(self.k, "epoch")
+        return f"random allocation, each unit in one of {steps} by a secret coin, anew in each of {epochs}"
 
 
 @final
@@ -321,7 +323,7 @@ class MinSeparationSampling(SecretRule):
         """One phrase for people."""
         warm = "" if self.warm_start else ", all from the first step on"
         return (
-            f"sampling with separation, each unit in each of {self.n} steps with probability "
+            f"sampling with separation, each unit in each of {counted(self.n, 'step')} with probability "
             f"{self.sampling_probability:g} unless it was in one of the last {self.b - 1}{warm}"
         )
 

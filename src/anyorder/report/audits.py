@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder._words import counted, rounded_up
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Sampled
 from anyorder.audit import Audited
 from anyorder.audit.bounds import Method
@@ -179,7 +180,7 @@ def audit_panel(summary: AuditSummary, plan: Plan | None = None) -> Any:
 def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
     audited, percent = summary.audited, f"{100 * summary.confidence:.6g} %"
     mu = "" if audited.curve.mu is None else f"; mu = {audited.curve.mu:.4g}"
-    rows = [("claimed", f"epsilon <= {audited.epsilon:.4g} at delta = {audited.delta:g}{mu}")]
+    rows = [("claimed", f"epsilon <= {rounded_up(audited.epsilon)} at delta = {audited.delta:g}{mu}")]
     if plan is not None:
         rows += [("order", plan.participation.describe()), ("mechanism", plan.strategy.describe())]
     count, included = len(audited.included), int(audited.included.sum())
@@ -207,7 +208,8 @@ def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
 
 def _known_rows(known: AuditSummary, percent: str) -> list[tuple[str, str]]:
     audited = known.audited
-    rows = [("if known", f"epsilon <= {audited.epsilon:.4g}; {len(audited.included)} canaries, their steps known")]
+    canaries = counted(len(audited.included), "canary")
+    rows = [("if known", f"epsilon <= {rounded_up(audited.epsilon)}; {canaries}, their steps known")]
     if known.mu_seen is not None and audited.mus is not None:
         seen = f"{known.mu_seen[0]:.4g} to {known.mu_seen[1]:.4g} ({percent})"
         rows.append(("", f"mu seen {seen}, of their steps {_span(audited.mus)}"))
@@ -260,7 +262,7 @@ def plot_audit(audited: Audited, path: str | Path, title: str | None = None) -> 
 
 
 def _title(audited: Audited) -> str:
-    claim = f"epsilon {audited.epsilon:.3g} at delta {audited.delta:g}"
+    claim = f"epsilon {rounded_up(audited.epsilon, 3)} at delta {audited.delta:g}"
     return f"scores of {len(audited.scores)} canaries beside the claim of {claim}"
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from anyorder._words import counted, rounded_up
 from anyorder.accounting.curves import Amplified, Gaussian, Sampled
 from anyorder.participation.patterns import Listed, PerEpoch, Separated
 from anyorder.plan import Plan
@@ -22,7 +23,9 @@ def noise_figure(plan: Plan) -> Html:
     """The noise of each step's prefix sum, beside other mechanisms at the same budget."""
     title = tag("h3", "Noise of every step, beside other mechanisms")
     if not draws_noise(plan):
-        return tag("figure", title, tag("figcaption", f"Not drawn: it takes long for {plan.n} steps of this kind."))
+        return tag(
+            "figure", title, tag("figcaption", f"Not drawn: it takes long for {counted(plan.n, 'step')} of this kind.")
+        )
     profiles = noise_beside(plan)
     most = max(float(profile.std.max()) for profile in profiles)
     x, y = Axis("step", 1, max(2, plan.n), whole=True), Axis("noise of the sum so far (clip norms)", 0, 1.05 * most)
@@ -62,7 +65,7 @@ def order_figure(plan: Plan) -> Html:
     rule = tag("p", plan.participation.describe(), ".", class_="small")
     if not rows:
         most, apart = plan.participation.max_participations, plan.participation.min_separation
-        told = f"At most {_times(most)}" + (f", at least {apart} steps apart." if most > 1 else ".")
+        told = f"At most {_times(most)}" + (f", at least {counted(apart, 'step')} apart." if most > 1 else ".")
         return tag("figure", title, rule, tag("figcaption", told, " The order lists its units, and is not drawn."))
     caption = f"Three {plan.unit}s that are made up, in steps that the order allows"
     if plan.participation.secret:
@@ -124,10 +127,10 @@ def curve_figure(plan: Plan) -> Html:
         lines.insert(0, Line(at, epsilons, 1 if type(curve) is Amplified else 0))
     caption = (
         "One run keeps a smaller epsilon where a larger delta may be left out of it, and the other way round. The "
-        f"point is what the certificate states: epsilon {plan.epsilon:.4g} at delta {plan.delta:g}.{more}"
+        f"point is what the certificate states: epsilon {rounded_up(plan.epsilon)} at delta {plan.delta:g}.{more}"
     )
     described = f"Epsilon by delta, {name}; " + ", ".join(
-        f"{epsilon:.3g} at {delta:.0e}" for delta, epsilon in drawn[::3]
+        f"{rounded_up(epsilon, 3)} at {delta:.0e}" for delta, epsilon in drawn[::3]
     )
     return tag("figure", title, line_chart(lines, x, y, described), tag("figcaption", caption))
 

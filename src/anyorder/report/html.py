@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import assert_never
 
+from anyorder._words import counted, rounded_up
 from anyorder.budget.found import SearchCertificate
 from anyorder.certificate import Certificate, Verification
 from anyorder.plan import CANDIDATE, Plan
@@ -12,7 +13,7 @@ from anyorder.report.charts import accuracy_figure, curve_figure, figures, noise
 from anyorder.report.markup import Html, document, join, tag
 from anyorder.report.searches import search_verdict
 from anyorder.report.verification import verdict
-from anyorder.report.words import MEANS, assumptions, best_guess, limits, rounded_up, whom
+from anyorder.report.words import MEANS, assumptions, best_guess, limits, whom
 
 __all__ = ["Attacked", "Shown", "html_refusal", "html_report"]
 
@@ -119,7 +120,7 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
     return document(
         f"Privacy report: {title}",
         tag("h1", "Privacy report"), tag("p", title, class_="soft"), _passed(certificate),
-        _searched(plan), _headline(plan, certificate), _notes(shown),
+        _searched(plan), _nobody(certificate), _headline(plan, certificate), _notes(shown),
         tag("h2", "Who is protected, and from whom"), _list(whom(plan)),
         tag("h2", "Pictures"), figures(*drawn),
         tag("h2", "The privacy card"), _card(claim.facts() if certificate is not None else plan.facts()),
@@ -147,6 +148,21 @@ def _searched(plan: Plan) -> Html:
     return tag("div", tag("p", f"This run is {CANDIDATE}. {told} {which}"), class_="banner bad")
 
 
+def _of_nobody(certificate: Certificate) -> bool:
+    return certificate.realised is not None and certificate.realised.says_nobody(certificate.steps)
+
+
+def _nobody(certificate: Certificate | None) -> Html:
+    if certificate is None or not _of_nobody(certificate):
+        return Html()
+    told = (
+        f"The file says that nobody took part in any of {counted(certificate.steps, 'step')}. That is implausible of a "
+        "run, and nothing here checks it: no realised epsilon is shown. Rest on the planned one, below. The evidence, "
+        "or the receipt of somebody who took part, shows whether it is so."
+    )
+    return tag("div", tag("p", told), class_="banner bad")
+
+
 def _headline(plan: Plan, certificate: Certificate | None) -> Html:
     guess = best_guess(plan.epsilon, plan.delta, plan.mu)
     number = _promise(plan.epsilon, plan.delta)
@@ -159,7 +175,7 @@ def _headline(plan: Plan, certificate: Certificate | None) -> Html:
         cells.append(
             _cell(f"epsilon {rounded_up(plan.known_epsilon)}", "what is left if the secret batches became known")
         )
-    realised = None if certificate is None else certificate.realised
+    realised = None if certificate is None or _of_nobody(certificate) else certificate.realised
     if realised is not None and rounded_up(realised.epsilon) != rounded_up(plan.epsilon):
         cells.append(
             _cell(f"epsilon {rounded_up(realised.epsilon)}", f"realised: for how often {plan.unit}s really came, as "
@@ -201,7 +217,7 @@ def _audit(found: Attacked | None, claimed: float) -> Html:
         )
     rows = [
         ("Verdict", [f"Not refuted: {told}"]),
-        ("Attack", [f"{found.canaries} planted gradients, each in or out by a secret coin"]),
+        ("Attack", [f"{counted(found.canaries, 'planted gradient')}, each in or out by a secret coin"]),
         ("p-value of the claim", [f"{found.p_value:.2g}"]),
     ]
     if found.at_least is not None:

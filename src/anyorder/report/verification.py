@@ -33,7 +33,8 @@ def verdict(found: Verification) -> tuple[list[str], list[str]]:
     if found.plan.on_device:
         unseen += [f"what the plan trusts: {trusted_text(found.plan.on_device)}"]
     if found.evidence is not None:
-        kept = f"that every unit kept to the order in all {found.evidence.ledger.step} steps"
+        steps = found.evidence.ledger.step
+        kept = f"that every unit kept to the order in {'its one step' if steps == 1 else f'all {steps} steps'}"
         checked += [
             kept if named else "that the evidence names nobody",
             "that the evidence is the one that the certificate was made of",
@@ -41,6 +42,11 @@ def verdict(found: Verification) -> tuple[list[str], list[str]]:
         if found.certificate is not None and found.certificate.realised is not None:
             checked += ["that no unit came more often or nearer than the realised participation says"]
     elif found.certificate is not None and named:
+        realised = found.certificate.realised
+        if realised is not None and realised.says_nobody(found.certificate.steps):
+            unseen += [
+                "that nobody took part in any step, as the file says: it is implausible, and the planned epsilon counts"
+            ]
         unseen += ["who took part in which step: pass --evidence, if you are the owner or the auditor"]
     if found.receipt is not None:
         checked += ["that the certificate is bound to the receipt's steps, which keep to the order, and their mu"]

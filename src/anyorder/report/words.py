@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from scipy.special import ndtr, ndtri
 
 from anyorder._trusted import trusted_text
+from anyorder._words import rounded_up
 from anyorder.accounting.amplification import methods
 from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.certificate import Certificate
 from anyorder.plan import Plan
 
-__all__ = ["MEANS", "Guess", "assumptions", "best_guess", "limits", "rounded_up", "whom"]
+__all__ = ["MEANS", "Guess", "assumptions", "best_guess", "limits", "whom"]
 
 MEANS = {
     "privacy": "the promise: a smaller epsilon says more, and delta is the chance that is left out of it",
@@ -191,11 +192,3 @@ def limits(plan: Plan) -> list[str]:
         "It is about confidentiality alone: it says nothing of fairness, of the right to use the data, or of how good "
         "the model is.",
     ]
-
-
-def rounded_up(value: float) -> str:
-    """Four digits, rounded up: what is promised is never shown smaller than it is."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    scale = 10.0 ** (3 - math.floor(math.log10(abs(value))))
-    return f"{math.ceil(value * scale - 1e-9) / scale:.4g}"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from anyorder._sealed import brief, load_json, save_json
+from anyorder._words import counted
 from anyorder.audit.result import REFUTED
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.plan import Plan
@@ -46,7 +47,7 @@ def read(path: str | Path, plan: Plan) -> str:
     if refuted is not None:
         raise CertificateError(refuted)
     return (
-        f"an audit of a run of this plan, with {attacked.canaries} canaries, did not refute its claim "
+        f"an audit of a run of this plan, with {counted(attacked.canaries, 'canary')}, did not refute its claim "
         f"(p = {attacked.p_value:.2g})"
     )
 
@@ -76,5 +77,6 @@ def found(path: str | Path, plan: Plan) -> tuple[Attacked, str | None]:
     count = sum(counts)
     attacked = Attacked(canaries=count, p_value=p_value, at_least=at_least)
     if refuted is not False:
-        return attacked, f"an audit of this plan, with {count} canaries, refuted its claim (p = {p_value:.2g})"
+        canaries = counted(count, "canary")
+        return attacked, f"an audit of this plan, with {canaries}, refuted its claim (p = {p_value:.2g})"
     return attacked, None

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from anyorder import _check
+from anyorder._words import counted, rounded_up
 from anyorder.budget import Budget
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.federated import LocalTraining, Server, Simulation, simulate
@@ -248,11 +249,11 @@ def _write(server: Server, result: FederatedResult) -> None:
     folder.replace(path / folder.MODEL, lambda beside: torch.save(state, beside))
     server.evidence().save(path / folder.EVIDENCE)
     folder.replace(path / folder.CERTIFICATE, server.certificate().save)
-    promise = f"epsilon {plan.epsilon:.3g} for one user, delta {plan.delta:g}"
+    promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {plan.delta:g}"
     rounds, right = zip(*result.accuracy, strict=True)
     title = f"{result.settings.dataset}, {promise}"
     plot_accuracy(right, path / folder.ACCURACY_PLOT, title, at=rounds, label="round")
-    noise_title = f"{result.settings.dataset}: noise over {plan.n} rounds, {promise}"
+    noise_title = f"{result.settings.dataset}: noise over {counted(plan.n, 'round')}, {promise}"
     plot_noise(noise_lines(plan), path / folder.NOISE_PLOT, noise_title)
     folder.write_json(path / folder.METRICS, result.to_dict())
     report_file.write(path)

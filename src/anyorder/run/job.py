@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anyorder import _check
+from anyorder._words import counted, rounded_up
 from anyorder.budget import Budget
 from anyorder.errors import CheckpointError
 from anyorder.plan import Plan
@@ -233,9 +234,9 @@ class _Run:
         folder.replace(self.path / folder.MODEL, lambda beside: torch.save(state, beside))
         self.engine.evidence().save(self.path / folder.EVIDENCE)
         folder.replace(self.path / folder.CERTIFICATE, self.engine.certificate().save)
-        promise = f"epsilon {plan.epsilon:.3g}, delta {plan.delta:g}"
+        promise = f"epsilon {rounded_up(plan.epsilon, 3)}, delta {plan.delta:g}"
         plot_accuracy(self.accuracy, self.path / folder.ACCURACY_PLOT, f"{settings.dataset}, {promise}")
-        title = f"{settings.dataset}: noise over {plan.n} steps, {promise}"
+        title = f"{settings.dataset}: noise over {counted(plan.n, 'step')}, {promise}"
         plot_noise(noise_lines(plan), self.path / folder.NOISE_PLOT, title)
         folder.write_json(self.path / folder.METRICS, result.to_dict())
         report_file.write(self.path)

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from anyorder import accounting
+from anyorder._words import rounded_up
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.optimize import choose
 from anyorder.optimize.fits import kind_in
@@ -175,7 +176,7 @@ def comparison(rows: list[Row]) -> Any:
             row.name + ("  (secret sampling only)" if type(row.plan.participation) is PoissonSampling else ""),
             f"{row.error:.5g}",
             "" if row.ratio is None else f"{row.ratio:.3f}", f"{row.last:.5g}",
-            str(row.plan.strategy.state_rows), f"{row.plan.epsilon:.4g}",
+            str(row.plan.strategy.state_rows), rounded_up(row.plan.epsilon),
         )
         for row in rows
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from torch import no_grad
 from torch.utils.data import DataLoader
 
 from anyorder.errors import LoaderError
@@ -25,10 +26,11 @@ def read_owners(loader: DataLoader[Any], members: Indices, unit: Unit, at_once: 
         at_once: examples in a batch.
     """
     chunks = [members[i : i + at_once].tolist() for i in range(0, len(members), at_once)]
-    found = [
-        _of_all(extract_units(batch, unit), len(chunk))
-        for chunk, batch in zip(chunks, rebuild(loader, chunks), strict=True)
-    ]
+    with no_grad():  # nothing is trained on what is read here, and who watches a training is told so
+        found = [
+            _of_all(extract_units(batch, unit), len(chunk))
+            for chunk, batch in zip(chunks, rebuild(loader, chunks), strict=True)
+        ]
     if any(isinstance(units, list) for units in found):
         return [unit for units in found for unit in units]
     return np.concatenate(found)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder._words import counted
 from anyorder.errors import PlanError
 from anyorder.strategy.banded import Banded
 from anyorder.strategy.banded_inverse import BandedInverse
@@ -229,4 +230,4 @@ def in_words(strategy: Strategy) -> str:
 
 def sized(count: int, what: str) -> str:
     """A size in words: "1 buffer", "2 buffers"; a rank has no plural."""
-    return f"{count} {what}" if count == 1 or what == "rank" else f"{count} {what}s"
+    return f"{count} {what}" if what == "rank" else counted(count, what)

@@ -115,6 +115,11 @@ class PrivacyEngine:
         return self._training.model, optimizer, self._training.loader
 
     @property
+    def is_keyed(self) -> bool:
+        """Whether the noise key was given, as in tests: then the run is private only from those who do not know it."""
+        return self._given_key is not None
+
+    @property
     def is_private(self) -> bool:
         """Whether `make_private` was called."""
         return self._training is not None

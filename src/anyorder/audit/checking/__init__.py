@@ -5,6 +5,7 @@ naming              examples by one name each, and what is read without a trace
 visits              how often a unit comes, and the epsilon that follows
 finding             `check`: claimed, true
 seen, watching      `watch`: who really came
+planned             the claim of an engine of this package, where nothing was seen beside it
 runner              a script that is watched
 """
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from anyorder import _check
 from anyorder._closed import final
+from anyorder._words import counted, rounded_up
 from anyorder.accounting import gdp_mu, poisson_epsilon
 from anyorder.audit.checking.arrivals import Arrivals, Run, read_arrivals
 from anyorder.audit.checking.visits import AtMost, Coins, Draws, Unknown, Visits, epsilon_at_least, epsilon_of
@@ -77,12 +78,15 @@ class Finding:
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, text), for a card."""
-        claimed = "nothing: an epoch has no length" if math.isnan(self.claimed) else f"epsilon = {self.claimed:.4g}"
-        true = f"epsilon <= {self.true:.4g}" if self.true < math.inf else "no finite epsilon follows"
+        claimed = "nothing: an epoch has no length"
+        if not math.isnan(self.claimed):  # as others print it; what is proven is not shown smaller than it is
+            own = self.claimed == self.true
+            claimed = f"epsilon = {rounded_up(self.claimed) if own else format(self.claimed, '.4g')}"
+        true = f"epsilon <= {rounded_up(self.true)}" if self.true < math.inf else "no finite epsilon follows"
         q = "" if self.sampling_probability is None else f", q = {self.sampling_probability:.4g}"
         run = [f"noise multiplier {self.noise_multiplier:g}", f"delta {self.delta:g}"]
-        run += [f"{self.steps} steps"] if self.steps is not None else []
-        run += [f"{self.epochs} epochs"] if self.epochs is not None else []
+        run += [counted(self.steps, "step")] if self.steps is not None else []
+        run += [counted(self.epochs, "epoch")] if self.epochs is not None else []
         rows = [
             ("order", self.order),
             ("run", ", ".join(run)),

@@ -30,9 +30,10 @@ def main(arguments: list[str]) -> None:
         arguments: the report's path, options in JSON, what to run, and its arguments.
     """
     report, options, target, *rest = arguments
-    if find_spec("opacus") is not None:
-        with undisturbed():
-            importlib.import_module("opacus")  # its engine is watched where it is there before the script
+    with undisturbed():  # engines are watched where they are there before the script
+        importlib.import_module("anyorder.train")
+        if find_spec("opacus") is not None:
+            importlib.import_module("opacus")
     found: dict[str, Any] = {"findings": [], "problem": None}
     given = json.loads(options)
     sys.argv = [target, *rest]

@@ -11,6 +11,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import numpy as np
 from numpy.typing import NDArray
 
+from anyorder._words import counted
 from anyorder.errors import AnyorderError
 
 __all__ = ["Batch", "Epoch", "Group", "Seen"]
@@ -56,15 +57,17 @@ class Seen:
 
     def describe(self) -> str:
         """One sentence."""
+        came = f"{counted(self.batches, 'batch')} in {counted(self.steps, 'step')}"
         if self.doubt:
-            return f"{self.batches} batches in {self.steps} steps; {self.doubt}"
+            return f"{came}; {self.doubt}"
         if not self.is_named:
-            return f"{self.batches} batches in {self.steps} steps; who was in them could not be told"
-        apart = "" if self.separation is None else f", at least {self.separation} steps apart"
+            return f"{came}; who was in them could not be told"
+        apart = "" if self.separation is None else f", at least {counted(self.separation, 'step')} apart"
         often = f", up to {self.together} examples in a step" if self.together > 1 else ""
         same = "; the same order in each epoch" if self.is_repeated else ""
-        again = f"; {self.reused} times a batch was used again" if self.reused else ""
-        told = f"{self.steps} steps in {self.epochs} epochs; a unit in {self.most} steps at most"
+        again = f"; {counted(self.reused, 'time')} a batch was used again" if self.reused else ""
+        steps, epochs, most = counted(self.steps, "step"), counted(self.epochs, "epoch"), counted(self.most, "step")
+        told = f"{steps} in {epochs}; a unit in {most} at most"
         return f"{told}{apart}{often}{same}{again}"
 
 
@@ -97,6 +100,7 @@ class Group:
         self.dropped = 0  # batches without gradients since the last step
         self.is_exhausted = False  # a pass has ended since the last batch
         self.is_idle = True  # the last step had none of it
+        self.is_mixed = False  # an optimizer of no engine of this package stepped once it had batches
         self.leads: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # whether a loop is one batch ahead
         self.weights, self.counts, self.recent = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
         self.together, self.separation = 0, math.inf

@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
+from anyorder._words import counted
 from anyorder.audit.checking.arrivals import Arrivals, Run, read_arrivals
 from anyorder.audit.checking.finding import Finding, judge, printed
+from anyorder.audit.checking.planned import Planned, base_of, judge_planned, planned
 from anyorder.audit.checking.seen import KEPT, Epoch, Group, Seen
 from anyorder.audit.checking.streams import is_of
 from anyorder.audit.checking.visits import AtMost, Coins, Draws, Unknown, Visits
@@ -26,6 +28,11 @@ from anyorder.audit.checking.visits import AtMost, Coins, Draws, Unknown, Visits
 __all__ = ["Watch", "Watched", "watch"]
 
 Indices = NDArray[np.int64]
+
+OTHERS = (
+    "another optimizer, or another engine, stepped after batches of this data had come: if it changed a model by them, "
+    "no noise of the plan covers that"
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ class Watch:
         self._engines: dict[int, Any] = {}
         self._private: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
         self._printed: dict[int, list[tuple[float, float]]] = {}
+        self._planned: list[Planned] = []  # by engines of this package
+        self._own: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # their optimizers
 
     def findings(
         self, *, delta: float | None = None, noise_multiplier: float | None = None, accountant: str = "prv"
@@ -147,9 +156,12 @@ class Watch:
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has changed a model."""
+        groups = list(self._groups.values())
+        if optimizer not in self._own:
+            for group in groups:
+                group.is_mixed |= group.batches > 0
         if self._private and optimizer not in self._private:
             return
-        groups = list(self._groups.values())
         new = [group.has_new(optimizer) for group in groups]
         is_unexplained = not any(group.batches for group in groups)
         for group, is_new in zip(groups, new, strict=True):
@@ -175,6 +187,12 @@ class Watch:
             if hasattr(part, "original_optimizer") and hasattr(part, "noise_multiplier"):
                 self._private[part.original_optimizer] = True
 
+    def planned(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An engine of this package has made a training private."""
+        bound, optimizer = planned(engine, args, kwargs)
+        self._planned.append(bound)
+        self._own[optimizer] = True
+
     def asked(self, engine: Any, delta: float, epsilon: float) -> None:
         """The script asked for its epsilon."""
         self._printed.setdefault(id(engine), []).append((float(delta), float(epsilon)))
@@ -183,13 +201,11 @@ class Watch:
 
     def _group(self, loader: Any) -> tuple[Group, Callable[[Indices], Indices] | None]:
         """All that is of the same data, and who the indices of this loader are."""
-        from torch.utils.data import IterableDataset, Subset
+        from torch.utils.data import IterableDataset
 
         from anyorder.sampling.origins import Origins
 
-        base = loader.dataset
-        while type(base) is Subset:
-            base = base.dataset
+        base = base_of(loader.dataset)
         group = self._groups.setdefault(id(base), Group(base))
         if isinstance(base, IterableDataset):
             return group, None
@@ -208,6 +224,11 @@ class Watch:
 
     def _judge(self, group: Group, delta: float | None, noise: float | None, accountant: str) -> Watched:
         seen = group.seen()
+        bound = [one for one in self._planned if one.dataset is group.dataset]
+        if bound:
+            delta = None if delta is None else _check.probability("delta", delta)
+            doubt = self.failure or (OTHERS if group.is_mixed or self._engines else "")
+            return Watched(type(group.dataset).__name__, judge_planned(bound, seen, delta, doubt), seen)
         engines = [engine for engine in self._engines.values() if engine.accountant.history]
         own = engines if len(engines) == 1 else [e for e in engines if _same_data(e, group.dataset)]
         asked = tuple(pair for engine in own for pair in self._printed.get(id(engine), ()))
@@ -330,7 +351,7 @@ def _accounted(found: Arrivals, accounted: int, steps: int) -> Arrivals:
         return found
     return _doubted(
         found,
-        f"the script's accountant has {accounted} steps and {steps} were seen: who was in the others is not known",
+        f"the script's accountant has {counted(accounted, 'step')} and {steps} were seen: who was in others is unknown",
     )
 
 
@@ -344,12 +365,7 @@ def _told(problem: Exception) -> str:
 
 
 def _same_data(engine: Any, dataset: Any) -> bool:
-    from torch.utils.data import Subset
-
-    base = engine.dataset
-    while type(base) is Subset:
-        base = base.dataset
-    return base is dataset
+    return base_of(engine.dataset) is dataset
 
 
 @contextmanager
@@ -363,7 +379,8 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
 
     Of each batch it is noted whose it was, when it was handed to the loop; batches under `torch.no_grad` are not
     trained on. They are in the optimizer's next step. Loops that fetch a batch before they step with the one before are
-    seen one step off. Opacus's `make_private` and `get_epsilon` are noted where opacus is imported before the block.
+    seen one step off. Opacus's `make_private` and `get_epsilon` are noted where opacus is imported before the block;
+    `PrivacyEngine.make_private` of this package too (import anyorder.train), whose plan then makes the claim.
 
     Args:
         unit: where a batch keeps the ids of its units; None for examples, by their index.
@@ -403,6 +420,11 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         seen.careful(seen.made_private, engine, result)
         return result
 
+    def bind(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(engine, *args, **kwargs)
+        seen.careful(seen.planned, engine, args, kwargs)
+        return result
+
     def ask(original: Callable[..., Any], engine: Any, delta: float, *args: Any, **kwargs: Any) -> Any:
         epsilon = original(engine, delta, *args, **kwargs)
         seen.careful(seen.asked, engine, delta, epsilon)
@@ -412,6 +434,8 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         (DataLoader, "__iter__", begin), (_BaseDataLoaderIter, "_next_index", draw),
         (_BaseDataLoaderIter, "__next__", hand),
     ]  # fmt: skip
+    if (own := sys.modules.get("anyorder.train.engine")) is not None:
+        hooks.append((own.PrivacyEngine, "make_private", bind))
     if (opacus := sys.modules.get("opacus.privacy_engine")) is not None:
         hooks += [(opacus.PrivacyEngine, "make_private", make), (opacus.PrivacyEngine, "get_epsilon", ask)]
     with ExitStack() as stack:

@@ -1,0 +1,29 @@
+"""Numbers and counts as people read them: a promise is never shown smaller than it is, and one is not many."""
+
+import math
+
+__all__ = ["counted", "rounded_up"]
+
+
+def rounded_up(value: float, digits: int = 4) -> str:
+    """So many digits, rounded up, for whatever is an upper bound: 4.0004 reads 4.001.
+
+    What is above a shown number by less than 1e-12 of it is taken for that number: 3.3 has no exact float.
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{math.ceil(value * scale - 1e-9) / scale:.{digits}g}"
+
+
+def counted(count: int, what: str) -> str:
+    """A count and its noun in English: "1 step", "2 steps", "0 batches", "1 entry".
+
+    Args:
+        what: in the singular.
+    """
+    if count == 1:
+        return f"1 {what}"
+    if what.endswith(("tch", "sh", "s", "x")):
+        return f"{count} {what}es"
+    return f"{count} {what[:-1]}ies" if what.endswith(("ry", "ty", "ly")) else f"{count} {what}s"
