@@ -1,6 +1,7 @@
 """What `ao.plan` takes: mechanisms in words, workloads and optimizers, memory, joined batches; what it refuses."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,6 +177,30 @@ def test_a_place_of_the_unit_in_a_batch_is_a_plan_for_users():
         chosen = ao.plan(loader=DataLoader(people, batch_size=4), epochs=1, sigma=2.0, delta=1e-5, unit=place)
         assert (chosen.unit, chosen.curve.unit) == ("user", "user")
         assert chosen.participation.units.tolist() == list(range(10))
+
+
+def test_a_plan_of_users_off_a_loader_may_divide_by_the_users_of_a_step():
+    people = TensorDataset(torch.zeros(20, 1), torch.arange(20) // 2)
+    given = {"epochs": 1, "sigma": 2.0, "delta": 1e-5, "unit": 1, "mechanism": "independent"}
+    rows = ao.plan(loader=DataLoader(people, batch_size=4), **given)
+    users = ao.plan(loader=DataLoader(people, batch_size=4), batch_size=2, **given)
+    assert (rows.batch_size, users.batch_size) == (4, 2)
+    assert users == replace(rows, batch_size=2)  # the claim is the same, and only the constant differs
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ao.PrivacyEngine(users).make_private(model, optimizer, DataLoader(people, batch_size=4), unit=1)
+    with pytest.raises(ArgumentError, match="batch_size must be an integer of at least 1"):
+        ao.plan(loader=DataLoader(people, batch_size=4), batch_size=0, **given)
+
+
+def test_what_a_loader_says_may_be_said_again_and_nothing_else():
+    given = {"epochs": 1, "sigma": 2.0, "delta": 1e-5, "mechanism": "independent"}
+    assert ao.plan(loader=loader(), batch_size=10, dataset_size=100, **given) == ao.plan(loader=loader(), **given)
+    ao.plan(loader=loader(), accumulate=2, batch_size=20, **given)
+    with pytest.raises(ArgumentError, match=r"be the 20 examples that its batches of 10 make .* accumulate=2, got 10"):
+        ao.plan(loader=loader(), accumulate=2, batch_size=10, **given)
+    with pytest.raises(ArgumentError, match="dataset_size must be left out beside loader=, whose order has 100"):
+        ao.plan(loader=loader(), dataset_size=99, **given)
 
 
 def test_joined_batches_need_a_loader_without_coins():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from anyorder.errors import CertificateError
+from anyorder.errors import LimitError
 
 __all__ = [
     "MAX_BYTES", "MAX_NUMBERS", "MAX_OBJECTS", "MAX_OPERATIONS", "MAX_STEPS", "MAX_VALUES", "REMEDY", "bounded",
@@ -63,7 +63,7 @@ def check_work(what: str, *, numbers: int = 0, operations: int = 0) -> None:
         operations: on numbers; an operation of Python's own counts as 256.
     """
     if _budget.get() is not None and (numbers > MAX_NUMBERS or operations > MAX_OPERATIONS):
-        raise CertificateError(f"{what} takes more time or memory than a file is given{REMEDY}")
+        raise LimitError(f"{what} takes more time or memory than a file is given{REMEDY}")
 
 
 def spend_participations(count: int) -> None:
@@ -72,9 +72,7 @@ def spend_participations(count: int) -> None:
     if budget is not None:
         budget.participations -= count
         if budget.participations < 0:
-            raise CertificateError(
-                f"the file holds more than the {MAX_PARTICIPATIONS} participations that are read{REMEDY}"
-            )
+            raise LimitError(f"the file holds more than the {MAX_PARTICIPATIONS} participations that are read{REMEDY}")
 
 
 def inflate(data: bytes) -> bytes:
@@ -85,7 +83,7 @@ def inflate(data: bytes) -> bytes:
     if budget is not None:
         budget.inflated -= len(raw)
         if budget.inflated < 0:
-            raise CertificateError(f"the file unpacks to more than the {MAX_INFLATED} bytes that are read{REMEDY}")
+            raise LimitError(f"the file unpacks to more than the {MAX_INFLATED} bytes that are read{REMEDY}")
     if not stream.eof or stream.unused_data:
         raise zlib.error("cut short, or more behind the end")
     return raw

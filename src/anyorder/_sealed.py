@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from anyorder._limits import MAX_BYTES, MAX_OBJECTS, MAX_VALUES, REMEDY
-from anyorder.errors import CertificateError
+from anyorder.errors import CertificateError, LimitError
 
 __all__ = [
     "brief", "canonical", "check_names", "hexadecimal", "html_table", "load_json", "mentions", "printable", "quoted",
@@ -129,7 +129,7 @@ def _read(path: str | Path, large: bool) -> str:
             if not stat.S_ISREG(found.st_mode):
                 _refuse(path, "is no regular file")
             if not large and found.st_size > MAX_BYTES:
-                _refuse(path, f"has {found.st_size} bytes, and up to {MAX_BYTES} are read{REMEDY}")
+                _too_much(path, f"has {found.st_size} bytes, and up to {MAX_BYTES} are read{REMEDY}")
             data = file.read() if large else file.read(MAX_BYTES + 1)
     except OSError as problem:
         raise CertificateError(f"cannot read {_name(path)}: {problem.strerror or problem}") from None
@@ -143,10 +143,10 @@ def _read(path: str | Path, large: bool) -> str:
 def _check_amount(path: str | Path, data: bytes) -> None:
     """Count what would be made, before anything is made; marks inside of texts count too, and are few."""
     if len(data) > MAX_BYTES:
-        _refuse(path, f"has more than the {MAX_BYTES} bytes that are read{REMEDY}")
+        _too_much(path, f"has more than the {MAX_BYTES} bytes that are read{REMEDY}")
     values = data.count(b",") + data.count(b"[") + data.count(b"{")
     if values > MAX_VALUES:
-        _refuse(path, f"holds about {values} values, and up to {MAX_VALUES} are read{REMEDY}")
+        _too_much(path, f"holds about {values} values, and up to {MAX_VALUES} are read{REMEDY}")
 
 
 class _Reader:
@@ -186,6 +186,10 @@ def _constant(text: str) -> NoReturn:
 
 def _refuse(path: str | Path, why: str) -> NoReturn:
     raise CertificateError(f"{_name(path)} {why}")
+
+
+def _too_much(path: str | Path, why: str) -> NoReturn:
+    raise LimitError(f"{_name(path)} {why}")
 
 
 def check_names(what: str, data: Any, names: set[str]) -> dict[str, Any]:

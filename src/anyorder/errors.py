@@ -8,11 +8,13 @@ __all__ = [
     "CheckpointError",
     "CheckpointWarning",
     "ClippingWarning",
+    "LimitError",
     "LoaderError",
     "MissingDependencyError",
     "ModelError",
     "NoiseWarning",
     "NonFiniteError",
+    "OptimizerWarning",
     "ParticipationError",
     "PlanError",
     "SelectionWarning",
@@ -69,6 +71,10 @@ class CertificateError(AnyorderError, ValueError):
     """A plan or certificate file is malformed, or a number in it does not follow from the others."""
 
 
+class LimitError(CertificateError):
+    """A file asks for more time or memory than one of a stranger is given: nothing in it is known to be wrong."""
+
+
 class MissingDependencyError(AnyorderError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
 
@@ -83,6 +89,10 @@ class NoiseWarning(UserWarning):
 
 class ClippingWarning(UserWarning):
     """The clipped sums are right, and made in a slow way."""
+
+
+class OptimizerWarning(UserWarning):
+    """The run is private, and its correlated noise was fitted to another kind of optimizer than it has."""
 
 
 class SelectionWarning(UserWarning):

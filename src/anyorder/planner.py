@@ -102,7 +102,8 @@ def plan(
         noise_multiplier: noise_std / clip_norm, as DP-SGD means it, and epsilon follows. Or
         sigma: noise_std / (clip_norm * sens), that is 1 / mu (2 / mu for replace-one). Exactly one of the three.
         dataset_size: number of examples, public.
-        batch_size: examples in a step; the constant that sums are divided by.
+        batch_size: examples in a step; the constant that sums are divided by. With a loader it follows, in rows; with a
+            loader and a unit it may be given, in units of a step, which are fewer than its rows: any public number.
         epochs: passes over the data.
         loader: a torch DataLoader; its order is read off its sampler. With a unit other than "example" the data set is
             read once, and the plan is for the `KnownOrder` of its units.
@@ -299,12 +300,25 @@ def _read_loader(
 ) -> tuple[Participation, int, int | None]:
     if epochs is None:
         raise ArgumentError("epochs must be given together with loader")
-    if batch_size is not None or dataset_size is not None:
-        raise ArgumentError("batch_size and dataset_size must not be given together with loader, which has them")
     from anyorder.sampling import find_participation  # the only one here that needs torch
 
-    found = find_participation(loader, epochs, unit=None if unit == "example" else unit, accumulate=joined)
-    return found.participation, found.batch_size * joined, found.dataset_size
+    of_examples = isinstance(unit, str) and unit == "example"
+    found = find_participation(loader, epochs, unit=None if of_examples else unit, accumulate=joined)
+    rows, given = found.batch_size * joined, batch_size
+    if given is not None:
+        given = _check.integer("batch_size", given, low=1)
+    if of_examples and given not in (None, rows):
+        raise ArgumentError(
+            f"batch_size must be left out beside loader=, or be the {rows} examples that its batches of "
+            f"{found.batch_size} make in a step with accumulate={joined}, got {given}: for larger or smaller steps, "
+            "make the loader with another batch_size, or give another accumulate="
+        )
+    if dataset_size not in (None, found.dataset_size):
+        raise ArgumentError(
+            f"dataset_size must be left out beside loader=, whose order has {found.dataset_size} examples, got "
+            f"{dataset_size!r}: make the loader of the data set that is meant"
+        )
+    return found.participation, rows if given is None else given, found.dataset_size
 
 
 def _participation(

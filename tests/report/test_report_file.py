@@ -32,7 +32,7 @@ from anyorder.plan import Plan
 from anyorder.run import FederatedSettings, Settings, federate, report_file, train
 from anyorder.run.datasets import Data
 from anyorder.run.fit import FitSettings, fit
-from anyorder.strategy import BLT
+from anyorder.strategy import BLT, Independent
 from anyorder.workload import prefix_sum
 
 KEY = bytes(range(32))
@@ -408,3 +408,26 @@ def test_a_file_of_a_stranger_costs_no_more_than_it_may(n, tmp_path):
     made = report_file.make(tmp_path / "a.json")
     assert time.process_time() - began < 4
     assert made.problem is None
+
+
+def test_a_good_page_of_a_very_long_run_is_not_replaced_by_a_refusal(tmp_path):
+    n = 1 << 20
+    plan = Plan(participation=SingleEpoch(n), strategy=Independent(n), workload=prefix_sum(n), clip_norm=1.0, sigma=1.0,
+                delta=1e-6, batch_size=4)  # fmt: skip
+    certified(plan).save(tmp_path / "run.privacy.json")
+    report_file.write(tmp_path)
+    page = (tmp_path / "report.html").read_bytes()
+    done = invoke("report", tmp_path)
+    assert done.exit_code == 2
+    assert "is left as it is" in done.stderr
+    assert (tmp_path / "report.html").read_bytes() == page
+    assert invoke("report", tmp_path, "--large").exit_code == 0
+    assert (tmp_path / "report.html").read_bytes() == page
+    (tmp_path / "report.html").unlink()
+    assert invoke("report", tmp_path).exit_code == 1  # nothing was there: a page that says why there is no claim
+    assert "--large" in text((tmp_path / "report.html").read_text())
+    (tmp_path / "report.html").write_bytes(page)
+    altered = (tmp_path / "run.privacy.json").read_text().replace('"delta": 1e-06', '"delta": 1e-05')
+    (tmp_path / "run.privacy.json").write_text(altered)
+    assert invoke("report", tmp_path).exit_code == 1  # what does not hold is said, whatever was there
+    assert "was altered" in text((tmp_path / "report.html").read_text())

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from anyorder.errors import (
     LoaderError,
     ModelError,
     NonFiniteError,
+    OptimizerWarning,
     ParticipationError,
     PlanError,
     TrainingError,
@@ -82,7 +84,9 @@ def start(checkpoint=None, *, kind="tree", fsdp=False, scalar=False, seed=0, acc
     engine = ao.PrivacyEngine(plan, checkpoint=checkpoint, key=KEY)
     loader = DataLoader(dataset(), batch_size=B // ranks // accumulate, sampler=sampler)
     rule = Adaptive(share=0.3) if kind == "adaptive" else None
-    return engine, *engine.make_private(model, optimizer, loader, accumulate=accumulate, rule=rule, **options)
+    with warnings.catch_warnings():  # Adam is here for its state, of which each rank has a part
+        warnings.simplefilter("ignore", OptimizerWarning)
+        return engine, *engine.make_private(model, optimizer, loader, accumulate=accumulate, rule=rule, **options)
 
 
 def shard(model):

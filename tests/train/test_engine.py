@@ -178,6 +178,7 @@ def test_ftrl_equals_sgd_on_the_same_noise():
     torch.testing.assert_close(weights(by_sgd[1]), weights(by_ftrl[1]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::anyorder.errors.OptimizerWarning")  # that it works, not how well
 def test_any_torch_optimizer_and_scheduler():
     engine, model, optimizer, loader = private(optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 18)

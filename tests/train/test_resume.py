@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.clipping.passes import Pass, Unmapped
-from anyorder.errors import CheckpointError, TrainingError
+from anyorder.errors import CheckpointError, OptimizerWarning, TrainingError
 from anyorder.strategy import Tree
 
 KEY = bytes(range(32))
@@ -45,7 +46,9 @@ def start(checkpoint, *, shift=0.0, estimator="full", key=KEY, optimizer="sgd", 
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     engine = ao.PrivacyEngine(plan, checkpoint=checkpoint, key=key)
     loader = DataLoader(dataset(shift), batch_size=B, shuffle=True)
-    return engine, *engine.make_private(model, optimizer, loader)
+    with warnings.catch_warnings():  # Adam is here for its state, which is resumed too
+        warnings.simplefilter("ignore", OptimizerWarning)
+        return engine, *engine.make_private(model, optimizer, loader)
 
 
 def steps(engine, model, optimizer, loader, *, until, save_every=4, delay=0.0):

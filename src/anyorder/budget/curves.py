@@ -6,7 +6,7 @@ from typing import Any, assert_never
 from anyorder._limits import MAX_STEPS, REMEDY, is_bounded
 from anyorder._sealed import brief, canonical, check_names, quoted
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
-from anyorder.errors import CertificateError
+from anyorder.errors import CertificateError, LimitError
 from anyorder.sensitivity.cost import check_plan
 
 __all__ = ["curve_from_dict", "curve_to_dict"]
@@ -44,7 +44,7 @@ def curve_from_dict(data: Any) -> Curve:
         if kind == "composed":
             parts = check_names("a curve", data, {"kind", "parts"})["parts"]
             if not isinstance(parts, list) or (is_bounded() and len(parts) > _MOST_PARTS):
-                raise CertificateError(f"a curve must have a list of up to {_MOST_PARTS} parts{REMEDY}")
+                raise LimitError(f"a curve must have a list of up to {_MOST_PARTS} parts{REMEDY}")
             curve: Curve = Composed(tuple(_single(part) for part in parts))
         else:
             curve = _single(data)
@@ -73,9 +73,7 @@ def _single(data: Any) -> Gaussian | BoundedRange | Sampled | Amplified:
     check_names("a curve", data, names - ({"neighbours"} - data.keys() if made is Sampled else set()))
     curve = made(**{name: value for name, value in data.items() if name != "kind"})
     if is_bounded() and not _is_quick(curve):
-        raise CertificateError(
-            f"a curve of so many steps, or so little noise, takes more time than a file is given{REMEDY}"
-        )
+        raise LimitError(f"a curve of so many steps, or so little noise, takes more time than a file is given{REMEDY}")
     return curve
 
 

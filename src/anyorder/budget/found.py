@@ -22,7 +22,7 @@ from anyorder.budget.curves import curve_from_dict, curve_to_dict
 from anyorder.budget.laws import Fixed, Law
 from anyorder.budget.space import read_space
 from anyorder.certificate import Certificate
-from anyorder.errors import ArgumentError, CertificateError
+from anyorder.errors import ArgumentError, CertificateError, LimitError
 from anyorder.plan import checked_plan, close
 
 __all__ = ["FORMAT", "ScoreNoise", "SearchCertificate", "SearchClaim"]
@@ -272,7 +272,7 @@ class SearchCertificate:
             warnings.simplefilter("ignore")  # of numbers that are absurd, and will be refused
             claim = SearchClaim.from_dict(data["search"])
             if not large and type(claim.law) is not Fixed and type(claim.curve) is not Gaussian:
-                raise CertificateError(f"a search among amplified runs takes more time than a file is given{REMEDY}")
+                raise LimitError(f"a search among amplified runs takes more time than a file is given{REMEDY}")
             shown = data["fingerprints"]
             if not isinstance(shown, list) or (not large and len(shown) > _MOST_SHOWN):
                 raise CertificateError(f"fingerprints must be a list of up to {_MOST_SHOWN}, got {quoted(shown)}")

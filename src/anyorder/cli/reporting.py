@@ -42,12 +42,15 @@ def report(
     same, byte for byte.
 
     Exit code 0, or 1 where the claim did not pass: the page then says so in red,
-    and shows no claim. 2 where there is nothing to report on.
+    and shows no claim. 2 where there is nothing to report on, and where a page is
+    there already and the claim takes --large to read: it is left as it is.
     """
     made = report_file.make(path, large=large)
     place = output or (path / report_file.REPORT if path.is_dir() else path.with_suffix(".html"))
     if place.exists() and os.path.samefile(place, path):
         raise ArgumentError(f"output must be another file than {path}, which is what the report is of")
+    if made.unread and place.exists():
+        raise ArgumentError(f"{place} is there, and is left as it is: {made.problem}. For a page of it, pass --large")
     try:
         with open(place, "w", encoding="utf-8", opener=_own if output is None else None) as file:
             file.write(made.text)

@@ -13,7 +13,7 @@ from anyorder.budget.found import SearchCertificate
 from anyorder.budget.search_folder import BEST, REPORT, SHOWN, hide_times
 from anyorder.budget.search_folder import CERTIFICATE as SEARCH
 from anyorder.certificate import verify
-from anyorder.errors import ArgumentError, CertificateError
+from anyorder.errors import ArgumentError, CertificateError, LimitError
 from anyorder.plan import Plan, check_claims
 from anyorder.report.html import Shown, html_refusal, html_report
 from anyorder.run import audit_files, folder
@@ -39,10 +39,12 @@ class Made:
     Attributes:
         text: the page.
         problem: why the claim is not shown; None for one that passed its checks.
+        unread: whether that is for its size alone: it takes `large`, and nothing in it is known to be wrong.
     """
 
     text: str
     problem: str | None
+    unread: bool = False
 
 
 def write_search(path: Path) -> Made:
@@ -207,7 +209,7 @@ def _noted(shown: Shown, note: str) -> Shown:
 
 def _refused(path: Path, problem: CertificateError, shown: Shown) -> Made:
     told = _named(path.parent, problem)
-    return Made(html_refusal(told, shown), told)
+    return Made(html_refusal(told, shown), told, unread=isinstance(problem, LimitError))
 
 
 def _named(path: Path, problem: Exception) -> str:

@@ -8,7 +8,7 @@ import math
 from typing import Any, assert_never
 
 from anyorder._limits import MAX_NUMBERS, MAX_OPERATIONS, MAX_STEPS, REMEDY, check_work, is_bounded
-from anyorder.errors import ArgumentError, CertificateError
+from anyorder.errors import ArgumentError, LimitError
 from anyorder.participation.base import Rule
 from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.participation.rules import RULES
@@ -36,7 +36,7 @@ def check_plan(data: Any) -> None:
     for described in (part, chosen, work):
         for name in ("n", "k", "b", "p", "steps_per_epoch"):
             if _number(described.get(name), 0) > MAX_STEPS:
-                raise CertificateError(f"the plan has {name} above {MAX_STEPS}, the most that is read{REMEDY}")
+                raise LimitError(f"the plan has {name} above {MAX_STEPS}, the most that is read{REMEDY}")
         _check_lists(described)
     structure, rule = _structure(chosen), _rule(part)
     if work.get("kind") == "custom":
@@ -50,11 +50,11 @@ def check_plan(data: Any) -> None:
         check_work("a banded mechanism with this separation", operations=n * bands * _rounds(pattern, n))
     sampled = rule is not None and rule.secret
     if sampled and _mu_of_step(data) > 1 / _LEAST_SAMPLED_SIGMA:
-        raise CertificateError(f"secret sampling with so little noise takes more time than a file is given{REMEDY}")
+        raise LimitError(f"secret sampling with so little noise takes more time than a file is given{REMEDY}")
     if sampled:
         _check_secret(data, part, chosen, structure, n)
     if n > _SMALL_STEPS and structure is not None and not _has_closed_form(structure, pattern, chosen, n):
-        raise CertificateError(
+        raise LimitError(
             f"the claims of this mechanism, for this order and {n} steps, take more time than a file is given{REMEDY}"
         )
 
@@ -65,12 +65,12 @@ def _check_secret(
     """Refuse what an amplified claim would take, by its method and its number of bins."""
     how = _part(data, "method").get("kind")
     if how == "monte_carlo":
-        raise CertificateError(f"a claim by samples takes more time to replay than a file is given{REMEDY}")
+        raise LimitError(f"a claim by samples takes more time to replay than a file is given{REMEDY}")
     bins = _number(part.get("b"), 1) if part.get("kind") in ("balls_in_bins", "random_allocation") else 1
     if part.get("kind") == "random_allocation" and structure is not Structure.IDENTITY:
         bins *= _number(part.get("k"), 1)  # each epoch may have means of its own, and takes as long as the first
     if bins > (_MOST_BINS if how == "bound" else _MOST_DIAGONAL):
-        raise CertificateError(f"the amplified claim of {bins} bins takes more time than a file is given{REMEDY}")
+        raise LimitError(f"the amplified claim of {bins} bins takes more time than a file is given{REMEDY}")
     if part.get("kind") != "poisson_sampling" and structure is not Structure.IDENTITY:
         rows = 2 * n if structure is Structure.TREE else n
         check_work("the columns of this mechanism, for a secret order", numbers=rows * n, operations=rows * n * 16)
@@ -122,7 +122,7 @@ def _check_lists(described: dict[str, Any]) -> None:
         elif isinstance(value, list):
             inner = max((len(row) for row in value if isinstance(row, list)), default=0)
             if len(value) > most or inner > _MAX_BUFFERS:
-                raise CertificateError(f"a part of the plan lists more numbers than are read{REMEDY}")
+                raise LimitError(f"a part of the plan lists more numbers than are read{REMEDY}")
 
 
 def _has_closed_form(structure: Structure, pattern: Pattern | None, chosen: dict[str, Any], n: int) -> bool:
