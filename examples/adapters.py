@@ -53,7 +53,8 @@ def main() -> None:
         tempfile.mkdtemp(),
         per_device_train_batch_size=BATCH,
         num_train_epochs=EPOCHS,
-        learning_rate=1e-2,
+        optim="sgd",  # correlated noise is fitted to it, and the default is AdamW
+        learning_rate=1.0,
         use_cpu=True,
         report_to=[],
         save_strategy="no",

@@ -69,7 +69,8 @@ def main() -> None:
         per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=MICRO_BATCHES,
         num_train_epochs=EPOCHS,
-        learning_rate=1e-2,
+        optim="sgd",  # correlated noise is fitted to it, and the default is AdamW
+        learning_rate=1.0,
         bf16=False,
         gradient_checkpointing=False,
         use_cpu=True,

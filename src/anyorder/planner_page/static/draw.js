@@ -50,7 +50,9 @@ function drawTable(answer, chosen, pick) {
 
 function drawBars(answer) {
   const rows = [...answer.rows].sort((a, b) => a.error - b.error);
-  const width = Math.max(300, Math.min(900, $("bars").clientWidth || 700)), left = width < 500 ? 0 : 260, step = width < 500 ? 40 : 26;
+  const width = Math.max(300, Math.min(900, $("bars").clientWidth || 700));
+  const needed = Math.max(...rows.map((row) => row.name.length)) * 8 + 16; // of bold text of 13 pixels, at most
+  const left = width < 500 || needed > 0.55 * width ? 0 : needed, step = left ? 26 : 40; // longer names stand above their bars
   const top = answer.lower_bound === null ? 6 : 26, height = top + rows.length * step + 6;
   const values = [...rows.map((row) => row.error), ...(answer.lower_bound === null ? [] : [answer.lower_bound])];
   const largest = Math.max(...values);
