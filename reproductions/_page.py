@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
-from reproductions._claims import Curves, Kept, Verdict, results
+from reproductions._claims import Claim, Curves, Kept, Verdict, results
 
 DOCS = Path(__file__).parents[1] / "docs" / "papers"
 
@@ -17,7 +18,8 @@ INDEX = """# Papers run again
 Written by `python -m reproductions --page` from the results kept in `reproductions/results`, one line a claim, with its
 seeds, machine, time and versions. A verdict is one of: *holds*; *fails*, and the page says where; *holds, scaled down*:
 the claim came out on a smaller task than the paper's, and the page says how much smaller; *not tried*, and the page
-says why. Each claim has its command, which runs it again and tells where a verdict turned.
+says why. What fails has beside it what came out here, and the reason. Each claim has its command, which runs it again
+and tells where a verdict turned.
 """
 
 
@@ -61,12 +63,21 @@ def index(titles: dict[str, str], kept: dict[str, list[Kept]]) -> str:
         counts = Counter(row.claim.verdict for row in rows)
         told = "; ".join(f"{verdict}: {counts[verdict]}" for verdict in get_args(Verdict) if counts[verdict])
         text.append(f"## [{titles[paper]}]({paper}.md)\n\nVerdicts: {told}.\n")
-        text.append("| where | claim | verdict | command |\n|---|---|---|---|")
+        text.append("| where | claim | verdict | what fails, and why | command |\n|---|---|---|---|---|")
         for row in rows:
-            cells = (row.claim.place, row.claim.statement, f"**{row.claim.verdict}**", f"`{row.claim.command}`")
+            claim = row.claim
+            cells = (claim.place, claim.statement, f"**{claim.verdict}**", reason(claim), f"`{claim.command}`")
             text.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         text.append("")
     return "\n".join(text)
+
+
+def reason(claim: Claim) -> str:
+    """Of what fails: what came out, and why; what of the reason is on how it was run stands on the paper's page."""
+    if claim.verdict != "fails":
+        return ""
+    first = re.split(r"(?<=[a-z0-9)])\. (?=[A-Z])", claim.why)[0].rstrip(".")
+    return f"{claim.ours.rstrip('.')}. {first[0].upper()}{first[1:]}."
 
 
 def page(title: str, paper: str, rows: list[Kept]) -> str:

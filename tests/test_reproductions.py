@@ -69,6 +69,16 @@ def test_pages_are_those_of_the_results():
         assert (_page.DOCS / name).read_text() == text, f"{name}: run python -m reproductions --page"
 
 
+def test_what_fails_has_its_reason_beside_it():
+    fails = [row.claim for paper in PAPERS for row in _claims.results(paper) if row.claim.verdict == "fails"]
+    lines = [line for line in (_page.DOCS / "index.md").read_text().splitlines() if "| **fails** |" in line]
+    assert len(lines) == len(fails) > 40
+    for line, claim in zip(lines, fails, strict=True):
+        told = line.split("| **fails** | ")[1].removesuffix(f" | `{claim.command}` |")
+        assert told.startswith(claim.ours.rstrip(".").replace("|", "\\|"))
+        assert len(told) > len(claim.ours) + 10, f"{claim.place}: no reason"
+
+
 def test_pictures_are_small_and_of_the_results():
     drawn = _page.plots(TITLES)
     for name, curves in drawn.items():

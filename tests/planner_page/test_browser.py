@@ -15,6 +15,7 @@ from anyorder.planner_page import Grid, export
 from browser import OVERFLOW
 
 NEAR = 1e-9
+ID = "document.getElementById"
 
 
 def answered(page):
@@ -164,3 +165,51 @@ def test_the_exported_page_needs_nobody(page, tmp_path):
     answered(page)
     assert page.locator("#heat .cell[data-value]").count() == 4
     assert page.asked == [place.as_uri()]
+
+
+LONG = "banded low rank, 16 bands, 4 rank, rescaled, of a restarted kind"
+
+
+@pytest.mark.parametrize("width", [1280, 700, 400])
+def test_nothing_covers_a_line_and_no_name_is_cut(page, address, width):
+    """Also a name that is longer than those of today's mechanisms; on a phone the one here is longer than the page."""
+    name = LONG if width > 400 else LONG[:36]
+
+    def renamed(route):
+        reply = route.fetch()
+        route.fulfill(response=reply, body=reply.text().replace('"tree"', f'"{name}"'))
+
+    page.route("**/ask/plan", renamed)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(address)
+    answered(page)
+    for place in ("command", "python"):
+        button, code = page.locator(f"[data-copy={place}]").bounding_box(), page.locator(f"#{place}").bounding_box()
+        assert button["y"] + button["height"] <= code["y"]
+        assert page.evaluate(f"(() => {{ const e = {ID}('{place}'); return e.scrollWidth <= e.clientWidth; }})()")
+    assert page.locator("#bars text", has_text=name).count() == 1
+    outside = page.evaluate(
+        "[...document.querySelectorAll('#bars text')].filter((text) => { const box = text.getBBox(),"
+        " whole = text.ownerSVGElement.viewBox.baseVal; return box.x < 0 || box.x + box.width > whole.width; })"
+        ".map((text) => text.textContent)"
+    )
+    assert outside == []
+
+
+def test_the_chosen_order_is_read_as_a_whole(page, address):
+    page.goto(address)
+    left = page.evaluate(
+        f"(() => {{ const s = {ID}('in-order'), c = document.createElement('canvas').getContext('2d');"
+        " c.font = getComputedStyle(s).font; const room = s.clientWidth - 36;"
+        " return Object.fromEntries([...s.options].map((o) => [o.text, room - c.measureText(o.text).width])); })()"
+    )
+    assert len(left) >= 8
+    assert {words: room for words, room in left.items() if room < 0} == {}
+
+
+def test_who_is_no_expert_is_told_what_the_page_is_for(page, address):
+    page.goto(address)
+    assert page.locator("#about").get_attribute("open") is not None
+    told = page.inner_text("#about")
+    assert "nobody can find out much about one person's data" in told
+    assert "No data are needed" in told

@@ -120,11 +120,12 @@ def test_no_page_is_heavy(site):
     assert {name: both for name, both in weights.items() if max(both) > LIMIT} == {}
 
 
-def test_the_search_finds(browser, address):
+@pytest.mark.parametrize(("words", "place"), [("clip norm", "/"), ("GDPR", "threats/"), ("multi gpu", "distributed/")])
+def test_the_search_finds(words, place, browser, address):
     watched = Watched(browser, viewport={"width": 1280, "height": 900})
     watched.page.goto(address)
-    watched.page.fill("input.md-search__input", "clip norm")
-    watched.page.wait_for_selector(".md-search-result__link", timeout=20_000)
+    watched.page.fill("input.md-search__input", words)
+    watched.page.wait_for_selector(f".md-search-result__link[href*='{place}']", timeout=20_000)
     assert watched.faults == []
     watched.page.close()
 

@@ -8,11 +8,11 @@ const make = (tag, attributes = {}, ...children) => {
 };
 
 const ORDER_WORDS = {
-  shuffled: "shuffled anew in each epoch", single: "a single epoch, any order", fixed: "fixed: shuffled once, then kept",
+  shuffled: "shuffled anew in each epoch", single: "a single epoch, any order", fixed: "fixed: shuffled once, kept",
   sequential: "sequential, as stored",
-  poisson: "poisson: secret coins (DP-SGD)", "balls-in-bins": "balls in bins: a secret split, kept",
-  "random-allocation": "random allocation: a secret split in each epoch",
-  "cyclic-poisson": "cyclic poisson: secret coins in groups", "truncated-poisson": "truncated poisson: secret coins, cut",
+  poisson: "poisson: coins (DP-SGD)", "balls-in-bins": "balls in bins: split once",
+  "random-allocation": "random allocation: split anew", "cyclic-poisson": "cyclic poisson: coins, groups",
+  "truncated-poisson": "truncated poisson: coins, cut", // coins and splits are secret, as `needs` says; no more fits
 };
 const FIELDS = [
   ["dataset_size", "Data set size", "examples; public"], ["batch_size", "Batch size", "examples in a step"],
