@@ -50,7 +50,8 @@ def test_a_candidate_says_so_wherever_its_folder_is_copied(copied):
     for shown in (read.plan, read.certificate, ao.Plan.load(folder / "plan.json")):
         assert CANDIDATE in str(shown)
     page = text(report_file.make(folder).text)
-    assert CANDIDATE in page
+    assert page.count(CANDIDATE) == 2  # on the card, and before the number
+    assert page.index(f"This run is {CANDIDATE}") < page.index("epsilon ≤ ")
     assert "The promise, for one" not in page
     assert found.certificate.key_fingerprint in page
 

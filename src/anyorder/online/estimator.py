@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from anyorder import _check
+from anyorder._words import counted
 from anyorder.certificate import Certificate
 from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.online.alone import check_alone
@@ -171,9 +172,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         steps = -(-rows.shape[0] // plan.batch_size)
         if steps > plan.n - live.steps_taken:
             raise StepsExhaustedError(
-                f"the rows make {steps} steps of {plan.batch_size}, and {plan.n - live.steps_taken} of the horizon of "
-                f"{plan.n} are left: nothing was learned from them. A longer stream needs a larger horizon from its "
-                "start"
+                f"the rows make {counted(steps, 'step')} of {plan.batch_size}, and {plan.n - live.steps_taken} of the "
+                f"horizon of {plan.n} are left: nothing was learned from them. A longer stream needs a larger horizon "
+                "from its start"
             )
         for start in range(0, rows.shape[0], plan.batch_size):
             chosen = np.arange(start, min(start + plan.batch_size, rows.shape[0]))
