@@ -19,7 +19,7 @@ from scipy import sparse
 from scipy.special import ndtr
 
 from anyorder._closed import final
-from anyorder.accounting.amplification.lognormals import between
+from anyorder.accounting.amplification.lognormals import between, lognormal, power, times_lognormal
 
 __all__ = ["Chain", "Law", "chain_law"]
 
@@ -28,23 +28,36 @@ Floats = NDArray[np.float64]
 _FAR = 6.5  # deviations to which a Gaussian is followed
 _PER_STEP = (3.0, 4.0)  # points of the grid of states in a deviation of one step of a chain, and where they count most
 _STATES = 160  # at most, of the chain
-_FIRST = (0.6, 0.4)  # deviations of s_0 between two of its points
+_FIRST = (0.9, 0.6)  # deviations of s_0 between two of its points
 _LARGE = 1.0  # variance from which spread partial sums and states weigh less
-_GAP = (0.02, 0.01)  # of partial sums, relative
+_GAP = 0.04  # of partial sums, relative, at most; and so that all additions raise
+_RAISED = 0.01  # the variance of L by about this share
 _GAP_FACTOR = 0.15  # of a factor xi, relative, at most
+_POINTS = 600  # of the law of a block's factors
+_NOTHING = 1e-15  # mass, of a block's factors, that the grid need not reach to
 _SHARE = math.exp(-2.0)  # of the mean of the sum; below, partial sums have equal gaps
 
 
 @final
 @dataclass(frozen=True)
 class Chain:
-    """K' = v (r^d + r^(b - d)) / (1 + r^b) + nu [d = 0] + constant, for b bins on a circle; v = 0 for no chain."""
+    """K'_ij = v (r^d + r^(m - d)) / (1 + r^m) + within [d = 0] + nu [i = j] + constant, b bins in m blocks on a circle.
+
+    d is the distance of the blocks of i and j, which are of like size: see `block_starts`. v = 0 for no chain.
+    """
 
     b: int
     constant: float
     nu: float
     v: float
     r: float
+    blocks: int
+    within: float = 0.0
+
+
+def block_starts(b: int, blocks: int) -> NDArray[np.int64]:
+    """(blocks,) the first bin of each block."""
+    return np.arange(blocks) * b // blocks
 
 
 @final
@@ -71,16 +84,17 @@ def chain_law(chain: Chain, *, falling: bool = False, coarse: float = 1.0) -> La
     b, v = chain.b, chain.v
     states, first = _states(chain, coarse)
     sums = _partial_sums(chain, coarse)
-    adds = _additions(states - v / 2, chain.nu, sums, coarse)
+    sizes = np.diff(np.append(block_starts(b, chain.blocks), b)).tolist()
+    adds = {size: _additions(states - v / 2, chain, size, sums, coarse) for size in sorted(set(sizes))}
     law, _, low = _spread(np.zeros(1), math.sqrt(v), first, falling)
     beyond = float(low[0]) if falling else float(ndtr(v**0.5 - first[-1] / v**0.5)) if v else 0.0
     held = np.zeros((len(first), len(states), len(sums)))
     held[np.arange(len(first)), np.searchsorted(states, first), 0] = law[:, 0]  # s_0 is a point of the grid of states
-    for j in range(b):
+    for j, size in enumerate(sizes):
         if j and v:
             held, more = _step(chain, j, states, first, sums, held, falling)
             beyond += more
-        for i, (matrix, surplus) in enumerate(adds):
+        for i, (matrix, surplus) in enumerate(adds[size]):
             here = held[:, i]
             if here.any():
                 beyond += 0.0 if falling else float((here @ surplus).sum()) / b
@@ -104,18 +118,28 @@ def _states(chain: Chain, coarse: float = 1.0) -> tuple[Floats, Floats]:
 
 def _fine(chain: Chain) -> bool:
     """Whether the states' own spread counts: they are most of K', and that is small."""
-    return chain.v < _LARGE and 2 * chain.v > chain.v + chain.nu + chain.constant
+    return chain.v < _LARGE and 2 * chain.v > chain.v + chain.within + chain.nu + chain.constant
 
 
 def _partial_sums(chain: Chain, coarse: float = 1.0) -> Floats:
     """0, and up to where next to nothing of L lies under either law; gaps rise with the sum."""
-    k = chain.v + chain.nu
+    k = chain.v + chain.within + chain.nu
     knee = chain.b * _SHARE
-    gap = coarse * _GAP[k < _LARGE or chain.v == 0]
+    gap = coarse * _gap(chain)
     top = math.log(chain.b) + k / 2 + _FAR * math.sqrt(k)
     even = np.arange(0.0, 1.0, gap) * knee
     rest = np.arange(0.0, top - math.log(knee) + gap, gap)
     return np.concatenate([even, knee * np.exp(rest)])
+
+
+def _gap(chain: Chain) -> float:
+    """Relative gap of partial sums: an addition adds gap^2 / 6 of the sum's square, on average a third of the last."""
+    d = np.arange(chain.blocks)
+    kernel = chain.v * (chain.r**d + chain.r ** (chain.blocks - d)) / (1 + chain.r**chain.blocks)
+    kernel[0] += chain.within
+    own = math.exp(min(kernel[0], 50.0)) * math.expm1(min(chain.nu, 50.0)) / chain.b
+    variance = np.expm1(np.minimum(kernel, 50.0)).mean() + own
+    return min(_GAP, math.sqrt(18 * _RAISED * variance / chain.blocks))
 
 
 def _spread_normal(means: Floats, deviation: float, points: Floats) -> tuple[Floats, Floats, Floats]:
@@ -164,7 +188,7 @@ def _spread_weights(means: Floats, deviation: float, points: Floats) -> tuple[Fl
 
 def _bridge(chain: Chain, j: int) -> tuple[float, float, float]:
     """Of s_j given s_(j - 1) and s_0 = s_b: the weights of both in its mean, and its deviation."""
-    b, v, r = chain.b, chain.v, chain.r
+    b, v, r = chain.blocks, chain.v, chain.r
     left = b - j  # steps from s_j to s_b
     line = v * (1 - r**b) / (1 + r**b)  # variance of the same process on a line
     whole = 1 - r ** (2 * left + 2)
@@ -188,18 +212,22 @@ def _step(
     else:
         partial = (held @ sums).T.ravel()
         at = means.ravel() + deviation**2
-        ahead = (chain.b - j) * np.exp(at - deviation**2 / 2) * ndtr((at - states[-1]) / deviation)
+        left = chain.b - j * chain.b // chain.blocks  # bins
+        ahead = left * np.exp(at - deviation**2 / 2) * ndtr((at - states[-1]) / deviation)
         gone = float(partial @ above + weights @ ahead) / chain.b
     by_first = np.ascontiguousarray(masses.reshape(len(states), *means.shape).transpose(2, 0, 1))  # (first, to, from)
     return by_first @ held, gone
 
 
-def _additions(logs: Floats, nu: float, sums: Floats, coarse: float = 1.0) -> list[tuple[sparse.csr_array, Floats]]:
-    """For each state, the matrix of sum -> sum + e^log xi on the grid of sums, and what goes beyond its end."""
-    factors, masses, tail = _lognormal(nu, (4.0 if len(logs) == 1 else 1.0) / coarse)
+def _additions(
+    logs: Floats, chain: Chain, size: int, sums: Floats, coarse: float = 1.0
+) -> list[tuple[sparse.csr_array, Floats]]:
+    """For each state, the matrix of sum -> sum + e^log (xi_1 + .. + xi_size), and what goes beyond the grid's end."""
+    factors, masses, tail = _block_factor(chain, size, (4.0 if len(logs) == 1 else 1.0) / coarse)
     found = []
     for log in logs:
-        target = sums[:, None] + math.exp(log) * factors
+        weight = size * math.exp(log)
+        target = sums[:, None] + weight * factors
         cell = np.clip(np.searchsorted(sums, target, side="right") - 1, 0, len(sums) - 2)
         share = np.clip((target - sums[cell]) / (sums[cell + 1] - sums[cell]), 0.0, 1.0)
         source = np.broadcast_to(np.arange(len(sums))[:, None], cell.shape).ravel()
@@ -207,8 +235,28 @@ def _additions(logs: Floats, nu: float, sums: Floats, coarse: float = 1.0) -> li
         entries = (np.concatenate([cell.ravel(), cell.ravel() + 1]), np.concatenate([source, source]))
         matrix = sparse.coo_array((weights, entries), shape=(len(sums), len(sums))).tocsr()
         matrix.eliminate_zeros()
-        found.append((matrix, np.maximum(target - sums[-1], 0.0) @ masses + math.exp(log) * tail))
+        found.append((matrix, np.maximum(target - sums[-1], 0.0) @ masses + weight * tail))
     return found
+
+
+def _block_factor(chain: Chain, size: int, finer: float) -> tuple[Floats, Floats, float]:
+    """(values, masses, mean beyond them) of a block's mean of factors, spread about its mean, on 0 and a grid."""
+    nu, within = chain.nu, chain.within
+    if size == 1 or nu == 0:
+        return _lognormal(nu + within, finer)
+    atoms = times_lognormal(power(lognormal(nu, _POINTS), size, _POINTS), within, _POINTS)
+    deviation = math.sqrt(within + math.log1p(math.expm1(nu) / size))
+    gap = min(_GAP_FACTOR, deviation / 2) / finer
+    held = atoms.masses > _NOTHING
+    low, high = atoms.points[held & (atoms.points > 0)][[0, -1]]
+    values: Floats = np.append(0.0, low * np.exp(np.arange(0.0, math.log(high / low) + gap, gap)))
+    points = np.minimum(atoms.points, values[-1])
+    cell = np.clip(np.searchsorted(values, points, side="right") - 1, 0, len(values) - 2)
+    share = np.clip((points - values[cell]) / (values[cell + 1] - values[cell]), 0.0, 1.0)
+    masses = np.zeros(len(values))
+    masses += np.bincount(cell, atoms.masses * (1 - share), len(values))
+    masses += np.bincount(cell + 1, atoms.masses * share, len(values))
+    return values, masses, atoms.lost + float((atoms.points - points) @ atoms.masses)
 
 
 def _lognormal(nu: float, finer: float) -> tuple[Floats, Floats, float]:

@@ -11,66 +11,116 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.accounting.amplification.bins_chain import Chain
+from anyorder.accounting.amplification.bins_chain import Chain, block_starts
 
 __all__ = ["dominating_chains"]
 
 Floats = NDArray[np.float64]
 
+_BLOCKS = 48  # from which on bins may share a state with their neighbours
+_WITHIN = 0.15  # by how much the states of a block, were they apart, may fall off: v times their share of a length
 _LENGTHS = 12  # of correlation that are tried
 _SHARES = (0.0, 0.5, 1.0)  # of the way from the mean of a diagonal of k to its largest entry
-_PROJECTIONS = 40
+_PROJECTIONS = 15
+_HALVINGS = 5
 _SAFE = 1e-7  # of the largest entry, added to the diagonal for what a linear programme leaves open
 
 
 def dominating_chains(k: Floats) -> list[Chain]:
     """At most two chains above a covariance matrix k (b, b); none of fewer than four bins or of independent ones.
 
-    The matrix is first made circulant, by the largest entries of its diagonals or less; of each correlation length the
-    weights of constant, chain and diagonal are found by a linear programme, of least mean of e^k, linearised: the
-    second moment of L. What a matrix that is less leaves open, the diagonal makes up for.
+    The means over blocks of bins are first made circulant, by the largest entries of diagonals or less; of each
+    correlation length the weights of constant, chain and diagonal are found by a linear programme, of least mean of
+    e^k, linearised: the second moment of L. What a matrix that is less leaves open, the diagonal makes up for.
     """
     b = len(k)
-    row = _circulant(k)
-    if b < 4 or row[1:].max() == 0:
+    if b < 4 or (k - np.diag(np.diag(k))).max() == 0:
         return []
-    middle = _mean_circulant(k)
+    each = max(1, b // _BLOCKS)
+    found = _of_blocks(k, -(-b // each))
+    fewer = min([each, *(_bins_of_a_state(chain) for chain in found)])
+    return found if fewer == each else _of_blocks(k, -(-b // fewer))
+
+
+def _bins_of_a_state(chain: Chain) -> int:
+    """How many bins may share a state at little cost."""
+    length = -chain.b / chain.blocks / math.log(chain.r)  # of correlation, in bins
+    return max(1, int(min(_WITHIN * length / max(chain.v, 1e-9), chain.b)))
+
+
+def _of_blocks(k: Floats, blocks: int) -> list[Chain]:
+    """`dominating_chains` of so many blocks."""
+    b = len(k)
+    means = _block_means(k, blocks)
+    middle, row = _mean_circulant(means), _circulant(means)
     tried, raised = [], None
-    for share in _SHARES:
-        fits = [
-            _programme(middle + share * (row - middle), math.exp(-1 / x)) for x in np.geomspace(0.7, 2 * b, _LENGTHS)
-        ]
+    for share in _SHARES if blocks == b else _SHARES[1:]:
+        lengths = np.geomspace(0.7, 2 * blocks, _LENGTHS)
+        fits = [_programme(middle + share * (row - middle), math.exp(-1 / x)) for x in lengths]
         solved = [fit for fit in fits if fit is not None]
         if solved:
             _, chain = min(solved, key=lambda fit: fit[0])
-            tried.append(chain if share == 1 else _raised(chain, k))
-            raised = chain if share == 1 else None
+            above = share == 1 and blocks == b
+            found = [chain] if above else [_raised(one, k) for one in _of_bins(chain, k)]
+            tried.append(min(found, key=_second_moment))
+            raised = tried[-1] if share == 1 else None
     # the second moment does not say which is best at a small delta: of those that are lower than the last, one is tried
     tried.sort(key=_second_moment)
     return [*tried[:1], *([raised] if raised and raised != tried[0] else [])]
 
 
+def _block_means(k: Floats, blocks: int) -> Floats:
+    """(blocks, blocks) means of k over neighbouring bins."""
+    starts = block_starts(len(k), blocks)
+    sizes = np.diff(np.append(starts, len(k)))
+    return np.asarray(np.add.reduceat(np.add.reduceat(k, starts, 0), starts, 1) / np.outer(sizes, sizes))
+
+
+def _of_bins(chain: Chain, k: Floats) -> list[Chain]:
+    """A chain of blocks as one of their bins: what each block has of its own is its bins' own, or as much as in k."""
+    b, each = len(k), len(k) / chain.b
+    if each == 1:
+        return [chain]
+    block = np.searchsorted(block_starts(b, chain.b), np.arange(b), side="right")
+    near = (block[:, None] == block) & ~np.eye(b, dtype=bool)
+    own = max(0.0, float(k.diagonal().mean() - k[near].mean()))
+    within = max(0.0, chain.nu - own / each)
+    return [replace(chain, b=b, nu=chain.nu * each), replace(chain, b=b, nu=own, within=within)]
+
+
 def _second_moment(chain: Chain) -> float:
-    return float(np.exp(np.minimum(_row(chain), 50.0)).sum())
+    return float(np.exp(np.minimum(_matrix(chain), 50.0)).sum())
 
 
-def _row(chain: Chain) -> Floats:
-    """(b,) the first row of K'."""
-    d = np.arange(chain.b)
-    kernel = (chain.r**d + chain.r ** (chain.b - d)) / (1 + chain.r**chain.b)
-    return np.asarray(chain.constant + chain.nu * (d == 0) + chain.v * kernel)
+def _matrix(chain: Chain) -> Floats:
+    """(b, b) K'."""
+    m, d = chain.blocks, np.arange(chain.blocks)
+    kernel = chain.constant + chain.within * (d == 0) + chain.v * (chain.r**d + chain.r ** (m - d)) / (1 + chain.r**m)
+    block = np.searchsorted(block_starts(chain.b, m), np.arange(chain.b), side="right")
+    return np.asarray(kernel[np.abs(np.subtract.outer(block, block))] + chain.nu * np.eye(chain.b))
 
 
 def _raised(chain: Chain, k: Floats) -> Chain:
     """The chain with a diagonal so much larger that it dominates k: entries by alternate projections, then the form."""
-    b = len(k)
-    rest = _row(chain)[np.abs(np.subtract.outer(np.arange(b), np.arange(b)))] - k
-    entries = np.zeros_like(k)
+    rest = _matrix(chain) - k
+    best = tried = _short(rest)
+    for _ in range(_HALVINGS):
+        tried /= 2
+        found = tried + _short(rest + tried * np.eye(len(k)))
+        if found > best and tried < best / 2:
+            break
+        best = min(best, found)
+    return replace(chain, nu=chain.nu + best + _SAFE * float(k.max()))
+
+
+def _short(rest: Floats) -> float:
+    """By how much, at most, the diagonal must rise for entries of no negative sign and a form that add up to `rest`."""
+    entries, least = np.zeros_like(rest), -math.inf
     for _ in range(_PROJECTIONS):
         values, vectors = np.linalg.eigh(rest - entries)
+        least = max(least, float(values[0]))
         entries = np.maximum(rest - (vectors * np.maximum(values, 0.0)) @ vectors.T, 0.0)
-    short = max(0.0, -float(np.linalg.eigvalsh(rest - entries)[0]))
-    return replace(chain, nu=chain.nu + short + _SAFE * float(k.max()))
+    return max(0.0, -least)
 
 
 def _mean_circulant(k: Floats) -> Floats:
@@ -117,4 +167,4 @@ def _programme(row: Floats, r: float) -> tuple[float, Chain] | None:
     # whatever the solver returned, the diagonal makes up for the least eigenvalue of what must be semidefinite
     rest = constant + nu * (d == 0) + v * kernel - row - np.array(extra)[near]
     short = max(0.0, -float((waves @ rest).min())) + _SAFE * float(row[0])
-    return float(answer.fun), Chain(b, float(constant), float(nu) + short, float(v), r)
+    return float(answer.fun), Chain(b, float(constant), float(nu) + short, float(v), r, b)
