@@ -74,9 +74,21 @@ def test_of_equal_bins_it_is_one_gaussian():
     assert bins_delta(np.array([[2.0]]), 1.0, 1.0) == pytest.approx(gdp_delta(math.sqrt(2), 1.0), rel=1e-9)
 
 
+def each_its_own(b, constant, nu, v, r):
+    """A chain whose bins share no state."""
+    return Chain(b, constant, nu, v, r, b)
+
+
 def chain_matrix(b, v, r, nu, constant=0.0):
     d = np.abs(np.subtract.outer(np.arange(b), np.arange(b)))
     return constant + nu * (d == 0) + v * (r**d + r ** (b - d)) / (1 + r**b)
+
+
+def block_matrix(chain):
+    """K' of blocks, written out."""
+    block = [max(m for m in range(chain.blocks) if m * chain.b // chain.blocks <= i) for i in range(chain.b)]
+    states = chain_matrix(chain.blocks, chain.v, chain.r, chain.within, chain.constant)
+    return states[np.ix_(block, block)] + chain.nu * np.eye(chain.b)
 
 
 def exact_weights(k, count, seed):
@@ -104,7 +116,7 @@ def test_a_chain_is_followed_closely_and_from_above(b, v, r, nu, constant):
         assert low - 4 * error <= found <= 1.3 * (low + 4 * error), epsilon
 
 
-@pytest.mark.parametrize("chain", [Chain(1, 0.0, 0.1, 2.0, 0.5), Chain(2, 0.0, 0.1, 1.5, 0.9)])
+@pytest.mark.parametrize("chain", [each_its_own(1, 0.0, 0.1, 2.0, 0.5), each_its_own(2, 0.0, 0.1, 1.5, 0.9)])
 def test_spreads_are_paid_for_in_both_directions(chain):
     """What a spread adds to the mean of L would lower E (1 - t L)_+ below the truth, were it of s and not of e^s."""
     k, law = chain_matrix(chain.b, chain.v, chain.r, chain.nu), chain_law(chain)
@@ -123,7 +135,7 @@ def test_spreads_are_paid_for_in_both_directions(chain):
 
 def test_what_lies_beyond_the_first_state_is_that_of_both_laws():
     """Of one bin without a factor: E e^(s - v/2) [s > last] and P(s < first)."""
-    chain = Chain(1, 0.0, 0.0, 0.7, 0.5)
+    chain = each_its_own(1, 0.0, 0.0, 0.7, 0.5)
     _, first = bins_chain._states(chain)
     law = chain_law(chain)
     left = ndtr((0.7 - first[-1]) / math.sqrt(0.7))
@@ -134,7 +146,7 @@ def test_what_lies_beyond_the_first_state_is_that_of_both_laws():
 
 def test_what_leaves_small_grids_adds_up_over_all_steps(monkeypatch):
     monkeypatch.setattr(bins_chain, "_FAR", 1.5)
-    chain = Chain(6, 0.0, 0.0, 0.5, 0.5)
+    chain = each_its_own(6, 0.0, 0.0, 0.5, 0.5)
     law, (states, first) = chain_law(chain), bins_chain._states(chain)
     assert law.masses @ law.values + law.beyond >= 1
     deviation = math.sqrt(0.5)
@@ -145,7 +157,7 @@ def test_what_leaves_small_grids_adds_up_over_all_steps(monkeypatch):
 
 
 def test_a_step_of_the_bridge_counts_what_leaves_its_states():
-    chain = Chain(6, 0.0, 0.0, 0.9, 0.8)
+    chain = each_its_own(6, 0.0, 0.0, 0.9, 0.8)
     states, first = bins_chain._states(chain)
     sums = bins_chain._partial_sums(chain)
     few = states[np.abs(states) < 1.2]  # so that much leaves
@@ -169,18 +181,18 @@ def test_a_step_of_the_bridge_counts_what_leaves_its_states():
 
 
 def test_what_leaves_the_grid_is_counted_and_means_stay():
-    law = chain_law(Chain(10, 0.0, 0.3, 0.6, 0.8))
+    law = chain_law(each_its_own(10, 0.0, 0.3, 0.6, 0.8))
     assert law.masses.sum() == pytest.approx(1.0, abs=1e-11)
-    fall = chain_law(Chain(10, 0.0, 0.3, 0.6, 0.8), falling=True)
+    fall = chain_law(each_its_own(10, 0.0, 0.3, 0.6, 0.8), falling=True)
     assert fall.masses.sum() == pytest.approx(1.0, abs=1e-11)
     assert fall.masses @ fall.values <= 1.0 <= law.masses @ law.values + law.beyond
     assert 0 < law.beyond < 1e-6
     assert 0 < fall.beyond < 1e-6
-    plain = chain_law(Chain(10, 0.0, 0.3, 0.0, 0.5))
+    plain = chain_law(each_its_own(10, 0.0, 0.3, 0.0, 0.5))
     assert plain.masses @ plain.values + plain.beyond == pytest.approx(1.0, abs=1e-9)
 
 
-CHAINS = [Chain(4, 0.0, 0.3, 1.5, 0.7), Chain(4, 0.0, 1e-4, 3.0, 0.9), Chain(4, 0.0, 0.05, 0.2, 0.4)]
+CHAINS = [each_its_own(4, 0.0, nu, v, r) for nu, v, r in ((0.3, 1.5, 0.7), (1e-4, 3.0, 0.9), (0.05, 0.2, 0.4))]
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -195,10 +207,49 @@ def test_a_chain_is_never_below_quadrature_in_either_direction(chain):
         assert true.add * (1 - 1e-6) <= under <= true.add * 1.25 + 1e-8
 
 
+BLOCKS = [Chain(4, 0.0, 0.3, 0.6, 0.7, 2, 0.2), Chain(4, 0.0, 0.2, 1.5, 0.5, 3), Chain(4, 0.0, 0.0, 0.4, 0.3, 2, 0.5)]
+
+
+@pytest.mark.parametrize("chain", BLOCKS)
+def test_a_chain_of_blocks_is_never_below_quadrature_in_either_direction(chain):
+    k = block_matrix(chain)
+    rising, falling = chain_law(chain), chain_law(chain, falling=True)
+    for epsilon in (-2.0, 0.5, 2.0):
+        t, true = math.exp(epsilon), mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
+        over = rising.masses @ np.maximum(rising.values - t, 0) + rising.beyond
+        under = falling.masses @ np.maximum(1 - t * falling.values, 0) + falling.beyond
+        assert true.remove * (1 - 1e-6) <= over <= true.remove * 1.25 + 1e-8
+        assert true.add * (1 - 1e-6) <= under <= true.add * 1.25 + 1e-8
+
+
+def test_bins_of_unlike_blocks_count_as_many_as_they_are():
+    chain = Chain(7, 0.0, 0.3, 0.5, 0.6, 3, 0.1)
+    assert np.diff([*bins_chain.block_starts(7, 3), 7]).tolist() == [2, 2, 3]
+    law = chain_law(chain)
+    assert law.masses @ law.values + law.beyond == pytest.approx(1.0, abs=0.01)
+    ratio, weight = exact_weights(block_matrix(chain), 40_000, 4)
+    for epsilon in (0.0, 0.7):
+        each = np.maximum(ratio - math.exp(epsilon), 0) * weight
+        low, error = each.mean(), each.std() / 200
+        found = law.masses @ np.maximum(law.values - math.exp(epsilon), 0) + law.beyond
+        assert low - 3 * error <= found <= 1.1 * (low + 3 * error), epsilon
+
+
+def test_blocks_have_the_variance_that_their_matrix_says():
+    """Grids add to it, a quarter as much when they are half as wide."""
+    short, none = Chain(96, 0.0, 0.8, 0.05, 0.5, 48), each_its_own(60, 0.0, 0.2, 0.6, 0.9)
+    for chain in (Chain(96, 0.0, 0.4, 0.3, 0.8, 24, 0.05), short, none):
+        exact = np.exp(block_matrix(chain)).mean() - 1
+        for coarse, most in ((1.0, 0.18), (0.5, 0.045)):
+            law = chain_law(chain, coarse=coarse)
+            assert exact <= law.masses @ law.values**2 - 1 <= (1 + most) * exact, chain
+            assert law.masses @ law.values + law.beyond >= 1.0
+
+
 @pytest.mark.parametrize("chain", CHAINS)
 def test_the_bridge_has_the_covariances_of_the_circle(chain):
     b, root = 7, np.zeros((7, 7))
-    chain = Chain(b, 0.0, 0.0, chain.v, chain.r)
+    chain = each_its_own(b, 0.0, 0.0, chain.v, chain.r)
     root[0, 0] = math.sqrt(chain.v)
     for j in range(1, b):
         last, first, deviation = _bridge(chain, j)
@@ -224,7 +275,7 @@ def test_spreads_keep_their_means_and_put_more_everywhere():
 
 
 def test_what_leaves_the_grid_is_counted(monkeypatch):
-    chain = Chain(4, 0.0, 0.3, 1.5, 0.7)
+    chain = each_its_own(4, 0.0, 0.3, 1.5, 0.7)
     monkeypatch.setattr(bins_chain, "_FAR", 1.5)  # so that much does
     k = chain_matrix(4, chain.v, chain.r, chain.nu)
     rising, falling = chain_law(chain), chain_law(chain, falling=True)
@@ -330,18 +381,49 @@ def test_chains_dominate_in_entries_and_as_forms():
         assert np.trace(above) >= np.trace(k)
 
 
-def test_a_raised_chain_dominates_as_a_sum_of_entries_and_a_form():
+def test_of_many_bins_some_share_a_state_and_nothing_is_lost_that_counts(monkeypatch):
+    """Entries that fall off by and by: a bound with blocks beside that of each bin for itself, and samples."""
+    k = chain_matrix(60, 0.3, math.exp(-1 / 12), 0.3, 0.1)
+    monkeypatch.setattr(bins_fit, "_BLOCKS", 20)
+    blocks = dominating_chains(k)
+    assert {chain.blocks for chain in blocks} == {20}
+    monkeypatch.setattr(bins_fit, "_BLOCKS", 60)
+    plain = dominating_chains(k)
+    assert {chain.blocks for chain in plain} == {60}
+    for epsilon in (0.5, 1.5):
+        of_blocks, of_bins = (
+            min(bins.delta_above(chain, epsilon, falling=False) for chain in chains) for chains in (blocks, plain)
+        )
+        assert of_blocks < 1.15 * of_bins
+
+
+def test_blocks_are_no_longer_than_what_is_alike():
+    """Where the entries fall off within few bins, each has a state of its own."""
+    for v, length, each in ((0.2, 20, 2), (2.0, 20, 1), (1.0, 4.0, 1)):
+        k = chain_matrix(96, v, math.exp(-1 / length), 0.1, 0.1)
+        assert {round(96 / chain.blocks) for chain in dominating_chains(k)} == {each}, (v, length)
+
+
+def above_zero(matrix):
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * np.maximum(values, 0.0)) @ vectors.T
+
+
+@pytest.mark.parametrize("fitted", [each_its_own(10, 0.02, 0.0, 0.25, 0.7), Chain(10, 0.02, 0.1, 0.25, 0.5, 4, 0.05)])
+def test_a_raised_chain_dominates_as_a_sum_of_entries_and_a_form(fitted):
     """That is, no matrix that is both non-negative and semidefinite finds k above it; found by projections."""
     rng = np.random.default_rng(3)
     scales = rng.uniform(0.5, 1.0, size=10)
     k = chain_matrix(10, 0.6, 0.8, 0.1) * np.outer(scales, scales)
-    low = bins_fit._raised(Chain(10, 0.02, 0.0, 0.25, 0.7), k)
-    rest = chain_matrix(10, low.v, low.r, low.nu, low.constant) - k
-    entries = np.zeros_like(rest)
+    low = bins_fit._raised(fitted, k)
+    rest = block_matrix(low) - k
+    # of both sets the sum is rest: reflections on one after the other, halved, come to a point of both
+    at = np.zeros_like(rest)
     for _ in range(4000):
-        values, vectors = np.linalg.eigh(rest - entries)
-        entries = np.maximum(rest - (vectors * np.maximum(values, 0.0)) @ vectors.T, 0.0)
-    assert np.linalg.eigvalsh(rest - entries)[0] > -1e-9
+        form = above_zero(at)
+        other = np.minimum(2 * form - at, rest)  # rest less something of no negative entry
+        at += other - form
+    assert np.minimum(rest - above_zero(at), 0.0).min() > -1e-7
     assert low.nu < 0.9  # and not by far more than it takes
 
 
@@ -405,7 +487,7 @@ def test_what_is_left_out_of_a_claim_does_not_count(bands):
 
 
 def test_coarse_grids_are_bounds_that_cost_more_epsilon():
-    for one in (Chain(4, 0.1, 0.2, 0.6, 0.7), nested_above(np.eye(6) * 0.5 + 0.2)):
+    for one in (each_its_own(4, 0.1, 0.2, 0.6, 0.7), nested_above(np.eye(6) * 0.5 + 0.2)):
         for epsilon in (0.5, 2.0):
             for falling in (False, True):
                 fine, coarse = (bins.delta_above(one, epsilon, falling=falling, coarse=c) for c in (1.0, bins.COARSE))
