@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tutorial_blocks
+from anyorder.report.audits import not_refuted
 from tutorial_blocks import CONSOLE, MODE, PYTHON, SMALL, compare
 
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
@@ -31,6 +32,18 @@ def test_other_numbers_are_found_at_full_size():
     assert compare("mu 1.67\n", "mu 12\n", None, full=False) == ""
     assert compare("right 0.90\n", "right 0.95\n", "by chance: 0.06", full=True) == ""
     assert compare("right 0.90\n", "right 0.95\n", "by chance: 0.04", full=True)
+
+
+def test_an_audit_of_a_true_claim_may_have_bounds_above_it_but_is_not_refuted():
+    verdicts = [f"  p-value 0.1\n  verdict  {not_refuted(above)}\n" for above in range(5)]
+    refuted = verdicts[0].replace(
+        not_refuted(0), "REFUTED: of true claims less than one in a million would look like this"
+    )
+    for full in (False, True):
+        for printed in verdicts:
+            assert compare(verdicts[0], printed, "by chance: 1, true claim", full) == ""
+        assert compare(verdicts[0], verdicts[1], "by chance: 1", full)
+        assert compare(verdicts[0], refuted, "by chance: 1, true claim", full)
 
 
 def test_a_block_of_full_size_is_not_compared_at_small_size():

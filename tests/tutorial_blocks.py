@@ -11,6 +11,8 @@ output says what may differ:
     <!-- by chance: 0.1 -->              numbers that noise decides: in a full run each is within 0.1 of the page's
     <!-- full size -->                   at small size other lines are printed: compared in full runs alone
     <!-- full size, by chance: 0.1 -->   both
+    <!-- by chance: 0.1, true claim -->  and an audit of a true claim, of whose bounds some may lie above it or none: each
+                                         verdict that does not refute it is as good as the page's
 """
 
 import contextlib
@@ -94,13 +96,18 @@ def _same(example, printed):
 
 def compare(shown, printed, note, full):
     """What is wrong with `printed` beside `shown`, or "" if nothing is."""
-    found = re.fullmatch(r"(full size)?(?:, )?(?:by chance: ([\d.]+))?", note or "")
+    found = re.fullmatch(r"(full size)?(?:, )?(?:by chance: ([\d.]+))?(, true claim)?", note or "")
     if found is None:
-        return f"the comment must be `full size`, `by chance: NUMBER` or both with a comma between, got {note!r}"
-    full_alone, by_chance = found.groups()
+        return (
+            "the comment must be `full size`, `by chance: NUMBER` or both with a comma between, and `, true claim` "
+            f"behind them where an audit is printed, got {note!r}"
+        )
+    full_alone, by_chance, true_claim = found.groups()
     if full_alone and not full:
         return ""
     shown, printed = HASH.sub("", shown), HASH.sub("", printed)
+    if true_claim:
+        shown, printed = _without_chance(shown), _without_chance(printed)
     if full and not by_chance:
         return "" if shown == printed else "other text is printed"
     if _words(shown) != _words(printed):
@@ -110,6 +117,15 @@ def compare(shown, printed, note, full):
         far = [(a, b) for a, b in pairs if abs(float(a) - float(b)) > float(by_chance)]
         return f"these numbers differ by more than {by_chance}: {far}" if far else ""
     return ""
+
+
+def _without_chance(text):
+    """With one verdict for all that do not refute a claim: how many of its four bounds lie above it, noise decides."""
+    from anyorder.report.audits import not_refuted
+
+    for above in range(1, 5):
+        text = text.replace(f" {not_refuted(above)}\n", f" {not_refuted(0)}\n")
+    return text
 
 
 def _words(text):
