@@ -42,7 +42,9 @@ def made(**changes):
 
 
 def linear(**changes):
-    return LinearRegression(epsilon=8.0, bounds=3.0, target_bounds=(-1, 1), key=KEY, **changes)
+    return LinearRegression(
+        **{"epsilon": 8.0, "bounds": 3.0, "target_bounds": (-1, 1), "batch_size": 20, "epochs": 1, "key": KEY} | changes
+    )
 
 
 @pytest.fixture(autouse=True)
