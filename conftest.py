@@ -51,9 +51,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Twenty thousand tests and what they import live to the end: a search for cycles need not go through them each time.
+    """What was imported and collected lives to the end: no search for cycles need go through it.
 
-    Clipping searches whenever a model kept a tensor, and so do tests; a pass over all of them takes a second.
+    Clipping searches whenever a model kept a tensor, and so do tests; a pass over twenty thousand tests takes a second.
     """
     gc.collect()
     gc.freeze()

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 import anyorder
+import processes
 from anyorder import accounting, cli
 from anyorder.__main__ import main
 from anyorder.accounting.selection import Counts, Top, Uniform
@@ -35,8 +35,7 @@ def invoke(*arguments):
 
 
 def process(*arguments, **options):
-    command = [sys.executable, "-m", "anyorder", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    return processes.run("-m", "anyorder", *map(str, arguments), **options)
 
 
 def refused(outcome, code, *phrases):

@@ -11,8 +11,8 @@ output says what may differ:
     <!-- by chance: 0.1 -->              numbers that noise decides: in a full run each is within 0.1 of the page's
     <!-- full size -->                   at small size other lines are printed: compared in full runs alone
     <!-- full size, by chance: 0.1 -->   both
-    <!-- by chance: 0.1, true claim -->  and an audit of a true claim, of whose bounds some may lie above it or none: each
-                                         verdict that does not refute it is as good as the page's
+    <!-- by chance: 0.1, true claim -->  and an audit of a true claim, of whose bounds noise decides how many lie above
+                                         it: each verdict that does not refute it is as good as the page's
 """
 
 import contextlib

@@ -4,8 +4,6 @@ import copy
 import errno
 import os
 import pickle
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 import anyorder as ao
+import processes
 from anyorder.accounting import Gaussian
 from anyorder.budget import account, log
 from anyorder.errors import BudgetError
@@ -53,8 +52,7 @@ def mark(path):
 
 
 def spender(path, count, mu, word):
-    command = [sys.executable, "-c", SPENDER, str(path), str(count), str(mu), word]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return processes.start("-c", SPENDER, path, str(count), str(mu), word)
 
 
 # -- what a crash leaves ---------------------------------------------------------------------------------------------
@@ -240,7 +238,7 @@ def test_the_clock_may_go_backwards(path, budget, monkeypatch):
 def test_writers_at_once_lose_nothing_and_overspend_nothing(path):
     ao.Budget(path, EPSILON, DELTA)
     running = [spender(path, 40, 0.2, f"w{i}") for i in range(3)]
-    told = [process.communicate(timeout=120)[0].split()[1:] for process in running]
+    told = [program.wait(120).stdout.split()[1:] for program in running]
     entries = ao.Budget(path).entries()
     assert {held.spend.run for held in entries} == {f"w{i}x{n}" for i, each in enumerate(told) for n in each}
     left = ao.Budget(path).remaining()
@@ -311,17 +309,17 @@ while True:
 
 
 def test_readers_that_come_and_go_keep_no_writer_out(path, budget):
-    command = [sys.executable, "-c", "import time\n" + READER, str(path)]
-    readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    readers = [processes.start("-c", "import time\n" + READER, path) for _ in range(4)]
     try:
         for reader in readers:
-            assert reader.stdout.readline() == "ready\n"
+            reader.wait_for("ready\n")
         writer = spender(path, 5, 0.01, "w")
-        assert writer.communicate(timeout=60)[0].split()[1:] == list("01234")
+        assert writer.wait(60).stdout.split()[1:] == list("01234")
+        assert all(reader.is_alive() for reader in readers)
     finally:
         for reader in readers:
             reader.kill()
-            reader.communicate()
+            reader.wait()
 
 
 def test_a_lock_that_another_thread_keeps_is_no_endless_wait(budget, monkeypatch):
@@ -366,11 +364,13 @@ def test_what_was_told_before_a_kill_is_there_after_it(path):
     ao.Budget(path, 1000.0, DELTA)
     told = set()
     for trial in range(6):
-        process = spender(path, 100_000, 0.01, f"t{trial}")
-        assert process.stdout.readline() == "ready\n"
+        program = spender(path, 100_000, 0.01, f"t{trial}")
+        program.wait_for("ready\n")
         time.sleep(rng.uniform(0.02, 0.3))
-        process.send_signal(signal.SIGKILL)
-        told |= {f"t{trial}x{n}" for n in process.communicate()[0].split("\n")[:-1]}
+        program.kill()
+        ready, *numbers = program.wait().stdout.split("\n")[:-1]
+        assert ready == "ready"
+        told |= {f"t{trial}x{n}" for n in numbers}
         entered = [held.spend.run for held in ao.Budget(path).entries()]
         assert len(entered) == len(set(entered))
         assert told <= set(entered)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
+import processes
 from anyorder.cli import app
 
 MODULE = """
@@ -51,8 +51,7 @@ def place(tmp_path, monkeypatch):
 
 
 def process(*arguments):
-    command = [sys.executable, "-m", "anyorder", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return processes.run("-m", "anyorder", *arguments)
 
 
 def invoke(*arguments):

@@ -1,10 +1,7 @@
 """`anyorder fit`: a model of a CSV file, from which nothing can be told of a row but through the noise."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -15,6 +12,7 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
+import processes
 from anyorder.certificate import verify
 from anyorder.cli import app
 from anyorder.errors import ArgumentError, CheckpointError
@@ -248,8 +246,8 @@ def test_neighbours_differ_in_nothing_that_is_shown_but_the_released_numbers(tmp
             lines[77] = HOSTILE[name]
         write(tmp_path / "t.csv", lines)
         words = ["--csv", "t.csv", "--target", "income", "--bounds", "b.json", "--batch-size", "16", "--output", "run"]
-        command = [sys.executable, "-W", "error", "-m", "anyorder", "fit", *words, "--mechanism", "tree"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        command = ["-W", "error", "-m", "anyorder", "fit", *words, "--mechanism", "tree"]
+        done = processes.run(*command, cwd=tmp_path)
         sizes = {path.name: path.stat().st_size for path in work.iterdir() if path.name != "model.json"}
         shown = [(work / name).read_text() for name in ("plan.json", "metrics.json", ".gitignore")]
         seen.append((done.returncode, done.stdout, done.stderr, sizes, shown))
@@ -515,19 +513,18 @@ def test_a_killed_run_goes_on_to_the_same_model(tmp_path, users):
 def test_a_process_that_is_killed_is_resumed_by_the_command(tmp_path):
     people(tmp_path / "people.csv")
     (tmp_path / "b.json").write_text(json.dumps(BOUNDS))
-    command = [sys.executable, "-m", "anyorder", "fit"]
+    command = ["-m", "anyorder", "fit"]
     words = ["--csv", "people.csv", "--target", "income", "--bounds", "b.json", "--batch-size", "16", "--output", "run"]
-    began = subprocess.Popen([*command, *words, "--mechanism", "tree"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    began = processes.start(*command, *words, "--mechanism", "tree", cwd=tmp_path)
     journal = tmp_path / "run" / ".checkpoint.pt.journal"
     limit = time.monotonic() + 60
     while not (journal.exists() and journal.stat().st_size > 1000) and time.monotonic() < limit:
         time.sleep(0.01)
-    os.kill(began.pid, signal.SIGKILL)
-    began.wait()
+    began.kill()
+    assert began.wait().returncode == -signal.SIGKILL
     assert not (tmp_path / "run" / "model.json").exists()
-    done = subprocess.run(
-        [*command, "--resume", "run", "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = processes.run(*command, "--resume", "run", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finished"]
     assert (tmp_path / "run" / "model.json").exists()
 

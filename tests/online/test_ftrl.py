@@ -9,6 +9,7 @@ import pytest
 from scipy import sparse
 
 import anyorder as ao
+import processes
 from anyorder.errors import (
     ArgumentError,
     CheckpointError,
@@ -374,7 +375,7 @@ for step, (units, X, y) in enumerate(batches()):
     lines = []
     for last in (True, False):
         text = code.replace("{last}", str(last))
-        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+        done = processes.run("-c", text)
         assert done.returncode == (-9 if last else 0), done.stderr
         lines.append(done.stdout.split())
     assert len(lines[0]) == 3

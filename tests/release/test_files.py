@@ -3,8 +3,6 @@
 import fcntl
 import gc
 import os
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import anyorder as ao
+import processes
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, TrainingError
 from anyorder.participation import KnownOrder, SingleEpoch
 from anyorder.release.journal import Journal
@@ -138,9 +137,7 @@ def test_killed_and_resumed_it_is_the_run_that_was_not_killed(tmp_path):
     plan = planned(STRATEGIES["blt"](N))
     plan.save(tmp_path / "plan.json")
     for _ in range(4):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code), tmp_path], capture_output=True, text=True, check=False
-        )
+        done = processes.run("-c", textwrap.dedent(code), tmp_path)
         if done.returncode == 0:
             break
         assert done.returncode == -9, done.stderr
@@ -194,7 +191,8 @@ def test_two_processes_and_two_objects_on_one_file(tmp_path):
         "try: ao.Release(ao.Plan.load(sys.argv[1] + '/plan.json'), 12, checkpoint=sys.argv[1] + '/run.ckpt')\n"
         "except ao.errors.CheckpointError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    done = processes.run("-c", code, tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "another process runs with this checkpoint file" in done.stdout
     newer = ao.Release(plan, SIZE, checkpoint=path)
     for call in (lambda: release.step(units(1), total(1)), release.save):

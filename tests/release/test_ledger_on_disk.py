@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import pytest
 
 import anyorder as ao
+import processes
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError
 from anyorder.participation import MinSeparation
 from anyorder.release.checkpoint import load
@@ -181,7 +180,7 @@ PROGRAM = """
 def test_killed_between_any_two_writes_the_run_goes_on_and_forgets_nobody(point, tmp_path):
     path = tmp_path / "run.pt"
     program = PROGRAM.format(tests=os.path.dirname(os.path.dirname(__file__)), path=str(path), point=point)
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    done = processes.run("-c", textwrap.dedent(program))
     assert done.returncode == -signal.SIGKILL, done.stderr
     shown = [bytes.fromhex(line) for line in done.stdout.split()]
     with begun(path, key=None) as release:

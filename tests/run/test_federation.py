@@ -29,6 +29,7 @@ from anyorder.release import checkpoint
 from anyorder.run import FederatedSettings, Observer, by_key, federate, models, resume_federation, split_by_class
 from anyorder.run.federated_data import accuracy, federation
 from anyorder.run.federation import FederatedResult
+from processes import start
 
 KEY = bytes(range(32))
 FILES = {
@@ -123,13 +124,12 @@ def test_a_command_that_was_killed_goes_on_bit_for_bit(tmp_path):
     """Kill -9 at whatever moment; the key that the killed run drew makes the run to compare with."""
     options = {**SMALL, "rounds": 60, "availability": "check-in", "timer_hours": 6, "server_optimizer": "ftrl"}
     path = tmp_path / "killed"
-    command = [sys.executable, "-m", "anyorder", "federated", *words(**options), "--output", path]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ANYORDER_CACHE": "off"}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
-        while process.poll() is None and len(accuracy_so_far(path)) < 2:
-            time.sleep(0.01)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL, process.stderr
+    program = start("-m", "anyorder", "federated", *words(**options), "--output", path)
+    while program.is_alive() and len(accuracy_so_far(path)) < 2:
+        time.sleep(0.01)
+    program.kill()
+    killed = program.wait()
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (path / "model.pt").exists()
     key = checkpoint.load(path / "checkpoint.pt")["key"]
     outcome = invoke("federated", "--resume", path, "--json")

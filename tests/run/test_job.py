@@ -19,6 +19,7 @@ from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, Missi
 from anyorder.plan import Plan
 from anyorder.release.files import RunFiles
 from anyorder.run import Observer, Settings, folder, models, resume, train
+from processes import run as run_python
 
 KEY = bytes(range(32))
 FILES = {
@@ -175,10 +176,7 @@ def test_a_killed_run_goes_on_bit_for_bit(step, every, order, optimizer, tmp_pat
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "dropout_model", raising=False)
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    killed = subprocess.run(
-        [sys.executable, "-c", KILL, "killed", str(step), str(every), order, optimizer],
-        capture_output=True, text=True, check=False, env=environment,
-    )  # fmt: skip
+    killed = run_python("-c", KILL, "killed", str(step), str(every), order, optimizer, env=environment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not Path("killed/model.pt").exists()
     assert not json.loads(Path("killed/metrics.json").read_text())["finished"]

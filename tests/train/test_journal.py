@@ -4,14 +4,13 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
 
+import processes
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.release.journal import Journal
 from train.test_checkpoint import failing, files, run_python
@@ -333,12 +332,9 @@ def test_lock_ends_with_the_process_though_its_workers_live(journal):
     os.close(1)
     os.kill(os.getpid(), signal.SIGKILL)
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), str(journal.parent)], stdout=subprocess.PIPE, text=True
-    )
-    child = int(process.stdout.readline())
-    process.stdout.close()
-    assert process.wait() == -signal.SIGKILL
+    done = processes.run("-c", textwrap.dedent(code), journal.parent)
+    child = int(done.stdout)
+    assert done.returncode == -signal.SIGKILL
     try:
         assert Journal.open(journal.parent / "run.ckpt", "run").steps == 4
         os.kill(child, 0)  # it lives

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -16,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
+import processes
 from anyorder.clipping.passes import Pass, Unmapped
 from anyorder.errors import CheckpointError, OptimizerWarning, TrainingError
 from anyorder.strategy import Tree
@@ -144,7 +144,7 @@ def test_checkpoint_without_its_journal_is_refused(tmp_path):
 def test_two_processes_cannot_run_the_same_run(tmp_path):
     run = start(tmp_path / "run.ckpt", estimator="online")
     steps(*run, until=4)
-    other = subprocess.run([sys.executable, __file__, tmp_path], capture_output=True, text=True, check=False)
+    other = processes.run(__file__, tmp_path)
     assert other.returncode != 0
     assert "another process" in other.stderr
     assert run[0].step == 4
@@ -231,22 +231,20 @@ def _main(folder: str) -> None:
     Path(folder, "digest.json").write_text(json.dumps(run[0].ledger.digest()))
 
 
-@pytest.mark.slow
 def test_kill_at_any_moment(tmp_path):
     """kill -9 at random moments, in new processes, until the run is through: the model is the uninterrupted one's."""
     chance = random.Random(0)
-    command = [sys.executable, __file__, str(tmp_path)]
     kills = 0
     for _ in range(30):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        ready = process.stdout.readline()
+        program = processes.start(__file__, tmp_path)
+        program.wait_for("ready")
         if kills < 3:
             time.sleep(chance.uniform(0.0, 0.25))
-            process.send_signal(signal.SIGKILL)
-        _, problem = process.communicate(timeout=120)
-        if process.returncode == 0:
+            program.kill()
+        done = program.wait(120)
+        if done.returncode == 0:
             break
-        assert process.returncode == -signal.SIGKILL, ready + problem
+        assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
         kills += 1
     assert kills == 3
     (tmp_path / "whole").mkdir()
