@@ -4,7 +4,6 @@ import json
 import math
 import random
 import subprocess
-import sys
 import textwrap
 import warnings
 from dataclasses import replace
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, Subset, TensorDataset
 
 import anyorder as ao
+import processes
 from anyorder.accounting import gdp_epsilon
 from anyorder.audit.checking.arrivals import Arrivals
 from anyorder.audit.checking.visits import AtMost
@@ -406,8 +406,7 @@ def folder(tmp_path_factory):
 
 
 def command(folder, *arguments):
-    line = [sys.executable, "-W", "ignore", *arguments]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+    return processes.run("-W", "ignore", *arguments, cwd=folder)
 
 
 def test_a_script_is_run_as_it_is_and_judged(folder):

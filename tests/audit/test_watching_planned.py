@@ -1,8 +1,6 @@
 """A training by this package's own engine that is watched: its plan's claim holds, unless something is beside it."""
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -13,6 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_sp
 
 import anyorder as ao
 import anyorder.train  # before a block that watches it
+import processes
 from anyorder._words import rounded_up
 from anyorder.audit.checking.watching import watch
 
@@ -253,8 +252,7 @@ for epoch in range(2):
 
 def test_the_command_knows_the_engine(tmp_path):
     (tmp_path / "own.py").write_text(textwrap.dedent(SCRIPT))
-    line = [sys.executable, "-m", "anyorder", "check", "--json", str(tmp_path / "own.py")]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=300)
+    done = processes.run("-m", "anyorder", "check", "--json", tmp_path / "own.py")
     assert done.returncode == 0, done.stderr
     [one] = json.loads(done.stdout)["findings"]
     assert one["holds"]

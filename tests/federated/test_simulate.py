@@ -2,8 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch
 from torch import nn
 
 import anyorder as ao
+import processes
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.federated import CheckIn, LocalTraining, Server, Uniform, assist, simulate
 from anyorder.federated.cohorts import choose_cohort
@@ -235,11 +234,8 @@ def test_what_makes_no_sense_is_refused_before_a_round():
 
 
 def test_two_processes_give_the_bits_of_one_and_hear_of_each_others_ends(tmp_path, reference):
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT, tmp_path]
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=False, timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-    )  # fmt: skip
+    command = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT, tmp_path]
+    done = processes.run(*command, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"})
     for rank in (0, 1):
         assert (tmp_path / f"done {rank}").exists(), done.stderr
     assert torch.equal(torch.load(tmp_path / "models"), reference[0])

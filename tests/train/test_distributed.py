@@ -3,14 +3,13 @@
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import processes
 from anyorder.errors import CheckpointError
 from anyorder.train.distributed import Group
 from anyorder.train.shards import Shards
@@ -23,14 +22,9 @@ spec.loader.exec_module(ranks)
 
 def torchrun(script, *arguments):
     """Run a script on two ranks."""
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    launcher = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return processes.run(*launcher, script, *arguments, env=environment)
 
 
 @pytest.fixture(scope="module")
