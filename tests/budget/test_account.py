@@ -77,15 +77,17 @@ def test_what_is_asked_before_an_entry_is_what_counts_after_it(tmp_path, rule):
 @pytest.mark.parametrize("rule", ["gaussian", "renyi", "planned"])
 def test_what_is_left_fits_and_a_little_more_does_not(tmp_path, rule):
     options = {"adaptive": False} if rule == "planned" else {"filter": rule}
-    budget = ao.Budget(tmp_path / "people.budget", EPSILON, DELTA, **options)
-    for curve in (Gaussian(0.4), BoundedRange(0.1, 20), BoundedRange(0.05, 20), Gaussian(0.3)):
+    limit, part = (3.0, 0.5) if rule == "planned" else (EPSILON, 1.0)  # losses of 8 take three times as long to compose
+    budget = ao.Budget(tmp_path / "people.budget", limit, DELTA, **options)
+    curves = Gaussian(0.4 * part), BoundedRange(0.1 * part, 20), BoundedRange(0.05 * part, 20), Gaussian(0.3 * part)
+    for curve in curves:
         left = budget.spend(curve)
     assert left.rule == rule
     budget.check(Gaussian(left.mu))
     with pytest.raises(BudgetError, match="refused"):
         budget.check(Gaussian(left.mu * (1.002 if rule == "planned" else 1 + 1e-8)))
     again = budget.spend(Gaussian(left.mu))
-    assert again.spent <= EPSILON
+    assert again.spent <= limit
     assert left.mu > 0.3
 
 
