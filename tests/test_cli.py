@@ -478,7 +478,7 @@ def test_every_command_names_its_default_order_and_they_agree():
         assert order.default is None
         assert "Default: shuffled" in order.annotation.__metadata__[0].help
     hint = inspect.signature(cli.train).parameters["order"].annotation
-    assert "Default: fixed for digits and model scattering, else shuffled" in hint.__metadata__[0].help
+    assert "Default: fixed for digits, patches and scattering, else shuffled" in hint.__metadata__[0].help
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,8 @@ def test_the_defaults_of_image_data_sets_do_not_depend_on_what_is_installed():
     chosen = Settings.of("mnist", epsilon=4.0)
     assert (chosen.model, chosen.batch_size, chosen.epochs, chosen.order) == ("scattering", 6000, 60, "fixed")
     assert (chosen.clip_norm, chosen.schedule, chosen.lr) == (0.02, "linear", 4000.0)
-    assert Settings.of("cifar10", epsilon=1.0).lr == 500.0
-    assert Settings.of("cifar10", epsilon=3.0).lr == 2598.1
+    assert Settings.of("fashion_mnist", epsilon=1.0).lr == 500.0
+    assert Settings.of("cifar10", epsilon=3.0, model="scattering").lr == 2598.1
     assert Settings.of("cifar10", epsilon=100.0).lr == Settings.of("cifar10", epsilon=8.0).lr
     assert Settings(**json.loads(json.dumps(chosen.to_dict()))) == chosen
     other = Settings.of("mnist", epsilon=4.0, model="cnn")

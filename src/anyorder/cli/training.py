@@ -22,7 +22,9 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="scattering, mlp, cnn, linear, or module:function, called with (input_shape, num_classes)."),
+        typer.Option(
+            help="patches, scattering, mlp, cnn, linear, or module:function, called with (input_shape, num_classes)."
+        ),
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder with the data set's parquet files.")] = None,
     epsilon: Epsilon = None,
@@ -38,7 +40,7 @@ def train(
     restart_every: RestartEvery = None,
     completion: Annotated[str | None, typer.Option(help=COMPLETION)] = None,
     order: Annotated[
-        str | None, typer.Option(help=ORDER + " Default: fixed for digits and model scattering, else shuffled.")
+        str | None, typer.Option(help=ORDER + " Default: fixed for digits, patches and scattering, else shuffled.")
     ] = None,
     secure: Annotated[
         bool | None, typer.Option("--secure", help="Exact integers in place of floating-point noise; not with poisson.")

@@ -19,6 +19,7 @@ from anyorder.errors import ArgumentError, CertificateError, CheckpointError, Tr
 from anyorder.plan import Plan
 from anyorder.run import datasets, folder, parts
 from anyorder.run.names import load_function
+from anyorder.run.settings import OF_FEATURES
 from anyorder.sampling import Unit
 from anyorder.train import PrivacyEngine
 
@@ -252,11 +253,11 @@ def _of_folder(path: Path) -> Setup:
         plan = Plan.load(path / folder.PLAN, large=True)
     except (CertificateError, CheckpointError) as problem:
         raise ArgumentError(f"target must be module:function or the folder of a run: {problem}") from problem
-    if settings.model == "scattering" or settings.schedule != "constant":
+    if settings.model in OF_FEATURES or settings.schedule != "constant":
         raise ArgumentError(
             f"target {str(path)!r} is a run whose steps are not all alike (model {settings.model!r}, schedule "
             f"{settings.schedule!r}), which a Setup cannot say; train the same data with --model cnn (or another but "
-            "scattering) and --schedule constant, and audit the folder of that run"
+            "scattering or patches) and --schedule constant, and audit the folder of that run"
         )
     data = datasets.load(settings.dataset, settings.data_dir)
     model = parts.make_model(settings, data)

@@ -85,7 +85,9 @@ def _copy(data: Data) -> Data:
     """Features of its own, which may be replaced."""
     train, test = data.train, data.test
     if not (isinstance(train, Features) and isinstance(test, Features)):
-        raise ModelError("model 'scattering' takes the features that anyorder.run.features.scattered makes of images")
+        raise ModelError(
+            "models 'scattering' and 'patches' take the features that anyorder.run.features makes of images"
+        )
     return replace(data, train=Features(train.x, train.y), test=Features(test.x, test.y))
 
 

@@ -59,6 +59,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn": cnn,
     "linear": linear,
     "mlp": mlp,
+    "patches": whitened,
     "scattering": whitened,
 }
 

@@ -12,8 +12,8 @@ from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import CheckpointError
 from anyorder.run import datasets, folder, models
 from anyorder.run.datasets import Data
-from anyorder.run.features import STAGES, Features, Whitened, joined, scattered
-from anyorder.run.settings import Settings
+from anyorder.run.features import STAGES, Features, Whitened, joined, patched, scattered
+from anyorder.run.settings import OF_FEATURES, Settings
 from anyorder.sampling import EpochShuffleSampler, FixedOrderSampler
 from anyorder.train import FTRL
 
@@ -31,9 +31,9 @@ def settings_of(found: dict[str, Any], path: Path) -> Settings:
 def make_data(settings: Settings, data: Data | None = None) -> Data:
     """The data set, loaded where it is not given, in the form that the model takes."""
     data = data or datasets.load(settings.dataset, settings.data_dir)
-    if settings.model != "scattering" or isinstance(data.train, Features):
+    if settings.model not in OF_FEATURES or isinstance(data.train, Features):
         return data
-    return scattered(data)
+    return patched(data) if settings.model == "patches" else scattered(data)
 
 
 def make_model(settings: Settings, data: Data) -> nn.Module:

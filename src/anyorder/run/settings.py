@@ -11,7 +11,9 @@ from anyorder._orders import order_word
 from anyorder.errors import ArgumentError
 from anyorder.run.planning import Mechanism
 
-__all__ = ["Settings"]
+__all__ = ["OF_FEATURES", "Settings"]
+
+OF_FEATURES = ("scattering", "patches")  # the models on features that are a fixed function of each image
 
 _DEFAULTS: dict[str, dict[str, Any]] = {  # for other models than that of _IMAGES
     "digits": {"model": "mlp", "batch_size": 128, "epochs": 20, "lr": 0.2, "order": "fixed"},
@@ -20,10 +22,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {  # for other models than that of _IMAGE
     "cifar10": {"model": "cnn", "batch_size": 500, "epochs": 10, "lr": 0.2},
 }
 _IMAGES = {"mnist": 6000, "fashion_mnist": 6000, "cifar10": 5000}  # tenths of the examples: ten steps an epoch
-_SCATTERING: dict[str, Any] = {
-    "model": "scattering", "epochs": 60, "clip_norm": 0.02, "order": "fixed", "schedule": "linear",
-}  # fmt: skip
-_LR = 500.0  # at epsilon 1, and with epsilon^1.5 up to 4: the less noise, the further a run may go
+_MODELS = {"mnist": "scattering", "fashion_mnist": "scattering", "cifar10": "patches"}
+_FEATURES: dict[str, Any] = {"epochs": 60, "clip_norm": 0.02, "order": "fixed", "schedule": "linear"}
+# at epsilon 1, and the power of epsilon, up to 4, that it grows with: the less noise, the further a run may go
+_LR = {"scattering": (500.0, 1.5), "patches": (250.0, 1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +91,15 @@ class Settings:
         object.__setattr__(self, "order", order_word(self.order))
         _check.choice("optimizer", self.optimizer, {"sgd", "ftrl"})
         _check.choice("schedule", self.schedule, {"constant", "linear"})
-        if self.optimizer == "ftrl" and (self.schedule == "linear" or self.model == "scattering"):
+        if self.optimizer == "ftrl" and (self.schedule == "linear" or self.model in OF_FEATURES):
             raise ArgumentError(
                 "optimizer 'ftrl' multiplies all past gradients by its rate, and so needs a constant one; schedule "
-                "'linear' and model 'scattering' are for 'sgd'"
+                "'linear' and models 'scattering' and 'patches' are for 'sgd'"
             )
-        if self.model == "scattering" and self.epochs < 3:
+        if self.model in OF_FEATURES and self.epochs < 3:
             raise ArgumentError(
-                "epochs must be at least 3 for model 'scattering', whose first two are for the mean and the spread of "
-                f"features, got {self.epochs}"
+                f"epochs must be at least 3 for model {self.model!r}, whose first two are for the mean and the spread "
+                f"of features, got {self.epochs}"
             )
         if self.checkpoint_every is not None:
             _check.integer("checkpoint_every", self.checkpoint_every, low=1)
@@ -125,10 +127,11 @@ class Settings:
 
 def _defaults(dataset: str, chosen: dict[str, Any]) -> dict[str, Any]:
     """What suits a data set and its model, given the rest."""
-    model = chosen.get("model", "scattering" if dataset in _IMAGES else None)
-    if model != "scattering":
+    model = chosen.get("model", _MODELS.get(dataset))
+    if model not in _LR:
         return _DEFAULTS.get(dataset, {})
     own = {"batch_size": _IMAGES[dataset]} if dataset in _IMAGES else {}
     budget = chosen.get("epsilon", 4.0)
     known = isinstance(budget, int | float) and 0 < budget < inf  # a bad one is refused later
-    return {**_SCATTERING, **own, "lr": round(_LR * min(budget if known else 4.0, 4.0) ** 1.5, 1)}
+    first, power = _LR[model]
+    return {**_FEATURES, **own, "model": model, "lr": round(first * min(budget if known else 4.0, 4.0) ** power, 1)}
