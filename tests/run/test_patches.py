@@ -72,6 +72,7 @@ def test_whitened_patches_of_such_noise_vary_alike():
     assert float(apart.abs().max()) < 0.35  # cosines are nearly the directions in which such noise varies on its own
     share = spread.diag() / spread.diag().max()
     assert float(share.min()) > 0.6  # and less for the finest waves by the ridge alone: 0.041 / (0.041 + 0.02)
+    assert float(filters[0].norm()) == pytest.approx(1.02**-0.5, abs=1e-6)  # the longest wave has variance 1
     raw = F.conv2d(noise[:, None], filters / filters.flatten(1).norm(dim=1)[:, None, None, None])
     raw_spread = raw.square().mean((0, 2, 3))
     assert float(raw_spread.min() / raw_spread.max()) < 0.06
