@@ -6,6 +6,7 @@ Tests run one thread to a process (`pytest -n` brings the processes), and with a
 import gc
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With several processes a file stays in one: a page's blocks build on each other."""
     from xdist.scheduler import LoadFileScheduling
 
+    config.option.loadscopereorder = False  # see `pytest_collection_modifyitems`
     return LoadFileScheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several processes none is left alone with a long file: slow ones are begun first, those of few tests last."""
+    if hasattr(config, "workerinput"):
+        tests = Counter(item.path for item in items)
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
 
 
 def pytest_collection_finish() -> None:

@@ -201,6 +201,7 @@ def test_replace_one_is_two_steps_and_never_above_known_batches():
         assert curve.delta(epsilon) <= half * (1 + math.exp(epsilon / 2)) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @each
 def test_plans_by_epsilon_keep_it(name):
     order, chosen = ORDERS[name]

@@ -109,6 +109,7 @@ def test_an_audit_of_a_training_says_that_it_needs_torch():
     assert done.stderr == "anyorder: this audit needs torch, which is not installed: pip install torch\n"
 
 
+@pytest.mark.slow
 def test_the_shell_plans_and_verifies_without_torch(tmp_path):
     code = f"""
 {NO_TORCH}

@@ -111,6 +111,7 @@ def test_the_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.noise_error() < min(given)
 
 
+@pytest.mark.slow
 def test_a_secret_order_is_fitted_to_its_claim() -> None:
     found = ao.plan(order="balls-in-bins", **ASKED)
     known = ao.optimize.choose(found.workload, found.participation, epsilon=2.0, delta=1e-5)

@@ -409,6 +409,7 @@ def command(folder, *arguments):
     return processes.run("-W", "ignore", *arguments, cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_script_is_run_as_it_is_and_judged(folder):
     alone = command(folder, "training.py", "--delta", "1e-4")
     done = command(folder, "-m", "anyorder", "check", "--json", "training.py", "--delta", "1e-4")

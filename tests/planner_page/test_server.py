@@ -117,6 +117,7 @@ def test_a_process_that_cannot_be_started_is_an_answer(monkeypatch):
     assert (piece["kind"], "OSError" in piece["message"]) == ("error", True)
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_in_lines(address):
     status, headers, (found, end) = ask(address, "plan", SIZES)
     assert (status, headers["content-type"], end) == (200, "application/x-ndjson", {"kind": "end"})

@@ -174,6 +174,7 @@ def test_the_test_of_the_round_that_a_run_was_killed_after_is_made_up_for(last, 
     assert resume_federation(tmp_path / "run").accuracy == whole.accuracy  # a finished run is left as it is
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_run_of_one(tmp_path):
     one = federate(small(report_goal=20, users=100), tmp_path / "one", key=KEY)
     two = federate(small(report_goal=20, users=100), tmp_path / "two", key=KEY, processes=2)

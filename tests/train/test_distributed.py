@@ -88,6 +88,7 @@ def alone():
     return run
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_gradients_of_one_process(folder, first, alone):
     both = results(folder, "whole_runs", first)
     for name in ("plain", "sharded", "accumulated", "adaptive"):
