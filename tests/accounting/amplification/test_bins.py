@@ -237,13 +237,53 @@ def test_bins_of_unlike_blocks_count_as_many_as_they_are():
 
 def test_blocks_have_the_variance_that_their_matrix_says():
     """Grids add to it, a quarter as much when they are half as wide."""
-    short, none = Chain(96, 0.0, 0.8, 0.05, 0.5, 48), each_its_own(60, 0.0, 0.2, 0.6, 0.9)
-    for chain in (Chain(96, 0.0, 0.4, 0.3, 0.8, 24, 0.05), short, none):
+    short, none = Chain(36, 0.0, 0.8, 0.05, 0.5, 18), each_its_own(16, 0.0, 0.2, 0.6, 0.9)
+    for chain in (Chain(40, 0.0, 0.4, 0.3, 0.8, 10, 0.05), short, none):
         exact = np.exp(block_matrix(chain)).mean() - 1
-        for coarse, most in ((1.0, 0.18), (0.5, 0.045)):
+        for coarse, most in ((2.0, 0.72), (1.0, 0.18)):
             law = chain_law(chain, coarse=coarse)
             assert exact <= law.masses @ law.values**2 - 1 <= (1 + most) * exact, chain
             assert law.masses @ law.values + law.beyond >= 1.0
+
+
+def test_what_leaves_the_states_of_blocks_counts_all_bins_ahead():
+    """Twice as many bins in each block: the share of L that is lost is the same."""
+    one, two = (Chain(b, 0.0, 0.0, 0.9, 0.8, 6) for b in (6, 12))
+    states, first = bins_chain._states(one)
+    few, start, sums = states[abs(states) < 1.2], first[abs(first) < 1.2], bins_chain._partial_sums(one)
+    held = np.zeros((len(start), len(few), len(sums)))
+    held[len(start) // 2, len(few) // 2, 0] = 1.0
+    lost, also = (bins_chain._step(chain, 2, few, start, sums, held, False)[1] for chain in (one, two))
+    assert lost == pytest.approx(also)
+
+
+def test_what_lies_beyond_the_factors_of_a_block_counts_with_its_weight(monkeypatch):
+    monkeypatch.setattr(bins_chain, "_NOTHING", 1e-3)  # so that much does
+    chain = Chain(6, 0.0, 2.0, 0.0, 0.5, 2)
+    values, masses, tail = bins_chain._block_factor(chain, 3, 1.0)
+    law = chain_law(chain)
+    assert masses @ values + tail == pytest.approx(1.0, rel=1e-6)
+    assert tail > 1e-3
+    assert law.beyond > 1e-3
+    assert law.masses @ law.values + law.beyond >= 1 - 1e-6
+
+
+def test_large_factors_of_a_block_are_followed_as_far_as_their_mean_lies():
+    for nu in (5.0, 20.0, 40.0):
+        assert bins_chain._block_factor(Chain(8, 0.0, nu, 0.0, 0.5, 4), 2, 1.0)[2] < 1e-8
+
+
+@pytest.mark.parametrize(("own", "within", "most"), [(0.0, 0.0, 1.035), (0.1, 0.4, 1.03)])
+def test_unlike_blocks_follow_in_their_order(own, within, most):
+    """Of 1, 2, 1 and 2 bins."""
+    chain = Chain(6, 0.0, own, 1.0, 0.3, 4, within)
+    exact, law = np.exp(block_matrix(chain)).mean() - 1, chain_law(chain, coarse=0.5)
+    assert exact <= law.masses @ law.values**2 - 1 <= most * exact
+
+
+def test_bins_that_are_nearly_equal_take_a_small_grid():
+    assert len(bins_chain._partial_sums(each_its_own(100, 1.0, 1e-7, 0.0, 0.5))) < 1500
+    assert bins_delta(np.ones((60, 60)), 1.0, 1.0) == pytest.approx(gdp_delta(1.0, 1.0), rel=1e-6)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -409,6 +449,28 @@ def above_zero(matrix):
     return (vectors * np.maximum(values, 0.0)) @ vectors.T
 
 
+def is_sum_of_entries_and_form(rest):
+    """By reflections on one set after the other, halved, which come to a point of both where there is one."""
+    at = np.zeros_like(rest)
+    for _ in range(4000):
+        form = above_zero(at)
+        other = np.minimum(2 * form - at, rest)  # rest less something of no negative entry
+        at += other - form
+    return np.minimum(rest - above_zero(at), 0.0).min() > -1e-7
+
+
+@pytest.mark.parametrize("b", [12, 13])
+def test_what_is_tried_of_blocks_dominates(b, monkeypatch):
+    monkeypatch.setattr(bins_fit, "_BLOCKS", 6)
+    scales = np.random.default_rng(3).uniform(0.3, 1, size=b)
+    k = chain_matrix(b, 0.3, 0.97, 0.1) * np.outer(scales, scales)
+    found = dominating_chains(k)
+    assert found
+    for chain in found:
+        assert chain.blocks < b
+        assert is_sum_of_entries_and_form(block_matrix(chain) - k)
+
+
 @pytest.mark.parametrize("fitted", [each_its_own(10, 0.02, 0.0, 0.25, 0.7), Chain(10, 0.02, 0.1, 0.25, 0.5, 4, 0.05)])
 def test_a_raised_chain_dominates_as_a_sum_of_entries_and_a_form(fitted):
     """That is, no matrix that is both non-negative and semidefinite finds k above it; found by projections."""
@@ -416,14 +478,7 @@ def test_a_raised_chain_dominates_as_a_sum_of_entries_and_a_form(fitted):
     scales = rng.uniform(0.5, 1.0, size=10)
     k = chain_matrix(10, 0.6, 0.8, 0.1) * np.outer(scales, scales)
     low = bins_fit._raised(fitted, k)
-    rest = block_matrix(low) - k
-    # of both sets the sum is rest: reflections on one after the other, halved, come to a point of both
-    at = np.zeros_like(rest)
-    for _ in range(4000):
-        form = above_zero(at)
-        other = np.minimum(2 * form - at, rest)  # rest less something of no negative entry
-        at += other - form
-    assert np.minimum(rest - above_zero(at), 0.0).min() > -1e-7
+    assert is_sum_of_entries_and_form(block_matrix(low) - k)
     assert low.nu < 0.9  # and not by far more than it takes
 
 

@@ -31,11 +31,11 @@ _STATES = 160  # at most, of the chain
 _FIRST = (0.6, 0.4)  # deviations of s_0 between two of its points, of few blocks; and as many times
 _FIRST_OF_MANY = 1.5  # that of 30 or more, where the first one counts less
 _LARGE = 1.0  # variance from which spread partial sums and states weigh less
-_GAP = 0.04  # of partial sums, relative, at most; and so that all additions raise
+_GAP = (0.005, 0.04)  # of partial sums, relative, least and most; between them so that all additions raise
 _RAISED = 0.01  # the variance of L by about this share
 _GAP_FACTOR = 0.15  # of a factor xi, relative, at most
 _POINTS = 600  # of the law of a block's factors
-_NOTHING = 1e-15  # mass, of a block's factors, that the grid need not reach to
+_NOTHING = 1e-15  # mass, under either law, of a block's factors that the grid need not reach to
 _SHARE = math.exp(-2.0)  # of the mean of the sum; below, partial sums have equal gaps
 
 
@@ -141,7 +141,8 @@ def _gap(chain: Chain) -> float:
     kernel[0] += chain.within
     own = math.exp(min(kernel[0], 50.0)) * math.expm1(min(chain.nu, 50.0)) / chain.b
     variance = np.expm1(np.minimum(kernel, 50.0)).mean() + own
-    return min(_GAP, math.sqrt(18 * _RAISED * variance / chain.blocks))
+    least, most = _GAP  # the least keeps memory small where there is next to no variance
+    return min(max(math.sqrt(18 * _RAISED * variance / chain.blocks), least), most)
 
 
 def _spread_normal(means: Floats, deviation: float, points: Floats) -> tuple[Floats, Floats, Floats]:
@@ -249,7 +250,7 @@ def _block_factor(chain: Chain, size: int, finer: float) -> tuple[Floats, Floats
     atoms = times_lognormal(power(lognormal(nu, _POINTS), size, _POINTS), within, _POINTS)
     deviation = math.sqrt(within + math.log1p(math.expm1(nu) / size))
     gap = min(_GAP_FACTOR, deviation / 2) / finer
-    held = atoms.masses > _NOTHING
+    held = atoms.masses * np.maximum(atoms.points, 1.0) > _NOTHING
     low, high = atoms.points[held & (atoms.points > 0)][[0, -1]]
     values: Floats = np.append(0.0, low * np.exp(np.arange(0.0, math.log(high / low) + gap, gap)))
     points = np.minimum(atoms.points, values[-1])
