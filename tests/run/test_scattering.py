@@ -10,11 +10,12 @@ from torch.utils.data import TensorDataset
 
 from anyorder.certificate import verify
 from anyorder.errors import ArgumentError, ModelError
-from anyorder.run import Observer, Settings, resume, train
+from anyorder.run import Settings, train
 from anyorder.run.course import rates
 from anyorder.run.datasets import Data
 from anyorder.run.features import Whitened, _mirrored, scattered
 from anyorder.run.scattering import scatter
+from run.stopping import assert_goes_on
 
 KEY = bytes(range(32))
 TEXTURES = """
@@ -168,29 +169,13 @@ def test_the_certificate_is_of_all_three_stages(order, textures, tmp_path):
         assert result.accuracy[-1] > 0.6
 
 
-class StopAt(Observer):
-    def __init__(self, step):
-        self.step = step
-
-    def stepped(self, step):
-        if step == self.step:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("step", [3, 5, 7, 10, 16])
 def test_a_run_that_is_stopped_in_any_stage_goes_on_bit_for_bit(step, tmp_path, monkeypatch):
     (tmp_path / "textures_of_a_test.py").write_text(TEXTURES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     settings = small("textures_of_a_test:load", checkpoint_every=1, epochs=4)
-    whole = train(settings, tmp_path / "whole", key=KEY)
-    with pytest.raises(KeyboardInterrupt):
-        train(settings, tmp_path / "stopped", key=KEY, observer=StopAt(step))
-    again = resume(tmp_path / "stopped")
-    assert again.accuracy == whole.accuracy
-    states = [torch.load(path / "model.pt", weights_only=True) for path in (whole.path, again.path)]
-    for name, value in states[0].items():
-        assert torch.equal(value, states[1][name]), name
+    assert_goes_on(settings, tmp_path, step)
 
 
 # -- settings --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from anyorder.errors import ArgumentError, ModelError
 from anyorder.run.datasets import Data
-from anyorder.run.patches import look
+from anyorder.run.patches import COLOURS, look
 from anyorder.run.scattering import scatter
 
 __all__ = ["STAGES", "Features", "Stage", "Whitened", "joined", "patched", "scattered", "whitened"]
@@ -36,7 +36,6 @@ STAGES: tuple[Stage, ...] = ("mean", "spread", "classes")
 
 _STRENGTH = 1000.0  # of the logarithm: coefficients from 0.001 on count by their ratios
 _RIDGE = 0.3  # of the mean of P's eigenvalues, added to each
-_COLOURS = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]])  # brightness and two differences
 _PATTERNS = 512  # of patches
 _AT_A_TIME = 1000
 
@@ -133,7 +132,7 @@ def _of_images(x: Tensor) -> Tensor:
     """(n, channels, height, width) -> (n, channels, coefficients, height / 4, width / 4)."""
     x = x.float()
     if x.shape[1] == 3:
-        turn = F.normalize(_COLOURS).to(x.device)
+        turn = F.normalize(torch.tensor(COLOURS)).to(x.device)
         x = torch.einsum("ab,nbhw->nahw", turn, x)
     found = torch.log1p(_STRENGTH * scatter(x).clamp(min=0))
     return (found + _mirrored(found)) / 2 if x.shape[1] == 3 else found

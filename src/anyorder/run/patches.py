@@ -21,13 +21,13 @@ from anyorder import _check
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 
-__all__ = ["look"]
+__all__ = ["COLOURS", "look"]
 
 _SIDE = 6  # pixels of a patch
 _RIDGE = 0.02  # of the largest variance, added to each
 _SOFT = 0.1  # s: patches of less contrast than this count for less
 _THRESHOLD = 1.0  # t, in standard deviations of <r, h>
-_COLOURS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))  # brightness and two differences
+COLOURS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))  # brightness and two differences
 _VARIANCES = (1.0, 0.15, 0.06)  # of each, about, in photographs
 _FINEST = (10, 4, 3)  # half waves down and across that are kept of each: the eye sees colours coarsely too
 _LONGEST = 32  # pixels: longer waves are no stronger
@@ -81,7 +81,7 @@ def _whitening(channels: int) -> Tensor:
     """(q, channels, 6, 6): waves over a patch, each over the standard deviation that photographs would give it."""
     waves, expected = _waves()
     found = []
-    for colour, variance, finest in zip(_COLOURS, _VARIANCES, _FINEST, strict=True):
+    for colour, variance, finest in zip(COLOURS, _VARIANCES, _FINEST, strict=True):
         own = np.array(colour[:channels]) / np.linalg.norm(colour[:channels])
         kept = [(i, j) for i in range(_SIDE) for j in range(_SIDE) if 0 < i + j <= finest]  # (0, 0) is the mean
         for i, j in kept:

@@ -195,30 +195,20 @@ def test_what_leaves_the_grid_is_counted_and_means_stay():
 CHAINS = [each_its_own(4, 0.0, nu, v, r) for nu, v, r in ((0.3, 1.5, 0.7), (1e-4, 3.0, 0.9), (0.05, 0.2, 0.4))]
 
 
-@pytest.mark.parametrize("chain", CHAINS)
-def test_a_chain_is_never_below_quadrature_in_either_direction(chain):
-    k = chain_matrix(4, chain.v, chain.r, chain.nu)
-    rising, falling = chain_law(chain), chain_law(chain, falling=True)
-    for epsilon in (-2.0, 0.5, 2.0):
-        t, true = math.exp(epsilon), mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
-        over = rising.masses @ np.maximum(rising.values - t, 0) + rising.beyond
-        under = falling.masses @ np.maximum(1 - t * falling.values, 0) + falling.beyond
-        assert true.remove * (1 - 1e-6) <= over <= true.remove * 1.45 + 1e-8
-        assert true.add * (1 - 1e-6) <= under <= true.add * 1.25 + 1e-8
-
-
 BLOCKS = [Chain(4, 0.0, 0.3, 0.6, 0.7, 2, 0.2), Chain(4, 0.0, 0.2, 1.5, 0.5, 3), Chain(4, 0.0, 0.0, 0.4, 0.3, 2, 0.5)]
 
 
-@pytest.mark.parametrize("chain", BLOCKS)
-def test_a_chain_of_blocks_is_never_below_quadrature_in_either_direction(chain):
+@pytest.mark.parametrize(
+    ("chain", "most"), [*((chain, 1.45) for chain in CHAINS), *((chain, 1.25) for chain in BLOCKS)]
+)
+def test_a_chain_is_never_below_quadrature_in_either_direction(chain, most):
     k = block_matrix(chain)
     rising, falling = chain_law(chain), chain_law(chain, falling=True)
     for epsilon in (-2.0, 0.5, 2.0):
         t, true = math.exp(epsilon), mixture_deltas(k, np.full(4, 0.25), 1.0, epsilon, step=0.35)
         over = rising.masses @ np.maximum(rising.values - t, 0) + rising.beyond
         under = falling.masses @ np.maximum(1 - t * falling.values, 0) + falling.beyond
-        assert true.remove * (1 - 1e-6) <= over <= true.remove * 1.25 + 1e-8
+        assert true.remove * (1 - 1e-6) <= over <= true.remove * most + 1e-8
         assert true.add * (1 - 1e-6) <= under <= true.add * 1.25 + 1e-8
 
 

@@ -174,9 +174,7 @@ def _above(b: int, data: bytes, mu: float) -> tuple[Nested | Chain, ...]:
     if not 1e-6 < mu * mu < _LARGEST:
         return ()
     k = np.frombuffer(data).reshape(b, b)
-    return nested_above(k), *(
-        chain for chain in dominating_chains(k) if chain.v + chain.within + chain.nu < 2 * _LARGEST
-    )
+    return nested_above(k), *(chain for chain in dominating_chains(k) if chain.own < 2 * _LARGEST)
 
 
 @lru_cache(maxsize=32)

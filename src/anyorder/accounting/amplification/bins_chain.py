@@ -55,10 +55,26 @@ class Chain:
     blocks: int
     within: float = 0.0
 
+    @property
+    def own(self) -> float:
+        """The diagonal of K' without its constant part."""
+        return self.v + self.within + self.nu
+
 
 def block_starts(b: int, blocks: int) -> NDArray[np.int64]:
     """(blocks,) the first bin of each block."""
     return np.arange(blocks) * b // blocks
+
+
+def block_sizes(b: int, blocks: int) -> NDArray[np.int64]:
+    """(blocks,) how many bins are in each."""
+    return np.diff(np.append(block_starts(b, blocks), b))
+
+
+def ring(m: int, r: float) -> Floats:
+    """(m,) correlations of the chain at each distance on a circle of m states."""
+    d = np.arange(m)
+    return np.asarray((r**d + r ** (m - d)) / (1 + r**m))
 
 
 @final
@@ -80,12 +96,12 @@ def chain_law(chain: Chain, *, falling: bool = False, coarse: float = 1.0) -> La
 
     Args:
         coarse: how many times as wide the gaps of all grids are; on the safe side whatever it is.
-    Cost: O(b F S^2 A) flops for S states, F first states and A partial sums, in general some 60, 25 and 1000.
+    Cost: O(m F S^2 A) flops for m blocks, S states, F first states and A partial sums, in general some 60, 25 and 1000.
     """
     b, v = chain.b, chain.v
     states, first = _states(chain, coarse)
     sums = _partial_sums(chain, coarse)
-    sizes = np.diff(np.append(block_starts(b, chain.blocks), b)).tolist()
+    sizes = block_sizes(b, chain.blocks).tolist()
     adds = {size: _additions(states - v / 2, chain, size, sums, coarse) for size in sorted(set(sizes))}
     law, _, low = _spread(np.zeros(1), math.sqrt(v), first, falling)
     beyond = float(low[0]) if falling else float(ndtr(v**0.5 - first[-1] / v**0.5)) if v else 0.0
@@ -120,12 +136,12 @@ def _states(chain: Chain, coarse: float = 1.0) -> tuple[Floats, Floats]:
 
 def _fine(chain: Chain) -> bool:
     """Whether the states' own spread counts: they are most of K', and that is small."""
-    return chain.v < _LARGE and 2 * chain.v > chain.v + chain.within + chain.nu + chain.constant
+    return chain.v < _LARGE and 2 * chain.v > chain.own + chain.constant
 
 
 def _partial_sums(chain: Chain, coarse: float = 1.0) -> Floats:
     """0, and up to where next to nothing of L lies under either law; gaps rise with the sum."""
-    k = chain.v + chain.within + chain.nu
+    k = chain.own
     knee = chain.b * _SHARE
     gap = coarse * _gap(chain)
     top = math.log(chain.b) + k / 2 + _FAR * math.sqrt(k)
@@ -136,8 +152,7 @@ def _partial_sums(chain: Chain, coarse: float = 1.0) -> Floats:
 
 def _gap(chain: Chain) -> float:
     """Relative gap of partial sums: an addition adds gap^2 / 6 of the sum's square, on average a third of the last."""
-    d = np.arange(chain.blocks)
-    kernel = chain.v * (chain.r**d + chain.r ** (chain.blocks - d)) / (1 + chain.r**chain.blocks)
+    kernel = chain.v * ring(chain.blocks, chain.r)
     kernel[0] += chain.within
     own = math.exp(min(kernel[0], 50.0)) * math.expm1(min(chain.nu, 50.0)) / chain.b
     variance = np.expm1(np.minimum(kernel, 50.0)).mean() + own
@@ -231,8 +246,7 @@ def _additions(
     for log in logs:
         weight = size * math.exp(log)
         target = sums[:, None] + weight * factors
-        cell = np.clip(np.searchsorted(sums, target, side="right") - 1, 0, len(sums) - 2)
-        share = np.clip((target - sums[cell]) / (sums[cell + 1] - sums[cell]), 0.0, 1.0)
+        cell, share = _between_points(target, sums)
         source = np.broadcast_to(np.arange(len(sums))[:, None], cell.shape).ravel()
         weights = np.concatenate([((1 - share) * masses).ravel(), (share * masses).ravel()])
         entries = (np.concatenate([cell.ravel(), cell.ravel() + 1]), np.concatenate([source, source]))
@@ -240,6 +254,12 @@ def _additions(
         matrix.eliminate_zeros()
         found.append((matrix, np.maximum(target - sums[-1], 0.0) @ masses + weight * tail))
     return found
+
+
+def _between_points(at: Floats, grid: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """(the point of the grid below, the share of a mass that goes to the one above so that its mean stays)."""
+    cell = np.clip(np.searchsorted(grid, at, side="right") - 1, 0, len(grid) - 2)
+    return cell, np.clip((at - grid[cell]) / (grid[cell + 1] - grid[cell]), 0.0, 1.0)
 
 
 def _block_factor(chain: Chain, size: int, finer: float) -> tuple[Floats, Floats, float]:
@@ -254,8 +274,7 @@ def _block_factor(chain: Chain, size: int, finer: float) -> tuple[Floats, Floats
     low, high = atoms.points[held & (atoms.points > 0)][[0, -1]]
     values: Floats = np.append(0.0, low * np.exp(np.arange(0.0, math.log(high / low) + gap, gap)))
     points = np.minimum(atoms.points, values[-1])
-    cell = np.clip(np.searchsorted(values, points, side="right") - 1, 0, len(values) - 2)
-    share = np.clip((points - values[cell]) / (values[cell + 1] - values[cell]), 0.0, 1.0)
+    cell, share = _between_points(points, values)
     masses = np.zeros(len(values))
     masses += np.bincount(cell, atoms.masses * (1 - share), len(values))
     masses += np.bincount(cell + 1, atoms.masses * share, len(values))

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.accounting.amplification.bins_chain import Chain, block_starts
+from anyorder.accounting.amplification.bins_chain import Chain, block_sizes, block_starts, ring
 
 __all__ = ["dominating_chains"]
 
@@ -21,8 +21,8 @@ _BLOCKS = 48  # from which on bins may share a state with their neighbours
 _WITHIN = 0.15  # by how much the states of a block, were they apart, may fall off: v times their share of a length
 _LENGTHS = 12  # of correlation that are tried
 _SHARES = (0.0, 0.5, 1.0)  # of the way from the mean of a diagonal of k to its largest entry
-_PROJECTIONS = 15
-_HALVINGS = 5
+_PROJECTIONS = 15  # for the entries, each an eigendecomposition
+_HALVINGS = 5  # of what the diagonal is given before
 _SAFE = 1e-7  # of the largest entry, added to the diagonal for what a linear programme leaves open
 
 
@@ -54,7 +54,7 @@ def _of_blocks(k: Floats, blocks: int) -> list[Chain]:
     means = _block_means(k, blocks)
     middle, row = _mean_circulant(means), _circulant(means)
     tried, raised = [], None
-    for share in _SHARES if blocks == b else _SHARES[1:]:
+    for share in _SHARES if blocks == b else _SHARES[1:]:  # of blocks the mean itself was raised most
         lengths = np.geomspace(0.7, 2 * blocks, _LENGTHS)
         fits = [_programme(middle + share * (row - middle), math.exp(-1 / x)) for x in lengths]
         solved = [fit for fit in fits if fit is not None]
@@ -71,8 +71,7 @@ def _of_blocks(k: Floats, blocks: int) -> list[Chain]:
 
 def _block_means(k: Floats, blocks: int) -> Floats:
     """(blocks, blocks) means of k over neighbouring bins."""
-    starts = block_starts(len(k), blocks)
-    sizes = np.diff(np.append(starts, len(k)))
+    starts, sizes = block_starts(len(k), blocks), block_sizes(len(k), blocks)
     return np.asarray(np.add.reduceat(np.add.reduceat(k, starts, 0), starts, 1) / np.outer(sizes, sizes))
 
 
@@ -81,7 +80,7 @@ def _of_bins(chain: Chain, k: Floats) -> list[Chain]:
     b, each = len(k), len(k) / chain.b
     if each == 1:
         return [chain]
-    block = np.searchsorted(block_starts(b, chain.b), np.arange(b), side="right")
+    block = np.repeat(np.arange(chain.b), block_sizes(b, chain.b))
     near = (block[:, None] == block) & ~np.eye(b, dtype=bool)
     own = max(0.0, float(k.diagonal().mean() - k[near].mean()))
     within = max(0.0, chain.nu - own / each)
@@ -94,9 +93,9 @@ def _second_moment(chain: Chain) -> float:
 
 def _matrix(chain: Chain) -> Floats:
     """(b, b) K'."""
-    m, d = chain.blocks, np.arange(chain.blocks)
-    kernel = chain.constant + chain.within * (d == 0) + chain.v * (chain.r**d + chain.r ** (m - d)) / (1 + chain.r**m)
-    block = np.searchsorted(block_starts(chain.b, m), np.arange(chain.b), side="right")
+    kernel = chain.constant + chain.v * ring(chain.blocks, chain.r)
+    kernel[0] += chain.within
+    block = np.repeat(np.arange(chain.blocks), block_sizes(chain.b, chain.blocks))
     return np.asarray(kernel[np.abs(np.subtract.outer(block, block))] + chain.nu * np.eye(chain.b))
 
 
@@ -147,7 +146,7 @@ def _programme(row: Floats, r: float) -> tuple[float, Chain] | None:
     b = len(row)
     d = np.arange(b)
     near = np.minimum(d, b - d)
-    kernel = (r**d + r ** (b - d)) / (1 + r**b)
+    kernel = ring(b, r)
     half = b // 2 + 1
     parts = np.stack([np.ones(b), (d == 0) * 1.0, kernel], axis=1)
     waves = np.cos(2 * np.pi * np.outer(np.arange(half), d) / b)
