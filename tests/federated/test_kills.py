@@ -361,6 +361,7 @@ def test_what_is_kept(tmp_path):
         server.round({})
 
 
+@pytest.mark.filterwarnings("ignore::anyorder.errors.OptimizerWarning")  # refused for another reason
 def test_another_model_or_optimizer_is_refused(tmp_path):
     run(make(checkpoint=tmp_path / "run"), until=1).close()
     with pytest.raises(CheckpointError, match="kind of optimizer"):

@@ -75,6 +75,7 @@ def test_the_step_is_on_minus_the_mean():
         lambda p: torch.optim.Adam(p, lr=0.5),
     ],
 )
+@pytest.mark.filterwarnings("ignore::anyorder.errors.OptimizerWarning")  # that it is private, not how good it is
 def test_any_optimizer_is_post_processing(optimizer):
     """The same moves as the optimizer's on a plain model that is given minus the means."""
     server = make(optimizer=optimizer)

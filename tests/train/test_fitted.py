@@ -45,3 +45,15 @@ def test_independent_noise_goes_with_any():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         bind(lambda p: torch.optim.Adam(p, lr=0.1), mechanism="independent")
+
+
+def test_a_server_of_users_warns_too():
+    plan = ao.plan(dataset_size=8, batch_size=4, epochs=2, epsilon=4, delta=1e-3, mechanism="tree", unit="user")
+    model = nn.Linear(2, 1)
+    with pytest.warns(OptimizerWarning, match="Adam divides its steps") as told:
+        ao.federated.Server(plan, model, torch.optim.Adam(model.parameters(), lr=0.1))
+    assert [one.filename for one in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        linear = nn.Linear(2, 1)
+        ao.federated.Server(plan, linear, torch.optim.SGD(linear.parameters(), lr=1.0))
