@@ -5,7 +5,7 @@ import math
 import pytest
 
 import anyorder as ao
-from anyorder._words import counted, rounded_up
+from anyorder._words import counted, rounded_down, rounded_up
 from anyorder.participation import FixedOrder, SingleEpoch
 from anyorder.report import html_report
 
@@ -18,6 +18,24 @@ from anyorder.report import html_report
 def test_a_bound_is_never_shown_smaller_than_it_is(value, digits, text):
     assert rounded_up(value, digits) == text
     assert float(rounded_up(value, digits)) >= value * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(("value", "digits", "text"), [
+    (4.0, 4, "4"), (3.9996, 4, "3.999"), (3.3, 4, "3.3"), (0.0, 4, "0"), (12349.0, 4, "1.234e+04"), (2.009, 3, "2"),
+    (math.inf, 4, "inf"), (1e-9, 4, "1e-09"), (0.1 * 3, 4, "0.3"), (7.999999, 6, "7.99999"),
+])  # fmt: skip
+def test_what_is_seen_or_left_is_never_shown_larger_than_it_is(value, digits, text):
+    assert rounded_down(value, digits) == text
+    assert float(rounded_down(value, digits)) <= value * (1 + 1e-12)
+
+
+def test_what_a_budget_shows_as_left_fits(tmp_path):
+    budget = ao.Budget(tmp_path / "budget", epsilon=3, delta=1e-5)
+    budget.spend(ao.plan(participation=FixedOrder(10, 2, 5), batch_size=4, epsilon=1.9, delta=1e-5))
+    left = budget.remaining()
+    shown = str(left).split("; epsilon ")[1].split(" left")[0]
+    assert float(f"{left.epsilon:.4g}") > left.epsilon  # to the nearest it would be refused
+    budget.spend(ao.plan(participation=FixedOrder(10, 2, 5), batch_size=4, epsilon=float(shown), delta=1e-5))
 
 
 @pytest.mark.parametrize(("count", "what", "text"), [

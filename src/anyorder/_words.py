@@ -1,8 +1,9 @@
 """Numbers and counts as people read them: a promise is never shown smaller than it is, and one is not many."""
 
 import math
+from collections.abc import Callable
 
-__all__ = ["counted", "rounded_up"]
+__all__ = ["counted", "rounded_down", "rounded_up"]
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
@@ -10,10 +11,19 @@ def rounded_up(value: float, digits: int = 4) -> str:
 
     What is above a shown number by less than 1e-12 of it is taken for that number: 3.3 has no exact float.
     """
+    return _rounded(value, digits, math.ceil, -1e-9)
+
+
+def rounded_down(value: float, digits: int = 4) -> str:
+    """So many digits, rounded down, for lower bounds and what is left: 3.9996 reads 3.999; else as `rounded_up`."""
+    return _rounded(value, digits, math.floor, 1e-9)
+
+
+def _rounded(value: float, digits: int, whole: Callable[[float], int], slack: float) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{math.ceil(value * scale - 1e-9) / scale:.{digits}g}"
+    return f"{whole(value * scale + slack) / scale:.{digits}g}"
 
 
 def counted(count: int, what: str) -> str:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from anyorder import _check
 from anyorder._closed import final, frozen
-from anyorder._words import counted, rounded_up
+from anyorder._words import counted, rounded_down, rounded_up
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Sampled
 from anyorder.audit.bounds import Method, epsilon_lower_bound, mu_estimate, p_value
 from anyorder.errors import ArgumentError
@@ -216,7 +216,7 @@ class Audited:
         p = self.p_value()
         return (
             f"{claimed}\n"
-            f"seen: epsilon at least {self.lower_bound():.4g} ({self.lower_bound_method}, 95 %), by "
+            f"seen: epsilon at least {rounded_down(self.lower_bound())} ({self.lower_bound_method}, 95 %), by "
             f"{counted(len(self.scores), 'canary')}\n"
             f"verdict: {'REFUTED' if p < REFUTED else 'not refuted'} at {REFUTED:g}, p-value {p:.2g} "
             f"({', '.join(self.methods)})"

@@ -9,7 +9,7 @@ from math import inf, nextafter
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder._words import rounded_up
+from anyorder._words import rounded_down, rounded_up
 from anyorder.accounting.curves import Gaussian, compose
 from anyorder.accounting.gaussian import gdp_epsilon, gdp_mu, rdp_epsilon
 from anyorder.budget import laws
@@ -137,7 +137,7 @@ class Remaining:
         return gdp_epsilon(self.mu, self.delta) * (1 - 1e-9)
 
     def __str__(self) -> str:
-        left = f"epsilon {self.epsilon:.4g} left for one Gaussian plan"
+        left = f"epsilon {rounded_down(self.epsilon)} left for one Gaussian plan"
         return f"epsilon {rounded_up(self.spent)} of {self.limit:.4g} spent at delta = {self.delta:g}; {left}"
 
 

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anyorder._words import counted, rounded_up
+from anyorder._words import counted, rounded_down, rounded_up
 from anyorder.cli.options import Json
 from anyorder.cli.output import attacking, print_json
 from anyorder.errors import ArgumentError
@@ -118,7 +118,7 @@ def _rows(done: Shared) -> list[tuple[str, str]]:
     ]
     if done.perplexity is not None:
         rows.append(("perplexity", f"{done.perplexity:.1f} on text that was held out"))
-    bounds = ", ".join(f"{done.lower_bound(method):.4g} by {method}" for method in done.methods)
+    bounds = ", ".join(f"{rounded_down(done.lower_bound(method))} by {method}" for method in done.methods)
     bound = f"{bounds} (95 %, for a canary, delta = {done.delta:g})"
     if done.plan is None or claim is None or p is None:
         return [*rows, ("epsilon at least", bound), ("claimed", "nothing")]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder._words import counted, rounded_up
+from anyorder._words import counted, rounded_down, rounded_up
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Sampled
 from anyorder.audit import Audited
 from anyorder.audit.bounds import Method
@@ -192,7 +192,7 @@ def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
     rows.append(("each bound holds", f"in {percent} of all runs, where what it rests on does"))
     label = "epsilon at least"
     for method, bound in summary.bounds.items():
-        rows.append((label, f"{bound:.4g}  {method}: {METHODS[method]}"))
+        rows.append((label, f"{rounded_down(bound)}  {method}: {METHODS[method]}"))
         label = ""
     for method, reason in summary.unfit.items():
         rows.append((label, f"none  {method}: {reason}"))
@@ -213,7 +213,7 @@ def _known_rows(known: AuditSummary, percent: str) -> list[tuple[str, str]]:
     if known.mu_seen is not None and audited.mus is not None:
         seen = f"{known.mu_seen[0]:.4g} to {known.mu_seen[1]:.4g} ({percent})"
         rows.append(("", f"mu seen {seen}, of their steps {_span(audited.mus)}"))
-    told = ", ".join(f"{bound:.4g} {method}" for method, bound in known.bounds.items())
+    told = ", ".join(f"{rounded_down(bound)} {method}" for method, bound in known.bounds.items())
     return [*rows, ("", f"epsilon at least {told}")]
 
 

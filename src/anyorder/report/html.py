@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import assert_never
 
-from anyorder._words import counted, rounded_up
+from anyorder._words import counted, rounded_down, rounded_up
 from anyorder.budget.found import SearchCertificate
 from anyorder.certificate import Certificate, Verification
 from anyorder.plan import CANDIDATE, Plan
@@ -221,7 +221,7 @@ def _audit(found: Attacked | None, claimed: float) -> Html:
         ("p-value of the claim", [f"{found.p_value:.2g}"]),
     ]
     if found.at_least is not None:
-        rows.append(("Seen", [f"epsilon of at least {found.at_least:.3g}, at the audit's own delta"]))
+        rows.append(("Seen", [f"epsilon of at least {rounded_down(found.at_least, 3)}, at the audit's own delta"]))
     note = "By the audit's own file, which nobody signed; it may be of another run of the same plan."
     return join(_list(rows), tag("p", note, class_="small soft"))
 
