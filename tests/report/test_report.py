@@ -1,20 +1,25 @@
 """Cards say what a plan promises; plots are pictures of the numbers."""
 
 import io
+import re
+from html import unescape
 
 import numpy as np
 import pytest
 
 import anyorder as ao
+from anyorder._words import rounded_up
+from anyorder.accounting import Gaussian
+from anyorder.accounting.selection import Counts
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.report import (
-    card,
-    comparison_table,
-    facts_panel,
-    plot_accuracy,
-    plot_noise,
-)  # fmt: skip
+from anyorder.report import card, comparison_table, facts_panel, plot_accuracy, plot_noise, plot_report_goals, plots
+from anyorder.report.beside import noise_beside
+from anyorder.report.charts import accuracy_figure, curve_figure, noise_figure, order_figure
+from anyorder.report.figures import Axis, Line, lanes, line_chart
 from anyorder.strategy import Independent, SquareRoot, Tree
+from report.pages import claims
+
+CLAIMS = claims()
 
 console = pytest.importorskip("rich.console")
 
@@ -100,3 +105,135 @@ def test_plots_are_pictures(tmp_path):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ArgumentError, match="cannot write the plot"):
         plot_accuracy([0.5], tmp_path / "absent" / "one.png", "title")
+
+
+# -- pictures of a page -----------------------------------------------------------------------------------------------
+
+
+def paths(drawn):
+    """Colour -> (m, 2) places of a chart's line, in pixels."""
+    found = re.findall(r'<path d="M([^"]*)" class="line c(\d)"', drawn.split("</svg>", 1)[0])
+    return {int(colour): np.array([point.split() for point in points.split("L")], float) for points, colour in found}
+
+
+def described(drawn):
+    return unescape(re.search(r'aria-label="([^"]*)"', drawn).group(1))
+
+
+@pytest.mark.parametrize("name", ["shuffled", "bins", "poisson", "replace"])
+def test_every_mechanism_has_its_own_line_and_its_key_beside_its_name(name):
+    plan = CLAIMS[name].plan
+    profiles, drawn = noise_beside(plan), noise_figure(plan)
+    most = max(float(profile.std.max()) for profile in profiles)
+    lines = paths(drawn)
+    assert list(lines) == list(range(len(profiles)))
+    for profile, line in zip(profiles, lines.values(), strict=True):
+        np.testing.assert_allclose(line[:, 1], 250 - 238 * profile.std / (1.05 * most), atol=0.051)
+    rows = re.findall(r'class="line c(\d)"></path></svg></td><td>([^<]*)</td><td class="num">([^<]*)<', drawn)
+    assert rows == [(str(i), p.name, f"{np.sqrt(np.mean(p.std**2)):.4g}") for i, p in enumerate(profiles)]
+    sampled = any(profile.name.startswith("DP-SGD") for profile in profiles)
+    assert sampled == (name in ("shuffled", "bins"))  # not beside itself, and not where units are replaced
+    assert ("DP-SGD's line holds for secret sampling alone" in unescape(drawn)) == sampled
+
+
+def test_a_plan_that_selects_rows_is_beside_no_mechanism_that_does_not():
+    assert [profile.name for profile in noise_beside(small(selection=Counts(5.0)))] == ["this run"]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_picture_of_bare_sums_says_that_the_run_is_fitted_to_another_sum(momentum):
+    assert ("fitted to its own optimizer" in noise_figure(small(momentum=momentum))) == (momentum > 0)
+
+
+@pytest.mark.parametrize("name", ["fixed", "poisson", "bins", "replace"])
+def test_the_curve_is_that_of_the_claim_and_the_point_is_the_claim(name):
+    plan = CLAIMS[name].plan
+    drawn = curve_figure(plan)
+    known = name == "bins"  # whose claim is at one delta: the line is of independent noise in two known steps
+    line = Gaussian(2**0.5 / 1.5, neighbours="zero-out", unit="example") if known else plan.curve
+    for power in (-10, -7, -4, -1):
+        epsilon = line.epsilon(10.0**power)
+        (told,) = re.findall(rf"([\d.]+) at 1e{power:03d}", described(drawn))
+        assert epsilon * (1 - 1e-9) <= float(told) <= 1.011 * epsilon + 1e-9
+    assert ("The line is what is left if the batches became known; the point is the promise" in drawn) == known
+    assert f"what the certificate states: epsilon {rounded_up(plan.epsilon)} at delta 1e-0" in drawn
+    top = 1.08 * max(line.epsilon(1e-10), plan.epsilon)
+    (across, down) = re.search(r'<circle cx="([\d.]+)" cy="([\d.]+)"', drawn).groups()
+    assert float(across) == pytest.approx(52 + 414 * (np.log10(plan.delta) + 10) / 9, abs=0.06)
+    assert float(down) == pytest.approx(250 - 238 * plan.epsilon / top, abs=0.06)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "users", "poisson", "bins", "one step"])
+def test_made_up_units_are_told_from_real_ones(name):
+    plan = CLAIMS[name].plan
+    drawn = order_figure(plan)
+    assert f"Three {plan.unit}s that are made up, in steps that the order allows" in drawn
+    assert ("is drawn by secret coins, and stands nowhere" in drawn) == plan.participation.secret
+    assert ("Bands: any step there" in drawn) == ('class="band"' in drawn) == (name in ("poisson", "one step"))
+
+
+def test_marks_lie_at_their_steps_and_long_lines_reach_their_end():
+    drawn = lanes([("unit A", [0, 4])], 5, [], "two steps of five")
+    assert re.findall(r'<rect x="([\d.]+)"', drawn) == ["50.5", "464.5"]
+    (line,) = paths(line_chart([Line(range(1, 1001), np.arange(1000.0))], Axis("x", 1, 1000), Axis("y", 0, 999), "")
+                    ).values()  # fmt: skip
+    assert line[0].tolist() == [52, 250]
+    assert line[-1].tolist() == [466, 12]
+
+
+def test_the_accuracy_that_is_told_is_the_last_and_not_the_best():
+    drawn = accuracy_figure([(1, 0.5), (2, 0.9), (3, 0.7)], "epoch")
+    assert "70.00 % of the test examples are right at the end" in drawn
+    assert described(drawn) == "Test accuracy by epoch: from 50.0 to 70.0 percent; 1 times it fell"
+
+
+# -- plots ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What would be written: (label, x, y) of every line, and the axes."""
+    found = []
+
+    def keep(figure, path):
+        (axes,) = figure.axes
+        found.append(([(line.get_label(), line.get_xdata(), line.get_ydata()) for line in axes.lines], axes))
+
+    monkeypatch.setattr(plots, "save_figure", keep)
+    return found
+
+
+def test_a_plot_of_noise_has_the_noise_of_each_plan_by_its_name(shown):
+    plans = {"tree": small(), "independent": small(mechanism="independent", momentum=0.9)}
+    plot_noise(plans, "noise.png", "noise")
+    ((lines, axes),) = shown
+    assert [name for name, _, _ in lines] == list(plans)
+    for (_, steps, noise), plan in zip(lines, plans.values(), strict=True):
+        np.testing.assert_array_equal(steps, np.arange(1, 31))
+        np.testing.assert_allclose(noise, plan.noise_profile())
+    assert axes.get_ylabel().startswith("noise in the iterate")
+
+
+def test_where_one_plan_is_too_long_all_are_drawn_by_their_sums(shown):
+    n = 20_000
+    long = small(dataset_size=10 * n, epochs=1, mechanism=SquareRoot(n), learning_rates=np.linspace(1, 0.5, n))
+    plans = {"long": long, "short": small(momentum=0.9)}
+    plot_noise(plans, "noise.png", "noise")
+    ((lines, axes),) = shown
+    for (_, _, noise), plan in zip(lines, plans.values(), strict=True):
+        np.testing.assert_allclose(noise, plan.noise_profile(sums=True))
+    assert axes.get_ylabel().startswith("noise in the sum of gradients")
+
+
+def test_a_plot_of_accuracy_has_percents_at_their_rounds(shown):
+    plot_accuracy([0.25, 0.75, 0.5], "a.png", "accuracy", at=[2, 4, 9], label="round")
+    (([(_, rounds, percent)], axes),) = shown
+    assert (list(rounds), list(percent), axes.get_xlabel()) == ([2, 4, 9], [25, 75, 50], "round")
+    assert [text.get_text() for text in axes.texts] == ["50.0 %"]
+
+
+def test_a_plot_of_report_goals_has_every_finite_epsilon(shown):
+    plot_report_goals({"a": [(10, 8.0), (100, 0.5), (1000, 0.0)], "b": [(10, float("inf"))]}, "g.png", "goals")
+    (([(_, goals, epsilons), (_, none, _)], axes),) = shown
+    assert (list(goals), list(epsilons), list(none)) == ([10, 100], [8.0, 0.5], [])
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
