@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from anyorder import _check
 from anyorder.run import Settings, datasets, train
 from anyorder.run.datasets import Data
 
 SIDE = 32
 _AT_A_TIME = 1000
+_SCORED = 10_000
 
 
 def main() -> None:
@@ -49,7 +51,8 @@ def main() -> None:
 def load(images: TensorDataset, size: int) -> Data:
     """The first of the images to train on, the last 10 000 to score on, each pasted once."""
     x, y = images.tensors
-    index = torch.cat([torch.arange(size), torch.arange(len(x) - 10_000, len(x))])
+    _check.integer("size", size, low=1, high=len(x) - _SCORED)  # none is scored on that was trained on
+    index = torch.cat([torch.arange(size), torch.arange(len(x) - _SCORED, len(x))])
     generator = torch.Generator().manual_seed(5)
     pasted = torch.cat([made(x[part, 0], generator) for part in torch.split(index, _AT_A_TIME)])
     train_part, held_out = (TensorDataset(pasted[at], y[index[at]]) for at in (slice(size), slice(size, None)))

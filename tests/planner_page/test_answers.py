@@ -1,7 +1,6 @@
 """The numbers of the page are those of `ao.plan` and of `anyorder plan --compare`, to nine digits."""
 
 import json
-import math
 from itertools import product
 
 import pytest
@@ -14,6 +13,7 @@ from anyorder.planner_page import Settings, Sweep, answer, cells, sampled
 from anyorder.planner_page.questions import pieces
 from anyorder.planner_page.settings import MAX_STEPS
 from anyorder.run.planning import compare
+from planner_page.guesses import PATCHED, guessed
 
 NEAR = 1e-9
 SIZES = {"dataset_size": 240, "batch_size": 20, "epochs": 2, "epsilon": 2.0, "delta": 1e-5, "order": "fixed"}
@@ -86,12 +86,8 @@ def test_every_row_is_a_plan_of_its_name_and_a_row_of_the_comparison(others):
 @pytest.fixture
 def quick(monkeypatch):
     """The central limit in place of a calibration that takes seconds: both sides of an equality have it."""
-
-    def guessed(epsilon: float, delta: float, q: float, steps: int) -> float:
-        return 1 / math.sqrt(math.log1p((ao.accounting.gdp_mu(epsilon, delta) / q) ** 2 / steps))
-
-    monkeypatch.setattr("anyorder.optimize.cycle.rough_poisson", guessed)
-    monkeypatch.setattr("anyorder.accounting.calibrate_poisson", guessed)
+    for name in PATCHED:
+        monkeypatch.setattr(name, guessed)
 
 
 @pytest.mark.usefixtures("quick")
@@ -169,6 +165,54 @@ def test_epsilon_at_a_noise_to_batch_is_that_of_its_noise_multiplier(order):
         assert cell["epsilon"] == pytest.approx(plan.epsilon, rel=NEAR)
         assert cell["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
         assert cell["ratio"] == pytest.approx(0.05, rel=NEAR)
+
+
+@pytest.mark.parametrize("mechanism", ["auto", "independent", "tree", "blt"])
+@pytest.mark.parametrize("measure", ["noise", "epsilon"])
+def test_a_sweep_keeps_every_input_of_its_base(mechanism, measure):
+    memory = 4 if mechanism == "tree" else 2
+    others = {"delta": 1e-7, "momentum": 0.9, "memory": memory, "epsilon": 3.5}
+    given = {"mechanism": mechanism, "measure": measure, "ratio": 0.02}
+    for batch, epochs in ((20, 2), (60, 1)):
+        (cell,) = cells(Sweep(base=asked(**others), batch_sizes=(batch,), epoch_counts=(epochs,), **given))
+        settings = asked(batch_size=batch, epochs=epochs, **others)
+        budget = {"epsilon": 3.5} if measure == "noise" else {"noise_multiplier": cell["noise_multiplier"]}
+        plan = ao.plan(mechanism=mechanism, **budget, **settings.arguments())
+        white = ao.plan(noise_multiplier=1.0, mechanism="independent", **settings.arguments())
+        assert cell["epsilon"] == pytest.approx(plan.epsilon, rel=1e-6)
+        assert cell["noise_multiplier"] == pytest.approx(plan.noise_multiplier, rel=NEAR)
+        assert cell["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
+        assert cell["ratio"] == pytest.approx(plan.noise_error() / white.noise_error() / batch, rel=NEAR)
+        assert measure == "noise" or cell["ratio"] == pytest.approx(0.02, rel=NEAR)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_sweep_of_secret_sampling_is_a_plan_in_each_cell():
+    others = {"delta": 1e-7, "momentum": 0.9, "epsilon": 3.5}
+    base = asked(order="poisson", **others)
+    for cell in cells(Sweep(base=base, batch_sizes=(20,), epoch_counts=(1, 2), mechanism="independent")):
+        settings = asked(order="poisson", batch_size=cell["batch_size"], epochs=cell["epochs"], **others)
+        plan = ao.plan(epsilon=settings.epsilon, **settings.arguments())
+        assert cell["epsilon"] == pytest.approx(plan.epsilon, rel=NEAR)
+        assert cell["noise_multiplier"] == pytest.approx(plan.noise_multiplier, rel=NEAR)
+        assert cell["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
+        assert cell["ratio"] == pytest.approx(plan.noise_multiplier / cell["batch_size"], rel=NEAR)
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_poisson_accountant_would_print_is_at_the_delta_and_momentum_that_were_asked_for():
+    settings = asked(delta=1e-7, momentum=0.9)
+    claim, row = sampled(settings, [1.5])
+    assert claim["epsilon"] == pytest.approx(poisson_epsilon(1.5, 20 / 240, 24, 1e-7), rel=NEAR)
+    plan = ao.plan(epsilon=2.0, **{**settings.arguments(), "order": "poisson"})
+    assert row["row"]["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
+    assert row["row"]["epsilon"] == row["row"]["sampled_epsilon"] == pytest.approx(plan.epsilon, rel=NEAR)
+    assert row["row"]["known_epsilon"] == pytest.approx(plan.known_epsilon, rel=NEAR)
+
+
+def test_steps_are_those_of_a_last_batch_that_is_not_full():
+    settings = asked(batch_size=50, epochs=3)
+    assert settings.steps == 15 == told(settings)[0]["steps"]
 
 
 def test_correlated_noise_of_one_ratio_has_the_error_of_independent_noise():

@@ -213,3 +213,38 @@ def test_who_is_no_expert_is_told_what_the_page_is_for(page, address):
     told = page.inner_text("#about")
     assert "nobody can find out much about one person's data" in told
     assert "No data are needed" in told
+
+
+def test_no_epsilon_is_shown_smaller_than_it_is(page, address):
+    def answer(route):
+        reply = route.fetch()
+        found = json.loads(reply.text().splitlines()[0])
+        found.update(epsilon=2.00001, secret=True)
+        for row in found.get("rows", []):  # none where sizes do not fit yet
+            row.update(epsilon=2.00001, known_epsilon=23.45402, sampled_epsilon=0.123451)
+        route.fulfill(response=reply, body=json.dumps(found) + '\n{"kind": "end"}\n')
+
+    def sheet(route):
+        cell = {"kind": "cell", "steps": 3, "name": "independent", "error": 1.0, "ratio": 0.1, "noise_multiplier": 1.0}
+        places = [(batch, epochs) for batch in (16, 32) for epochs in (1, 2)]
+        cells = [{**cell, "batch_size": batch, "epochs": epochs, "epsilon": 8.04401} for batch, epochs in places]
+        lines = [json.dumps(piece) for piece in [*cells, {"kind": "end"}]]
+        route.fulfill(content_type="application/x-ndjson", body="\n".join(lines) + "\n")
+
+    page.route("**/ask/plan", answer)
+    page.route("**/ask/sweep", sheet)
+    page.goto(address)
+    set_box(page, "dataset_size", 400)
+    set_box(page, "batch_size", 20)
+    answered(page)
+    shown = page.locator("#mechanisms tr.best td[data-column$=epsilon]").all_inner_texts()
+    assert shown == ["2.0001", "0.12346", "23.455"]
+    assert "2.001" in page.inner_text("#summary")
+    assert "23.46" in page.inner_text("#summary")
+    page.click("#tab-sweep")
+    answered(page)
+    page.select_option("#in-measure", "epsilon")
+    answered(page)
+    assert page.locator("#heat .cell[data-value] text").all_text_contents() == ["8.05"] * 4
+    page.locator("#heat .cell[data-value]").first.focus()
+    assert "epsilon 8.045," in page.inner_text("#readout")

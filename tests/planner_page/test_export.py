@@ -11,10 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 import anyorder as ao
+from anyorder.accounting import poisson_epsilon
 from anyorder.cli import app
 from anyorder.errors import ArgumentError
 from anyorder.planner_page import Grid, export
-from anyorder.planner_page.exporting import _number, answers_of
+from anyorder.planner_page.exporting import _choices, _key, _number, _start, _work, answers_of
+from planner_page.guesses import PATCHED, guessed
 
 ROOT = Path(__file__).parents[2]
 SMALL = Grid(
@@ -42,6 +44,62 @@ def test_every_number_of_the_grid_is_a_plans(data):
             assert noise * budget["sigma"] == pytest.approx(plan.noise_multiplier, rel=1e-9)
             assert (vectors, budget["epsilon"]) == (plan.strategy.state_rows, pytest.approx(plan.epsilon, rel=1e-9))
     assert len(data["known"]) == 2 * 2 * 2
+
+
+WIDE = Grid(
+    dataset_size=240, batch_sizes=(20,), epoch_counts=(2,), epsilons=(2.0, 4.0), deltas=(1e-5, 1e-7),
+    orders=("fixed", "poisson"), memories=(1,), ratios=(0.02, 0.05), momentum=0.9,
+)  # fmt: skip
+
+
+def test_momentum_delta_and_secret_sampling_of_the_grid_are_in_every_answer(monkeypatch):
+    for name in PATCHED:
+        monkeypatch.setattr(name, guessed)
+    work = {(part, "|".join(map(_key, name))): compute for part, name, compute in _work(WIDE)}
+
+    def held(part, *name):
+        return json.loads(json.dumps(work[part, "|".join(name)]()))
+
+    epsilon, delta = 4.0, 1e-7
+    asked = {"dataset_size": 240, "batch_size": 20, "epochs": 2, "delta": delta, "momentum": 0.9}
+    plan = ao.plan(epsilon=epsilon, order="fixed", memory=1, **asked)
+    fit, budget = held("known", "fixed|20|2|1"), held("sigmas", "4|1e-7")
+    assert fit["rows"][0][1] * budget["sigma"] == pytest.approx(plan.noise_error(), rel=1e-9)
+    assert budget["epsilon"] == pytest.approx(plan.epsilon, rel=1e-9)
+    assert min(row[1] for row in fit["rows"]) >= fit["bound"]
+
+    printed = held("claims", "fixed|20|2|1|4|1e-7")
+    plain = [row[0] for row in fit["rows"]].index("independent")
+    assert printed.keys() == {"0", str(plain)}
+    for row, claim in printed.items():
+        noise = fit["rows"][int(row)][6] * budget["sigma"]
+        assert claim == pytest.approx(poisson_epsilon(noise, 20 / 240, 24, delta), rel=1e-9)
+
+    coins = ao.plan(epsilon=epsilon, order="poisson", **asked)
+    found = held("sampled", "20|2|4|1e-7")
+    (own,) = found["plan"]["rows"]
+    assert own["best"]
+    assert found["plan"]["secret"]
+    assert (found["row"]["best"], found["row"]["reference"]) == (False, True)
+    for row in (own, found["row"]):
+        assert row["error"] == pytest.approx(coins.noise_error(), rel=1e-9)
+        assert row["epsilon"] == pytest.approx(coins.epsilon, rel=1e-9)
+        assert row["known_epsilon"] == pytest.approx(coins.known_epsilon, rel=1e-9)
+
+    white = ao.plan(epsilon=epsilon, order="fixed", memory=1, mechanism="independent", **asked)
+    cell = held("sweeps", "independent|noise|fixed|1|1e-7|4")["20|2"]
+    assert cell["error"] == pytest.approx(white.noise_error(), rel=1e-9)
+    for ratio in (0.02, 0.05):
+        cell = held("sweeps", f"independent|epsilon|fixed|1|1e-7|{ratio}")["20|2"]
+        plan = ao.plan(noise_multiplier=20 * ratio, order="fixed", mechanism="independent", **asked)
+        assert cell["epsilon"] == pytest.approx(plan.epsilon, rel=1e-9)
+        cell = held("sweeps", f"auto|epsilon|poisson||1e-7|{ratio}")["20|2"]
+        assert cell["epsilon"] == pytest.approx(poisson_epsilon(20 * ratio, 20 / 240, 24, delta), rel=1e-9)
+
+
+def test_a_page_starts_at_settings_that_it_holds():
+    start, choices = _start(WIDE), _choices(WIDE)
+    assert all(start[name] in choices[name] for name in choices)
 
 
 def test_a_sheet_is_a_sweep(data):

@@ -2,13 +2,16 @@
 
 import asyncio
 import http.client
+import io
 import json
 import re
 import socket
+from queue import Queue
 from urllib.parse import urlsplit
 
 import pytest
 
+from anyorder.planner_page import child
 from anyorder.planner_page.page import document, policy
 from anyorder.planner_page.server import MAX_BODY, refusal
 from anyorder.planner_page.worker import Worker
@@ -78,6 +81,27 @@ def test_the_page_is_served_and_may_do_no_more_than_it_needs(address):
     assert "unsafe" not in rules
     assert not [name for name in headers if name.startswith("access-control")]
     assert not re.findall(r"(?:src|href)=\"(?!data:)", text)
+
+
+def test_no_other_machine_can_ask(address):
+    """Every address of 127.0.0.0/8 is this machine's: one that listens to all of its addresses would answer here."""
+    place = urlsplit(address)
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", place.port), timeout=5).close()
+
+
+def test_no_other_site_may_frame_the_page_or_read_it_and_nothing_keeps_it(address):
+    for status, headers, _ in (request(address, "GET", "/"), request(address, "GET", "/", host="evil.example"),
+                               ask(address, "plan", {}), ask(address, "plan", b"{")):  # fmt: skip
+        assert status in (200, 400, 421)
+        rules = headers["content-security-policy"].split("; ")
+        assert {"frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'", "connect-src 'self'"} <= set(rules)
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["cache-control"] == "no-store"  # an answer of another version would be shown
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cross-origin-resource-policy"] == headers["cross-origin-opener-policy"] == "same-origin"
+        assert not [name for name in headers if name.startswith("access-control")]
 
 
 def test_other_hosts_origins_methods_and_bodies_are_refused(address):
@@ -200,3 +224,48 @@ def test_the_process_takes_no_module_from_where_it_is_started(tmp_path, monkeypa
 
     (piece,) = asyncio.run(pieces())
     assert "a question must be an object" in str(piece["message"])
+
+
+def test_a_process_whose_page_is_gone_ends_in_the_middle_of_an_answer(monkeypatch):
+    ended, lines = [], Queue()
+    monkeypatch.setattr(child.sys, "stdin", io.StringIO("first\nstop\n"))
+    monkeypatch.setattr(child.os, "_exit", ended.append)
+    child._read(lines)
+    assert [lines.get(timeout=1) for _ in range(3)] == ["first", "stop", None]
+    assert ended == [0]
+
+
+def test_nothing_of_an_older_answer_is_in_the_next_one():
+    """The older has many pieces, which are quick: its process is kept, and what it had written already is not shown."""
+    sizes = {"batch_sizes": list(range(20, 32)), "epoch_counts": list(range(1, 13)), "mechanism": "independent"}
+
+    async def both():
+        worker = Worker(120.0)
+        await collect(worker, {"kind": "plan", "asked": 3})  # starts the process
+        first = worker._process
+        older = worker.ask({"kind": "sweep", "asked": {"base": SIZES, **sizes}})
+        seen = [await anext(older)]
+        newer = await collect(worker, SHORT)
+        seen += [piece async for piece in older]
+        kept = worker._process is first
+        await worker.close()
+        return seen, newer, kept
+
+    older, newer, kept = asyncio.run(both())
+    assert older[-1] == {"kind": "superseded"}
+    assert len(older) < 144
+    assert [piece["kind"] for piece in newer] == ["plan", "end"]
+    assert kept
+
+
+def test_a_fault_of_ours_is_named_by_its_kind_alone(monkeypatch):
+    def broken(kind, asked):
+        yield {"kind": "progress", "text": "so far"}
+        raise KeyError("/home/me/secret")
+
+    monkeypatch.setattr(child, "pieces", broken)
+    first, last = child._guarded("plan", SIZES)
+    assert first["kind"] == "progress"
+    assert (last["kind"], last["field"]) == ("error", None)
+    assert "failed (KeyError)" in last["message"]
+    assert "secret" not in last["message"]

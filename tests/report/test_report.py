@@ -184,7 +184,7 @@ def test_marks_lie_at_their_steps_and_long_lines_reach_their_end():
 def test_the_accuracy_that_is_told_is_the_last_and_not_the_best():
     drawn = accuracy_figure([(1, 0.5), (2, 0.9), (3, 0.7)], "epoch")
     assert "70.00 % of the test examples are right at the end" in drawn
-    assert described(drawn) == "Test accuracy by epoch: from 50.0 to 70.0 percent; 1 times it fell"
+    assert described(drawn) == "Test accuracy by epoch: from 50.0 to 70.0 percent; it fell once"
 
 
 # -- plots ------------------------------------------------------------------------------------------------------------

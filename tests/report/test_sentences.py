@@ -14,7 +14,8 @@ from anyorder.budget.laws import Fixed
 from anyorder.certificate import Certificate, Verification
 from anyorder.participation import KnownOrder, PoissonSampling
 from anyorder.plan import Plan
-from anyorder.report import Attacked, Shown, html_report, search_verdict, verdict
+from anyorder.receipt import Receipt
+from anyorder.report import Attacked, Shown, html_report, receipt_facts, search_verdict, verdict
 from anyorder.report.charts import _examples
 from anyorder.report.html import _percent
 from anyorder.report.words import best_guess, whom
@@ -179,3 +180,14 @@ def test_a_secret_that_is_worth_little_is_told_as_one():
     assert plan.epsilon < plan.known_epsilon < 1.05 * plan.epsilon
     (order,) = [told for question, told in whom(plan) if question == "Who knows the order"]
     assert order[0].startswith("Nobody but the sampler")
+
+
+@pytest.mark.parametrize("name", ["fixed", "poisson"])
+def test_a_receipt_says_against_whom_its_mu_holds(name):
+    plan = CLAIMS[name].plan
+    own = Receipt("ann", tuple(range(50)), 1.23456789, 0, bytes(32), bytes(32))
+    told = dict(receipt_facts(own, plan))
+    assert told["steps"].startswith("50: 0, 1, 2, ")
+    assert told["steps"].endswith(" 39, ..")
+    secret = "1.2346 against those who know these steps; the plan's claim is against all others"
+    assert told["its own mu"] == (secret if name == "poisson" else f"1.2346 (the plan's: {plan.mu:.5g})")

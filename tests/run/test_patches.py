@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from benchmarks import stand_ins
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from anyorder.certificate import verify
 from anyorder.errors import ArgumentError, ModelError
@@ -127,6 +128,45 @@ def test_features_of_a_data_set():
             patched(Data("own", part, part, shape, 2))
 
 
+def test_patterns_and_filters_are_the_same_in_every_process_and_version():
+    """A model that was trained is of these features: golden numbers."""
+    at = torch.arange(12.0)
+    x = (
+        torch.stack([(3 * at[:, None] + 5 * at) % 7, (2 * at[:, None] + at * at) % 5, (at[:, None] * at) % 11])[None]
+        / 11
+    )
+    assert look(x, patterns=3, grid=1).flatten().tolist() == pytest.approx([0.0822837, 0.0810330, 0.1118701], rel=1e-4)
+    assert look(x[:, :1], patterns=3, grid=1).flatten().tolist() == pytest.approx([0.0919119, 0.0, 0.0988933], rel=1e-4)
+
+
+class Rows(Dataset):
+    """Images that are read one by one."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, i):
+        return self.x[i], int(self.y[i])
+
+
+@pytest.mark.parametrize("of", [patched, scattered])
+def test_each_part_has_the_features_of_its_own_images_in_their_order(of, monkeypatch):
+    monkeypatch.setattr(features, "_AT_A_TIME", 3)  # 7 and 4 are no multiples of it
+    rng = torch.Generator().manual_seed(6)
+    x, y = torch.rand(11, 3, 12, 12, generator=rng), torch.tensor([2, 0, 1, 1, 0, 2, 0, 1, 2, 2, 0])
+    found = of(Data("own", Rows(x[:7], y[:7]), TensorDataset(x[7:], y[7:]), (3, 12, 12), 3))
+    for part, rows in ((found.train, range(7)), (found.test, range(7, 11))):
+        assert len(part) == len(rows)
+        assert part.y.tolist() == y[rows].tolist()
+        for place, i in enumerate(rows):
+            alone = TensorDataset(x[i : i + 1], y[i : i + 1])
+            own = of(Data("own", alone, alone, (3, 12, 12), 3)).train.x[0]
+            torch.testing.assert_close(part.x[place], own, rtol=2e-3, atol=1e-4)
+
+
 # -- the model -------------------------------------------------------------------------------------------------------
 
 
@@ -143,6 +183,21 @@ def test_what_is_averaged_has_norm_one_and_so_has_what_is_classified():
         (found,) = torch.autograd.grad(model(x[i : i + 1])[0, 0], model.classify.weight)
         assert float(found[0].norm()) == pytest.approx(1, abs=1e-5)
         assert float(found[0, : 81 * 4].norm()) == pytest.approx(0.5**0.5, abs=1e-5)  # each kind counts for half
+
+
+@pytest.mark.parametrize("stage", features.STAGES)
+def test_what_an_image_gives_does_not_depend_on_the_others_of_its_batch(stage, monkeypatch):
+    monkeypatch.setattr(features, "_AT_A_TIME", 3)
+    rng = torch.Generator().manual_seed(8)
+    model = Whitened((1, 81, 2, 2, 40), 3)
+    for name, value in model.state_dict().items():
+        value.copy_(0.02 * torch.randn(value.shape, generator=rng) + (torch.eye(81) if name == "mixing" else 0))
+    x = torch.rand(7, 1, 81 * 4 + 40, generator=rng)
+    model.stage = stage
+    torch.testing.assert_close(model(x), torch.cat([model(one[None]) for one in x]))
+    prepared = model.prepared(features.Features(x, torch.arange(7)))
+    assert prepared.y.tolist() == list(range(7))
+    torch.testing.assert_close(model(prepared.x), model.eval()(x), rtol=2e-3, atol=1e-3)
 
 
 def test_the_mean_is_that_of_both_kinds(textures, tmp_path):
@@ -193,3 +248,32 @@ def test_the_defaults_of_photographs():
 def test_settings_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ArgumentError, match=message):
         small(**changes)
+
+
+# -- stand-ins for photographs, that settings are chosen on -----------------------------------------------------------
+
+
+def test_a_stand_in_is_of_one_article_and_of_chance():
+    articles = torch.rand(4, 28, 28, generator=torch.Generator().manual_seed(9))
+    others = articles.clone()
+    others[1:] = 1 - others[1:] / 3
+    first, second = (stand_ins.made(x, torch.Generator().manual_seed(5)) for x in (articles, others))
+    assert first.shape == (4, 3, 32, 32)
+    assert torch.equal(first[0], second[0])
+    assert all(float((a - b).abs().mean()) > 0.01 for a, b in zip(first[1:], second[1:], strict=True))
+    assert torch.equal(first, (first * 255).round() / 255)
+    assert 0 <= float(first.min()) < float(first.max()) <= 1
+
+
+def test_no_stand_in_is_scored_on_that_was_trained_on(monkeypatch):
+    monkeypatch.setattr(stand_ins, "made", lambda articles, _: articles[:, None, :1, :1].expand(-1, 3, 32, 32))
+    images = TensorDataset(torch.arange(10_040.0).view(-1, 1, 1, 1), torch.arange(10_040) % 10)
+    data = stand_ins.load(images, 40)
+    for part, rows in ((data.train, torch.arange(40)), (data.test, torch.arange(40, 10_040))):
+        x, y = part.tensors
+        assert torch.equal(x[:, 0, 0, 0], rows.float())
+        assert torch.equal(y, rows % 10)
+    assert len(stand_ins.load(images, 7).train) == 7
+    for size in (41, 10_040, 0):
+        with pytest.raises(ArgumentError, match="size must be an integer from 1 to 40"):
+            stand_ins.load(images, size)

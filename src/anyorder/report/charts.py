@@ -154,7 +154,7 @@ def accuracy_figure(points: Sequence[tuple[int, float]], label: str) -> Html:
         f"{told}, by the run's own metrics file, which the certificate does not cover. The test set is public, or of "
         f"people who are not protected here; nothing is measured on training data."
     )
-    described = f"Test accuracy by {label}: from {percent[0]:.1f} to {percent[-1]:.1f} percent; {falls} times it fell"
+    described = f"Test accuracy by {label}: from {percent[0]:.1f} to {percent[-1]:.1f} percent; it fell {_times(falls)}"
     return tag("figure", tag("h3", f"Test accuracy by {label}"), line_chart([line], x, y, described),
                tag("figcaption", caption))  # fmt: skip
 

@@ -12,6 +12,12 @@ const digits = (value, count = 5) => {
   const size = Math.abs(value);
   return size >= 1e6 || size < 1e-4 ? value.toExponential(count - 2) : String(Number(value.toPrecision(count)));
 };
+// A promise is never shown smaller than it is: rounded up.
+const promised = (value, count = 5) => {
+  if (!(value > 0 && Number.isFinite(value))) return digits(value, count);
+  const unit = 10 ** (Math.floor(Math.log10(value)) + 1 - count);
+  return digits(Math.ceil(value / unit - 1e-9) * unit, count);
+};
 
 const COLUMNS = [
   ["error", "error"], ["ratio", "over bound"], ["vectors", "memory"], ["cost", "step"],
@@ -31,7 +37,8 @@ function drawTable(answer, chosen, pick) {
     if (row.best) first.append(make("span", {class: "badge"}, "best"));
     const cells = columns.map(([key]) => {
       const value = row[key];
-      const cell = make("td", {"data-column": key}, value === null && key === "sampled_epsilon" ? "…" : digits(value, key === "cost" ? 3 : 5));
+      const cell = make("td", {"data-column": key}, value === null && key === "sampled_epsilon" ? "…"
+        : key.endsWith("epsilon") ? promised(value) : digits(value, key === "cost" ? 3 : 5));
       if (value !== null && value !== undefined) cell.setAttribute("data-value", JSON.stringify(value));
       if (key === "sampled_epsilon" && value !== null && !secret && !row.reference && value < row.epsilon) {
         cell.classList.add("lie");
@@ -82,8 +89,8 @@ function drawSummary(answer) {
   const fact = (words, value) => make("div", {}, make("small", {}, words), make("b", {}, value));
   const facts = [fact("steps", String(answer.steps)), fact("best mechanism", best.name), fact("its error", digits(best.error, 4))];
   if (plain && plain !== best) facts.push(fact("below independent noise", `${digits(plain.error / best.error, 3)} ×`));
-  facts.push(fact("epsilon that holds", digits(answer.epsilon, 4)));
-  if (best.known_epsilon !== null) facts.push(fact("if batches were known", digits(best.known_epsilon, 4)));
+  facts.push(fact("epsilon that holds", promised(answer.epsilon, 4)));
+  if (best.known_epsilon !== null) facts.push(fact("if batches were known", promised(best.known_epsilon, 4)));
   $("summary").replaceChildren(...facts, make("div", {class: "wide"}, `${answer.order}. Needs: ${answer.needs}.`));
 }
 
@@ -105,13 +112,13 @@ function drawHeat(sheet, batches, epochs, key, told, take) {
       const cell = sheet.get(`${batch}|${count}`), gone = !cell || cell.refused, value = gone ? null : cell[key];
       const rank = gone ? 0 : shade(value);
       const words = !cell ? "not yet" : cell.refused ? cell.refused
-        : `batch ${batch}, ${count} epochs, ${cell.steps} steps: noise to batch ${digits(cell.ratio, 4)}, epsilon ${digits(cell.epsilon, 4)}, `
+        : `batch ${batch}, ${count} epochs, ${cell.steps} steps: noise to batch ${digits(cell.ratio, 4)}, epsilon ${promised(cell.epsilon, 4)}, `
           + `noise multiplier ${digits(cell.noise_multiplier, 4)}, error ${digits(cell.error, 4)} (${cell.name})`;
       const group = drawn("g", {class: `cell ${gone ? "none" : rank > 3 ? "light" : "dark"}`, tabindex: 0, role: gone ? "img" : "button", "aria-label": words,
         "data-batch": batch, "data-epochs": count});
       if (!gone) group.setAttribute("data-value", JSON.stringify(value));
       group.append(drawn("rect", {x: left + i * wide + 1, y: y + 1, width: wide - 2, height: tall - 2, rx: 4, ...(gone ? {} : {fill: SHADES[rank]})}),
-        drawn("text", {x: left + (i + 0.5) * wide, y: y + 24, "text-anchor": "middle"}, !cell ? "…" : gone ? "–" : digits(value, 3)));
+        drawn("text", {x: left + (i + 0.5) * wide, y: y + 24, "text-anchor": "middle"}, !cell ? "…" : gone ? "–" : (key === "epsilon" ? promised : digits)(value, 3)));
       for (const event of ["focus", "mouseenter"]) group.addEventListener(event, () => told(words));
       if (!gone) {
         group.addEventListener("click", () => take(batch, count));
