@@ -248,3 +248,82 @@ def test_no_epsilon_is_shown_smaller_than_it_is(page, address):
     assert page.locator("#heat .cell[data-value] text").all_text_contents() == ["8.05"] * 4
     page.locator("#heat .cell[data-value]").first.focus()
     assert "epsilon 8.045," in page.inner_text("#readout")
+
+
+def test_a_single_epoch_is_one_epoch_in_any_order_and_momentum_is_copied_too(page, address):
+    page.goto(address)
+    for name, value in (("dataset_size", 400), ("batch_size", 20), ("epochs", 7), ("momentum", 0.9)):
+        set_box(page, name, value)
+    page.select_option("#in-order", "single")
+    page.locator("#python", has_text="epochs=1").wait_for()
+    answered(page)
+    plan = ao.plan(dataset_size=400, batch_size=20, epochs=1, epsilon=2.0, delta=1e-5, momentum=0.9)
+    assert of_python(page) == of_shell(page) == plan
+    best = page.get_attribute("#mechanisms tr.best", "data-name")
+    assert rows(page)[best]["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
+
+
+def test_what_does_not_hold_is_marked_and_an_answer_that_is_waited_for_is_faded(page, address):
+    printed = {}
+
+    def sampled(route):
+        noises = route.request.post_data_json["noises"]
+        printed.update({noise: (0.5, 1.9, 2.0, 50.0)[i % 4] for i, noise in enumerate(sorted(set(noises)))})
+        lines = [{"kind": "sampled", "noise_multiplier": noise, "epsilon": printed[noise]} for noise in noises]
+        body = "\n".join(json.dumps(piece) for piece in [*lines, {"kind": "end"}])
+        route.fulfill(content_type="application/x-ndjson", body=body + "\n")
+
+    page.route("**/ask/sampled", sampled)
+    page.goto(address)
+    for name, value in (("dataset_size", 400), ("batch_size", 20), ("epochs", 2)):
+        set_box(page, name, value)
+    answered(page)
+    page.locator("#mechanisms td.lie").first.wait_for()
+    told = {line.get_attribute("data-name"): line.locator("td.lie").count() for line in page.locator("tbody tr").all()}
+    found = rows(page)
+    assert told == {name: int(printed[row["noise_multiplier"]] < row["epsilon"]) for name, row in found.items()}
+    assert set(told.values()) == {0, 1}
+
+    page.route("**/ask/plan", lambda route: None)  # never answered
+    assert "stale" not in page.get_attribute("#panel-plan", "class")
+    set_box(page, "epsilon", 3)
+    assert "stale" in page.get_attribute("#panel-plan", "class")
+    assert page.inner_text("#status").startswith("computing")
+
+
+def test_every_number_of_an_exported_page_is_at_its_delta_momentum_and_ratio(page, tmp_path):
+    grid = Grid(
+        dataset_size=240, batch_sizes=(20,), epoch_counts=(2,), epsilons=(2.0, 4.0), deltas=(1e-5, 1e-7),
+        orders=("fixed",), memories=(None,), ratios=(0.02, 0.05), momentum=0.9,
+    )  # fmt: skip
+    place = tmp_path / "plans.html"
+    export(place, grid)
+    page.goto(place.as_uri())
+    answered(page)
+    set_box(page, "delta", "1e-7")
+    page.locator("#python", has_text="delta=1e-7").wait_for()
+    answered(page)
+    plan = ao.plan(dataset_size=240, batch_size=20, epochs=2, order="fixed", epsilon=4.0, delta=1e-7, momentum=0.9)
+    assert of_python(page) == plan
+    found = rows(page)
+    best = found[page.get_attribute("#mechanisms tr.best", "data-name")]
+    assert best["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
+    assert best["noise_multiplier"] == pytest.approx(plan.noise_multiplier, rel=NEAR)
+    assert best["epsilon"] == pytest.approx(plan.epsilon, rel=NEAR)
+    bound = float(page.text_content("#bars .bound-text").rpartition(" ")[2])
+    assert bound == pytest.approx(best["error"] / best["ratio"], rel=2e-3)
+    buttons = {
+        line.get_attribute("data-name"): line.locator("button").count() for line in page.locator("tbody tr").all()
+    }
+    assert buttons == {name: int(name != "dense" or row is best) for name, row in found.items()}  # solved anew by name
+    page.click("#tab-sweep")
+    page.select_option("#in-measure", "epsilon")
+    page.select_option("#in-mechanism", "independent")
+    for ratio in (0.02, 0.05):
+        set_box(page, "ratio", ratio)
+        page.locator("#sweep-title", has_text=f"noise to batch {ratio}").wait_for()
+        answered(page)
+        asked = {"dataset_size": 240, "batch_size": 20, "epochs": 2, "delta": 1e-7, "momentum": 0.9}
+        plan = ao.plan(noise_multiplier=20 * ratio, order="fixed", mechanism="independent", **asked)
+        (cell,) = page.locator("#heat .cell[data-value]").all()
+        assert json.loads(cell.get_attribute("data-value")) == pytest.approx(plan.epsilon, rel=NEAR)
