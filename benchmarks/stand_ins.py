@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from anyorder import _check
+from anyorder.errors import ArgumentError
 from anyorder.run import Settings, datasets, train
 from anyorder.run.datasets import Data
 
@@ -51,7 +51,8 @@ def main() -> None:
 def load(images: TensorDataset, size: int) -> Data:
     """The first of the images to train on, the last 10 000 to score on, each pasted once."""
     x, y = images.tensors
-    _check.integer("size", size, low=1, high=len(x) - _SCORED)  # none is scored on that was trained on
+    if not 1 <= size <= len(x) - _SCORED:  # none is scored on that was trained on
+        raise ArgumentError(f"size must be an integer from 1 to {len(x) - _SCORED}, got {size}")
     index = torch.cat([torch.arange(size), torch.arange(len(x) - _SCORED, len(x))])
     generator = torch.Generator().manual_seed(5)
     pasted = torch.cat([made(x[part, 0], generator) for part in torch.split(index, _AT_A_TIME)])
