@@ -267,6 +267,21 @@ def test_hostile_settings_are_left_out(folder):
     assert "momentum" not in told
 
 
+def test_settings_that_no_reader_asks_for_are_not_shown(folder):
+    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics["settings"] |= {
+        "csv": "ward-7.csv",
+        "data_dir": "ward-7",
+        "output": "ward-7",
+        "seed": 7_654_321,
+        "name": "ward-7",
+    }
+    metrics |= {"train_accuracy": [0.91, 0.92], "train_loss": [0.3, 0.2], "batch_sizes": [11, 13]}  # of private data
+    page = report_file.make(folder).text
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    assert report_file.make(folder).text == page
+
+
 def audit_json(folder, refuted=False, **changes):
     plan = ao.verify(folder / "run.privacy.json").plan
     seen = {
