@@ -1,5 +1,7 @@
 """`anyorder verify --fresh`: a claim by samples is held against samples that nobody chose."""
 
+import json
+
 import pytest
 
 pytest.importorskip("typer")
@@ -36,6 +38,29 @@ def test_a_claim_by_samples_stands_up_to_others_and_one_below_them_does_not(tmp_
     refuted = CliRunner().invoke(app, ["verify", str(path), "--fresh", "--large"])
     assert refuted.exit_code == 1
     assert "chosen, or unlucky" in refuted.stderr
+
+
+def test_nobody_can_foresee_the_fresh_samples(tmp_path, monkeypatch):
+    _, path = plan_file(tmp_path, MonteCarlo(2000))
+    salts = []
+    monkeypatch.setattr(
+        verification, "fresh_interval", lambda curve, delta, salt: salts.append(salt) or Interval(0.1, 9.0)
+    )
+    for _ in range(4):
+        assert CliRunner().invoke(app, ["verify", str(path), "--fresh", "--large"]).exit_code == 0
+    assert len(set(salts)) == 4
+    assert max(salts) > 2**48  # but for a chance of 2^-56
+
+
+def test_what_luck_in_the_choice_of_samples_may_do_is_said_until_fresh_ones_are_drawn(tmp_path):
+    _, path = plan_file(tmp_path, MonteCarlo(2000))
+    told = {}
+    for fresh in ([], ["--fresh"]):
+        shown = CliRunner().invoke(app, ["verify", str(path), "--large", "--json", *fresh])
+        told[bool(fresh)] = [text for text in json.loads(shown.stdout)["not_checked"] if "--fresh" in text]
+    assert len(told[False]) == 1
+    assert "more than 256 tries" in told[False][0]
+    assert told[True] == []
 
 
 def test_a_claim_without_chance_has_no_fresh_samples(tmp_path):

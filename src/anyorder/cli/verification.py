@@ -94,7 +94,7 @@ def verify(
             print_json({"ok": False, "file": str(file), "problem": str(problem)})
             raise typer.Exit(1) from problem
         fail(f"NOT verified: {problem}", 1)
-    checked, unseen = verdict(found)
+    checked, unseen = verdict(found, fresh)
     if attacked is not None:
         checked.append(f"as its file says: {attacked}")
     checked += [] if drawn is None else [drawn]

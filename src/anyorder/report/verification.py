@@ -12,12 +12,21 @@ __all__ = ["receipt_facts", "verdict"]
 _SHOWN = 40  # steps
 
 
-def verdict(found: Verification) -> tuple[list[str], list[str]]:
-    """(what was checked, and holds; what no file, or none that was given, can show)."""
+def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[str]]:
+    """(what was checked, and holds; what no file, or none that was given, can show).
+
+    Args:
+        fresh: whether fresh samples were drawn for a claim by samples, beside its own.
+    """
     checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
     if found.plan.method is not None:
         checked += [f"the amplified epsilon, {methods.describe(found.plan.method)}; and the one if batches were known"]
     unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
+    if type(found.plan.method) is methods.MonteCarlo and not fresh:
+        unseen += [
+            "that the samples, which salt and settings decide, are not the luckiest of more than 256 tries: --fresh "
+            "draws others"
+        ]
     if found.certificate is None:
         unseen += ["that anything was trained: this is a plan, and not the certificate of a run"]
     if found.plan.candidate_of is not None:

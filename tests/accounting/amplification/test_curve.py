@@ -13,8 +13,9 @@ from anyorder.accounting.amplification import calibrate, curve, values
 from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon
 from anyorder.accounting.amplification.exact import pld_delta, pld_epsilon
 from anyorder.accounting.amplification.mixture import bins_gram
+from anyorder.accounting.amplification.monte_carlo import TRIES
 from anyorder.accounting.curves import sampled_curve
-from anyorder.errors import AnyorderError, CertificateError
+from anyorder.errors import AnyorderError, ArgumentError, CertificateError
 from anyorder.participation import BallsInBins, CyclicPoisson, MinSeparationSampling, RandomAllocation, TruncatedPoisson
 from anyorder.plan import Plan, check_claims
 from anyorder.planner import with_budget
@@ -171,6 +172,22 @@ def test_noise_by_samples_is_one_that_was_seen_to_hold(seed: int) -> None:
     assert abs(found) < 0.02
 
 
+def test_a_search_for_noise_looks_no_oftener_than_samples_are_paid_for() -> None:
+    """Each look is at samples of its own, of which the best may be chosen: the claim holds for the best of TRIES."""
+    looks: list[float] = []
+
+    class Wild:
+        def __init__(self, log_sigma: float) -> None:
+            looks.append(log_sigma)
+
+        def epsilon(self, delta: float) -> float:
+            return 2.0  # never enough
+
+    with pytest.raises(ArgumentError, match="samples must be more"):
+        calibrate._by_samples(Wild, 1.0, 1e-5, 0.6)  # type: ignore[arg-type]
+    assert len(set(looks)) == len(looks) <= TRIES // 16  # some strategies and orders side by side are paid for too
+
+
 def test_noise_is_for_the_neighbours_and_the_method_that_are_claimed() -> None:
     one = calibrate_amplified(BUFFERS, BINS, 2.0, 1e-5, neighbours="replace-one")
     assert Amplified(BUFFERS, BINS, one, neighbours="replace-one").epsilon(1e-5) <= 2.0
@@ -230,3 +247,16 @@ def test_only_what_is_replayed_has_the_latitude_of_a_replay() -> None:
         with pytest.raises(CertificateError, match=name):
             check_claims(plan, plan.claims() | {name: plan.claims()[name] * factor})
     assert sampled.digest != exact.digest != made(MonteCarlo(1000, salt=1)).digest != sampled.digest
+
+
+def test_an_epsilon_that_known_batches_decide_has_no_latitude_although_samples_were_asked_for() -> None:
+    """Coins that always fall, from the first step on: the claim is exact, and a hair less is not true."""
+    plan = Plan(
+        participation=MinSeparationSampling(8, 4, 1.0, warm_start=False), strategy=Independent(8), workload=Workload(8),
+        clip_norm=1.0, sigma=1.5, delta=1e-5, batch_size=4, neighbours="add-or-remove", method=MonteCarlo(1000),
+    )  # fmt: skip
+    assert plan.epsilon == plan.known_epsilon
+    check_claims(plan, plan.claims())
+    for factor in (1 - 9e-6, 1 - 1e-8):
+        with pytest.raises(CertificateError, match="epsilon"):
+            check_claims(plan, plan.claims() | {"epsilon": plan.epsilon * factor})

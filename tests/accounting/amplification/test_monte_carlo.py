@@ -273,3 +273,45 @@ def test_settings_out_of_range_are_refused() -> None:
     for wrong in ({"samples": 999}, {"failure": 0.0}, {"failure": 1.0}, {"salt": -1}, {"salt": 2**63}):
         with pytest.raises(ArgumentError):
             MonteCarlo(**wrong)  # type: ignore[arg-type]
+
+
+def test_terms_of_two_laws_come_in_equal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each law of the mixture has a mean of its own: only together are they unbiased."""
+    counts: list[int] = []
+    remove = Bins.remove
+
+    def counted(self: Bins, source: NoiseSource, samples: int, *rest: object) -> Terms:
+        counts.append(samples)
+        return remove(self, source, samples, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Bins, "remove", counted)
+    for samples in (1001, 1002, 1003):
+        mc_epsilon(Independent(4), BallsInBins(2, 2), 1.0, 1e-2, MonteCarlo(samples))
+        assert counts[-1] == 1004
+    assert all(count % 4 == 0 for count in counts)
+
+
+def test_what_is_drawn_for_one_purpose_is_drawn_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terms must be independent: no uniform number serves two samples, or two choices of one."""
+    rows: list[int] = []
+    drawn = monte_carlo_terms.uniforms
+    monkeypatch.setattr(
+        monte_carlo_terms, "uniforms", lambda source, row, *of: rows.append(row) or drawn(source, row, *of)
+    )
+    terms(SHAPES[3], 400)  # the centre, 4 copies, and 3 choices of what stands apart, in one chunk
+    assert sorted(rows) == list(range(8))
+
+
+def test_no_constant_of_a_pilot_raises_a_term_above_its_bound() -> None:
+    """The pilot's z is free: one above the largest weight would make the terms larger than what bounds them."""
+    found = terms(Shape(3, (0.8, 1.5), 50.0), 20_000)
+    assert found.cap == terms(SHAPES[2], 4).cap
+    for epsilon in (0.0, EPSILON):
+        assert monte_carlo._log_terms(found, epsilon).max() <= monte_carlo._log_cap(found, epsilon) + 1e-9
+
+
+def test_the_bet_on_delta_cannot_be_ruined_by_what_a_pilot_did_not_see() -> None:
+    """A pilot without a term above 0 has no spread, by which any bet would look good."""
+    seen = Terms(np.full(1000, -50.0), np.zeros(1000), 1.0, 2.0, True)
+    for epsilon in (0.0, 1.0, 5.0):
+        assert monte_carlo._delta_bet(seen, epsilon, 12.0, 1000) * monte_carlo._cap(seen, epsilon) <= 0.9 * 1.006

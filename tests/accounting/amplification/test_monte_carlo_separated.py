@@ -18,7 +18,7 @@ from anyorder.accounting.curves import sampled_curve
 from anyorder.errors import PlanError
 from anyorder.noise import NoiseSource
 from anyorder.participation import BallsInBins, MinSeparationSampling, PoissonSampling, RandomAllocation
-from anyorder.strategy import Independent, Strategy, ToeplitzBanded
+from anyorder.strategy import Banded, Independent, Strategy, ToeplitzBanded
 
 VALUES = json.loads((Path(__file__).parents[2] / "refs" / "jax_privacy.json").read_text())["values"]
 REFERENCES = {one["id"]: one["value"] for one in VALUES}
@@ -114,6 +114,82 @@ def test_weights_of_copies_keep_their_bound() -> None:
                 before = (before[:, :, None] + before[:, None, :]).reshape(rule.n, -1)
             last = found._tilted(before + phi[-1]).log_total
             assert (worst.ravel() + last).max() <= bound + 1e-9
+
+
+BETWEEN = np.eye(7)  # a column that is near both of two that do not meet
+BETWEEN[2, 0], BETWEEN[3, 1:3], BETWEEN[4, 2] = 20.0, 20.0, 20.0
+BETWEEN /= np.linalg.norm(BETWEEN, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("C", "rule"),
+    [
+        (Banded(BETWEEN), MinSeparationSampling(7, 3, 0.9)),
+        (ToeplitzBanded([1.0, 0.8, 0.7], 10), MinSeparationSampling(10, 3, 1e-3, warm_start=False)),
+        (ToeplitzBanded([1.0, 0.0, 0.0, 0.9], 14), MinSeparationSampling(14, 4, 1e-3, warm_start=False)),
+        (ToeplitzBanded([1.0, 0.3, 0.2], 8), MinSeparationSampling(8, 3, 1.0)),
+    ],
+)
+def test_what_earlier_copies_add_is_bounded_by_their_steps(C: Strategy, rule: MinSeparationSampling) -> None:
+    """The rho of the proof: log E exp(tau <m_S, m_R>) - kappa <= rho |R|, for every R, under every tilt of S."""
+    found, (law,) = sampler(C, rule, 1.0), oracle.laws(rule)
+    every = np.array([np.isin(np.arange(rule.n), one) for _, one in law], dtype=float).T
+    for tilt in (0.0, 0.5):
+        plain = found._tilted(np.full((rule.n, 1), tilt))
+        for tau in (1, 2, 4, 12):
+            rho = found._rho(float(plain.chances.max()), tau)
+            added = found._tilted(tau * (found._gram @ every) + tilt).log_total - plain.log_total
+            assert (added <= rho * every.sum(axis=0) + 1e-9).all()
+
+
+def test_the_band_is_that_of_all_columns_whatever_the_blocks() -> None:
+    """Blocks of 64 columns, or of a reach; an entry that one of them lost would make the claim too small."""
+    for bands, n in ((3, 140), (70, 150), (1, 70)):
+        C = ToeplitzBanded(0.97 ** np.arange(bands), n)
+        rule = MinSeparationSampling(n, bands + 1, 0.1)
+        band, gram = separated_band(C, rule), C.matrix().T @ C.matrix()
+        for distance in range(bands):
+            np.testing.assert_allclose(band[distance, : n - distance], gram.diagonal(distance), rtol=1e-12)
+        assert band.shape == (bands, n)
+        assert (band >= 0).all()
+        whole = Separated(band, rule)
+        np.testing.assert_allclose(whole._gram @ np.eye(n), gram, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(np.diag(whole._root @ (whole._root @ np.eye(n)).T), gram.diagonal(), rtol=1e-8)
+
+
+def test_the_largest_entries_count_where_columns_differ() -> None:
+    """The last columns are cut off; those that are not decide what bounds the weights."""
+    C = ToeplitzBanded([1.0, 0.9, 0.8], 6)
+    gram = C.matrix().T @ C.matrix()
+    found = sampler(C, MinSeparationSampling(6, 3, 0.4), 1.0)
+    np.testing.assert_allclose(found._largest, [gram.diagonal(d).max() for d in range(3)], rtol=1e-9)
+
+
+def test_sums_that_are_too_small_for_a_float_are_found_by_logarithms() -> None:
+    strategy, rule, sigma = CASES["bins"]  # a coin that always falls: no set of steps without a factor
+    exponents = np.full((rule.n, 3), -400.0)
+    (law,), found = oracle.laws(rule), sampler(strategy, rule, sigma)
+    each = [math.log(weight) - 400.0 * len(steps) for weight, steps in law]
+    np.testing.assert_allclose(found._log_total(exponents), np.logaddexp.reduce(each), rtol=1e-12)
+    assert np.isfinite(found._tilted(exponents).chances).all()
+
+
+def test_what_is_drawn_for_one_purpose_is_drawn_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terms must be independent: no uniform number serves two samples, or two copies of one."""
+    rows: list[int] = []
+    drawn = monte_carlo_separated.uniforms
+    monkeypatch.setattr(
+        monte_carlo_separated, "uniforms", lambda source, row, *of: rows.append(row) or drawn(source, row, *of)
+    )
+    terms("warm", Shape(3, (1.5, 2.0), 0.4), 400)
+    assert sorted(rows) == [1, 2, 3, 4]
+
+
+def test_no_constant_of_a_pilot_raises_a_term_above_its_bound() -> None:
+    found = terms("gentle", Shape(3, (1.5, 4.0), 50.0), 20_000)
+    assert found.cap == terms("gentle", Shape(3, (1.5, 4.0), 0.2), 4).cap
+    for epsilon in (0.0, 0.5):
+        assert monte_carlo._log_terms(found, epsilon).max() <= monte_carlo._log_cap(found, epsilon) + 1e-9
 
 
 @pytest.mark.parametrize("case", ["warm", "cold"])
