@@ -411,6 +411,19 @@ def test_chains_dominate_in_entries_and_as_forms():
         assert np.trace(above) >= np.trace(k)
 
 
+@pytest.mark.parametrize(("top", "width"), [(1.8, 6), (1.2, 8)])
+def test_a_price_nearer_to_the_tail_finds_the_smaller_bound(monkeypatch, top, width):
+    """Entries that fall off at once: a long chain of little height is dearer by the second moment, and less."""
+    apart = np.abs(np.subtract.outer(np.arange(40), np.arange(40)))
+    k = top * np.maximum(0.0, 1 - np.minimum(apart, 40 - apart) / width)
+    both = bins.bins_epsilon(k, 1.0, 1e-5)
+    monkeypatch.setattr(bins_fit, "_PRICES", (1.0,))
+    bins._above.cache_clear()
+    one = bins.bins_epsilon(k, 1.0, 1e-5)
+    bins._above.cache_clear()
+    assert both < 0.95 * one
+
+
 def test_of_many_bins_some_share_a_state_and_nothing_is_lost_that_counts(monkeypatch):
     """Entries that fall off by and by: a bound with blocks beside that of each bin for itself, and samples."""
     k = chain_matrix(60, 0.3, math.exp(-1 / 12), 0.3, 0.1)

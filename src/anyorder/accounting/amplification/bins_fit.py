@@ -21,17 +21,19 @@ _BLOCKS = 48  # from which on bins may share a state with their neighbours
 _WITHIN = 0.15  # by how much the states of a block, were they apart, may fall off: v times their share of a length
 _LENGTHS = 12  # of correlation that are tried
 _SHARES = (0.0, 0.5, 1.0)  # of the way from the mean of a diagonal of k to its largest entry
+_PRICES = (1.0, 2.0)  # powers of e^k by which a chain is chosen: of more, the diagonal counts more, as at large epsilon
 _PROJECTIONS = 15  # for the entries, each an eigendecomposition
 _HALVINGS = 5  # of what the diagonal is given before
 _SAFE = 1e-7  # of the largest entry, added to the diagonal for what a linear programme leaves open
 
 
 def dominating_chains(k: Floats) -> list[Chain]:
-    """At most two chains above a covariance matrix k (b, b); none of fewer than four bins or of independent ones.
+    """A few chains above a covariance matrix k (b, b); none of fewer than four bins or of independent ones.
 
     The means over blocks of bins are first made circulant, by the largest entries of diagonals or less; of each
     correlation length the weights of constant, chain and diagonal are found by a linear programme, of least mean of
-    e^k, linearised: the second moment of L. What a matrix that is less leaves open, the diagonal makes up for.
+    e^k, linearised, the second moment of L; or of e^(2 k), nearer to what the tail of L costs. What a matrix that is
+    less leaves open, the diagonal makes up for.
     """
     b = len(k)
     if b < 4 or (k - np.diag(np.diag(k))).max() == 0:
@@ -53,20 +55,21 @@ def _of_blocks(k: Floats, blocks: int) -> list[Chain]:
     b = len(k)
     means = _block_means(k, blocks)
     middle, row = _mean_circulant(means), _circulant(means)
-    tried, raised = [], None
-    for share in _SHARES if blocks == b else _SHARES[1:]:  # of blocks the mean itself was raised most
-        lengths = np.geomspace(0.7, 2 * blocks, _LENGTHS)
-        fits = [_programme(middle + share * (row - middle), math.exp(-1 / x)) for x in lengths]
-        solved = [fit for fit in fits if fit is not None]
-        if solved:
-            _, chain = min(solved, key=lambda fit: fit[0])
-            above = share == 1 and blocks == b
-            found = [chain] if above else [_raised(one, k) for one in _of_bins(chain, k)]
-            tried.append(min(found, key=_second_moment))
-            raised = tried[-1] if share == 1 else None
-    # the second moment does not say which is best at a small delta: of those that are lower than the last, one is tried
-    tried.sort(key=_second_moment)
-    return [*tried[:1], *([raised] if raised and raised != tried[0] else [])]
+    lengths = np.geomspace(0.7, 2 * blocks, _LENGTHS)
+    kept: list[Chain] = []
+    for power in _PRICES:
+        tried = []
+        for share in _SHARES if blocks == b else _SHARES[1:]:  # of blocks the mean itself was raised most
+            fits = [_programme(middle + share * (row - middle), math.exp(-1 / x), power) for x in lengths]
+            solved = [fit for fit in fits if fit is not None]
+            if solved:
+                _, chain = min(solved, key=lambda fit: fit[0])
+                above = share == 1 and blocks == b
+                found = [chain] if above else [_raised(one, k) for one in _of_bins(chain, k)]
+                tried.append(min(found, key=lambda one: _moment(one, power)))
+        # no moment says which is best at a small delta: beside the least, that of the largest entries is tried
+        kept += [min(tried, key=lambda one: _moment(one, power)), tried[-1]] if tried else []
+    return list(dict.fromkeys(kept))
 
 
 def _block_means(k: Floats, blocks: int) -> Floats:
@@ -87,8 +90,8 @@ def _of_bins(chain: Chain, k: Floats) -> list[Chain]:
     return [replace(chain, b=b, nu=chain.nu * each), replace(chain, b=b, nu=own, within=within)]
 
 
-def _second_moment(chain: Chain) -> float:
-    return float(np.exp(np.minimum(_matrix(chain), 50.0)).sum())
+def _moment(chain: Chain, power: float) -> float:
+    return float(np.exp(np.minimum(power * _matrix(chain), 50.0)).sum())
 
 
 def _matrix(chain: Chain) -> Floats:
@@ -139,8 +142,8 @@ def _circulant(k: Floats) -> Floats:
     return np.maximum(row, row[-np.arange(b)])
 
 
-def _programme(row: Floats, r: float) -> tuple[float, Chain] | None:
-    """(its price, the cheapest chain of this r above a circulant matrix)."""
+def _programme(row: Floats, r: float, power: float) -> tuple[float, Chain] | None:
+    """(its price, the cheapest chain of this r above a circulant matrix), an entry's price being e^(power row)."""
     from scipy.optimize import linprog  # slow to load
 
     b = len(row)
@@ -152,7 +155,7 @@ def _programme(row: Floats, r: float) -> tuple[float, Chain] | None:
     waves = np.cos(2 * np.pi * np.outer(np.arange(half), d) / b)
     entries = np.zeros((b, half))
     entries[d, near] = 1.0
-    price = np.exp(np.minimum(row, 50.0)) @ parts
+    price = np.exp(np.minimum(power * row, 50.0)) @ parts
     answer = linprog(
         np.concatenate([price, np.zeros(half)]),
         A_ub=-waves @ np.concatenate([parts, -entries], axis=1),
