@@ -22,6 +22,7 @@ _WITHIN = 0.15  # by how much the states of a block, were they apart, may fall o
 _LENGTHS = 12  # of correlation that are tried
 _SHARES = (0.0, 0.5, 1.0)  # of the way from the mean of a diagonal of k to its largest entry
 _PRICES = (1.0, 2.0)  # powers of e^k by which a chain is chosen: of more, the diagonal counts more, as at large epsilon
+_CHEAPER = 1.05  # times, above the matrix itself, that a chain of the second price must be by its own price
 _PROJECTIONS = 15  # for the entries, each an eigendecomposition
 _HALVINGS = 5  # of what the diagonal is given before
 _SAFE = 1e-7  # of the largest entry, added to the diagonal for what a linear programme leaves open
@@ -55,21 +56,37 @@ def _of_blocks(k: Floats, blocks: int) -> list[Chain]:
     b = len(k)
     means = _block_means(k, blocks)
     middle, row = _mean_circulant(means), _circulant(means)
-    lengths = np.geomspace(0.7, 2 * blocks, _LENGTHS)
+    shares = _SHARES if blocks == b else _SHARES[1:]  # of blocks the mean itself was raised most
     kept: list[Chain] = []
+    first = None
     for power in _PRICES:
+        last = _cheapest(row, power)
+        if last is None or (first is not None and not _is_cheaper(last, first, row, power)):
+            continue
+        first = last
+        solved = [_cheapest(middle + share * (row - middle), power) for share in shares[:-1]]
         tried = []
-        for share in _SHARES if blocks == b else _SHARES[1:]:  # of blocks the mean itself was raised most
-            fits = [_programme(middle + share * (row - middle), math.exp(-1 / x), power) for x in lengths]
-            solved = [fit for fit in fits if fit is not None]
-            if solved:
-                _, chain = min(solved, key=lambda fit: fit[0])
+        for share, chain in zip(shares, [*solved, last], strict=True):
+            if chain is not None:
                 above = share == 1 and blocks == b
                 found = [chain] if above else [_raised(one, k) for one in _of_bins(chain, k)]
                 tried.append(min(found, key=lambda one: _moment(one, power)))
         # no moment says which is best at a small delta: beside the least, that of the largest entries is tried
-        kept += [min(tried, key=lambda one: _moment(one, power)), tried[-1]] if tried else []
+        kept += [min(tried, key=lambda one: _moment(one, power)), tried[-1]]
     return list(dict.fromkeys(kept))
+
+
+def _cheapest(row: Floats, power: float) -> Chain | None:
+    """Of all lengths of correlation, the chain of least price above a circulant matrix."""
+    fits = [_programme(row, math.exp(-1 / x), power) for x in np.geomspace(0.7, 2 * len(row), _LENGTHS)]
+    solved = [fit for fit in fits if fit is not None]
+    return min(solved, key=lambda fit: fit[0])[1] if solved else None
+
+
+def _is_cheaper(chain: Chain, other: Chain, row: Floats, power: float) -> bool:
+    """Whether a moment is so much nearer to that of the circulant matrix below both that the chain is worth its law."""
+    least = len(row) * float(np.exp(np.minimum(power * row, 50.0)).sum())
+    return _CHEAPER * (_moment(chain, power) - least) < _moment(other, power) - least
 
 
 def _block_means(k: Floats, blocks: int) -> Floats:
