@@ -128,7 +128,7 @@ def fig1(data: str) -> Callable[[Run], Iterator[Claim]]:
             theirs="passes it at large epsilon",
             ours=f"{signed(lead)} points at epsilon {', '.join(f'{e:g}' for e in EPSILONS)}",
             verdict=judged(crossed, scaled=True),
-            why=SCALED,
+            why=("" if crossed else f"It gains, and comes level with it at most, to {lead[-1]:+.2f} points. ") + SCALED,
             value=lead,
             seeds=run.seeds,
             seconds=spent(table),
