@@ -253,6 +253,7 @@ def about_to(settings, path, monkeypatch):
     return caught.value.args
 
 
+@pytest.mark.filterwarnings("ignore::anyorder.errors.OptimizerWarning")  # Adam is one of the settings
 def test_every_setting_is_in_what_is_run(tmp_path, monkeypatch):
     settings = FederatedSettings.of(**OPTIONS)
     (server, users, training), options = about_to(settings, tmp_path / "run", monkeypatch)
