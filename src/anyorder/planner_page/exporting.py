@@ -100,7 +100,11 @@ def answers_of(grid: Grid, progress: Callable[[int, int], None] = lambda done, w
     work = list(_work(grid))
     for done, (part, name, compute) in enumerate(work):
         progress(done, len(work))
-        found[part]["|".join(map(_key, name))] = compute()
+        key, piece = "|".join(map(_key, name)), compute()
+        if part == "sweeps":
+            found[part].setdefault(key, {}).update(piece)
+        else:
+            found[part][key] = piece
     progress(len(work), len(work))
     return {**found, "choices": _choices(grid), "start": _start(grid), "stated": grid.stated()}
 
@@ -131,27 +135,30 @@ _Work = tuple[str, tuple[Any, ...], Callable[[], Any]]
 
 
 def _work(grid: Grid) -> Iterator[_Work]:
-    """(part, key, what computes it) for all that the page holds."""
+    """(part, key, what computes it) for all that the page holds; all of one place together, as its fits are large."""
     places = list(product(grid.batch_sizes, grid.epoch_counts))
-    for order, (batch, epochs), memory in product(grid.known, places, grid.memories):
-        yield "known", (order, batch, epochs, memory), partial(_fits, grid, order, batch, epochs, memory)
-    for epsilon, delta in product(grid.epsilons, grid.deltas):
-        if grid.known:
-            yield "sigmas", (epsilon, delta), partial(_sigma, grid, epsilon, delta)
-        for batch, epochs in places:
-            if "poisson" in grid.orders:
-                yield "sampled", (batch, epochs, epsilon, delta), partial(_coins, grid, batch, epochs, epsilon, delta)
-            for order, memory in product(grid.known, grid.memories):
-                key = (order, batch, epochs, memory, epsilon, delta)
-                yield "claims", key, partial(_claims, grid, *key)
-    for mechanism, order, delta in product(MECHANISMS, grid.orders, grid.deltas):
-        if order == "poisson" and mechanism != MECHANISMS[0]:
-            continue
-        for memory in grid.memories if order != "poisson" else (None,):
-            for measure, values in (("noise", grid.epsilons), ("epsilon", grid.ratios)):
-                for value in values:
-                    sheet = (mechanism, measure, order, memory, delta, value)
-                    yield "sweeps", sheet, partial(_sheet, grid, *sheet)
+    budgets = list(product(grid.epsilons, grid.deltas))
+    for budget in budgets if grid.known else ():
+        yield "sigmas", budget, partial(_sigma, grid, *budget)
+    for place, order, memory in product(places, grid.known, grid.memories):
+        yield "known", (order, *place, memory), partial(_fits, grid, order, *place, memory)
+        for budget in budgets:
+            key = (order, *place, memory, *budget)
+            yield "claims", key, partial(_claims, grid, *key)
+        for mechanism in MECHANISMS:
+            yield from _of_sheets(grid, place, mechanism, order, memory)
+    for place in places if "poisson" in grid.orders else ():
+        for budget in budgets:
+            yield "sampled", (*place, *budget), partial(_coins, grid, *place, *budget)
+        yield from _of_sheets(grid, place, MECHANISMS[0], "poisson", None)
+
+
+def _of_sheets(grid: Grid, place: tuple[int, int], mechanism: str, order: str, memory: int | None) -> Iterator[_Work]:
+    """This place in each sheet that it is in."""
+    for delta, (measure, values) in product(grid.deltas, (("noise", grid.epsilons), ("epsilon", grid.ratios))):
+        for value in values:
+            sheet = (mechanism, measure, order, memory, delta, value)
+            yield "sweeps", sheet, partial(_cell, grid, place, *sheet)
 
 
 def _settings(grid: Grid, **others: Any) -> Settings:
@@ -217,21 +224,21 @@ def _claims(
         return {}  # refused, which "known" says, or without the accountant
 
 
-def _sheet(
-    grid: Grid, mechanism: str, measure: str, order: str, memory: int | None, delta: float, value: float
-) -> dict[str, Piece]:
-    """A sweep by "batch|epochs"."""
+def _cell(
+    grid: Grid, place: tuple[int, int], mechanism: str, measure: str, order: str, memory: int | None, delta: float,
+    value: float,
+) -> dict[str, Piece]:  # fmt: skip
+    """One place of a sweep, by "batch|epochs"."""
     budget = {"epsilon": value} if measure == "noise" else {}
     base = _settings(grid, order=order, batch_size=grid.dataset_size, epochs=1, memory=memory, delta=delta, **budget)
+    batch, epochs = place
     asked = Sweep(
-        base=base, batch_sizes=grid.batch_sizes, epoch_counts=grid.epoch_counts, mechanism=mechanism, measure=measure,
+        base=base, batch_sizes=(batch,), epoch_counts=(epochs,), mechanism=mechanism, measure=measure,
         ratio=value if measure == "epsilon" else grid.ratios[0],
     )  # fmt: skip
     names = ("steps", "name", "error", "ratio", "noise_multiplier", "epsilon", "refused")
-    return {
-        f"{cell['batch_size']}|{cell['epochs']}": {name: cell[name] for name in names if name in cell}
-        for cell in cells(asked)
-    }
+    (cell,) = cells(asked)
+    return {f"{batch}|{epochs}": {name: cell[name] for name in names if name in cell}}
 
 
 def _choices(grid: Grid) -> dict[str, Any]:
