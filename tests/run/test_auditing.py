@@ -425,6 +425,11 @@ def test_what_an_audit_leaves(own):
     certificate = verify(own / "out" / "run.privacy.json").certificate
     assert data["plan_digest"] == certificate.plan.digest
     assert data["key_fingerprint"] == certificate.key_fingerprint
+    assert data["order"] == found.plan.participation.describe()
+    assert data["mechanism"] == found.plan.strategy.describe()
+    assert data["claims"] == found.plan.claims()
+    elsewhere = replace(found, certificate=replace(found.certificate, plan=replace(found.plan, delta=1e-6)))
+    assert elsewhere.to_dict()["plan_digest"] == elsewhere.certificate.plan.digest  # of what is public
     seen = data["audit"]
     assert set(seen) == {
         "canaries", "claimed", "confidence", "epsilon_at_least", "mu_seen", "no_bound", "p_value", "p_values",
