@@ -159,6 +159,6 @@ def test_what_is_known_is_as_secret_and_as_independent_as_the_rest_of_the_audit(
 
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_promised_of_known_batches_is_what_the_plan_prints(name):
-    """To twelve digits: what covers the rounding of coefficients is in the noise already, and is not held against it."""
+    """To twelve digits: what covers the rounding of coefficients is in the noise, and is not taken from the promise."""
     plan = planned(name)
     assert known_curve(plan).epsilon(plan.delta) == pytest.approx(plan.known_epsilon, rel=1e-12)

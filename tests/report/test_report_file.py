@@ -316,6 +316,14 @@ def test_an_audit_that_refuted_the_claim_is_a_refusal(folder):
     assert "≤" not in told
 
 
+@pytest.mark.parametrize("refuted", [None, 1, "false"])
+def test_only_a_plain_false_is_no_refutation(refuted, folder):
+    audit_json(folder, refuted=refuted)
+    told = text(report_file.make(folder).text)
+    assert "NOT VERIFIED" in told
+    assert "Not refuted" not in told
+
+
 @pytest.mark.parametrize(
     "changes",
     [
