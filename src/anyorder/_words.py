@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-__all__ = ["counted", "rounded_down", "rounded_up"]
+__all__ = ["counted", "one_of", "rounded_down", "rounded_up"]
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
@@ -24,6 +24,12 @@ def _rounded(value: float, digits: int, whole: Callable[[float], int], slack: fl
         return f"{value:g}"
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(abs(value))))
     return f"{whole(value * scale + slack) / scale:.{digits}g}"
+
+
+def one_of(confidence: float) -> str:
+    """Of how many true bounds with this confidence one may fail, rounded down: "twenty" for 0.95, "66" for 0.985."""
+    often = math.floor(1 / (1 - confidence) * (1 + 1e-9))
+    return "twenty" if often == 20 else str(often)
 
 
 def counted(count: int, what: str) -> str:

@@ -263,6 +263,23 @@ def test_command(tmp_path: Path, epsilon: float) -> None:
     assert "none.npz" in problem
 
 
+def test_a_program_that_forgot_its_noise_is_refuted_and_no_error(tmp_path: Path) -> None:
+    included = np.arange(40) % 3 == 1
+    fields = {
+        "released": np.ones((3, 1)) * included, "canaries": np.arange(40), "included": included, "noise_std": 1.0,
+        "mu": 2.0, "delta": 1e-5, "independent": True,
+    }  # fmt: skip
+    code, shown, problem = command(written(tmp_path, **fields), "--json")
+    assert (code, problem) == (1, "")
+    found = json.loads(shown)
+    assert found["refuted"] is True
+    assert found["mu_seen"] is None
+    nothing = {"scores": np.zeros(40), "included": included, "epsilon": 1.0, "delta": 1e-5}
+    code, shown, problem = command(written(tmp_path, **nothing), "--json")
+    assert (code, problem) == (0, "")
+    assert json.loads(shown)["p_value"] == 1
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -140,3 +140,22 @@ def test_what_does_not_fit_is_refused():
             order_law(wrong, rule)
     with pytest.raises(ArgumentError, match="there and before"):
         order_law(there, RULES["bins"], there[:, 1:])
+
+
+@pytest.mark.parametrize("name", ["cyclic", "truncated cyclic", "bins", "separated"])
+def test_a_run_before_that_the_rule_never_gives_is_impossible_too(name):
+    rule = RULES[name]
+    there, before = drawn(rule, 0), drawn(rule, 1)
+    assert order_law(there, rule, before).p_value > 1e-6
+    before[:] = True
+    assert dict(order_law(there, rule, before).p_values) == {"possible": 0.0}
+
+
+def test_a_batch_of_one_too_many_is_impossible():
+    rule = RULES["truncated"]
+    there = drawn(rule, 0)
+    for many, possible in ((rule.batch_size, True), (rule.batch_size + 1, False)):
+        there[0] = np.arange(UNITS) % (UNITS // many) == 0
+        there[0] = there[0] & (there[0].cumsum() <= many)
+        assert there[0].sum() == many
+        assert (order_law(there, rule).p_value > 0) is possible

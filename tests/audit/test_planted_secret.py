@@ -1,5 +1,7 @@
 """Canaries in runs whose order secret coins draw: what is released is noise and canaries, and both claims are kept."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 from anyorder.plan import Plan
+from anyorder.report import AuditSummary
 from anyorder.strategy import BandedInverse, Independent, ToeplitzBanded
 from anyorder.workload import prefix_sum
 
@@ -131,3 +134,31 @@ def test_replace_one_puts_the_opposite_canary_in_the_same_steps():
     assert known.curve.mu == pytest.approx(2 * known_curve(planned("bins")).mu)
     assert not known.refuted()
     assert not planted.result().refuted()
+
+
+@pytest.mark.parametrize("informed", [False, True])
+def test_what_is_known_is_as_secret_and_as_independent_as_the_rest_of_the_audit(informed):
+    """Scores less what the data add tell the data, whoever made them; and the data's own part ties scores together."""
+    plan = planned("bins")
+    release = ao.Release(plan, COUNT, key=KEY)
+    planted = plant(release, CANARIES, key=COINS, known=True, informed=informed)
+    for _ in range(plan.n):
+        release.step(release.sample(40), np.zeros(COUNT))
+    secret, known = planted.result(), planted.result(known=True)
+    assert known.informed is secret.informed is informed
+    assert known.independent is secret.independent is informed
+    assert known.method == ("gaussian" if informed else "f_dp")
+    apart = replace(secret, run_discarded=True)  # one of the two is not enough
+    for shown in (known.to_dict, AuditSummary.of(apart, known=known).to_dict):
+        if informed:
+            with pytest.raises(ArgumentError, match="tells what the units added"):
+                shown()
+        else:
+            assert shown()["refuted"] is False
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_is_promised_of_known_batches_is_what_the_plan_prints(name):
+    """To twelve digits: what covers the rounding of coefficients is in the noise, and is not taken from the promise."""
+    plan = planned(name)
+    assert known_curve(plan).epsilon(plan.delta) == pytest.approx(plan.known_epsilon, rel=1e-12)

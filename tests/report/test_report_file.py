@@ -316,15 +316,42 @@ def test_an_audit_that_refuted_the_claim_is_a_refusal(folder):
     assert "≤" not in told
 
 
+@pytest.mark.parametrize("refuted", [None, 1, "false"])
+def test_only_a_plain_false_is_no_refutation(refuted, folder):
+    audit_json(folder, refuted=refuted)
+    told = text(report_file.make(folder).text)
+    assert "NOT VERIFIED" in told
+    assert "Not refuted" not in told
+
+
 @pytest.mark.parametrize(
-    "changes", [{"p_value": 1e-30}, {"p_value": "nan"}, {"p_value": -1}, {"canaries": {"in": -1, "out": 9}}]
-)
+    "changes",
+    [
+        {"p_value": 1e-30}, {"p_value": "nan"}, {"p_value": -1}, {"canaries": {"in": -1, "out": 9}},
+        {"epsilon_at_least": {"one_run": "nan"}}, {"claimed": {"delta": 0.0}}, {"claimed": {"delta": "nan"}},
+        {"confidence": 1},
+    ],
+)  # fmt: skip
 def test_an_audit_that_does_not_agree_with_itself_does_not_count(changes, folder):
     seen = {"refuted": False, "p_value": 0.25, "canaries": {"in": 30, "out": 34}}
     audit_json(folder, audit={**seen, **changes})
     told = text(report_file.make(folder).text)
     assert "does not count: the audit does not agree with itself" in told
     assert "Not refuted" not in told
+
+
+def test_a_bound_at_a_delta_of_its_own_is_held_against_the_claim_there(folder):
+    plan = ao.verify(folder / "run.privacy.json").plan
+    there = plan.curve.epsilon(plan.delta / 1000)
+    assert there > 1.2 * plan.epsilon
+    for bound, more in ((0.99 * there, False), (1.01 * there, True)):
+        audit_json(folder, audit={
+            "refuted": False, "p_value": 0.5, "canaries": {"in": 30, "out": 34}, "confidence": 0.99,
+            "claimed": {"delta": plan.delta / 1000}, "epsilon_at_least": {"one_run": bound},
+        })  # fmt: skip
+        told = text(report_file.make(folder).text)
+        assert ("it saw more than the claim, as up to one true claim of 100 has it" in told) is more
+        assert ("nothing that the claim excludes" in told) is not more
 
 
 def test_a_bound_above_the_claim_is_said(folder):

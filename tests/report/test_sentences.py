@@ -87,6 +87,16 @@ def test_an_audit_that_saw_more_than_the_claim_says_so(share):
     assert "From the run's own metrics file, which the certificate does not cover. model cnn" in told
 
 
+def test_what_an_audit_saw_is_held_against_the_claim_at_its_own_delta():
+    """A lower bound at a smaller delta may lie above the claim at the plan's, and says nothing against it."""
+    epsilon = CLAIMS["fixed"].epsilon
+    for claimed, more in ((1.3 * epsilon, False), (1.1 * epsilon, True)):
+        found = Attacked(canaries=9, p_value=0.5, at_least=1.2 * epsilon, claimed=claimed, confidence=0.9)
+        told = text(html_report(CLAIMS["fixed"], Shown(audit=found)))
+        assert ("it saw more than the claim, as up to one true claim of 10 has it: audit again" in told) is more
+        assert ("the attack saw nothing that the claim excludes" in told) is not more
+
+
 def test_every_digest_stands_beside_its_name(pages):
     shown = text(pages["fixed"]).split("Digests", 1)[1]
     for name, digest, what in (("noise key", "0a" * 16, "a fingerprint that leads to no key"),

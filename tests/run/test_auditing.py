@@ -389,6 +389,14 @@ def setup():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return Setup(plan, model, optimizer, loader, lambda model, x: model(x).square().mean())
 
+def secret():
+    made = setup()
+    plan = ao.Plan(
+        participation=ao.participation.BallsInBins(2, 4), strategy=ao.strategy.BandedInverse([1.0, -0.6], 8),
+        workload=ao.workload.prefix_sum(8), clip_norm=1.0, sigma=1.0, delta=1e-5, batch_size=10,
+    )
+    return Setup(plan, made.model, made.optimizer, made.loader, made.loss)
+
 def nothing():
     return None
 """
@@ -417,6 +425,11 @@ def test_what_an_audit_leaves(own):
     certificate = verify(own / "out" / "run.privacy.json").certificate
     assert data["plan_digest"] == certificate.plan.digest
     assert data["key_fingerprint"] == certificate.key_fingerprint
+    assert data["order"] == found.plan.participation.describe()
+    assert data["mechanism"] == found.plan.strategy.describe()
+    assert data["claims"] == found.plan.claims()
+    elsewhere = replace(found, certificate=replace(found.certificate, plan=replace(found.plan, delta=1e-6)))
+    assert elsewhere.to_dict()["plan_digest"] == elsewhere.certificate.plan.digest  # of what is public
     seen = data["audit"]
     assert set(seen) == {
         "canaries", "claimed", "confidence", "epsilon_at_least", "mu_seen", "no_bound", "p_value", "p_values",
@@ -440,6 +453,17 @@ def test_delta_method_and_confidence_are_those_asked_for(own):
     assert found["claimed"]["epsilon"] == done.plan.curve.epsilon(1e-3) < 0.9 * done.plan.epsilon
     assert set(found["epsilon_at_least"]) == {"f_dp"}
     assert found["confidence"] == 0.5
+
+
+def test_a_delta_is_that_of_the_known_batches_too(own):
+    """What is promised if batches become known, and what was seen then, stand on one card with the claim."""
+    done = run(Request(target="own_audit:secret", canaries=90, delta=1e-2), Quiet())
+    summary, found = done.summary, done.to_dict()["audit"]
+    assert set(summary.p_values) == {"clopper_pearson", "f_dp", "known", "noise"}
+    for seen, written in ((summary, found), (summary.known, found["known"])):
+        assert seen.audited.delta == written["claimed"]["delta"] == 1e-2
+        assert seen.audited.epsilon == written["claimed"]["epsilon"] == seen.audited.curve.epsilon(1e-2)
+    assert summary.known.audited.epsilon < 0.9 * done.plan.known_epsilon
 
 
 @pytest.mark.parametrize(

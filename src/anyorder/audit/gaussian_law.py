@@ -18,7 +18,7 @@ from scipy.special import gammaln, log_ndtr, ndtri_exp
 
 from anyorder.errors import ArgumentError
 
-__all__ = ["chance", "limits", "log_tail"]
+__all__ = ["chance", "limits", "log_tail", "statistic"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _NOTHING = 1e-14  # spread, in the largest score: that of rounding
@@ -108,6 +108,14 @@ def _statistic(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> tupl
             "the noise; use method='one_run' or 'f_dp'"
         )
     return gap / spread * weight, df, weight
+
+
+def statistic(scores: NDArray[np.float64], included: NDArray[np.bool_]) -> float | None:
+    """The t found: infinite where canaries stand out of no noise at all, None where nothing tells the noise."""
+    try:
+        return _statistic(scores, included)[0]
+    except ArgumentError:
+        return None
 
 
 def chance(scores: NDArray[np.float64], included: NDArray[np.bool_], mu: float) -> float:

@@ -1,5 +1,6 @@
 """What an audit found, beside what was claimed."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from anyorder import _check
 from anyorder._closed import final, frozen
 from anyorder._words import counted, rounded_down, rounded_up
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Sampled
+from anyorder.audit import gaussian_law
 from anyorder.audit.bounds import Method, epsilon_lower_bound, mu_estimate, p_value
 from anyorder.errors import ArgumentError
 
@@ -153,19 +155,14 @@ class Audited:
 
         Args:
             method: None for all of `self.methods`; 1 where that is "gaussian" and there are not both kinds of canaries,
-                or fewer than three.
+                or fewer than three, or nothing that tells the noise.
         """
         tests = self.methods if method is None else (method,)
-        if method is None and self.method == "gaussian" and not self._comparable:
+        if method is None and self.method == "gaussian" and t_statistic(self) is None:
             return 1.0
         claim = (self.epsilon, self.delta) if isinstance(self.curve, Stated) else self.curve
         found = [float(p_value(self.scores, self.included, claim, method=test)) for test in tests]
         return min(1.0, len(found) * min(found))
-
-    @property
-    def _comparable(self) -> bool:
-        """Whether both kinds of canaries are there, and three or more, as the Gaussian law of scores needs."""
-        return len(self.scores) > 2 and 0 < self.included.sum() < len(self.included)
 
     def refuted(self, significance: float = REFUTED) -> bool:
         """Whether the claim is refuted: `p_value() < significance`."""
@@ -180,7 +177,8 @@ class Audited:
         """
         if not secrets:
             check_public(self)
-        known = self.mus is not None and self._comparable and not self._sampled
+        t = t_statistic(self)
+        known = self.mus is not None and t is not None and math.isfinite(t) and not self._sampled
         low, high = self.mu_estimate() if known else (None, None)
         result: dict[str, Any] = {
             "canaries": len(self.scores),
@@ -221,6 +219,14 @@ class Audited:
             f"verdict: {'REFUTED' if p < REFUTED else 'not refuted'} at {REFUTED:g}, p-value {p:.2g} "
             f"({', '.join(self.methods)})"
         )
+
+
+def t_statistic(audited: Audited) -> float | None:
+    """That of the Gaussian law: infinite for canaries that stand out of no noise, None where nothing tells the noise.
+
+    Where it is not finite there is no interval of mu; where it is infinite every claim is refuted.
+    """
+    return gaussian_law.statistic(audited.scores, audited.included)
 
 
 def check_public(audited: Audited) -> None:

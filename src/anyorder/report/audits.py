@@ -1,5 +1,6 @@
 """What an audit saw: its verdict beside the claim, and the picture of its scores."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import _check
-from anyorder._words import counted, rounded_down, rounded_up
+from anyorder._words import counted, one_of, rounded_down, rounded_up
 from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Sampled
 from anyorder.audit import Audited
 from anyorder.audit.bounds import Method
 from anyorder.audit.noise_law import Law
-from anyorder.audit.result import REFUTED, check_public
+from anyorder.audit.result import REFUTED, check_public, t_statistic
 from anyorder.plan import Plan
 from anyorder.report.card import facts_panel
 from anyorder.report.plots import new_axes, save_figure
@@ -87,12 +88,15 @@ class AuditSummary:
             _check.choice("method", method, METHODS)
         _check.probability("confidence", confidence)
         unfit: dict[Method, str] = {}
+        t = t_statistic(audited)
         if isinstance(audited.curve, (BoundedRange, Sampled, Amplified, Composed)):
             unfit["gaussian"] = "under secret sampling no score is normal"
         elif not 1 < audited.included.sum() < len(audited.included) - 1:
             unfit["gaussian"] = "it needs two canaries that are in, and two that are out"
+        elif t is None or math.isinf(t):
+            unfit["gaussian"] = "scores do not spread, as those of any noise do"
         bounds = {method: audited.lower_bound(method, confidence) for method in methods if method not in unfit}
-        tests: tuple[Method, ...] = audited.methods if audited.method not in unfit else ("f_dp",)
+        tests: tuple[Method, ...] = audited.methods if audited.method not in unfit or t == math.inf else ("f_dp",)
         p_values: dict[str, float] = {test: audited.p_value(test) for test in tests}
         others = None if known is None else cls.of(known, methods, confidence)
         if others is not None:
@@ -157,10 +161,10 @@ def not_refuted(above: int, confidence: float = 0.95) -> str:
     """The verdict in words, where so many of the bounds lie above a claim that was not refuted."""
     if not above:
         return "not refuted: this run does not speak against the claim, which is no proof of it"
-    lie, often = "lies" if above == 1 else "lie", round(1 / (1 - confidence))
+    lie = "lies" if above == 1 else "lie"
     return (
         f"not refuted at {REFUTED:g}, but {above} of the bounds {lie} above the claim, as they do in up to one true "
-        f"claim of {'twenty' if often == 20 else often}: audit again, with more canaries"
+        f"claim of {one_of(confidence)}: audit again, with more canaries"
     )
 
 

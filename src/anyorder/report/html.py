@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import assert_never
 
-from anyorder._words import counted, rounded_down, rounded_up
+from anyorder._words import counted, one_of, rounded_down, rounded_up
 from anyorder.budget.found import SearchCertificate
 from anyorder.certificate import Certificate, Verification
 from anyorder.plan import CANDIDATE, Plan
@@ -26,11 +26,15 @@ class Attacked:
         canaries: gradients that were in or out by secret coins.
         p_value: of the claim.
         at_least: the largest lower bound on epsilon, at the audit's own delta; None where it gave none.
+        claimed: the plan's epsilon at that delta; None where that is the plan's own.
+        confidence: of the bound.
     """
 
     canaries: int
     p_value: float
     at_least: float | None = None
+    claimed: float | None = None
+    confidence: float = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,9 +215,11 @@ def _audit(found: Attacked | None, claimed: float) -> Html:
             ", then copy its ", tag("code", "audit.json"), " into the folder of the run and make the report again.",
         )  # fmt: skip
     told = "the attack saw nothing that the claim excludes. That is no proof of the claim."
-    if found.at_least is not None and found.at_least > claimed:
+    own = claimed if found.claimed is None else found.claimed
+    if found.at_least is not None and found.at_least > own:
         told = (
-            "but it saw more than the claim, as up to one true claim of twenty has it: audit again, with more canaries."
+            f"but it saw more than the claim, as up to one true claim of {one_of(found.confidence)} has it: audit "
+            "again, with more canaries."
         )
     rows = [
         ("Verdict", [f"Not refuted: {told}"]),

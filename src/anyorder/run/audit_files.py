@@ -68,14 +68,19 @@ def found(path: str | Path, plan: Plan) -> tuple[Attacked, str | None]:
         counts = int(seen["canaries"]["in"]), int(seen["canaries"]["out"])
         bound = seen.get("epsilon_at_least", {}).get("one_run")
         at_least = None if bound is None else float(bound)
+        delta = float(seen.get("claimed", {}).get("delta", plan.delta))
+        confidence = float(seen.get("confidence", 0.95))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
         raise CertificateError(f"the audit has no verdict: {brief(problem)}") from problem
-    if (refuted is False and not REFUTED <= p_value <= 1) or min(counts) < 0 or math.isnan(at_least or 0.0):
+    agrees = refuted is not False or REFUTED <= p_value <= 1
+    possible = min(counts) >= 0 and 0 < delta < 1 and 0 < confidence < 1 and not math.isnan(at_least or 0.0)
+    if not (agrees and possible):
         raise CertificateError(
             "the audit does not agree with itself: its verdict is not that of its p-value and counts"
         )
     count = sum(counts)
-    attacked = Attacked(canaries=count, p_value=p_value, at_least=at_least)
+    claimed = None if delta == plan.delta else plan.curve.epsilon(delta)  # a bound says nothing at another delta
+    attacked = Attacked(canaries=count, p_value=p_value, at_least=at_least, claimed=claimed, confidence=confidence)
     if refuted is not False:
         canaries = counted(count, "canary")
         return attacked, f"an audit of this plan, with {canaries}, refuted its claim (p = {p_value:.2g})"

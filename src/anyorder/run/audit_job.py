@@ -8,6 +8,7 @@ from typing import Any
 
 from anyorder import _check
 from anyorder.audit.bounds import Method
+from anyorder.audit.planted import known_curve
 from anyorder.certificate import Certificate
 from anyorder.plan import Plan
 from anyorder.report import METHODS, AuditSummary, audit_panel, plot_audit
@@ -102,10 +103,12 @@ def run(asked: Request, bar: StepsBar) -> Verdict:
     began = time.perf_counter()
     done = attack(setup, canaries=asked.canaries, coordinates=asked.coordinates, stepped=bar.stepped)
     seconds = time.perf_counter() - began
-    audited, certificate = done.audited, done.certificate
+    audited, known, certificate = done.audited, done.known, done.certificate
     if asked.delta is not None:
         audited = replace(audited, delta=asked.delta, epsilon=setup.plan.curve.epsilon(asked.delta))
-    summary = AuditSummary.of(audited, asked.methods, asked.confidence, done.law, done.known)
+        if known is not None:
+            known = replace(known, delta=asked.delta, epsilon=known_curve(setup.plan).epsilon(asked.delta))
+    summary = AuditSummary.of(audited, asked.methods, asked.confidence, done.law, known)
     verdict = Verdict(asked.target, setup.plan, summary, certificate, seconds)
     if asked.plot is not None:
         plot_audit(audited, asked.plot)
