@@ -233,6 +233,15 @@ def test_files(tmp_path: Path) -> None:
     assert ao.audit.from_file(sampled).method == "clopper_pearson"
 
 
+def test_independent_scores_that_are_not_normal_are_not_judged_as_if_they_were():
+    rows = {"canaries": [0, 1], "included": [1, 0], "claim": Gaussian(2.0), "delta": 1e-5, "noise_std": 1.0}
+    given = ao.audit.from_rows([[5.0, 0.1]], **rows, sampling_probability=0.5, independent=True)
+    assert given.methods == ("clopper_pearson", "f_dp")  # log likelihood ratios
+    losses = ao.audit.from_scores([1.0, 2.0], included=[1, 0], claim=Gaussian(2.0), delta=1e-5, independent=True)
+    assert losses.methods == ("clopper_pearson", "f_dp")
+    assert ao.audit.from_rows([[5.0, 0.1]], **rows, independent=True).methods == ("gaussian",)
+
+
 def command(file: Path, *options: str) -> tuple[int, str, str]:
     done = CliRunner().invoke(app, ["audit", "arrays", str(file), *options])
     return done.exit_code, done.stdout, done.stderr
@@ -345,7 +354,9 @@ def test_a_claim_is_refuted_below_one_in_a_million():
     coins = np.arange(40) < 20
     noise = np.random.default_rng(0).normal(size=40)
     found = [
-        ao.audit.from_scores(noise + gap * coins, included=coins, claim=Gaussian(0.1), delta=1e-5, independent=True)
+        ao.audit.from_scores(
+            noise + gap * coins, included=coins, claim=Gaussian(0.1), delta=1e-5, noise_std=1.0, independent=True
+        )
         for gap in np.linspace(0, 3, 20)
     ]
     assert [one.refuted() for one in found] == [one.p_value() < 1e-6 for one in found]

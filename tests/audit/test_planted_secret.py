@@ -92,11 +92,21 @@ def test_who_knows_the_bins_sees_more_and_half_the_noise_is_found():
     loud = run(planned("bins", sigma=0.6))  # half of what is held against it
     found = loud.result(known=True)
     halved = ao.audit.from_scores(
-        found.scores, included=found.included, claim=known.curve, delta=1e-3, independent=True
+        found.scores,
+        included=found.included,
+        claim=known.curve,
+        delta=1e-3,
+        noise_std=found.noise_std,
+        independent=True,
     )
     assert halved.refuted()
     assert not ao.audit.from_scores(
-        known.scores, included=known.included, claim=known.curve, delta=1e-3, independent=True
+        known.scores,
+        included=known.included,
+        claim=known.curve,
+        delta=1e-3,
+        noise_std=known.noise_std,
+        independent=True,
     ).refuted()
 
 

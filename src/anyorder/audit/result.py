@@ -142,10 +142,13 @@ class Audited:
 
     @property
     def method(self) -> Method:
-        """What `p_value` rests on: "f_dp", or for independent scores "gaussian", or without a mu "clopper_pearson"."""
+        """What `p_value` rests on: "f_dp"; for independent scores "clopper_pearson", or "gaussian" where they are normal.
+
+        They are where they have a `noise_std` and the claim has a mu; a loss, or a log likelihood ratio, is not.
+        """
         if not self.independent:
             return "f_dp"
-        return "clopper_pearson" if self.curve.mu is None else "gaussian"
+        return "clopper_pearson" if self.curve.mu is None or self.noise_std is None else "gaussian"
 
     def p_value(self, method: Method | None = None) -> float:
         """At most the probability of a result at least as strong, if the claim is true; see `anyorder.audit.p_value`.
