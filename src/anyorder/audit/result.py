@@ -142,9 +142,9 @@ class Audited:
 
     @property
     def method(self) -> Method:
-        """What `p_value` rests on: "f_dp"; for independent scores "clopper_pearson", or "gaussian" where they are normal.
+        """What `p_value` rests on: "f_dp"; for independent scores "clopper_pearson", for normal ones "gaussian".
 
-        They are where they have a `noise_std` and the claim has a mu; a loss, or a log likelihood ratio, is not.
+        Normal are those with a `noise_std`, and a claim with a mu; a loss, or a log likelihood ratio, is not.
         """
         if not self.independent:
             return "f_dp"

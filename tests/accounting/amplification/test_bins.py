@@ -527,6 +527,12 @@ def test_what_is_no_gram_matrix_is_refused():
             bins_delta(wrong, 1.0, 1.0)
     with pytest.raises(ArgumentError, match="sigma"):
         bins_epsilon(np.eye(2), 0.0, 1e-5)
+    with pytest.raises(ArgumentError, match="sigma must be at least 1e-100 of the largest"):
+        bins_delta(np.eye(2), 1e-160, 1.0)
+
+
+def test_noise_so_large_that_k_is_no_number_above_0_is_not_perfect():
+    assert bins_delta(np.eye(2), 1e170, 0.0) > 1e-171
 
 
 @pytest.mark.parametrize("bands", [1, 3, 6])

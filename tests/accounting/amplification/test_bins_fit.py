@@ -125,6 +125,14 @@ def test_without_a_solver_other_matrices_are_left(monkeypatch):
     bins._above.cache_clear()
 
 
+@pytest.mark.parametrize("found", [np.nan, np.inf])
+def test_a_solver_that_returns_no_numbers_has_failed(monkeypatch, found):
+    monkeypatch.setattr(
+        scipy.optimize, "linprog", lambda c, **_: SimpleNamespace(status=0, x=np.full(len(c), found), fun=1.0)
+    )
+    assert dominating_chains(0.8**APART) == []
+
+
 def test_a_length_that_a_solver_fails_at_is_left_out(monkeypatch):
     solved, calls = scipy.optimize.linprog, []
 

@@ -34,6 +34,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 _LARGEST = 60.0  # of the diagonal of K: beyond, losses of some hundred, only the Gaussian is tried
+_MOST = 1e100  # mu of all bins known: above, K is no finite number
 COARSE = 2.0  # gaps of grids that tell in general which K' and direction do not count: those bounds hold too
 _FINER = {Nested: 1.5, Chain: 5.0}  # a delta on coarse grids, beside the least, that a fine one may yet undercut
 _NEAR = 0.1  # of epsilon, between both grids
@@ -120,8 +121,10 @@ def scaled(gram: Floats, sigma: float) -> tuple[Floats, float]:
         raise ArgumentError(f"gram must be a square matrix of one row or more, got shape {gram.shape}")
     if not np.isfinite(gram).all() or gram.min() < 0 or not np.allclose(gram, gram.T, rtol=1e-9, atol=0):
         raise ArgumentError("gram must be symmetric, finite and have no entry below 0: see bins_gram")
-    k = np.maximum(gram, gram.T) / sigma / sigma * (1 + 2.0**-50)
-    return k, math.sqrt(float(k.max())) * (1 + 2.0**-50)
+    mu = math.sqrt(float(gram.max())) / sigma * (1 + 2.0**-50)  # of gram, as K is 0 where sigma is very large
+    if mu > _MOST:
+        raise ArgumentError(f"sigma must be at least {_MOST**-1:g} of the largest ||C pi||, got {sigma!r}")
+    return np.maximum(gram, gram.T) / sigma / sigma * (1 + 2.0**-50), mu
 
 
 def _curve(k: Floats, mu: float, epsilons: Floats) -> Floats:

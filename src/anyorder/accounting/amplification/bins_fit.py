@@ -180,7 +180,7 @@ def _programme(row: Floats, r: float, power: float) -> tuple[float, Chain] | Non
         bounds=(0, None),
         method="highs",
     )
-    if answer.status != 0:
+    if answer.status != 0 or not np.isfinite(answer.x).all():
         return None
     constant, nu, v, *extra = np.maximum(answer.x, 0.0)
     # whatever the solver returned, the diagonal makes up for the least eigenvalue of what must be semidefinite
