@@ -1,5 +1,6 @@
 """Scattering features are those of Kymatio; the model on them learns mean, spread and classes under one plan."""
 
+import gc
 import json
 from math import pi
 
@@ -13,7 +14,7 @@ from anyorder.errors import ArgumentError, ModelError
 from anyorder.run import Settings, train
 from anyorder.run.course import rates
 from anyorder.run.datasets import Data
-from anyorder.run.features import Whitened, _mirrored, scattered
+from anyorder.run.features import Features, Whitened, _mirrored, scattered
 from anyorder.run.scattering import scatter
 from run.stopping import assert_goes_on
 
@@ -176,6 +177,20 @@ def test_a_run_that_is_stopped_in_any_stage_goes_on_bit_for_bit(step, tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     settings = small("textures_of_a_test:load", checkpoint_every=1, epochs=4)
     assert_goes_on(settings, tmp_path, step)
+
+
+def test_a_second_run_does_not_hold_the_features_of_the_first(textures, tmp_path):
+    features = scattered(textures)
+    before = {id(one) for one in gc.get_objects() if isinstance(one, Features)}
+    gc.disable()  # which is what it comes to where few objects are made, as by runs on features
+    try:
+        train(small(epochs=3), tmp_path / "first", data=features)
+        held = {id(one) for one in gc.get_objects() if isinstance(one, Features)} - before
+        assert held  # torch's optimizers are in cycles that reach them
+        train(small(epochs=3), tmp_path / "second", data=features)
+        assert len({id(one) for one in gc.get_objects() if isinstance(one, Features)} - before) <= len(held)
+    finally:
+        gc.enable()
 
 
 # -- settings --------------------------------------------------------------------------------------------------------

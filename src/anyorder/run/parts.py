@@ -1,5 +1,6 @@
 """The parts of a run by its settings: model, loader, optimizer, loss."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ def settings_of(found: dict[str, Any], path: Path) -> Settings:
 def make_data(settings: Settings, data: Data | None = None) -> Data:
     """The data set, loaded where it is not given, in the form that the model takes."""
     data = data or datasets.load(settings.dataset, settings.data_dir)
-    if settings.model not in OF_FEATURES or isinstance(data.train, Features):
+    if settings.model not in OF_FEATURES:
+        return data
+    gc.collect()  # a run before this one holds its features, which may be gigabytes, in a cycle that torch makes
+    if isinstance(data.train, Features):
         return data
     return patched(data) if settings.model == "patches" else scattered(data)
 

@@ -271,6 +271,14 @@ def test_unlike_blocks_follow_in_their_order(own, within, most):
     assert exact <= law.masses @ law.values**2 - 1 <= most * exact
 
 
+def test_where_phi_falls_small_sums_are_told_apart():
+    """At a large epsilon 1 - t L counts where all states are low: a grid that does not reach there loses much."""
+    chain = each_its_own(38, 0.0, 0.37, 2.65, 0.97)
+    rising, falling = (bins.delta_above(chain, 6.0, falling=way) for way in (False, True))
+    assert falling < rising
+    assert falling < 2 * bins.delta_above(chain, 6.0, falling=True, coarse=0.6)
+
+
 def test_bins_that_are_nearly_equal_take_a_small_grid():
     assert len(bins_chain._partial_sums(each_its_own(100, 1.0, 1e-7, 0.0, 0.5))) < 1500
     assert bins_delta(np.ones((60, 60)), 1.0, 1.0) == pytest.approx(gdp_delta(1.0, 1.0), rel=1e-6)

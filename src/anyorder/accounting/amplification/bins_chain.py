@@ -34,9 +34,11 @@ _LARGE = 1.0  # variance from which spread partial sums and states weigh less
 _GAP = (0.005, 0.04)  # of partial sums, relative, least and most; between them so that all additions raise
 _RAISED = 0.01  # the variance of L by about this share
 _GAP_FACTOR = 0.15  # of a factor xi, relative, at most
+_FAR_BELOW = 40.0  # beyond it a grid is long, and only the Gaussian is near
 _POINTS = 600  # of the law of a block's factors
 _NOTHING = 1e-15  # mass, under either law, of a block's factors that the grid need not reach to
-_SHARE = math.exp(-2.0)  # of the mean of the sum; below, partial sums have equal gaps
+_EVEN = (2.0, 1.4)  # by how much less than its mean L is, as a logarithm, where partial sums begin to have equal gaps:
+# where phi rises; and for each unit of K' more where it falls, as 1 - t L counts where L is far below 1
 
 
 @final
@@ -100,7 +102,7 @@ def chain_law(chain: Chain, *, falling: bool = False, coarse: float = 1.0) -> La
     """
     b, v = chain.b, chain.v
     states, first = _states(chain, coarse)
-    sums = _partial_sums(chain, coarse)
+    sums = _partial_sums(chain, coarse, falling)
     sizes = block_sizes(b, chain.blocks).tolist()
     adds = {size: _additions(states - v / 2, chain, size, sums, coarse) for size in sorted(set(sizes))}
     law, _, low = _spread(np.zeros(1), math.sqrt(v), first, falling)
@@ -139,10 +141,10 @@ def _fine(chain: Chain) -> bool:
     return chain.v < _LARGE and 2 * chain.v > chain.own + chain.constant
 
 
-def _partial_sums(chain: Chain, coarse: float = 1.0) -> Floats:
+def _partial_sums(chain: Chain, coarse: float = 1.0, falling: bool = False) -> Floats:
     """0, and up to where next to nothing of L lies under either law; gaps rise with the sum."""
     k = chain.own
-    knee = chain.b * _SHARE
+    knee = chain.b * math.exp(-_EVEN[0] - falling * min(_EVEN[1] * k, _FAR_BELOW))
     gap = coarse * _gap(chain)
     top = math.log(chain.b) + k / 2 + _FAR * math.sqrt(k)
     even = np.arange(0.0, 1.0, gap) * knee
