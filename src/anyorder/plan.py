@@ -203,9 +203,15 @@ class Plan:
 
     @cached_property
     def known_epsilon(self) -> float | None:
-        """The epsilon if all batches became known, at `delta`, rounded up; None where no coins are secret.
+        """The epsilon if all batches became known, at `delta`, rounded up; None where no coins are secret."""
+        return None if self.known_mu is None else gdp_epsilon(self.known_mu, self.delta)
 
-        Gaussian DP with mu = f sens(C, pattern) / sigma, of any steps that the coins may give.
+    @cached_property
+    def known_mu(self) -> float | None:
+        """Gaussian DP if all batches became known, rounded up; None where no coins are secret.
+
+        mu = f sens(C, pattern) / sigma, of any steps that the coins may give. It holds for those who do not know the
+        batches too, who see less.
         """
         if not self.participation.secret:
             return None
@@ -214,7 +220,7 @@ class Plan:
         if self.selection is not None:
             visits = known_sensitivity(Independent(self.n), self.participation).value
             released = float(np.hypot(released, step_mu(self.selection, self.neighbours, self.selection_std) * visits))
-        return gdp_epsilon(nextafter(released * (1 + 2.0**-50), inf), self.delta)
+        return nextafter(released * (1 + 2.0**-50), inf)
 
     def unit_mus(self, order: KnownOrder | None = None) -> NDArray[np.float64]:
         """(units,) mu of each unit's own steps, in the order of `participation.units`; the plan's is the largest.

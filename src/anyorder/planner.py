@@ -1,6 +1,7 @@
 """The planner: finds the order, the mechanism and the noise, and joins them into a `Plan`."""
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import frexp, inf, nextafter, sqrt
@@ -155,7 +156,7 @@ def plan(
     """
     arguments = dict(locals())
     if order == "any" or not (order is None or isinstance(order, str)):
-        compared_orders = compare_orders(**arguments)
+        compared_orders = compare_orders(**arguments, progress=lambda word: print(f"planning {word}", file=sys.stderr))
         print(compared_orders)  # what a list of orders is asked for
         return compared_orders.best
     budget = _budget(epsilon, noise_multiplier, sigma)  # before a fit that may take long

@@ -68,6 +68,16 @@ def test_a_plain_training_has_what_its_plan_claims(options):
     assert f"epsilon <= {rounded_up(found.true)}" in str(one)
 
 
+@pytest.mark.parametrize("order", ["poisson", "balls-in-bins"])
+def test_how_often_units_came_by_secret_coins_is_not_told(order):
+    _, one = own(order=order)
+    assert "who was in them is secret" in str(one)
+    assert not {"most", "together", "separation", "weight"} & one.to_dict()["seen"].keys()
+    _, plain = own()
+    assert plain.to_dict()["seen"]["most"] == 2
+    assert "a unit in 2 steps at most" in str(plain)
+
+
 def test_at_another_delta_it_is_the_plans_curve():
     with watch() as seen:
         engine, model, optimizer, loader, _ = bound()

@@ -24,6 +24,7 @@ from anyorder.report.charts import _examples
 from anyorder.report.figures import Axis, Line, line_chart
 from anyorder.report.markup import Html, document, join, tag
 from anyorder.report.words import MEANS, best_guess, rounded_up
+from anyorder.sensitivity.cost import is_large
 from anyorder.strategy import Independent, Tree
 from anyorder.workload import prefix_sum
 from report.pages import certified, claims, read, text
@@ -153,7 +154,35 @@ def test_a_refusal_says_so_before_any_number():
     assert "Checked" not in page
 
 
+def test_what_was_not_read_to_its_end_is_not_called_wrong():
+    words = re.sub(r"<[^>]*>", " ", html_refusal("it takes more time than a file is given", unread=True))
+    assert "NOT CHECKED" in words
+    assert "NOT VERIFIED" not in words
+    assert "damaged" not in words
+    assert "anyorder verify --large run.privacy.json" in words
+
+
+def test_a_claim_that_a_strangers_file_may_not_ask_for_says_how_it_is_read():
+    for many, option in ((12, ""), (13, " --large")):
+        plan = ao.plan(
+            participation=BallsInBins(2, many), batch_size=1, sigma=2.0, delta=1e-5,
+            mechanism=ao.strategy.ToeplitzBanded([1.0, 0.5], 2 * many),
+        )  # fmt: skip
+        words = re.sub(r"<[^>]*>", " ", html_report(plan))
+        assert f"anyorder verify{option} run.privacy.json" in words
+        assert f"anyorder report{option} FOLDER" in words
+        assert is_large(plan.to_dict()) is bool(option)
+
+
 # -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 8.0])
+def test_who_does_not_know_the_batches_tells_no_more_than_who_does(epsilon):
+    secret, known = best_guess(epsilon, 1e-5, None), best_guess(epsilon, 1e-5, 1.0)
+    both = best_guess(epsilon, 1e-5, None, 1.0)
+    assert (both.right, both.found) == (min(secret.right, known.right), min(secret.found, known.found))
+    assert best_guess(epsilon, 1e-5, None, 100.0) == secret
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 8.0])

@@ -47,7 +47,8 @@ def test_the_numbers_below_the_promise_are_of_the_same_promise_and_never_smaller
     plan = getattr(claim, "plan", claim)
     searched = isinstance(claim, SearchCertificate)
     delta = claim.claim.delta if searched else plan.delta
-    guess = best_guess(claim.epsilon, delta, None if searched else plan.mu)  # of a search: of its epsilon, not a run's
+    of_run = (None, None) if searched else (plan.mu, plan.known_mu)  # of a search: of its epsilon, not a run's
+    guess = best_guess(claim.epsilon, delta, *of_run)
     found = cells(pages[name])
     shown = float(found[0][0].removesuffix(" %"))
     assert 100 * guess.right - 1e-9 <= shown <= 100 * guess.right + 0.1

@@ -8,6 +8,7 @@ import pytest
 import anyorder as ao
 from anyorder.errors import AnyorderError, ArgumentError, PlanError
 from anyorder.optimize import choose, fit
+from anyorder.participation import PoissonSampling
 from anyorder.run.planning import Mechanism, best_of_each_kind, compare, make_plan, noise_lines, poisson_claim
 from anyorder.strategy import Independent, Tree
 
@@ -134,6 +135,17 @@ def test_a_comparison_is_at_one_epsilon_least_error_first():
     assert independent.to_dict()["vectors"] == 0
     with pytest.raises(ArgumentError, match="other than 'poisson'"):
         compare(rows[[row.name for row in rows].index("poisson")].plan)
+
+
+@pytest.mark.parametrize("order", ["balls-in-bins", "random-allocation", "truncated-poisson", "cyclic-poisson"])
+def test_what_is_drawn_by_other_coins_is_compared_with_poisson_sampling_too(order):
+    chosen = make_plan(
+        Mechanism(name="independent"), order=order, epochs=2, epsilon=4.0, delta=1e-5, dataset_size=60, batch_size=20
+    )
+    sampled = next(row.plan for row in compare(chosen) if row.name == "poisson")
+    assert type(sampled.participation) is PoissonSampling
+    assert (sampled.n, sampled.method) == (chosen.n, None)
+    assert chosen.epsilon * (1 - 1e-5) <= sampled.epsilon <= chosen.epsilon <= 4.0
 
 
 def test_the_plot_sets_independent_noise_of_the_same_privacy_beside_the_plan():

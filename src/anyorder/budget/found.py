@@ -24,6 +24,7 @@ from anyorder.budget.space import read_space
 from anyorder.certificate import Certificate
 from anyorder.errors import ArgumentError, CertificateError, LimitError
 from anyorder.plan import checked_plan, close
+from anyorder.sensitivity.cost import is_large
 
 __all__ = ["FORMAT", "ScoreNoise", "SearchCertificate", "SearchClaim"]
 
@@ -212,6 +213,12 @@ class SearchCertificate:
     def best_epsilon(self) -> float | None:
         """What the best run would have cost alone, had it been chosen without looking: it is no claim of the search."""
         return None if self.best is None else self.best.plan.epsilon
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a stranger's file is not given the time that its claim takes, and it is read with `large=True`."""
+        by_chance = type(self.claim.law) is not Fixed and type(self.claim.curve) is not Gaussian
+        return by_chance or (self.best is not None and is_large(self.best.plan.to_dict()))
 
     def claims(self) -> dict[str, Any]:
         """What follows from the rest; a verifier recomputes it."""

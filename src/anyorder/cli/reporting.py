@@ -62,7 +62,7 @@ def report(
             raise typer.Exit(1)
         return
     if made.problem is not None:
-        fail(f"NOT verified, as {place} says: {made.problem}", 1)
+        fail(f"NOT {'checked' if made.unread else 'verified'}, as {place} says: {made.problem}", 1)
     Console().print(f"report: {place}", highlight=False, markup=False, soft_wrap=True)
 
 

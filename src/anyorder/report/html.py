@@ -14,6 +14,7 @@ from anyorder.report.markup import Html, document, join, tag
 from anyorder.report.searches import search_verdict
 from anyorder.report.verification import verdict
 from anyorder.report.words import MEANS, assumptions, best_guess, limits, whom
+from anyorder.sensitivity.cost import is_large
 
 __all__ = ["Attacked", "Shown", "html_refusal", "html_report"]
 
@@ -85,26 +86,35 @@ def html_report(claim: Plan | Certificate | SearchCertificate, shown: Shown | No
             assert_never(claim)
 
 
-def html_refusal(problem: str, shown: Shown | None = None) -> str:
+def html_refusal(problem: str, shown: Shown | None = None, *, unread: bool = False) -> str:
     """The report of what was not verified: a page that says so in red, why, and no claim.
 
     Args:
         problem: the first thing that does not hold.
+        unread: whether that is no more than what the file asks for, which is more than a stranger's is given.
     """
     title = (shown or Shown()).title or "A file that claims privacy"
-    box = tag(
-        "div", tag("p", tag("strong", "NOT VERIFIED. Do not rely on this file.")),
-        tag("p", "What it claims did not pass its checks, so no promise is shown here."), class_="banner bad",
-        role="alert",
-    )  # fmt: skip
-    return document(
-        f"NOT VERIFIED: {title}", tag("h1", "Privacy report"), box, tag("h2", "What did not hold"), tag("p", problem),
-        tag("h2", "What to do"), tag("ul", *map(_item, (
+    if unread:
+        head, told, what = (
+            "NOT CHECKED. Do not rely on this file yet.",
+            "Nothing in it is known to be wrong, and it",
+            "Why",
+        )
+        told = f"{told} was not checked to its end, so no promise is shown here."
+        todo = [
+            "If you trust where the file comes from, make the report again with --large, and check it with --large."
+        ]
+    else:
+        head, what = "NOT VERIFIED. Do not rely on this file.", "What did not hold"
+        told = "What it claims did not pass its checks, so no promise is shown here."
+        todo = [
             "Ask whoever gave you the file for the one that the run wrote: a file that was damaged or edited fails.",
-            "Where the message says that it takes more than a file is given, and you trust where it comes from, make "
-            "the report again with --large.",
             "If an audit refuted the claim, the noise was not what the plan says: do not publish the model.",
-        ))), _command(),
+        ]
+    box = tag("div", tag("p", tag("strong", head)), tag("p", told), class_="banner bad", role="alert")
+    return document(
+        f"{head.split('.')[0]}: {title}", tag("h1", "Privacy report"), box, tag("h2", what), tag("p", problem),
+        tag("h2", "What to do"), tag("ul", *map(_item, todo)), _command(large=unread),
     )  # fmt: skip
 
 
@@ -133,7 +143,7 @@ def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
         tag("h2", "What it does not say"), tag("ul", *map(_item, limits(plan))),
         tag("h2", "Audit"), _audit(shown.audit, plan.epsilon),
         tag("h2", "Budget and search"), _budget(shown),
-        *_verifying(checked, unseen), _digests(plan, certificate),
+        *_verifying(checked, unseen, large=is_large(plan.to_dict())), _digests(plan, certificate),
     )  # fmt: skip
 
 
@@ -168,7 +178,7 @@ def _nobody(certificate: Certificate | None) -> Html:
 
 
 def _headline(plan: Plan, certificate: Certificate | None) -> Html:
-    guess = best_guess(plan.epsilon, plan.delta, plan.mu)
+    guess = best_guess(plan.epsilon, plan.delta, plan.mu, plan.known_mu)
     number = _promise(plan.epsilon, plan.delta)
     cells = [
         _cell(f"{_percent(guess.right)} %", _right_text(plan.unit, plan.neighbours)),
@@ -288,32 +298,38 @@ def _search_page(found: SearchCertificate, shown: Shown) -> str:
         "Privacy report: a search for settings",
         tag("h1", "Privacy report"), tag("p", shown.title or "A search for settings", class_="soft"), _passed(found),
         headline, _notes(shown), tag("h2", "The card of the search"), _card(found.facts()), *body,
-        *_verifying(checked, unseen, "search.privacy.json"), digests, own,
+        *_verifying(checked, unseen, "search.privacy.json", large=found.is_large), digests, own,
     )  # fmt: skip
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _verifying(checked: list[str], unseen: list[str], name: str = "run.privacy.json") -> list[Html]:
+def _verifying(checked: list[str], unseen: list[str], name: str = "run.privacy.json", *, large: bool) -> list[Html]:
     head = tag("tr", tag("th", "what"), tag("th", "outcome"))
     rows = [tag("tr", tag("td", text), tag("td", "holds")) for text in checked]
     rows += [tag("tr", tag("td", text), tag("td", "not checked: no file shows it, or it needs one that is not public"))
              for text in unseen]  # fmt: skip
     return [
         tag("h2", "How to check it yourself"),
-        _command(name),
+        _command(name, large),
         tag("table", tag("thead", head), tag("tbody", *rows)),
     ]
 
 
-def _command(name: str = "run.privacy.json") -> Html:
+def _command(name: str = "run.privacy.json", large: bool = False) -> Html:
+    option = " --large" if large else ""
+    told = (
+        "--large is there because this claim takes more time to recompute than a stranger's file is given: pass it if "
+        "you trust where the file comes from."
+    )
     return join(
         tag("p", "Whoever has the file needs nothing else: no data, no model, no key, no network."),
-        tag("pre", join("pip install 'anyorder[cli]'", f"anyorder verify {name}", between="\n")),
+        tag("pre", join("pip install 'anyorder[cli]'", f"anyorder verify{option} {name}", between="\n")),
+        tag("p", told) if large else Html(),
         tag("p", "It recomputes every claim from the file. Expected: the last line begins with ",
             tag("code", "verified:"), " and the exit code is 0; anything else is a reason not to rely on the file. ",
-            tag("code", "anyorder report FOLDER"), " makes this page again, byte for byte."),
+            tag("code", f"anyorder report{option} FOLDER"), " makes this page again, byte for byte."),
     )  # fmt: skip
 
 

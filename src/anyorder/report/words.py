@@ -56,8 +56,8 @@ class Guess:
     found: float
 
 
-def best_guess(epsilon: float, delta: float, mu: float | None) -> Guess:
-    """The limits that a claim sets to every attacker.
+def best_guess(epsilon: float, delta: float, mu: float | None, known_mu: float | None = None) -> Guess:
+    """The limits that a claim sets to every attacker: of two that hold, the smaller one.
 
         right = Phi(mu / 2),  found = Phi(Phi^-1(a) + mu)                            of a mu-GDP claim, a = 0.01
         right = (e^eps + delta) / (e^eps + 1)
@@ -67,11 +67,15 @@ def best_guess(epsilon: float, delta: float, mu: float | None) -> Guess:
 
     Args:
         epsilon, delta: the claim.
-        mu: of the claim, where it has one.
+        mu: of the claim, where it has one. Or
+        known_mu: of secret batches, should they become known: who does not know them can tell no more.
     """
     wrong = 0.01
     if mu is not None:
         return Guess(float(ndtr(mu / 2)), float(ndtr(ndtri(wrong) + mu)))
+    if known_mu is not None:
+        secret, known = best_guess(epsilon, delta, None), best_guess(epsilon, delta, known_mu)
+        return Guess(min(secret.right, known.right), min(secret.found, known.found))
     if epsilon > 700:
         return Guess(1.0, 1.0)
     grown = math.exp(epsilon)

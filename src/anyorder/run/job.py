@@ -31,6 +31,9 @@ _TEST_BATCH = 1000
 class Observer:
     """Hears how a run goes; this one says nothing. Nothing that it hears depends on the data without noise."""
 
+    def planning(self) -> None:
+        """The data set is read, and the plan made: minutes where features are made, or batches are secret."""
+
     def started(self, plan: Plan, path: Path, step: int) -> None:
         """The run begins, or goes on, after `step` steps."""
 
@@ -104,6 +107,8 @@ def train(
         TrainingError if the run fails.
     """
     _check.optional("matplotlib.figure", extra="train", purpose="drawing a run")  # now, not after the training
+    observer = observer or Observer()
+    observer.planning()
     data = parts.make_data(settings, data)
     plan = make_plan(
         settings.noise, order=settings.order, epsilon=settings.epsilon, noise_multiplier=settings.noise_multiplier,
@@ -121,7 +126,7 @@ def train(
         charge(path, budget, plan)
         folder.replace(path / folder.PLAN, plan.save)
         folder.write_json(path / folder.METRICS, Result(path, settings, plan, [], 0, 0.0).to_dict())
-        return _Run(settings, data, plan, model, path, key).finish(observer or Observer(), tensorboard)
+        return _Run(settings, data, plan, model, path, key).finish(observer, tensorboard)
 
 
 def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: str | Path | None = None) -> Result:

@@ -160,7 +160,8 @@ def compare(chosen: Plan, memory: int | None = None) -> list[Row]:
             continue
         if secret and len(rows) >= _CALIBRATED and type(candidate.strategy) is not Independent:
             continue
-        plan = with_budget(replace(chosen, strategy=candidate.strategy), epsilon=chosen.epsilon)
+        method = chosen.method if candidate.strategy == chosen.strategy else None  # what is best for one fits no other
+        plan = with_budget(replace(chosen, strategy=candidate.strategy, method=method), epsilon=chosen.epsilon)
         rows.setdefault(candidate.strategy, Row(candidate.name, plan, candidate.ratio))  # sizes may share an optimum
     found = list(rows.values())
     with contextlib.suppress(MissingDependencyError):
@@ -221,5 +222,5 @@ def _sampled(chosen: Plan) -> Plan:
     assert chosen.dataset_size is not None
     order = PoissonSampling(chosen.n, chosen.batch_size / chosen.dataset_size)
     strategy = Independent(chosen.n)
-    base = replace(chosen, participation=order, strategy=strategy, neighbours="add-or-remove")
+    base = replace(chosen, participation=order, strategy=strategy, neighbours="add-or-remove", method=None)
     return with_budget(base, epsilon=chosen.epsilon)

@@ -31,9 +31,14 @@ class ProgressBar(Observer):
         self.path: Path | None = None
         self._console = console
         self._bar = Progress(*self._columns, console=console)
+        self._wait = console.status("reading the data set, fitting the mechanism and finding its noise ..")
+
+    def planning(self) -> None:
+        self._wait.start()
 
     def started(self, plan: Plan, path: Path, step: int) -> None:
         self.path = path
+        self._wait.stop()
         self._console.print(card(plan))
         self._console.print(f"{'Going on' if step else 'Writing'} in {path}", highlight=False, markup=False)
         self._bar.start()
@@ -46,6 +51,7 @@ class ProgressBar(Observer):
         self._bar.update(self._task, epoch=epoch, accuracy=f"test accuracy {100 * accuracy:.1f} %")
 
     def stop(self) -> None:
+        self._wait.stop()
         if self.path is not None:  # a bar that never started would print an empty line
             self._bar.stop()
 

@@ -209,7 +209,8 @@ def _noted(shown: Shown, note: str) -> Shown:
 
 def _refused(path: Path, problem: CertificateError, shown: Shown) -> Made:
     told = _named(path.parent, problem)
-    return Made(html_refusal(told, shown), told, unread=isinstance(problem, LimitError))
+    unread = isinstance(problem, LimitError)
+    return Made(html_refusal(told, shown, unread=unread), told, unread=unread)
 
 
 def _named(path: Path, problem: Exception) -> str:

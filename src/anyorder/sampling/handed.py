@@ -202,7 +202,8 @@ class HandedOut:
         if self._called.used:
             raise TrainingError(
                 "the batch that was handed out last was already used by a backward pass: each unit is clipped once a "
-                "step; fetch the next batch from the loader"
+                "step; fetch the next batch from the loader, or use model.eval() or torch.no_grad() for inputs that "
+                "are not trained on"
             )
         return self._called
 

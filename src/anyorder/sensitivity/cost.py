@@ -7,14 +7,14 @@ counts; beyond, those are that have a closed form.
 import math
 from typing import Any, assert_never
 
-from anyorder._limits import MAX_NUMBERS, MAX_OPERATIONS, MAX_STEPS, REMEDY, check_work, is_bounded
+from anyorder._limits import MAX_NUMBERS, MAX_OPERATIONS, MAX_STEPS, REMEDY, bounded, check_work, is_bounded
 from anyorder.errors import ArgumentError, LimitError
 from anyorder.participation.base import Rule
 from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.participation.rules import RULES
 from anyorder.strategy.kinds import KINDS, Structure
 
-__all__ = ["check_plan"]
+__all__ = ["check_plan", "is_large"]
 
 _SMALL_STEPS = 3 << 10
 _MAX_LISTED = 1 << 12
@@ -57,6 +57,16 @@ def check_plan(data: Any) -> None:
         raise LimitError(
             f"the claims of this mechanism, for this order and {n} steps, take more time than a file is given{REMEDY}"
         )
+
+
+def is_large(data: dict[str, Any]) -> bool:
+    """Whether a described plan takes more than a file of a stranger is given, and is read with `large=True` alone."""
+    try:
+        with bounded(True):
+            check_plan(data)
+    except LimitError:
+        return True
+    return False
 
 
 def _check_secret(

@@ -119,5 +119,6 @@ def _beside(bound: list[Planned], seen: Seen) -> str:
     if seen.is_named and (
         seen.most > rule.max_participations or (apart is not None and apart < rule.min_separation) or seen.together > 1
     ):
-        return f"units were seen oftener or nearer than the plan's order lets them come: {seen.describe()}"
+        told = "" if rule.secret else f": {seen.describe()}"  # how often units came by secret coins is as secret
+        return f"units were seen oftener or nearer than the plan's order lets them come{told}"
     return ""

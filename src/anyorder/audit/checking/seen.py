@@ -40,6 +40,8 @@ class Seen:
         reused: uses of a batch in a step after its first one.
         is_redrawn: whether two passes began with the same batches, or two batches in a row were the same.
         doubt: why the counts say nothing of the run; "" where they do.
+        is_secret: whether batches were drawn by coins that the claim rests on: the counts, which tell of them, are for
+            the judgement alone, and neither words nor JSON have them.
     """
 
     steps: int
@@ -54,6 +56,12 @@ class Seen:
     reused: int = 0
     is_redrawn: bool = False
     doubt: str = ""
+    is_secret: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values: what may be shown."""
+        hidden = ("most", "together", "separation", "weight") if self.is_secret else ()
+        return {name: value for name, value in vars(self).items() if name not in hidden}
 
     def describe(self) -> str:
         """One sentence."""
@@ -62,6 +70,8 @@ class Seen:
             return f"{came}; {self.doubt}"
         if not self.is_named:
             return f"{came}; who was in them could not be told"
+        if self.is_secret:
+            return f"{came}; who was in them is secret, and so is how often units came"
         apart = "" if self.separation is None else f", at least {counted(self.separation, 'step')} apart"
         often = f", up to {self.together} examples in a step" if self.together > 1 else ""
         same = "; the same order in each epoch" if self.is_repeated else ""

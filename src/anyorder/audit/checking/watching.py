@@ -63,7 +63,7 @@ class Watched:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {
-            "data": self.data, **self.finding.to_dict(), "seen": vars(self.seen),
+            "data": self.data, **self.finding.to_dict(), "seen": self.seen.to_dict(),
             "printed": [list(pair) for pair in self.printed],
         }  # fmt: skip
 
@@ -228,7 +228,9 @@ class Watch:
         if bound:
             delta = None if delta is None else _check.probability("delta", delta)
             doubt = self.failure or (OTHERS if group.is_mixed or self._engines else "")
-            return Watched(type(group.dataset).__name__, judge_planned(bound, seen, delta, doubt), seen)
+            finding = judge_planned(bound, seen, delta, doubt)
+            shown = replace(seen, is_secret=any(one.plan.participation.secret for one in bound))
+            return Watched(type(group.dataset).__name__, finding, shown)
         engines = [engine for engine in self._engines.values() if engine.accountant.history]
         own = engines if len(engines) == 1 else [e for e in engines if _same_data(e, group.dataset)]
         asked = tuple(pair for engine in own for pair in self._printed.get(id(engine), ()))
@@ -260,6 +262,7 @@ class Watch:
             sigma = _check.positive("noise_multiplier", 1.0 if noise is None else noise)
             claimed = math.nan if math.isnan(q) else printed(accountant, sigma, q, seen.steps, delta)
         finding = judge(found, claimed, sigma, delta, q=None if math.isnan(q) else q, accountant=by, loudest=loudest)
+        seen = replace(seen, is_secret=isinstance(found.visits, (Coins, Draws)))
         return Watched(type(group.dataset).__name__, finding, seen, asked)
 
     def _read(self, group: Group, seen: Seen, joined: int) -> Arrivals:
