@@ -568,6 +568,9 @@ def test_a_loader_without_a_batch_is_refused():
     for loader in (DataLoader(DATA, N + 1, drop_last=True), [], DataLoader(DATA, batch_sampler=[])):
         with pytest.raises(LoaderError, match="must have a batch"):
             check(loader)
+    for other in (3, lambda: DataLoader(DATA)):
+        with pytest.raises(ArgumentError, match="loader must be what a loop gets its batches from"):
+            check(other)
 
 
 def test_seedable_samplers_of_accelerate_are_known():

@@ -165,6 +165,8 @@ def check(
     Raises: ArgumentError for numbers that are missing or break their rule; LoaderError for a loader without a batch;
         MissingDependencyError without dp-accounting, unless `engine` is given and the order has no secret coins.
     """
+    if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise ArgumentError(f"loader must be what a loop gets its batches from, got {type(loader).__name__}")
     delta = _check.probability("delta", delta)
     _check.choice("accountant", accountant, _ACCOUNTANTS)
     accumulate = _check.integer("accumulate", accumulate, low=1)
