@@ -72,6 +72,7 @@ def test_a_plain_training_has_what_its_plan_claims(options):
 def test_how_often_units_came_by_secret_coins_is_not_told(order):
     _, one = own(order=order)
     assert "who was in them is secret" in str(one)
+    assert "most=" not in repr(one)
     assert not {"most", "together", "separation", "weight"} & one.to_dict()["seen"].keys()
     _, plain = own()
     assert plain.to_dict()["seen"]["most"] == 2

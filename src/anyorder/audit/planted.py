@@ -16,7 +16,6 @@ from anyorder.audit.whiten import as_released
 from anyorder.errors import ArgumentError, ParticipationError, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.plan import Plan
-from anyorder.sensitivity import known_sensitivity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -275,9 +274,8 @@ class _Known:
 
 def known_curve(plan: Plan) -> Gaussian:
     """What a plan under secret sampling promises should its batches become known: the Gaussian of the worst steps."""
-    sens = known_sensitivity(plan.strategy, plan.participation).value * (1 + plan.rounding)
-    moved = NEIGHBOURS[plan.neighbours] * sens * plan.clip_norm
-    return Gaussian(moved / plan.noise_std, neighbours=plan.neighbours, unit=plan.unit)
+    assert plan.known_mu is not None
+    return Gaussian(plan.known_mu, neighbours=plan.neighbours, unit=plan.unit)
 
 
 def _secret_scorer(plan: Plan, canaries: Canaries) -> SampledScorer | SecretScorer:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from anyorder._words import counted, rounded_up
 from anyorder.cli.options import MECHANISM, BudgetFile, Json
-from anyorder.cli.output import one_line_errors, print_json
+from anyorder.cli.output import one_line_errors, print_json, verify_command
 from anyorder.cli.running import run_or_resume
 from anyorder.errors import ArgumentError
 from anyorder.report import facts_panel
@@ -116,7 +116,7 @@ def _rows(result: Any) -> list[tuple[str, str]]:
     return [
         *rows,
         ("files", str(result.path)),
-        ("check it", f"anyorder verify {result.path / 'run.privacy.json'}"),
+        ("check it", verify_command(result.path, plan)),
     ]
 
 

@@ -6,12 +6,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn, ParamSpec
 
 from anyorder._sealed import printable
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
+from anyorder.plan import Plan
+from anyorder.sensitivity.cost import is_large
 
-__all__ = ["attacking", "fail", "one_line_errors", "print_json"]
+__all__ = ["attacking", "fail", "one_line_errors", "print_json", "verify_command"]
 
 P = ParamSpec("P")
 _USAGE = (ArgumentError, PlanError, LoaderError, ModelError, MissingDependencyError)
@@ -21,6 +24,11 @@ def fail(message: str, code: int) -> NoReturn:
     """Leave with this exit code, and one line on stderr."""
     print(f"anyorder: {printable(' '.join(message.split()))}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def verify_command(folder: Path, plan: Plan) -> str:
+    """What checks the run in a folder."""
+    return f"anyorder verify{' --large' if is_large(plan.to_dict()) else ''} {folder / 'run.privacy.json'}"
 
 
 def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:

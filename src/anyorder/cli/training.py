@@ -8,10 +8,9 @@ from rich.console import Console
 
 from anyorder._words import counted, rounded_up
 from anyorder.cli.options import COMPLETION, ESTIMATOR, MECHANISM, ORDER, BudgetFile, Epsilon, Json, Noise, RestartEvery
-from anyorder.cli.output import one_line_errors, print_json
+from anyorder.cli.output import one_line_errors, print_json, verify_command
 from anyorder.cli.running import run_or_resume
 from anyorder.report import facts_panel
-from anyorder.sensitivity.cost import is_large
 
 __all__ = ["train"]
 
@@ -99,12 +98,11 @@ def train(
     if as_json:
         print_json({"output": str(result.path), **result.to_dict()})
         return
-    large = " --large" if is_large(result.plan.to_dict()) else ""
     rows = [
         ("test accuracy", f"{100 * result.accuracy[-1]:.2f} %"),
         ("privacy", f"epsilon <= {rounded_up(result.plan.epsilon)} at delta = {result.plan.delta:g}"),
         ("time", f"{result.seconds:.1f} s for {counted(result.steps, 'step')}"),
         ("files", str(result.path)),
-        ("check it", f"anyorder verify{large} {result.path / 'run.privacy.json'}"),
+        ("check it", verify_command(result.path, result.plan)),
     ]
     console.print(facts_panel("result", rows, style="green"))

@@ -95,15 +95,9 @@ def html_refusal(problem: str, shown: Shown | None = None, *, unread: bool = Fal
     """
     title = (shown or Shown()).title or "A file that claims privacy"
     if unread:
-        head, told, what = (
-            "NOT CHECKED. Do not rely on this file yet.",
-            "Nothing in it is known to be wrong, and it",
-            "Why",
-        )
-        told = f"{told} was not checked to its end, so no promise is shown here."
-        todo = [
-            "If you trust where the file comes from, make the report again with --large, and check it with --large."
-        ]
+        head, what = "NOT CHECKED. Do not rely on this file yet.", "Why"
+        told = "Nothing in it is known to be wrong, and it was not checked to its end, so no promise is shown here."
+        todo = ["If you trust where the file comes from, make the report again with --large, and check it with it."]
     else:
         head, what = "NOT VERIFIED. Do not rely on this file.", "What did not hold"
         told = "What it claims did not pass its checks, so no promise is shown here."

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -47,10 +47,10 @@ class Seen:
     steps: int
     batches: int
     epochs: int
-    most: int
-    together: int
-    separation: int | None
-    weight: float
+    most: int = field(repr=False)
+    together: int = field(repr=False)
+    separation: int | None = field(repr=False)
+    weight: float = field(repr=False)
     is_repeated: bool
     is_named: bool
     reused: int = 0
