@@ -53,6 +53,7 @@ Part = tuple[float, float, int] | Draws | Pair | Coins  # a tuple: noise multipl
 _UP = 1 + 2e-10  # what a loss distribution's own rounding may take from epsilon: six times what was seen
 _TOLERANCE = 1e-6  # of the target epsilon
 _COARSE = 4.0  # times the interval of a grid, where it need not be near
+_REACH = 10.5  # of the losses of a step at sigma 1
 _MAX_STEPS = 1_000_000  # dp-accounting takes minutes for more, and its float error nears the usual deltas
 
 
@@ -278,16 +279,22 @@ def _composed(pld: Any, parts: tuple[Part, ...], interval: float) -> Any:
     return reduce(lambda one, other: one.compose(other), found)
 
 
-def step_interval(sigma: float, q: float, steps: int) -> float:
-    """The interval of the grid of losses for so many steps of one sampled Gaussian; see `_grid_interval`."""
-    return _grid_interval([(sigma, q, steps)])
+def step_interval(sigma: float, q: float, steps: int, *, quick: bool = True) -> float:
+    """The interval of the grid of losses for so many steps of one sampled Gaussian; see `_grid_interval`.
+
+    Args:
+        quick: whether it may grow where losses reach far: not for a part whose deviation is not that of the whole.
+    """
+    return _grid_interval([(sigma, q, steps)], quick=quick)
 
 
-def _grid_interval(parts: Sequence[Part]) -> float:
+def _grid_interval(parts: Sequence[Part], *, quick: bool = True) -> float:
     """The interval of the grid of privacy losses: a tenth of the deviation of a step's loss, within bounds of cost.
 
-    The grid inflates the variance of each step's loss by about interval^2 / 10. A grid of a million
-    losses must still span the composed loss, so these bounds of its mean and deviation set the least interval.
+    The grid inflates the variance of each step's loss by about interval^2 / 10. Where a step's losses reach far, at
+    sigma below 1, 1e-4 at most would take 100 000 points and more, and seconds: there the interval grows with the third
+    power of that reach, to a fiftieth of the deviation, which adds 1 / 25 000 to the variance, or 1e-3. A grid of a
+    million losses must still span the composed loss, so these bounds of its mean and deviation set the least interval.
     """
     largest, mean, spreads, deviations = 0.0, 0.0, [], []
     for sigma, q, steps in map(_as_gaussian, parts):
@@ -303,4 +310,7 @@ def _grid_interval(parts: Sequence[Part]) -> float:
     deviation = most * math.sqrt(share)  # root mean square over steps
     draws = [draws_interval(part) for part in parts if isinstance(part, Draws)]
     least = 1e-7 if draws else 1e-5  # many draws of little range
-    return max(min(max(deviation / 10, least), 1e-4), span / 1e6, *draws)
+    wanted = min(max(deviation / 10, least), 1e-4)
+    if quick:
+        wanted = max(wanted, min(1e-4 * (largest / _REACH) ** 3, deviation / 50, 1e-3))
+    return max(wanted, span / 1e6, *draws)

@@ -276,7 +276,7 @@ def _truncated(sigma: float, q: float, steps: int, batch_size: int, size: int, c
     pld = _check.optional(
         "dp_accounting.pld.privacy_loss_distribution", extra="amplified", purpose="accounting for truncated batches"
     )
-    h = coarse * max(step_interval(sigma, q, steps), step_interval(sigma / 2, q, steps))
+    h = coarse * max(step_interval(sigma, q, steps), step_interval(sigma / 2, q, steps, quick=False))
     if h > 100:  # losses in the millions
         return None
     return _truncated_steps(pld, sigma, q, steps, batch_size, size, h)
