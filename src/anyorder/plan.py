@@ -363,6 +363,7 @@ class Plan:
         norm, divisor = f"L2 norm {self.clip_norm:g}", self.batch_size
         rows = [
             ("privacy", f"epsilon <= {rounded_up(self.epsilon)} at delta = {self.delta:g}"),
+            *self._large_delta(),
             *self._searched(),
             ("protects", f"one {self.unit} ({_NEIGHBOUR_TEXTS[self.neighbours]})"),
             ("order", self.participation.describe()),
@@ -398,6 +399,13 @@ class Plan:
             ),
             ("memory", self._memory()),
         ]
+
+    def _large_delta(self) -> list[tuple[str, str]]:
+        """That delta alone would let a unit be published, drawn at random from all: that is (0, 1 / n)."""
+        n = self.dataset_size
+        if n is None or self.delta * n < 1:
+            return []
+        return [("beware", f"delta is 1 / {n} or more: to publish one {self.unit} of {n}, drawn at random, keeps it")]
 
     def _searched(self) -> list[tuple[str, str]]:
         """That the epsilon above is of one run, which was or may be chosen among others."""

@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
@@ -16,6 +17,8 @@ from anyorder.report import card, comparison_table, facts_panel, plot_accuracy, 
 from anyorder.report.beside import noise_beside
 from anyorder.report.charts import accuracy_figure, curve_figure, noise_figure, order_figure
 from anyorder.report.figures import Axis, Line, lanes, line_chart
+from anyorder.report.html import html_report
+from anyorder.report.words import MEANS
 from anyorder.strategy import Independent, SquareRoot, Tree
 from report.pages import claims
 
@@ -42,6 +45,15 @@ def test_the_card_says_what_is_promised():
         "none claimed", "binary tree, full estimator", "L2 norm 2; sums divided by 10", "(exact)", "mu = ",
     ):  # fmt: skip
         assert phrase in text, phrase
+
+
+def test_the_card_warns_of_a_delta_that_a_release_of_one_unit_would_keep():
+    assert "beware" not in dict(small(delta=0.0099).facts())
+    plan = small(delta=0.01)
+    assert dict(plan.facts())["beware"].startswith("delta is 1 / 100 or more: to publish one example of 100")
+    assert "beware" in MEANS
+    assert MEANS["beware"] in html_report(plan)
+    assert "beware" not in dict(replace(plan, dataset_size=None).facts())  # nobody knows how many there are
 
 
 def test_the_card_of_an_amplified_plan_has_no_mu():

@@ -16,6 +16,7 @@ __all__ = ["MEANS", "Guess", "assumptions", "best_guess", "limits", "whom"]
 
 MEANS = {
     "privacy": "the promise: a smaller epsilon says more, and delta is the chance that is left out of it",
+    "beware": "delta is what the promise leaves out: far below one over the number of units it leaves out little",
     "realised": "the same promise for how often units really came, which may be less than was allowed",
     "search": "why the epsilon above is no price: who chooses among runs has used the data in all of them",
     "protects": "whose data is hidden as a whole, and what two neighbouring data sets differ in",
