@@ -56,7 +56,7 @@ class Shifted(nn.Module):
 def start(checkpoint=None, model=None, **others):
     rule = MinSeparation(ROUNDS, APART)
     options = {"batch_size": GOAL, "epsilon": 8, "delta": 1e-5, "mechanism": "tree", "clip_norm": 0.5, "unit": "user"}
-    plan = ao.plan(participation=rule, **{**options, **others})
+    plan = ao.plan(participation=rule, **{"momentum": 0.9, **options, **others})
     model = network() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     return Server(plan, model, optimizer, report_goal=plan.batch_size, checkpoint=checkpoint, key=KEY)

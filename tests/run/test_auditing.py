@@ -37,7 +37,7 @@ def cross_entropy(model, batch):
 
 
 def setup(mechanism="tree", unit=None, **changes):
-    given = {"order": "shuffled", "epsilon": 8.0, "delta": 1e-5, "mechanism": mechanism, **changes}
+    given = {"order": "shuffled", "epsilon": 8.0, "delta": 1e-5, "mechanism": mechanism, "momentum": 0.9, **changes}
     plan = ao.plan(dataset_size=COUNT, batch_size=15, epochs=3, **given)
     rng = torch.Generator().manual_seed(0)
     data = TensorDataset(torch.randn(COUNT, FEATURES, generator=rng), torch.randint(2, (COUNT,), generator=rng))

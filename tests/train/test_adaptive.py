@@ -43,7 +43,7 @@ def network(dropout=0.0):
 def planned(strategy=RESTARTED, *, sigma=0.05, clip_norm=0.7, batch_size=B):
     """A plan whose epsilon nobody asks for."""
     return ao.Plan(
-        participation=EpochShuffle(EPOCHS, EPOCH), strategy=strategy, workload=ao.workload.prefix_sum(strategy.n),
+        participation=EpochShuffle(EPOCHS, EPOCH), strategy=strategy, workload=ao.workload.momentum(strategy.n, 0.5),
         clip_norm=clip_norm, sigma=sigma, delta=1e-5, batch_size=batch_size,
     )  # fmt: skip
 

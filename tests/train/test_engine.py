@@ -171,8 +171,9 @@ def test_short_last_batch_is_divided_by_the_planned_size():
 
 
 def test_ftrl_equals_sgd_on_the_same_noise():
-    by_sgd = private(optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
-    by_ftrl = private(optimizer=lambda p: ao.FTRL(p, lr=0.1, momentum=0.9))
+    plan = planned(momentum=0.9)
+    by_sgd = private(plan, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    by_ftrl = private(plan, optimizer=lambda p: ao.FTRL(p, lr=0.1, momentum=0.9))
     train(*by_sgd)
     train(*by_ftrl)
     torch.testing.assert_close(weights(by_sgd[1]), weights(by_ftrl[1]), rtol=1e-4, atol=1e-4)

@@ -1,7 +1,9 @@
 """Correlated noise under an optimizer that it was not fitted to: private, and warned of."""
 
 import warnings
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -34,11 +36,51 @@ def test_adaptive_optimizers_are_warned_of_once_and_where_they_are_bound(kind):
     assert "mechanism='independent'" in str(told[0].message)
 
 
-@pytest.mark.parametrize("kind", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), lambda p: ao.FTRL(p, lr=0.1)])
-def test_linear_ones_are_not(kind):
+LINEAR = [torch.optim.SGD, ao.FTRL]
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_linear_ones_are_not_where_the_noise_was_fitted_to_their_momentum(kind, momentum):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bind(kind)
+        bind(lambda p: kind(p, lr=0.1, momentum=momentum), momentum=momentum)
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+@pytest.mark.parametrize(("fitted", "found"), [(0.0, 0.9), (0.9, 0.0), (0.9, 0.5)])
+def test_a_momentum_that_the_noise_was_not_fitted_to_is_warned_of(kind, fitted, found):
+    told = f"binary tree.* was fitted to momentum {fitted:g}, and this optimizer has {found:g}.*momentum={found:g}"
+    with pytest.warns(OptimizerWarning, match=told) as seen:
+        bind(lambda p: kind(p, lr=0.1, momentum=found), momentum=fitted)
+    assert [one.filename for one in seen] == [__file__]
+
+
+def test_one_group_of_another_momentum_is_warned_of():
+    def groups(parameters):
+        weight, bias = parameters
+        return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "momentum": 0.5}], lr=0.1, momentum=0.9)
+
+    with pytest.warns(OptimizerWarning, match=r"has 0\.5 and 0\.9: .* Give all groups the momentum 0\.9"):
+        bind(groups, momentum=0.9)
+
+
+def test_that_noise_harms_less_which_is_fitted_to_the_momentum():
+    order = {"dataset_size": 200, "batch_size": 10, "epochs": 2, "epsilon": 4, "delta": 1e-5, "mechanism": "dense"}
+    plans = {momentum: ao.plan(**order, momentum=momentum) for momentum in (0.0, 0.9)}
+    for fitted, found, more in ((0.9, 0.0, 1.3), (0.0, 0.9, 1.1)):
+        other = replace(plans[fitted], workload=plans[found].workload)
+        assert other.noise_error() > more * plans[found].noise_error()
+
+
+def test_a_workload_of_ones_own_is_trusted():
+    plan = ao.plan(dataset_size=8, batch_size=4, epochs=2, epsilon=4, delta=1e-3, mechanism="tree",
+                   workload=ao.workload.custom(np.tril(np.ones((4, 4)))))  # fmt: skip
+    loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=4, shuffle=True)
+    model = nn.Linear(2, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ao.PrivacyEngine(plan).make_private(model, torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5), loader)
 
 
 def test_independent_noise_goes_with_any():

@@ -46,7 +46,7 @@ def start(checkpoint, *, shift=0.0, estimator="full", key=KEY, optimizer="sgd", 
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     engine = ao.PrivacyEngine(plan, checkpoint=checkpoint, key=key)
     loader = DataLoader(dataset(shift), batch_size=B, shuffle=True)
-    with warnings.catch_warnings():  # Adam is here for its state, which is resumed too
+    with warnings.catch_warnings():  # both are here for their state, which is resumed too
         warnings.simplefilter("ignore", OptimizerWarning)
         return engine, *engine.make_private(model, optimizer, loader)
 

@@ -27,7 +27,7 @@ STEPS = EPOCHS * N // B
 
 def planned(**changes):
     settings = {"dataset_size": N, "batch_size": B, "epochs": EPOCHS, "epsilon": 8, "delta": 1e-5, "mechanism": "tree"}
-    return ao.plan(**{"secure": True, **settings, **changes})
+    return ao.plan(**{"secure": True, "momentum": 0.5, **settings, **changes})
 
 
 def data(seed=1):

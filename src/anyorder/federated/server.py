@@ -21,7 +21,7 @@ from anyorder.ledger import Units, as_units
 from anyorder.plan import Plan
 from anyorder.release import Release
 from anyorder.release.ranks import Alone, OneProcess
-from anyorder.train.fitted import warn_of_adaptive
+from anyorder.train.fitted import warn_of_unfitted
 from anyorder.train.fsdp import is_sharded
 from anyorder.train.held import Held
 
@@ -72,7 +72,8 @@ class Server:
 
     Raises: PlanError for another report goal, a plan with secret sampling or an unfit clip norm; ArgumentError for
         parameters that are no floats, or an optimizer of another model or run; CheckpointError.
-    Warns: OptimizerWarning where the plan's noise is correlated and the optimizer is Adam, RMSprop or the like.
+    Warns: OptimizerWarning where the plan's noise is correlated and the optimizer is Adam, RMSprop or the like, or has
+        another momentum than the plan.
     Cost: memory of two vectors in float64 while a round is open.
 
     Example:
@@ -99,7 +100,7 @@ class Server:
         _check_plan(plan, report_goal)
         if not isinstance(model, nn.Module):
             raise ArgumentError(f"model must be a torch module, got {type(model).__name__}")
-        warn_of_adaptive(plan, optimizer, stacklevel=2)
+        warn_of_unfitted(plan, optimizer, stacklevel=2)
         self.plan, self.model, self._optimizer = plan, model, optimizer
         self._cut = Cut.of(rule)
         self._held = Held(model, optimizer)

@@ -16,7 +16,7 @@ from anyorder.noise import NoiseSource
 from anyorder.plan import Plan
 from anyorder.release import Release
 from anyorder.sampling import PrivateLoader, Unit
-from anyorder.train.fitted import warn_of_adaptive
+from anyorder.train.fitted import warn_of_unfitted
 from anyorder.train.module import PrivateModule
 from anyorder.train.training import Options, Training
 
@@ -103,7 +103,8 @@ class PrivacyEngine:
                 noise covers: for debugging on public data.
         Returns: the private model, the optimizer, and a loader that hands out the same batches.
         Warns: OptimizerWarning where the plan's noise is correlated and the optimizer is Adam, RMSprop, Adagrad or the
-            like: the guarantee is the same, and what correlation gains in SGD is often lost.
+            like, or has another momentum than the plan: the guarantee is the same, and some of what correlation gains
+            is lost.
         """
         if self._training is not None:
             raise TrainingError("make_private was already called: one engine runs one plan once")
@@ -115,7 +116,7 @@ class PrivacyEngine:
             micro_batch = _check.integer("micro_batch", micro_batch, low=1)
         options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch)
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
-        warn_of_adaptive(self.plan, optimizer, stacklevel=2)
+        warn_of_unfitted(self.plan, optimizer, stacklevel=2)
         return self._training.model, optimizer, self._training.loader
 
     @property
