@@ -18,8 +18,10 @@ import pytest
 from scipy.optimize import linprog
 from scipy.stats import binom
 
-from anyorder.accounting import Gaussian
-from anyorder.audit import f_dp, one_run
+from anyorder.accounting import Amplified, Gaussian
+from anyorder.audit import epsilon_lower_bound, f_dp, many_runs, one_run, p_value
+from anyorder.participation import BallsInBins
+from anyorder.strategy import Independent
 
 
 def worst(m, r, v, pairs):
@@ -95,6 +97,68 @@ def test_independent_gaussians_are_below_the_p_value(m):
         q = 0.5 * math.erfc(-mu / 2 / math.sqrt(2))
         for v in range(1, m + 1):
             assert float(binom.sf(v - 1, m, q)) <= f_dp.chance(f_dp.errors_of(Gaussian(mu)), m, m, v) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.4, 1.1])
+def test_the_least_level_of_clopper_and_pearson_refutes_and_no_smaller_one_does(threshold):
+    """Half of p is the level of each error: rounded up, so that the claim is refuted there."""
+    rng = np.random.default_rng(2)
+    coins = rng.random(600) < 0.5
+    scores, errors = 3.0 * coins + rng.standard_normal(600), f_dp.errors_of(Gaussian(1.0))
+    p, tested = many_runs.chance(scores, coins, errors, threshold), slice(None)
+    if threshold is None:
+        candidates = many_runs._candidates(scores[::2])
+        threshold, tested = many_runs._least(scores[::2], coins[::2], errors, candidates)[1], slice(1, None, 2)
+    assert 1e-30 < p < 1e-2
+
+    def refuted(level):
+        alarms, misses = many_runs._upper_errors(scores[tested], coins[tested], np.array([threshold]), level)
+        return bool(errors(1 - alarms) > misses)
+
+    assert refuted(p / 2)
+    assert not refuted(p / 2 * (1 - 1e-8))
+
+
+def test_each_line_of_an_amplified_curve_is_what_the_curve_says():
+    """12 pairs, from epsilon 0 to where delta is 1e-5; its trade-off function is above none of them."""
+    curve = Amplified(Independent(4), BallsInBins(2, 2), 1.5)
+    pairs = f_dp.pairs_of(curve)
+    assert [epsilon for epsilon, _ in pairs] == np.linspace(0.0, curve.epsilon(1e-5), 12).tolist()
+    assert [delta for _, delta in pairs] == [curve.delta(epsilon) for epsilon, _ in pairs]
+    x, most = np.linspace(0.01, 0.99, 99), 0.0
+    for pair in pairs:
+        most = np.maximum(most, f_dp.errors_of(pair)(x))
+    np.testing.assert_array_equal(f_dp.errors_of(curve)(x), most)
+    # every pair bounds one probability
+    assert one_run.chances(40, [(40, 40)], pairs) == min(one_run.chance(40, 40, 40, *pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("included", [6, 20, 37])
+@pytest.mark.parametrize("claim", [Gaussian(0.4), (0.5, 1e-3)])
+def test_a_p_value_and_a_bound_are_of_all_canaries_whose_coins_may_have_been_guessed(included, claim):
+    """40 canaries, however many of them were in; and "f_dp" is the least of two that bound one probability."""
+    coins = np.arange(40) < included
+    scores = np.where(coins, 1.0, -1.0) + np.arange(40) * 1e-3
+    pairs, errors = f_dp.pairs_of(claim), f_dp.errors_of(claim)
+    for guesses in (6, 12):
+        counts = one_run.right_guesses(scores, coins, guesses)
+        by_pairs, by_line = one_run.chances(40, counts, pairs), f_dp.chances(errors, 40, counts)
+        assert by_pairs < 1 or by_line < 1
+        assert p_value(scores, coins, claim, "one_run", guesses=guesses) == by_pairs
+        assert p_value(scores, coins, claim, "f_dp", guesses=guesses) == min(by_pairs, by_line)
+        bound = one_run.largest_epsilon(40, counts, 1e-3, 0.5)
+        assert epsilon_lower_bound(scores, coins, 1e-3, 0.5, "one_run", guesses=guesses) == bound
+        bound = f_dp.epsilon_below(f_dp.largest_mu(40, counts, 0.5), 1e-3)
+        assert epsilon_lower_bound(scores, coins, 1e-3, 0.5, "f_dp", guesses=guesses) == bound
+
+
+@pytest.mark.parametrize(("claim", "least"), [(Gaussian(0.4), "line"), ((0.5, 1e-3), "pairs")])
+def test_which_of_two_p_values_is_the_less_depends_on_the_claim(claim, least):
+    found = {
+        "pairs": one_run.chances(40, [(12, 11)], f_dp.pairs_of(claim)),
+        "line": f_dp.chances(f_dp.errors_of(claim), 40, [(12, 11)]),
+    }
+    assert found[least] < 0.999 * found["pairs" if least == "line" else "line"]
 
 
 def test_type_checkers_know_the_words_of_method():

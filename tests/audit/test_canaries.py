@@ -128,6 +128,14 @@ def test_coins_are_fair_and_do_not_follow_from_the_vectors():
         canaries.coins(b"short")
 
 
+@pytest.mark.parametrize("key", [KEY, None], ids=["of a key", "of the system"])
+def test_no_coin_tells_the_next(key):
+    coins = Canaries(20_000, 20_000, 20_000, 7).coins(key)
+    for lag in (1, 2, 3, 4, 8, 32, 10_000):
+        agree = (coins[lag:] == coins[:-lag]).mean()
+        assert abs(agree - 0.5) < 6 / np.sqrt(4 * (20_000 - lag)), lag
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -7,8 +7,12 @@ import pytest
 
 import anyorder as ao
 from anyorder.audit import Canaries, plant, scores
+from anyorder.audit import planted as planted_of
 from anyorder.audit.planted import known_curve
+from anyorder.audit.secret_steps import SecretScorer
+from anyorder.audit.whiten import as_released
 from anyorder.errors import ArgumentError
+from anyorder.noise import NoiseSource
 from anyorder.participation import (
     BallsInBins,
     CyclicPoisson,
@@ -19,7 +23,7 @@ from anyorder.participation import (
 )
 from anyorder.plan import Plan
 from anyorder.report import AuditSummary
-from anyorder.strategy import BandedInverse, Independent, ToeplitzBanded
+from anyorder.strategy import BandedInverse, Independent, ToeplitzBanded, Tree
 from anyorder.workload import prefix_sum
 
 KEY, COINS = bytes(range(32)), bytes(range(1, 33))
@@ -108,6 +112,46 @@ def test_the_same_coins_come_from_the_same_key_and_no_others():
     assert free[0] != free[1]
 
 
+@pytest.mark.parametrize("key", [None, KEY], ids=["of the system", "given"])
+def test_coins_and_steps_and_places_of_canaries_are_drawn_by_keys_of_their_own(monkeypatch, key):
+    """No two of them by one key, nor by one of the vectors or of the run, though the run has the same key given."""
+    keys, purposes = {}, ["others"]
+
+    def under(purpose, function):
+        def called(*given, **named):
+            purposes.append(purpose)
+            try:
+                return function(*given, **named)
+            finally:
+                purposes.pop()
+
+        return called
+
+    for name in ("words", "normal"):
+
+        def read(source, *given, through=getattr(NoiseSource, name), **named):
+            keys.setdefault(purposes[-1], set()).add(source.key)
+            return through(source, *given, **named)
+
+        monkeypatch.setattr(NoiseSource, name, read)
+    monkeypatch.setattr(Canaries, "coins", under("coins", Canaries.coins))
+    monkeypatch.setattr(planted_of, "drawn_steps", under("steps", planted_of.drawn_steps))
+    monkeypatch.setattr(planted_of, "drawn", under("places", planted_of.drawn))
+    found = []
+    for _ in range(2):
+        keys.clear()
+        run(planned("bins"), Canaries(50, 50, 50, 9), key=key, coins=key, totals=10)
+        assert set(keys) == {"coins", "steps", "places", "others"}
+        found.append({purpose: frozenset(own) for purpose, own in keys.items()})
+    for one in found:
+        assert len(frozenset().union(*one.values())) == sum(map(len, one.values()))
+        assert all(len(one[purpose]) == 1 for purpose in ("coins", "steps", "places"))
+        if key is not None:
+            assert not frozenset().union(*one.values()) & {key}  # each is derived from it
+    for purpose in ("coins", "steps", "places"):
+        assert (found[0][purpose] == found[1][purpose]) is (key is not None)
+
+
 def test_what_is_known_must_be_asked_for_before_the_run():
     planted = run(planned("bins"), known=False)
     with pytest.raises(ArgumentError, match="known=True"):
@@ -133,6 +177,22 @@ def test_replace_one_puts_the_opposite_canary_in_the_same_steps():
     assert known.curve.mu == pytest.approx(2 * known_curve(planned("bins")).mu)
     assert not known.refuted()
     assert not planted.result().refuted()
+
+
+@pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("strategy", [PLANS["bins"][1], Tree(N, "online")], ids=["banded inverse", "tree online"])
+def test_scores_are_those_of_the_noise_that_is_released_and_of_what_a_coin_decides(strategy, neighbours):
+    """Of a tree that loses some of what it knows, as it is in law; of the opposite canary, both ratios."""
+    plan = replace(planned("bins", neighbours=neighbours), strategy=strategy)
+    canaries = Canaries(40, 40, 40, 3)
+    planted = run(plan, canaries, totals=True)
+    law, signed = as_released(strategy), neighbours == "replace-one"
+    scorer = SecretScorer(law, plan.participation, canaries, plan.clip_norm, plan.noise_std, signed=signed)
+    for row in planted.released:
+        scorer.add(row)
+    np.testing.assert_allclose(planted.result().scores, scorer.scores(), rtol=1e-9)
+    expected = scores(planted.released, law, planted.drawn, canaries)
+    np.testing.assert_allclose(planted.result(known=True).scores, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("informed", [False, True])

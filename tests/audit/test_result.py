@@ -6,6 +6,7 @@ import pytest
 from anyorder.accounting import Gaussian
 from anyorder.audit import Audited, epsilon_lower_bound
 from anyorder.audit.result import Stated
+from anyorder.report import AuditSummary
 
 COINS = np.arange(300) % 2 == 0
 SCORES = 3.0 * COINS + np.random.default_rng(11).standard_normal(300)
@@ -43,3 +44,33 @@ def test_a_verdict_is_printed_in_the_word_that_refuted_gives():
         given = audited(curve=curve, independent=True)
         assert word in str(given)
         assert given.refuted() is given.to_dict()["refuted"] is (word == "verdict: REFUTED at")
+
+
+@pytest.mark.parametrize("curve", [Gaussian(2.0), Stated(8.0, 1e-5)])
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize(
+    ("side", "words"),
+    [(True, "300 canaries in and none out"), (False, "300 canaries out and none in")],
+)
+def test_an_audit_whose_coins_are_all_alike_says_that_nothing_was_tested(curve, independent, side, words):
+    """However far the scores lie from what the claim allows: it is no verdict that speaks for the claim."""
+    for scores in (SCORES, SCORES + 1e6, -SCORES):
+        given = audited(curve=curve, independent=independent, scores=scores, included=np.full(300, side))
+        assert not given.refuted()
+        told = str(given)
+        assert told.endswith(f"\n{given.alike}")
+        assert given.alike.startswith("nothing was tested by scores: all coins fell alike")
+        assert words in told
+        verdict = str(AuditSummary.of(given)).splitlines()[-1]
+        assert verdict.split(maxsplit=1) == ["verdict", f"not refuted, and {given.alike}"]
+    for coins in (COINS, np.arange(300) == 7, np.arange(300) != 7):
+        given = audited(curve=curve, independent=independent, included=coins)
+        assert given.alike is None
+        assert "alike" not in str(given)
+        assert "alike" not in str(AuditSummary.of(given))
+
+
+def test_coins_that_are_alike_are_not_told_of_a_run_that_is_as_secret_as_the_data():
+    hidden = audited(included=np.full(300, True), informed=True)
+    assert "canaries" not in str(hidden)
+    assert "canaries" not in str(AuditSummary.of(hidden))

@@ -102,6 +102,20 @@ def test_canaries_draw_their_steps_by_the_law_of_the_rule(name):
 
 
 @each
+def test_the_steps_of_a_canary_tell_nothing_of_those_of_the_next(name):
+    rule, count = RULES[name], 20_000
+    there = drawn_steps(rule, count, SOURCE).astype(np.float64)
+    cycle = getattr(rule, "cycle", 1)
+    for group in range(cycle):
+        there[:, group::cycle] -= there[:, group::cycle].mean(axis=1, keepdims=True)
+    for lag in (1, 2, 3, 4):
+        one, other = there[:, lag:], there[:, :-lag]
+        for step in range(rule.n):
+            products = one * other[step]
+            assert (np.abs(products.mean(axis=1)) <= 5.5 * products.std(axis=1) / np.sqrt(count - lag)).all(), lag
+
+
+@each
 @pytest.mark.parametrize("strategy", [Independent(6), ToeplitzBanded([1.0, -0.6, 0.3], 6), Tree(6)], ids=type)
 def test_the_score_is_the_likelihood_ratio(name, strategy):
     """Of any C, where the columns of different coins do not overlap; for groups and bins whatever C is."""

@@ -199,3 +199,10 @@ def test_a_picture_of_secret_sampling_promises_no_law(monkeypatch):
     axes = drawn(audited, monkeypatch)
     assert not axes.get_lines()
     assert "log likelihood ratio" in axes.get_xlabel()
+
+
+def test_noise_that_is_not_the_plans_is_refuted_though_all_coins_are_alike():
+    law = Law({"variance": 1e-30, "largest": 0.5, "shape": 0.9, "correlation": 1.0})
+    summary = AuditSummary.of(seen(included=0), law=law)
+    assert summary.refuted
+    assert row(str(summary), "verdict") == "REFUTED: what was added is not the noise of the plan"

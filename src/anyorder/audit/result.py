@@ -171,6 +171,17 @@ class Audited:
         """Whether the claim is refuted: `p_value() < significance`."""
         return self.p_value() < _check.probability("significance", significance)
 
+    @property
+    def alike(self) -> str | None:
+        """Words for coins that all fell alike: scores of one kind refute no claim. None where they did not."""
+        if self.included.any() and not self.included.all():
+            return None
+        here, there = ("in", "out") if self.included.all() else ("out", "in")
+        return (
+            f"nothing was tested by scores: all coins fell alike, {counted(len(self.scores), 'canary')} {here} and "
+            f"none {there}; audit again, with more canaries or with coins that are fair"
+        )
+
     def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
         """JSON values: the claim and what the audit says of it.
 
@@ -215,12 +226,13 @@ class Audited:
         if self.informed and not self.run_discarded:
             return f"{claimed}\nseen: as secret as the data, see to_dict"
         p = self.p_value()
+        alike = "" if self.alike is None else f"\n{self.alike}"
         return (
             f"{claimed}\n"
             f"seen: epsilon at least {rounded_down(self.lower_bound())} ({self.lower_bound_method}, 95 %), by "
             f"{counted(len(self.scores), 'canary')}\n"
             f"verdict: {'REFUTED' if p < REFUTED else 'not refuted'} at {REFUTED:g}, p-value {p:.2g} "
-            f"({', '.join(self.methods)})"
+            f"({', '.join(self.methods)}){alike}"
         )
 
 

@@ -222,6 +222,8 @@ def _known_rows(known: AuditSummary, percent: str) -> list[tuple[str, str]]:
 
 
 def _verdict(summary: AuditSummary) -> str:
+    if not summary.refuted and summary.audited.alike is not None:
+        return f"not refuted, and {summary.audited.alike}"
     if not summary.refuted:
         return not_refuted(len(summary.above), summary.confidence)
     seen = [p for test, p in summary.p_values.items() if test != LAW]
