@@ -4,6 +4,8 @@ Articles of Fashion-MNIST, coloured, turned, mirrored, of random size and place,
 edges and spots. Private runs on them:
 
     python -m benchmarks.stand_ins --data-dir data --model patches --epsilon 3 --lr 750
+
+With `--plain mnist` or `--plain fashion_mnist` the same of those images as they are, to choose settings for the other.
 """
 
 import argparse
@@ -28,36 +30,43 @@ _SCORED = 10_000
 def main() -> None:
     """One run, on part of the training part, scored on its last 10 000; the test part is not touched."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", default="data", help="the folder that holds fashion_mnist")
+    parser.add_argument("--data-dir", default="data", help="the folder that holds the data sets")
+    parser.add_argument("--plain", choices=("mnist", "fashion_mnist"), help="images as they are, of this data set")
     parser.add_argument("--model", default="patches", choices=("patches", "scattering"))
     parser.add_argument("--epsilon", type=float, default=3.0)
     parser.add_argument("--lr", type=float)
     parser.add_argument("--size", type=int, default=50_000, help="images to train on")
     parser.add_argument("--picture", type=Path, help="write 64 of them here, and train nothing")
     chosen = parser.parse_args()
-    images = datasets.load("fashion_mnist", str(Path(chosen.data_dir) / "fashion_mnist")).train
+    name = chosen.plain or "fashion_mnist"
+    images = datasets.load(name, str(Path(chosen.data_dir) / name)).train
     assert isinstance(images, TensorDataset)
     if chosen.picture is not None:
         _draw(made(images.tensors[0][:64, 0], torch.Generator().manual_seed(5)), chosen.picture)
         return
     settings = Settings.of(
-        "stand_ins", model=chosen.model, epsilon=chosen.epsilon, lr=chosen.lr, batch_size=chosen.size // 10,
+        chosen.plain or "stand_ins", model=chosen.model, epsilon=chosen.epsilon, lr=chosen.lr,
+        batch_size=chosen.size // 10,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        result = train(settings, Path(folder) / "run", data=load(images, chosen.size))
-    print(f"{chosen.model}, epsilon {chosen.epsilon:g}, lr {settings.lr:g}: {100 * result.accuracy[-1]:.2f} %")
+        result = train(settings, Path(folder) / "run", data=load(images, chosen.size, chosen.plain))
+    shown = f"{settings.dataset}, {chosen.model}, epsilon {chosen.epsilon:g}, lr {settings.lr:g}"
+    print(f"{shown}: {100 * result.accuracy[-1]:.2f} %")
 
 
-def load(images: TensorDataset, size: int) -> Data:
-    """The first of the images to train on, the last 10 000 to score on, each pasted once."""
+def load(images: TensorDataset, size: int, plain: str | None = None) -> Data:
+    """The first of the images to train on, the last 10 000 to score on, each pasted once, or plain."""
     x, y = images.tensors
     if not 1 <= size <= len(x) - _SCORED:  # none is scored on that was trained on
         raise ArgumentError(f"size must be an integer from 1 to {len(x) - _SCORED}, got {size}")
     index = torch.cat([torch.arange(size), torch.arange(len(x) - _SCORED, len(x))])
     generator = torch.Generator().manual_seed(5)
-    pasted = torch.cat([made(x[part, 0], generator) for part in torch.split(index, _AT_A_TIME)])
-    train_part, held_out = (TensorDataset(pasted[at], y[index[at]]) for at in (slice(size), slice(size, None)))
-    return Data("stand_ins", train_part, held_out, (3, SIDE, SIDE), 10)
+    if plain is None:
+        found = torch.cat([made(x[part, 0], generator) for part in torch.split(index, _AT_A_TIME)])
+    else:
+        found = x[index]
+    train_part, held_out = (TensorDataset(found[at], y[index[at]]) for at in (slice(size), slice(size, None)))
+    return Data(plain or "stand_ins", train_part, held_out, tuple(found.shape[1:]), 10)
 
 
 def made(articles: Tensor, g: torch.Generator) -> Tensor:

@@ -368,8 +368,8 @@ def test_settings_are_checked(changes, message):
 
 
 def test_settings_take_the_data_sets_defaults_where_nothing_is_given():
-    assert Settings.of("mnist").model == "scattering"
-    assert Settings.of("mnist", model=None, lr=3.0).model == "scattering"
+    assert Settings.of("mnist").model == "patches"
+    assert Settings.of("mnist", model=None, lr=3.0).model == "patches"
     assert Settings.of("mnist", model="cnn").batch_size == 250
     assert Settings.of("mnist", model="mlp", lr=3.0).lr == 3.0
     assert Settings.of("own:data").order == "shuffled"

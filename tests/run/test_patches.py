@@ -241,7 +241,15 @@ def test_the_defaults_of_photographs():
     assert (chosen.model, chosen.batch_size, chosen.epochs, chosen.order) == ("patches", 5000, 60, "fixed")
     assert (chosen.clip_norm, chosen.schedule, chosen.lr) == (0.02, "linear", 750.0)
     assert [Settings.of("cifar10", epsilon=e).lr for e in (1.0, 4.0, 8.0)] == [250.0, 1000.0, 1000.0]
-    assert Settings.of("mnist", epsilon=3.0).model == Settings.of("fashion_mnist", epsilon=3.0).model == "scattering"
+    assert Settings.of("own:photographs", epsilon=1.0, model="patches").lr == 250.0
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_the_defaults_of_images_without_colour(name):
+    chosen = Settings.of(name, epsilon=3.0)
+    assert (chosen.model, chosen.batch_size, chosen.epochs, chosen.order) == ("patches", 6000, 60, "fixed")
+    assert (chosen.clip_norm, chosen.schedule, chosen.lr) == (0.02, "linear", 1500.0)
+    assert [Settings.of(name, epsilon=e).lr for e in (1.0, 4.0, 8.0)] == [500.0, 2000.0, 2000.0]
 
 
 @pytest.mark.parametrize(("changes", "message"), [({"epochs": 2}, "'patches'"), ({"optimizer": "ftrl"}, "'patches'")])
@@ -265,10 +273,12 @@ def test_a_stand_in_is_of_one_article_and_of_chance():
     assert 0 <= float(first.min()) < float(first.max()) <= 1
 
 
-def test_no_stand_in_is_scored_on_that_was_trained_on(monkeypatch):
+@pytest.mark.parametrize(("plain", "shape"), [(None, (3, 32, 32)), ("mnist", (1, 1, 1))])
+def test_no_stand_in_is_scored_on_that_was_trained_on(plain, shape, monkeypatch):
     monkeypatch.setattr(stand_ins, "made", lambda articles, _: articles[:, None, :1, :1].expand(-1, 3, 32, 32))
     images = TensorDataset(torch.arange(10_040.0).view(-1, 1, 1, 1), torch.arange(10_040) % 10)
-    data = stand_ins.load(images, 40)
+    data = stand_ins.load(images, 40, plain)
+    assert (data.name, data.input_shape) == (plain or "stand_ins", shape)
     for part, rows in ((data.train, torch.arange(40)), (data.test, torch.arange(40, 10_040))):
         x, y = part.tensors
         assert torch.equal(x[:, 0, 0, 0], rows.float())

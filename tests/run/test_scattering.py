@@ -196,11 +196,11 @@ def test_a_second_run_does_not_hold_the_features_of_the_first(textures, tmp_path
 # -- settings --------------------------------------------------------------------------------------------------------
 
 
-def test_the_defaults_of_image_data_sets_do_not_depend_on_what_is_installed():
-    chosen = Settings.of("mnist", epsilon=4.0)
+def test_the_settings_of_image_data_sets_do_not_depend_on_what_is_installed():
+    chosen = Settings.of("mnist", epsilon=4.0, model="scattering")
     assert (chosen.model, chosen.batch_size, chosen.epochs, chosen.order) == ("scattering", 6000, 60, "fixed")
     assert (chosen.clip_norm, chosen.schedule, chosen.lr) == (0.02, "linear", 4000.0)
-    assert Settings.of("fashion_mnist", epsilon=1.0).lr == 500.0
+    assert Settings.of("fashion_mnist", epsilon=1.0, model="scattering").lr == 500.0
     assert Settings.of("cifar10", epsilon=3.0, model="scattering").lr == 2598.1
     assert Settings.of("cifar10", epsilon=100.0).lr == Settings.of("cifar10", epsilon=8.0).lr
     assert Settings(**json.loads(json.dumps(chosen.to_dict()))) == chosen

@@ -22,10 +22,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {  # for other models than that of _IMAGE
     "cifar10": {"model": "cnn", "batch_size": 500, "epochs": 10, "lr": 0.2},
 }
 _IMAGES = {"mnist": 6000, "fashion_mnist": 6000, "cifar10": 5000}  # tenths of the examples: ten steps an epoch
-_MODELS = {"mnist": "scattering", "fashion_mnist": "scattering", "cifar10": "patches"}
+_MODELS = dict.fromkeys(_IMAGES, "patches")
 _FEATURES: dict[str, Any] = {"epochs": 60, "clip_norm": 0.02, "order": "fixed", "schedule": "linear"}
 # at epsilon 1, and the power of epsilon, up to 4, that it grows with: the less noise, the further a run may go
 _LR = {"scattering": (500.0, 1.5), "patches": (250.0, 1.0)}
+_LR_WITHOUT_COLOUR = {("mnist", "patches"): (500.0, 1.0), ("fashion_mnist", "patches"): (500.0, 1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,5 +134,5 @@ def _defaults(dataset: str, chosen: dict[str, Any]) -> dict[str, Any]:
     own = {"batch_size": _IMAGES[dataset]} if dataset in _IMAGES else {}
     budget = chosen.get("epsilon", 4.0)
     known = isinstance(budget, int | float) and 0 < budget < inf  # a bad one is refused later
-    first, power = _LR[model]
+    first, power = _LR_WITHOUT_COLOUR.get((dataset, model), _LR[model])
     return {**_FEATURES, **own, "model": model, "lr": round(first * min(budget if known else 4.0, 4.0) ** power, 1)}
