@@ -127,7 +127,7 @@ def bins_setup():
     given = setup("independent", order="sequential")
     order = ao.participation.BallsInBins(3, 4)
     plan = ao.Plan(
-        participation=order, strategy=BandedInverse([1.0, -0.6], 12), workload=ao.workload.prefix_sum(12),
+        participation=order, strategy=BandedInverse([1.0, -0.6], 12), workload=ao.workload.momentum(12, 0.9),
         clip_norm=1.0, sigma=0.6, delta=1e-5, batch_size=15,
     )  # fmt: skip
     return replace(given, plan=plan)

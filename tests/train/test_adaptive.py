@@ -311,7 +311,7 @@ def test_checkpoint_of_another_rule_is_refused(tmp_path):
 )
 def test_what_is_not_covered_is_refused_with_nothing_changed(plan, rule, match):
     engine, model = ao.PrivacyEngine(plan, key=KEY), network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     before = weights(model)
     with pytest.raises(PlanError, match=match):
         engine.make_private(model, optimizer, DataLoader(data(), batch_size=B, shuffle=True), rule=rule)

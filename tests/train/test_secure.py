@@ -192,7 +192,7 @@ def test_ranks_make_their_own_part_of_the_noise():
 
 def test_nothing_but_the_arithmetic_changes():
     """The same epsilon and noise as without a grid: rounding is post-processing."""
-    plain = ao.plan(dataset_size=N, batch_size=B, epochs=EPOCHS, epsilon=8, delta=1e-5, mechanism="tree")
+    plain = planned(secure=False)
     plan = planned()
     assert replace(plan, grid=None) == plain
     assert plan.claims() == plain.claims()
