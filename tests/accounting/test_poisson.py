@@ -57,6 +57,22 @@ def test_what_an_assumed_sampling_hides():
     assert gdp_epsilon(math.sqrt(3), 1e-5) == pytest.approx(8.3854, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("parts", "delta"),
+    [
+        ([(0.586, 0.01, 1000)], 1e-5),
+        ([(0.35, 0.001, 300)], 1e-6),
+        ([(0.185, 5.2e-5, 1), (0.728, 0.0046, 1558)], 3.9e-4),  # one step whose losses are far beyond all others
+    ],
+)
+def test_grids_of_far_losses_are_coarse_and_lose_next_to_nothing(parts, delta):
+    interval = poisson._grid_interval(parts)
+    assert 1.5e-4 < interval <= 1e-3
+    found = poisson.mixed_epsilon(parts, delta)
+    assert found == pytest.approx(poisson.mixed_epsilon(parts, delta, 1e-4 / interval), rel=1e-4)
+    assert poisson._grid_interval([(1.0, 0.01, 1000)]) == 1e-4  # where points are few enough
+
+
 def two_step_delta(sigma, q, epsilon):
     """delta(epsilon) of two steps when a unit is removed: E over the first output of the second's delta, by quadrature.
 

@@ -293,8 +293,8 @@ def _grid_interval(parts: Sequence[Part], *, quick: bool = True) -> float:
 
     The grid inflates the variance of each step's loss by about interval^2 / 10. Where a step's losses reach far, at
     sigma below 1, 1e-4 at most would take 100 000 points and more, and seconds: there the interval grows with the third
-    power of that reach, to a fiftieth of the deviation, which adds 1 / 25 000 to the variance, or 1e-3. A grid of a
-    million losses must still span the composed loss, so these bounds of its mean and deviation set the least interval.
+    power of that reach, to 1e-3 or a fiftieth of the least deviation, which adds 1 / 25 000 to the variance. A grid of
+    a million losses must still span the composed loss, so bounds of its mean and deviation set the least interval.
     """
     largest, mean, spreads, deviations = 0.0, 0.0, [], []
     for sigma, q, steps in map(_as_gaussian, parts):
@@ -312,5 +312,5 @@ def _grid_interval(parts: Sequence[Part], *, quick: bool = True) -> float:
     least = 1e-7 if draws else 1e-5  # many draws of little range
     wanted = min(max(deviation / 10, least), 1e-4)
     if quick:
-        wanted = max(wanted, min(1e-4 * (largest / _REACH) ** 3, deviation / 50, 1e-3))
+        wanted = max(wanted, min(1e-4 * (largest / _REACH) ** 3, min(deviations)[0] / 50, 1e-3))
     return max(wanted, span / 1e6, *draws)
