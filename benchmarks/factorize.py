@@ -6,6 +6,7 @@
     python -m benchmarks.factorize --only amplified     secret orders: hours; with --write, docs/amplified.md
     python -m benchmarks.factorize --only fits          fits to amplified claims; with --write, into docs/choosing.md
     python -m benchmarks.factorize --only bounds        bounds for balls in bins beside certified intervals
+    python -m benchmarks.factorize --only planner       answers of the planner's page after the first, beside a second
 
 Errors are root mean square (or root maximum), sensitivity included; times are of one run after one to warm up, nothing
 read from disk. jax_privacy runs in an environment of its own, made on first use.
@@ -26,6 +27,8 @@ from anyorder import error
 from anyorder import workload as W
 from anyorder.optimize import choose, fit, fit_dense, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.planner_page.answers import answer
+from anyorder.planner_page.settings import Settings
 from anyorder.strategy import BLT, Banded, BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree
 from benchmarks import amplified, bins, fits, references
 from benchmarks._peers import interpreter
@@ -225,6 +228,20 @@ def race(quick: bool) -> Iterator[Row]:
     yield Row(name, ours, peer["seconds"], peer["seconds"] / ours, "s")
 
 
+def planner(quick: bool) -> Iterator[Row]:
+    """Seconds for answers of the planner's page to another epsilon, the mechanisms of an order being known."""
+    budgets = (0.5, 2.0, 8.0) if quick else (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+    sizes = {"dataset_size": 60_000, "batch_size": 2000 if quick else 500, "epochs": 10, "delta": 1e-5}
+    for order in ("shuffled", "fixed", "poisson"):
+        list(answer(Settings(**sizes, epsilon=5.0, order=order)))  # the first
+        for epsilon in budgets:
+            asked = Settings(**sizes, epsilon=epsilon, order=order)
+            start = time.perf_counter()
+            list(answer(asked))
+            took = time.perf_counter() - start
+            yield Row(f"planner's answer, {order}, epsilon {epsilon:g}", took, 1.0, 1 / took, "s")
+
+
 PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "optima": optima,
     "targets": targets,
@@ -236,6 +253,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "amplified": amplified.rows,
     "bounds": bins.rows,
     "fits": fits.rows,
+    "planner": planner,
 }
 WRITES: dict[str, Callable[[], None]] = {"amplified": amplified.write, "fits": fits.write}
 

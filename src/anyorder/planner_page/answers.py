@@ -61,7 +61,7 @@ def answer(asked: Settings) -> Iterator[Piece]:
 
     Raises: what `ao.plan` raises.
     Cost: known orders: that of the fits (seconds for 1000 steps, kept in memory and on disk), then milliseconds.
-        Poisson sampling: seconds. Other secret orders: up to minutes, as their mechanisms are fitted to the claim.
+        Poisson sampling: about a second. Other secret orders: up to minutes, as mechanisms are fitted to their claim.
     """
     if asked.order == "poisson":
         chosen = plan(epsilon=asked.epsilon, **asked.arguments())
@@ -83,7 +83,7 @@ def sampled(asked: Settings, noises: Sequence[float]) -> Iterator[Piece]:
     After them "row": DP-SGD whose batches are drawn by secret coins, at the epsilon that was asked for.
 
     Raises: ArgumentError. Where dp-accounting is not installed, one "note" says so.
-    Cost: 0.2 s for each noise, seconds for the row.
+    Cost: 0.2 s for each noise, a second for the row.
     """
     if not isinstance(noises, (list, tuple)) or len(noises) > _MAX_NOISES:
         raise ArgumentError(f"noises must be a list of at most {_MAX_NOISES} noise multipliers, got {noises!r:.80}")
