@@ -405,7 +405,7 @@ class Plan:
         n = self.dataset_size
         if n is None or self.delta * n < 1:
             return []
-        return [("beware", f"delta is 1 / {n} or more: to publish one {self.unit} of {n}, drawn at random, keeps it")]
+        return [("beware", f"delta is 1 / {n} or more: publishing one {self.unit} of {n}, by lot, is within it")]
 
     def _searched(self) -> list[tuple[str, str]]:
         """That the epsilon above is of one run, which was or may be chosen among others."""

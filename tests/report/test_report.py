@@ -50,7 +50,7 @@ def test_the_card_says_what_is_promised():
 def test_the_card_warns_of_a_delta_that_a_release_of_one_unit_would_keep():
     assert "beware" not in dict(small(delta=0.0099).facts())
     plan = small(delta=0.01)
-    assert dict(plan.facts())["beware"].startswith("delta is 1 / 100 or more: to publish one example of 100")
+    assert dict(plan.facts())["beware"].startswith("delta is 1 / 100 or more: publishing one example of 100")
     assert "beware" in MEANS
     assert MEANS["beware"] in html_report(plan)
     assert "beware" not in dict(replace(plan, dataset_size=None).facts())  # nobody knows how many there are

@@ -73,6 +73,17 @@ def test_that_noise_harms_less_which_is_fitted_to_the_momentum():
         assert other.noise_error() > more * plans[found].noise_error()
 
 
+def test_who_makes_errors_of_warnings_is_stopped_before_anything_is_bound():
+    loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=4)
+    engine = ao.PrivacyEngine(ao.plan(loader=loader, epochs=2, epsilon=4, delta=1e-3, mechanism="tree", momentum=0.9))
+    model = nn.Linear(2, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(OptimizerWarning):
+            engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+        engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), loader)
+
+
 def test_a_workload_of_ones_own_is_trusted():
     plan = ao.plan(dataset_size=8, batch_size=4, epochs=2, epsilon=4, delta=1e-3, mechanism="tree",
                    workload=ao.workload.custom(np.tril(np.ones((4, 4)))))  # fmt: skip

@@ -115,8 +115,8 @@ class PrivacyEngine:
         if micro_batch is not None:
             micro_batch = _check.integer("micro_batch", micro_batch, low=1)
         options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch)
+        warn_of_unfitted(self.plan, optimizer, stacklevel=2)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
-        warn_of_unfitted(self.plan, optimizer, stacklevel=2)
         return self._training.model, optimizer, self._training.loader
 
     @property
