@@ -118,7 +118,7 @@ def _rough_search(epsilon: float, delta: float, q: float, steps: int) -> tuple[f
     """The logarithm of sigma by a coarse grid, and the slope of epsilon there; of the guess where it finds none."""
     # the central limit, mu = q sqrt(steps (e^(1/sigma^2) - 1)) [Bu et al. 2020], starts the search
     guess = -math.log(math.log1p((gdp_mu(epsilon, delta) / q) ** 2 / steps)) / 2
-    found = just_below(_epsilon_at(q, steps, delta, epsilon, _COARSE), guess, -1.2, 1e-3)
+    found = just_below(_epsilon_at(q, steps, delta, epsilon, _COARSE), guess, -1.2, 1e-5)
     return (guess, -1.2) if found is None else found
 
 
