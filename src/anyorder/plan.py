@@ -402,7 +402,8 @@ class Plan:
 
     def _large_delta(self) -> list[tuple[str, str]]:
         """That delta alone would let a unit be published, drawn at random from all: that is (0, 1 / n)."""
-        n = self.dataset_size
+        order = self.participation
+        n = len(order.units) if type(order) is KnownOrder else self.dataset_size  # which may be that of their examples
         if n is None or self.delta * n < 1:
             return []
         return [("beware", f"delta is 1 / {n} or more: publishing one {self.unit} of {n}, by lot, is within it")]

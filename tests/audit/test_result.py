@@ -70,6 +70,16 @@ def test_an_audit_whose_coins_are_all_alike_says_that_nothing_was_tested(curve, 
         assert "alike" not in str(AuditSummary.of(given))
 
 
+def test_of_two_tests_the_smaller_p_counts_twice():
+    """Weak scores, so that the product is below 1."""
+    weak = 0.9 * COINS + np.random.default_rng(3).standard_normal(300)
+    given = audited(curve=Stated(0.05, 1e-5), epsilon=0.05, scores=weak, independent=True)
+    assert given.methods == ("clopper_pearson", "f_dp")
+    least = min(given.p_value(method) for method in given.methods)
+    assert 0 < least < 0.5
+    assert given.p_value() == 2 * least
+
+
 def test_coins_that_are_alike_are_not_told_of_a_run_that_is_as_secret_as_the_data():
     hidden = audited(included=np.full(300, True), informed=True)
     assert "canaries" not in str(hidden)

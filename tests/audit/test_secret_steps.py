@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from anyorder.audit import Canaries
-from anyorder.audit.secret_steps import SecretScorer, drawn_steps, taken_probabilities
+from anyorder.audit.secret_steps import SecretScorer, _uniforms, drawn_steps, taken_probabilities
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.participation import (
@@ -99,6 +99,15 @@ def test_canaries_draw_their_steps_by_the_law_of_the_rule(name):
             deviation = np.sqrt(own.shape[1] * chance * (1 - chance))
             assert abs(seen[steps] - own.shape[1] * chance) < 5 * deviation + 1, steps
     assert not np.array_equal(there, drawn_steps(rule, count, SOURCE.derive(b"others")))
+
+
+def test_uniforms_have_all_their_bits():
+    """With fewer, a probability is rounded up to a multiple of the last one."""
+    drawn = _uniforms(SOURCE, 3, 1000)
+    assert ((drawn >= 0) & (drawn < 1)).all()
+    last = (drawn * 2.0**53) % 2
+    assert np.isin(last, (0, 1)).all()
+    assert abs(last.mean() - 0.5) < 0.05
 
 
 @each

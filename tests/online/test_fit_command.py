@@ -262,6 +262,7 @@ def test_a_user_is_one_unit_and_comes_no_more_often_than_allowed(tmp_path):
     path = write(tmp_path / "t.csv")
     made = fit(settings(path, user_key="id"), tmp_path / "run", key=KEY)
     assert made.plan.unit == "user"
+    assert made.plan.dataset_size is None  # rows are known, users are not
     assert made.plan.participation.max_participations == 1
     found = verify(tmp_path / "run" / "run.privacy.json", evidence=tmp_path / "run" / "run.evidence.json")
     assert len(found.evidence.receipt("u7").steps) == 1

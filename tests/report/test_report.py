@@ -7,6 +7,8 @@ from html import unescape
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder._words import rounded_up
@@ -54,6 +56,15 @@ def test_the_card_warns_of_a_delta_that_a_release_of_one_unit_would_keep():
     assert "beware" in MEANS
     assert MEANS["beware"] in html_report(plan)
     assert "beware" not in dict(replace(plan, dataset_size=None).facts())  # nobody knows how many there are
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(0.09, False), (0.1, True)])
+def test_a_large_delta_is_one_of_the_number_of_users_and_not_of_their_examples(delta, warned):
+    owners = TensorDataset(torch.arange(100) % 10, torch.zeros(100, 1))
+    plan = ao.plan(loader=DataLoader(owners, batch_size=10), epochs=1, unit=0, epsilon=4, delta=delta)
+    found = dict(plan.facts()).get("beware")
+    assert (found is not None) is warned
+    assert found is None or found.startswith("delta is 1 / 10 or more: publishing one user of 10,")
 
 
 def test_the_card_of_an_amplified_plan_has_no_mu():

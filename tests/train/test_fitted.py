@@ -65,6 +65,28 @@ def test_one_group_of_another_momentum_is_warned_of():
         bind(groups, momentum=0.9)
 
 
+@pytest.mark.parametrize("momentum", [float(np.float32(0.9)), 1 - 0.1 + 1e-12])
+def test_a_momentum_that_differs_by_rounding_is_the_one_that_was_meant(momentum):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bind(lambda p: torch.optim.SGD(p, lr=0.1, momentum=momentum), momentum=0.9)
+
+
+def test_groups_that_are_not_trained_have_no_momentum():
+    def frozen(parameters):
+        weight, bias = parameters
+        bias.requires_grad_(False)
+        return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "momentum": 0.0}], lr=0.1, momentum=0.9)
+
+    def empty(parameters):
+        return torch.optim.SGD([{"params": parameters}, {"params": [], "momentum": 0.0}], lr=0.1, momentum=0.9)
+
+    for groups in (frozen, empty):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            bind(groups, momentum=0.9)
+
+
 def test_that_noise_harms_less_which_is_fitted_to_the_momentum():
     order = {"dataset_size": 200, "batch_size": 10, "epochs": 2, "epsilon": 4, "delta": 1e-5, "mechanism": "dense"}
     plans = {momentum: ao.plan(**order, momentum=momentum) for momentum in (0.0, 0.9)}

@@ -18,6 +18,8 @@ _NAMES = (
 _ADAPTIVE = tuple(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
 """Those that divide a step by statistics of the gradients, as their subclasses do; others are not warned of."""
 
+_NEAR = 1e-6  # momenta that differ by rounding, as in float32
+
 
 def warn_of_unfitted(plan: Plan, optimizer: torch.optim.Optimizer, stacklevel: int) -> None:
     """Warn where correlated noise meets an optimizer that it was not fitted to.
@@ -48,8 +50,9 @@ def _of_adaptive(plan: Plan, optimizer: torch.optim.Optimizer) -> str:
 
 
 def _of_momentum(plan: Plan, optimizer: torch.optim.Optimizer, fitted: float) -> str | None:
-    found = sorted({float(group["momentum"]) for group in optimizer.param_groups})
-    if found == [fitted]:
+    trained = [group for group in optimizer.param_groups if any(one.requires_grad for one in group["params"])]
+    found = sorted({float(group.get("momentum", 0.0)) for group in trained})
+    if all(abs(momentum - fitted) < _NEAR for momentum in found):
         return None
     words = " and ".join(f"{momentum:g}" for momentum in found)
     advice = f"Plan with momentum={words}" if len(found) == 1 else f"Give all groups the momentum {fitted:g}"
