@@ -103,6 +103,12 @@ def test_who_knows_the_bins_sees_more_and_half_the_noise_is_found():
         assert held.refuted() is halved
 
 
+def test_what_is_promised_should_batches_become_known_is_of_the_units_and_neighbours_of_the_plan():
+    plan = replace(planned("bins"), neighbours="add-or-remove", unit="user")
+    curve = run(plan).result(known=True).curve
+    assert (curve.mu, curve.neighbours, curve.unit) == (plan.known_mu, "add-or-remove", "user")
+
+
 def test_the_same_coins_come_from_the_same_key_and_no_others():
     plan = planned("bins")
     first, again = run(plan), run(plan)
