@@ -44,15 +44,15 @@ LINEAR = [torch.optim.SGD, ao.FTRL]
 def test_linear_ones_are_not_where_the_noise_was_fitted_to_their_momentum(kind, momentum):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bind(lambda p: kind(p, lr=0.1, momentum=momentum), momentum=momentum)
+        bind(lambda p: kind(p, lr=0.1, momentum=momentum), "blt", momentum=momentum)
 
 
 @pytest.mark.parametrize("kind", LINEAR)
 @pytest.mark.parametrize(("fitted", "found"), [(0.0, 0.9), (0.9, 0.0), (0.9, 0.5)])
 def test_a_momentum_that_the_noise_was_not_fitted_to_is_warned_of(kind, fitted, found):
-    told = f"binary tree.* was fitted to momentum {fitted:g}, and this optimizer has {found:g}.*momentum={found:g}"
+    told = f"BLT.* was fitted to momentum {fitted:g}, and this optimizer has {found:g}.*momentum={found:g}"
     with pytest.warns(OptimizerWarning, match=told) as seen:
-        bind(lambda p: kind(p, lr=0.1, momentum=found), momentum=fitted)
+        bind(lambda p: kind(p, lr=0.1, momentum=found), "blt", momentum=fitted)
     assert [one.filename for one in seen] == [__file__]
 
 
@@ -62,14 +62,21 @@ def test_one_group_of_another_momentum_is_warned_of():
         return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "momentum": 0.5}], lr=0.1, momentum=0.9)
 
     with pytest.warns(OptimizerWarning, match=r"has 0\.5 and 0\.9: .* Give all groups the momentum 0\.9"):
-        bind(groups, momentum=0.9)
+        bind(groups, "blt", momentum=0.9)
+
+
+@pytest.mark.parametrize("mechanism", ["tree", "independent"])
+def test_noise_that_is_the_same_for_each_momentum_is_not_warned_of(mechanism):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bind(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), mechanism)
 
 
 @pytest.mark.parametrize("momentum", [float(np.float32(0.9)), 1 - 0.1 + 1e-12])
 def test_a_momentum_that_differs_by_rounding_is_the_one_that_was_meant(momentum):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bind(lambda p: torch.optim.SGD(p, lr=0.1, momentum=momentum), momentum=0.9)
+        bind(lambda p: torch.optim.SGD(p, lr=0.1, momentum=momentum), "blt", momentum=0.9)
 
 
 def test_groups_that_are_not_trained_have_no_momentum():
@@ -84,7 +91,7 @@ def test_groups_that_are_not_trained_have_no_momentum():
     for groups in (frozen, empty):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            bind(groups, momentum=0.9)
+            bind(groups, "blt", momentum=0.9)
 
 
 def test_that_noise_harms_less_which_is_fitted_to_the_momentum():
@@ -97,7 +104,7 @@ def test_that_noise_harms_less_which_is_fitted_to_the_momentum():
 
 def test_who_makes_errors_of_warnings_is_stopped_before_anything_is_bound():
     loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=4)
-    engine = ao.PrivacyEngine(ao.plan(loader=loader, epochs=2, epsilon=4, delta=1e-3, mechanism="tree", momentum=0.9))
+    engine = ao.PrivacyEngine(ao.plan(loader=loader, epochs=2, epsilon=4, delta=1e-3, mechanism="blt", momentum=0.9))
     model = nn.Linear(2, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -107,7 +114,7 @@ def test_who_makes_errors_of_warnings_is_stopped_before_anything_is_bound():
 
 
 def test_a_workload_of_ones_own_is_trusted():
-    plan = ao.plan(dataset_size=8, batch_size=4, epochs=2, epsilon=4, delta=1e-3, mechanism="tree",
+    plan = ao.plan(dataset_size=8, batch_size=4, epochs=2, epsilon=4, delta=1e-3, mechanism="banded, 2 bands",
                    workload=ao.workload.custom(np.tril(np.ones((4, 4)))))  # fmt: skip
     loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=4, shuffle=True)
     model = nn.Linear(2, 1)

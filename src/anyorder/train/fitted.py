@@ -6,7 +6,7 @@ import torch
 
 from anyorder.errors import OptimizerWarning
 from anyorder.plan import Plan
-from anyorder.strategy import Independent
+from anyorder.strategy import Independent, SquareRoot, Tree
 from anyorder.train.ftrl import FTRL
 from anyorder.workload import Workload
 
@@ -18,6 +18,7 @@ _NAMES = (
 _ADAPTIVE = tuple(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
 """Those that divide a step by statistics of the gradients, as their subclasses do; others are not warned of."""
 
+_OF_STEPS_ALONE = (Tree, SquareRoot)  # the same for every momentum: nothing is gained by planning with another
 _NEAR = 1e-6  # momenta that differ by rounding, as in float32
 
 
@@ -34,7 +35,11 @@ def warn_of_unfitted(plan: Plan, optimizer: torch.optim.Optimizer, stacklevel: i
     told = None
     if isinstance(optimizer, _ADAPTIVE):
         told = _of_adaptive(plan, optimizer)
-    elif isinstance(optimizer, (torch.optim.SGD, FTRL)) and type(plan.workload) is Workload:
+    elif (
+        isinstance(optimizer, (torch.optim.SGD, FTRL))
+        and type(plan.workload) is Workload
+        and type(plan.strategy) not in _OF_STEPS_ALONE
+    ):
         told = _of_momentum(plan, optimizer, plan.workload.momentum)
     if told is not None:
         warnings.warn(told, OptimizerWarning, stacklevel=stacklevel + 1)
