@@ -21,7 +21,8 @@ from release.runs import KEY, SIZE, copied, planned, state, total
 
 
 def poisson():
-    return ao.plan(dataset_size=40, batch_size=10, epochs=2, epsilon=4, delta=1e-5, order="poisson")
+    """Its noise is not searched for: coins hang on the plan's digest, and so on the last digit of that."""
+    return ao.plan(dataset_size=40, batch_size=10, epochs=2, noise_multiplier=1.5, delta=1e-5, order="poisson")
 
 
 def test_an_amplified_claim_holds_for_no_batch_that_somebody_chose(tmp_path):

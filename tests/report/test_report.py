@@ -67,6 +67,14 @@ def test_a_large_delta_is_one_of_the_number_of_users_and_not_of_their_examples(d
     assert found is None or found.startswith("delta is 1 / 10 or more: publishing one user of 10,")
 
 
+def test_no_share_of_examples_is_held_against_a_run_of_users():
+    owners = TensorDataset(torch.arange(100) % 10, torch.zeros(100, 1))
+    settings = {"loader": DataLoader(owners, batch_size=10), "epochs": 1, "epsilon": 4, "delta": 1e-5}
+    drawn = "DP-SGD, secret Poisson sampling"  # with which probability a user is in a batch, a loader does not say
+    assert drawn in [profile.name for profile in noise_beside(ao.plan(**settings))]
+    assert drawn not in [profile.name for profile in noise_beside(ao.plan(**settings, unit=0))]
+
+
 def test_the_card_of_an_amplified_plan_has_no_mu():
     rows = dict(small(order="poisson", mechanism="independent", epsilon=None, noise_multiplier=2.0).facts())
     assert rows["amplification"] == "by secret Poisson sampling"

@@ -14,7 +14,7 @@ from anyorder.accounting import gdp_mu
 from anyorder.accounting.curves import NEIGHBOURS
 from anyorder.error import row_variances
 from anyorder.errors import CertificateError, PlanError
-from anyorder.participation import Participation, PoissonSampling
+from anyorder.participation import KnownOrder, Participation, PoissonSampling
 from anyorder.plan import Plan
 from anyorder.sensitivity import known_sensitivity, sensitivity
 from anyorder.sensitivity.cost import check_plan
@@ -82,7 +82,8 @@ def noise_beside(plan: Plan) -> list[Profile]:
         std = _known_noise(plan, strategy)
         if std is not None:
             found.append(Profile(name + alike, std))
-    q = None if plan.dataset_size is None else plan.batch_size / plan.dataset_size
+    rows = type(plan.participation) is KnownOrder and plan.unit != "example"  # what a loader counts, not its units
+    q = None if plan.dataset_size is None or rows else plan.batch_size / plan.dataset_size
     own = type(plan.participation) is PoissonSampling
     if q is not None and q < 1 and not own and plan.neighbours != "replace-one":
         sigma = sampled_noise(q, plan.n, plan.epsilon, plan.delta)
