@@ -22,7 +22,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {  # for other models than that of _IMAGE
     "cifar10": {"model": "cnn", "batch_size": 500, "epochs": 10, "lr": 0.2},
 }
 _IMAGES = {"mnist": 6000, "fashion_mnist": 6000, "cifar10": 5000}  # tenths of the examples: ten steps an epoch
-_MODELS = dict.fromkeys(_IMAGES, "patches")
 _FEATURES: dict[str, Any] = {"epochs": 60, "clip_norm": 0.02, "order": "fixed", "schedule": "linear"}
 # at epsilon 1, and the power of epsilon, up to 4, that it grows with: the less noise, the further a run may go
 _LR = {"scattering": (500.0, 1.5), "patches": (250.0, 1.0)}
@@ -128,7 +127,7 @@ class Settings:
 
 def _defaults(dataset: str, chosen: dict[str, Any]) -> dict[str, Any]:
     """What suits a data set and its model, given the rest."""
-    model = chosen.get("model", _MODELS.get(dataset))
+    model = chosen.get("model", "patches" if dataset in _IMAGES else None)
     if model not in _LR:
         return _DEFAULTS.get(dataset, {})
     own = {"batch_size": _IMAGES[dataset]} if dataset in _IMAGES else {}
