@@ -19,8 +19,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.accounting.amplification.methods import Deterministic, MonteCarlo, Pld
-from anyorder.accounting.curves import Amplified, Gaussian, Sampled
+from anyorder.accounting.amplification.claims import Amplified, Deterministic, Pld
+from anyorder.accounting.amplification.monte_carlo import MonteCarlo
+from anyorder.accounting.curves import Gaussian, Sampled
 from anyorder.errors import PlanError
 
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"

@@ -9,8 +9,6 @@ import pytest
 
 import anyorder as ao
 from anyorder._draws import Draws
-from anyorder._limits import bounded
-from anyorder._sealed import canonical
 from anyorder.accounting import (
     Amplified,
     Deterministic,
@@ -24,8 +22,9 @@ from anyorder.accounting import (
 )
 from anyorder.accounting.amplification.mixture import absolute_columns, bins_gram, check_fits
 from anyorder.budget import Geometric, search_epsilon
-from anyorder.budget.curves import curve_from_dict, curve_to_dict
+from anyorder.budget.claim import curve_from_dict, curve_to_dict
 from anyorder.errors import ArgumentError, BudgetError, CertificateError, PlanError
+from anyorder.formats import bounded, canonical
 from anyorder.noise import NoiseSource
 from anyorder.participation import (
     BallsInBins,
@@ -36,8 +35,8 @@ from anyorder.participation import (
     RandomAllocation,
     TruncatedPoisson,
 )
-from anyorder.plan import Plan, check_claims
-from anyorder.planner import with_budget
+from anyorder.plan.plan import Plan, check_claims
+from anyorder.plan.planner import with_budget
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import BLT, Independent, RestartedBLT, ToeplitzBanded, Tree
 from anyorder.workload import Workload

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 import anyorder as ao
-from anyorder._sealed import save_json
-from anyorder.certificate import FORMAT, Certificate, Evidence
 from anyorder.errors import CertificateError
+from anyorder.formats import save_json
 from anyorder.ledger import replay
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, PoissonSampling
+from anyorder.plan.certificate import FORMAT, Certificate, Evidence
 from anyorder.strategy import Tree
 
 KEY = bytes(range(32))
@@ -313,7 +313,7 @@ def test_the_tree_of_receipts_is_made_once_for_a_record(tmp_path, monkeypatch):
         return root(*parts)
 
     root = ao.certificate.receipt_root
-    monkeypatch.setattr("anyorder.certificate.receipt_root", counted)
+    monkeypatch.setattr("anyorder.plan.certificate.receipt_root", counted)
     evidence = made(history=((0, 1), (2, 3), (0, 1)))
     saved(tmp_path, evidence)
     assert len(roots) == 1

@@ -18,7 +18,7 @@ from anyorder.__main__ import main
 from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.cli import app, run
 from anyorder.participation import EpochShuffle
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.run.settings import Settings
 
 SIZES = ["--dataset-size", "2000", "--batch-size", "100", "--epochs", "3"]

@@ -12,11 +12,9 @@ import pytest
 import anyorder as ao
 from anyorder import participation
 from anyorder.accounting.selection import Counts, Top, Uniform
-from anyorder.budget.found import ScoreNoise, SearchCertificate, SearchClaim
+from anyorder.budget.claim import Range, ScoreNoise, SearchCertificate, SearchClaim, Space
 from anyorder.budget.laws import Law
-from anyorder.budget.prepared import Prepared
-from anyorder.budget.search import PrivateScore, Search, Trial
-from anyorder.budget.space import Range, Space
+from anyorder.budget.search import Prepared, PrivateScore, Search, Trial
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError, PlanError
@@ -36,7 +34,7 @@ from anyorder.release.schedules import Fixed
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
 from anyorder.strategy.kinds import KINDS, Structure
-from anyorder.workload import Custom, Workload
+from anyorder.workload import GivenWorkload, Workload
 from laws.cases import PARTICIPATIONS, STRATEGIES
 
 N = 8
@@ -56,7 +54,7 @@ FINAL = [
     Range,
     Space,
     Prepared,
-    Custom,
+    GivenWorkload,
     Flat,
     PerGroup,
     Automatic,

@@ -24,7 +24,7 @@ from anyorder.strategy import (
     ToeplitzBanded,
     Tree,
 )
-from anyorder.workload import Custom, Workload, custom, momentum, prefix_sum
+from anyorder.workload import GivenWorkload, Workload, custom, momentum, prefix_sum
 from laws.cases import STRATEGIES
 from references import load
 
@@ -91,7 +91,7 @@ def schedules(n: int) -> dict[str, Workload]:
 
 def slowly(workload: Workload, rows: np.ndarray) -> np.ndarray:
     """diag(weights) A @ rows by the definition of the optimizer."""
-    if isinstance(workload, Custom):
+    if isinstance(workload, GivenWorkload):
         return workload.weights[:, None] * (workload.entries @ rows)
     beta, decay, coupled = workload.momentum, workload.weight_decay, workload.coupled
     m, p, result = np.zeros(rows.shape[1]), np.zeros(rows.shape[1]), []

@@ -10,15 +10,12 @@ import pytest
 import anyorder
 
 ROOMS = [
-    "errors", "_undocumented", "_closed", "_check", "_words", "_filters", "_limits", "_sealed", "_library", "workload",
+    "errors", "_undocumented", "checks", "formatting", "_filters", "formats", "_library", "workload",
     "participation", "_orders", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger",
-    "_draws", "sampling", "_trusted", "_fits", "_mechanism", "plan", "realised", "planner_orders", "planner",
-    "receipt", "certificate", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
+    "_draws", "sampling", "plan", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
     "report", "run", "planner_page", "cli", "__main__",
 ]  # fmt: skip
-PURE = [  # an auditor and a planner
-    *ROOMS[: ROOMS.index("planner") + 1], "receipt", "certificate", "audit", "budget", "report",
-]  # fmt: skip
+PURE = [*ROOMS[: ROOMS.index("plan") + 1], "audit", "budget", "report"]  # an auditor and a planner
 PURE.remove("sampling")  # of torch's loaders; a plan asks for it where it is given one
 ROOT = Path(anyorder.__file__).parent
 

@@ -10,14 +10,7 @@ import torch
 
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.ledger import Ledger, replay
-from anyorder.participation import (
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    PoissonSampling,
-    SingleEpoch,
-)
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 
 RULES = [
     SingleEpoch(7),

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError
-from anyorder.ledger import Ledger, replay
-from anyorder.ledger.disk import Mark
+from anyorder.ledger import Ledger, Mark, replay
 from anyorder.participation import EpochShuffle, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 
 RUN = "0123456789abcdef"

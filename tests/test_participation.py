@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyorder import _limits, participation
+from anyorder import formats, participation
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.participation import (
     BallsInBins,
@@ -179,12 +179,12 @@ def test_known_orders_that_no_program_wrote(change):
 
 def test_a_small_file_does_not_unpack_to_a_large_one():
     """Of a stranger; what one has packed oneself is read whatever its size."""
-    many = np.zeros(_limits.MAX_PARTICIPATIONS + 1, np.int64)
+    many = np.zeros(formats.MAX_PARTICIPATIONS + 1, np.int64)
     assert len(unpacked(packed(many))) == len(many)
-    with _limits.bounded(True):
+    with formats.bounded(True):
         assert len(unpacked(packed(many[:-1]))) == len(many) - 1
-    for values in (many, np.zeros(_limits.MAX_INFLATED + 1, np.int8)):
-        with _limits.bounded(True), pytest.raises(CertificateError, match="large=True"):
+    for values in (many, np.zeros(formats.MAX_INFLATED + 1, np.int8)):
+        with formats.bounded(True), pytest.raises(CertificateError, match="large=True"):
             unpacked(packed(values))
 
 

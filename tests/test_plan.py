@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder._words import rounded_up
 from anyorder.errors import ArgumentError, CertificateError, PlanError
+from anyorder.formatting import rounded_up
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.run.planning import Mechanism, make_plan
 from anyorder.sampling import UnitOrderSampler
@@ -187,8 +187,8 @@ def altered(data, path):
 
 def test_every_altered_number_is_caught(tmp_path):
     """Law 10, the plan's part: by the file's hash, and for claims also without it."""
-    from anyorder._sealed import save_json
-    from anyorder.plan import FORMAT
+    from anyorder.formats import save_json
+    from anyorder.plan.plan import FORMAT
 
     plan = small(mechanism=Tree(30, "online", restarts=(10, 20), completion=True))
     plan.save(tmp_path / "plan.json")

@@ -11,8 +11,8 @@ from anyorder.accounting import BoundedRange, Gaussian, Sampled, bounded_range_m
 from anyorder.accounting.selection import Counts, Top, Uniform, refuse_selection
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.participation import KnownOrder, MinSeparation, SingleEpoch
-from anyorder.planner import with_budget
-from anyorder.realised import realised_claim
+from anyorder.plan.certificate import realised_claim
+from anyorder.plan.planner import with_budget
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
 
 WORDS = {"dataset_size": 1000, "batch_size": 50, "epochs": 4, "delta": 1e-5}
@@ -278,7 +278,7 @@ def test_malformed_selections_are_refused(changes):
 
 @pytest.mark.parametrize("selection", [Counts(1.0), Top(20)], ids=repr)
 def test_claims_that_do_not_follow_from_the_selection_are_refused(tmp_path, selection):
-    from anyorder._sealed import save_json
+    from anyorder.formats import save_json
 
     plan = ao.plan(epsilon=2.0, selection=selection, **WORDS)
     [noise] = plan.claims().keys() - {"sensitivity", "sensitivity_exact", "noise_std", "mu", "epsilon"}

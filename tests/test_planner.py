@@ -15,10 +15,10 @@ from anyorder.optimize import choose, fit
 from anyorder.optimize.candidates import rows_touched
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import EpochShuffle, FixedOrder, PoissonSampling
-from anyorder.planner import with_budget
+from anyorder.plan.planner import with_budget
 from anyorder.sampling import PoissonBatchSampler
 from anyorder.strategy import BLT, Combination, Dense, Independent, Tree
-from anyorder.workload import Custom, Workload, cosine, custom, last_iterate, prefix_sum
+from anyorder.workload import GivenWorkload, Workload, cosine, custom, last_iterate, prefix_sum
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def test_the_workload_is_read_off_the_optimizer():
     np.testing.assert_allclose(with_schedule.workload.learning_rates, cosine(30), atol=1e-12)
     assert optimizer.param_groups[0]["lr"] == 0.1
     dampened = small(mechanism="independent", optimizer=sgd(momentum=0.9, dampening=0.5))
-    assert type(dampened.workload) is Custom
+    assert type(dampened.workload) is GivenWorkload
     with pytest.raises(ArgumentError, match=r"torch.optim.SGD.*got Adam"):
         small(optimizer=torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))]))
 

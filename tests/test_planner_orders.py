@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 import anyorder as ao
-from anyorder._words import rounded_up
 from anyorder.cli import app
 from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
+from anyorder.formatting import rounded_up
 from anyorder.participation import (
     BallsInBins,
     CyclicPoisson,
@@ -23,8 +23,8 @@ from anyorder.participation import (
     SingleEpoch,
     TruncatedPoisson,
 )
-from anyorder.planner import compare_orders
-from anyorder.planner_orders import ANY, OrderComparison, needs
+from anyorder.plan.compare import ANY, OrderComparison, needs
+from anyorder.plan.planner import compare_orders
 
 ASKED = {"dataset_size": 400, "batch_size": 40, "epochs": 2, "epsilon": 2.0, "delta": 1e-5}
 

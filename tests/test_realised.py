@@ -9,15 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 import anyorder as ao
-from anyorder._sealed import save_json
-from anyorder._words import rounded_up
 from anyorder.accounting import gdp_epsilon
-from anyorder.certificate import Certificate
 from anyorder.cli import app
 from anyorder.errors import CertificateError
+from anyorder.formats import save_json
+from anyorder.formatting import rounded_up
 from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
-from anyorder.realised import realised_claim
+from anyorder.plan.certificate import Certificate, realised_claim
 from anyorder.report import html_report
 from anyorder.sensitivity import sensitivity
 from laws.cases import STRATEGIES

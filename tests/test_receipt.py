@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder import _limits
-from anyorder._sealed import save_json
-from anyorder.certificate import Certificate, Evidence
+from anyorder import formats
 from anyorder.errors import ArgumentError, CertificateError
+from anyorder.formats import save_json
 from anyorder.ledger import allows, replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
-from anyorder.receipt import Receipt
+from anyorder.plan.certificate import Certificate, Evidence
+from anyorder.plan.receipt import Receipt
 
 KEY = bytes(range(32))
 ORDER = [["ann", "bob"], ["cy", "bob"], ["ann"], []]
@@ -219,7 +219,7 @@ def test_the_evidence_must_lead_to_the_same_root(tmp_path):
 def test_evidence_of_more_units_than_a_file_is_given_is_refused(tmp_path, monkeypatch):
     evidence = made()
     evidence.save(tmp_path / "e.json")
-    monkeypatch.setattr(_limits, "MAX_OPERATIONS", 4 * 5120 - 1)
+    monkeypatch.setattr(formats, "MAX_OPERATIONS", 4 * 5120 - 1)
     with pytest.raises(CertificateError, match=r"tree of all receipts.*--large"):
         Evidence.load(tmp_path / "e.json", evidence.certificate)
     assert Evidence.load(tmp_path / "e.json", evidence.certificate, large=True).certificate == evidence.certificate
@@ -291,7 +291,7 @@ def guesses(receipt, unit, steps):
 
 def test_a_path_lets_nobody_try_what_another_unit_did(monkeypatch):
     """In a tree of two leaves under one node, where the other leaf does stand in the path."""
-    monkeypatch.setattr("anyorder.receipt._slots", lambda key, count: np.arange(count))
+    monkeypatch.setattr("anyorder.plan.receipt._slots", lambda key, count: np.arange(count))
     evidence = made(history=[[0], [1], [0], []])
     mine, other = evidence.receipts([0, 1])
     evidence.certificate.check(mine)

@@ -16,10 +16,17 @@ import anyorder
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "api"
-SHELL = "cli"  # docs/cli.md describes commands, not names
+INTERNAL = {
+    "cli",
+    "checks",
+    "formats",
+    "formatting",
+}  # docs/cli.md describes commands; the others have no names for users
 
 SHOWN = [name for page in sorted(PAGES.glob("*.md")) for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
-ROOMS = [f"anyorder.{m.name}" for m in pkgutil.iter_modules(anyorder.__path__) if m.name[0] != "_" and m.name != SHELL]
+ROOMS = [
+    f"anyorder.{m.name}" for m in pkgutil.iter_modules(anyorder.__path__) if m.name[0] != "_" and m.name not in INTERNAL
+]
 
 
 def public():

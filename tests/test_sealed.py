@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder import _limits
-from anyorder._sealed import printable, quoted, read_json, save_json
-from anyorder.certificate import Evidence
+from anyorder import formats
 from anyorder.errors import ArgumentError, CertificateError
+from anyorder.formats import printable, quoted, read_json, save_json
 from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
-from anyorder.plan import FORMAT
+from anyorder.plan.certificate import Evidence
+from anyorder.plan.plan import FORMAT
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Rescaled, RestartedBLT, Tree
 
 KEY = bytes(range(32))
@@ -72,8 +72,8 @@ def refused(path, *phrases):
         ('{"a": "\x1b"}', "not JSON"),
         ('{"a": "ü"}', "ASCII"),
         ("[" + "{}," * 100 + "{}]", "objects"),
-        ('{"a": [' + "0," * (_limits.MAX_VALUES + 1) + "0]}", "values"),
-        (" " * (_limits.MAX_BYTES + 1), "bytes"),
+        ('{"a": [' + "0," * (formats.MAX_VALUES + 1) + "0]}", "values"),
+        (" " * (formats.MAX_BYTES + 1), "bytes"),
     ],
     ids=lambda value: value[:24],
 )
@@ -85,10 +85,10 @@ def test_json_that_no_program_of_ours_wrote(text, phrase, tmp_path):
 
 def test_bounds_are_lifted_for_files_of_ones_own(tmp_path):
     path = tmp_path / "file.json"
-    path.write_text('{"a": [' + "0," * _limits.MAX_VALUES + "0]}")
+    path.write_text('{"a": [' + "0," * formats.MAX_VALUES + "0]}")
     with pytest.raises(CertificateError, match="large=True"):
         read_json(path)
-    assert len(read_json(path, large=True)["a"]) == _limits.MAX_VALUES + 1
+    assert len(read_json(path, large=True)["a"]) == formats.MAX_VALUES + 1
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
@@ -226,9 +226,9 @@ def test_a_refusal_takes_two_seconds_and_200_mb_at_most(tmp_path):
     for name, changes in hostile().items():
         save_json(tmp_path / f"{name}.json", described(plan_of(KnownOrder([[0]] * 4)), **changes))
         lines.append(str(tmp_path / f"{name}.json"))
-    (tmp_path / "floats.json").write_text('{"a": [' + "0.12345678901234567," * (_limits.MAX_VALUES - 9) + "0]}")
-    (tmp_path / "lists.json").write_text("[" * 400 + "[]," * (_limits.MAX_VALUES // 2 - 300) + "[]" + "]" * 400)
-    (tmp_path / "text.json").write_text('{"format": "\\ud83d\\ude00' + "x" * (_limits.MAX_BYTES - 99) + '"}')
+    (tmp_path / "floats.json").write_text('{"a": [' + "0.12345678901234567," * (formats.MAX_VALUES - 9) + "0]}")
+    (tmp_path / "lists.json").write_text("[" * 400 + "[]," * (formats.MAX_VALUES // 2 - 300) + "[]" + "]" * 400)
+    (tmp_path / "text.json").write_text('{"format": "\\ud83d\\ude00' + "x" * (formats.MAX_BYTES - 99) + '"}')
     (tmp_path / "huge.json").write_bytes(b"")
     os.truncate(tmp_path / "huge.json", 1 << 40)
     lines += [str(tmp_path / f"{name}.json") for name in ("floats", "lists", "text", "huge")]

@@ -10,8 +10,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 import anyorder as ao
-from anyorder.accounting.amplification.methods import MonteCarlo
-from anyorder.accounting.amplification.monte_carlo import Interval
+from anyorder.accounting.amplification.monte_carlo import MonteCarlo, SampledInterval
 from anyorder.cli import app, verification
 
 
@@ -32,7 +31,7 @@ def test_a_claim_by_samples_stands_up_to_others_and_one_below_them_does_not(tmp_
 
     def above(curve, delta, salt):
         assert (curve, delta) == (plan.curve, plan.delta)
-        return Interval(plan.epsilon * 1.001, plan.epsilon * 1.2)
+        return SampledInterval(plan.epsilon * 1.001, plan.epsilon * 1.2)
 
     monkeypatch.setattr(verification, "fresh_interval", above)
     refuted = CliRunner().invoke(app, ["verify", str(path), "--fresh", "--large"])
@@ -44,7 +43,7 @@ def test_nobody_can_foresee_the_fresh_samples(tmp_path, monkeypatch):
     _, path = plan_file(tmp_path, MonteCarlo(2000))
     salts = []
     monkeypatch.setattr(
-        verification, "fresh_interval", lambda curve, delta, salt: salts.append(salt) or Interval(0.1, 9.0)
+        verification, "fresh_interval", lambda curve, delta, salt: salts.append(salt) or SampledInterval(0.1, 9.0)
     )
     for _ in range(4):
         assert CliRunner().invoke(app, ["verify", str(path), "--fresh", "--large"]).exit_code == 0

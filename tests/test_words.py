@@ -5,7 +5,7 @@ import math
 import pytest
 
 import anyorder as ao
-from anyorder._words import counted, rounded_down, rounded_up
+from anyorder.formatting import counted, rounded_down, rounded_up
 from anyorder.participation import FixedOrder, SingleEpoch
 from anyorder.report import html_report
 

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 
 from anyorder.federated import joint
+from anyorder.federated.clients import Examples
 from anyorder.federated.joint import Joint
-from anyorder.federated.looped import Examples
 from benchmarks._report import Row, judged
 from benchmarks.federations import joint_task as task
 

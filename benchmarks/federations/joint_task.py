@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.federated.looped import Examples
-from anyorder.federated.messages import Layout
+from anyorder.federated.clients import Examples
+from anyorder.federated.server import Layout
 from anyorder.run import datasets
 
 RECORDS, CLASSES, PER_OWNER = 10_000, 10, 8

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyorder.ledger import Ledger
-from anyorder.ledger.disk import Mark
+from anyorder.ledger import Ledger, Mark
 from anyorder.participation import MinSeparation
 from benchmarks._report import Row
 

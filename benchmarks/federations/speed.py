@@ -25,7 +25,7 @@ import torch
 from torch.nn import functional as F
 
 import anyorder as ao
-from anyorder.federated.looped import Examples
+from anyorder.federated.clients import Examples
 from anyorder.participation import MinSeparation
 from benchmarks._peers import FLOWER, PFL, interpreter
 from benchmarks._report import Row, judged

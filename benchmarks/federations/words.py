@@ -29,7 +29,7 @@ from torch import Tensor
 import anyorder as ao
 from anyorder.federated import LocalTraining, Server
 from anyorder.participation import MinSeparation, Participation, PoissonSampling, SingleEpoch
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from benchmarks._report import Row, show
 from benchmarks.federations.next_word import Brown, WordLSTM, accuracy, read_brown, word_loss
 

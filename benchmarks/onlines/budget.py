@@ -20,10 +20,9 @@ import numpy as np
 
 import anyorder as ao
 from anyorder.accounting import Curve, Gaussian, Sampled, compose
-from anyorder.budget.account import Account
-from anyorder.budget.entries import Begin, Spend, encode, write_curve
+from anyorder.budget.account import Account, UnitFile
 from anyorder.budget.filter import best_order
-from anyorder.budget.units import UnitFile
+from anyorder.budget.log import Begin, Spend, encode, write_curve
 from anyorder.errors import BudgetError
 from benchmarks._report import Row
 

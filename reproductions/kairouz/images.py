@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import anyorder as ao
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.run import datasets
 from reproductions import _runs
 from reproductions._claims import RESULTS, Run

@@ -16,12 +16,12 @@ def main() -> None:
 
 
 def _main() -> NoReturn:
-    from anyorder import _check
+    from anyorder import checks
     from anyorder.errors import MissingDependencyError
 
     try:
         for package in ("typer", "rich"):
-            _check.optional(package, extra="cli", purpose="the command line")
+            checks.optional(package, extra="cli", purpose="the command line")
     except MissingDependencyError as problem:
         print(f"anyorder: {problem}", file=sys.stderr)
         sys.exit(2)

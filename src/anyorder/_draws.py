@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.participation import (
@@ -75,7 +75,7 @@ class Draws:
 
     def step(self, t: int) -> Integers:
         """The units of step t, ascending, perhaps none; a fresh array."""
-        t, rule = _check.integer("t", t, low=0), self.rule
+        t, rule = checks.integer("t", t, low=0), self.rule
         match rule:
             case PoissonSampling():
                 return self._tossed(t, 1, rule.sampling_probability)
@@ -131,7 +131,7 @@ class Draws:
 
 def check_size(rule: Participation, size: int) -> int:
     """The number of units, if a rule may have so many. Raises ArgumentError."""
-    size = _check.integer("num_units", size, low=1)
+    size = checks.integer("num_units", size, low=1)
     if type(rule) is TruncatedPoisson and size != rule.dataset_size:
         raise ArgumentError(
             f"num_units must be the order's dataset_size={rule.dataset_size}, which its claim counts on, got {size}"

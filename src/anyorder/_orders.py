@@ -2,7 +2,7 @@
 
 from math import ceil, sqrt
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
 from anyorder.participation import (
     BallsInBins,
@@ -35,7 +35,7 @@ def order_word(order: str) -> str:
             f"order must be one order in words here, got {order!r}: several are compared by ao.plan(order=[..]), or "
             "`anyorder plan --order any`"
         )
-    _check.choice("order", word, set(ORDERS))
+    checks.choice("order", word, set(ORDERS))
     return word
 
 
@@ -78,7 +78,7 @@ def order_in_words(
         case "truncated-poisson":
             groups = _cycle(1 if cycle is None else cycle, word, share)
             most = ceil(batch_size + 3 * sqrt(batch_size)) if most is None else most
-            most = _check.integer("max_batch_size", most, low=1)
+            most = checks.integer("max_batch_size", most, low=1)
             return TruncatedPoisson(n, min(1.0, share * groups), min(most, dataset_size), dataset_size, groups)
         case "balls-in-bins":
             return BallsInBins(epochs, steps)
@@ -102,7 +102,7 @@ def _cycle(cycle: int | None, word: str, share: float) -> int:
             "where no cycle is given in Python: other mechanisms are not accounted for this order without one"
         )
     most = int(1 / share * (1 + 1e-12))
-    return _check.integer("cycle", cycle, low=1, high=most)
+    return checks.integer("cycle", cycle, low=1, high=most)
 
 
 def known_order(order: Participation) -> Participation:

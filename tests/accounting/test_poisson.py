@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.accounting import calibrate_poisson, gdp_epsilon, poisson, poisson_epsilon
 from anyorder.errors import ArgumentError, MissingDependencyError
 from references import load
@@ -181,6 +181,6 @@ def test_absent_dependency_names_its_extra(monkeypatch):
         raise ModuleNotFoundError(f"No module named {module!r}", name="dp_accounting")
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    assert _check.importlib is importlib
+    assert checks.importlib is importlib
     with pytest.raises(MissingDependencyError, match=r"anyorder\[amplified\]"):
         poisson_epsilon(1.0, 0.1, 10, 1e-5)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from anyorder.accounting.secants import just_below
+from anyorder.accounting.gaussian import just_below
 
 
 @pytest.mark.parametrize("start", [-4.0, 0.0, 3.0])

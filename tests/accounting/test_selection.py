@@ -17,8 +17,7 @@ from anyorder.accounting import (
     gdp_delta,
     gdp_epsilon,
 )
-from anyorder.accounting.bounded_range import _STEEPEST
-from anyorder.accounting.losses import _of_draw, _of_gaussian, _of_step
+from anyorder.accounting.bounded_range import _STEEPEST, _of_draw, _of_gaussian, _of_step
 from anyorder.errors import ArgumentError
 
 EPSILONS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 3.0)

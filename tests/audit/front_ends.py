@@ -17,7 +17,8 @@ from anyorder.clipping import Adaptive
 from anyorder.clipping.clip_rules import Cut
 from anyorder.federated import Layout, Round, Server
 from anyorder.noise.lazy import Jumps
-from anyorder.online import Hinge, Learner, LeastSquares, ftrl, sums
+from anyorder.online import Hinge, Learner, LeastSquares, sums
+from anyorder.online import learner as ftrl
 from anyorder.release.noise import SharedNoise, TableNoise
 from anyorder.sparse import Uniform
 from anyorder.train.training import Training
@@ -613,7 +614,7 @@ def run_squares(trial):
         padded = np.pad(vectors, ((0, 0), (width - trial.size, 0)))
 
         def given(self, batch, padded=padded, units=units):
-            return sums.ClippedSum(np.unique(units), joint_total(padded, units, self.release.clip_norm))
+            return sums.LinearSum(np.unique(units), joint_total(padded, units, self.release.clip_norm))
 
         with patched(LeastSquares, "_joint_sum", given):
             learner.step(units, np.zeros((len(units), d)), np.zeros(len(units)))

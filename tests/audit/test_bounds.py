@@ -9,7 +9,8 @@ import pytest
 
 import anyorder as ao
 from anyorder.accounting import Composed, Gaussian, Sampled, compose, gdp_delta, gdp_epsilon
-from anyorder.audit import epsilon_lower_bound, f_dp, gaussian_law, many_runs, mu_estimate, one_run, p_value
+from anyorder.audit import bounds as gaussian_law
+from anyorder.audit import epsilon_lower_bound, f_dp, many_runs, mu_estimate, one_run, p_value
 from anyorder.audit.bounds import METHODS
 from anyorder.errors import ArgumentError
 

@@ -28,12 +28,12 @@ from torch.utils.data import (
 
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon, poisson_epsilon
-from anyorder.audit.checking.arrivals import Arrivals
-from anyorder.audit.checking.finding import judge, printed
-from anyorder.audit.checking.visits import (
+from anyorder.audit.arrivals import Arrivals
+from anyorder.audit.loader_check import judge, printed
+from anyorder.audit.observations import (
     AtMost,
-    Coins,
-    Draws,
+    DrawnVisits,
+    SampledVisits,
     Shuffles,
     _weights,
     epsilon_at_least,
@@ -196,7 +196,7 @@ def test_orders_in_which_a_unit_comes_a_bounded_number_of_times(name):
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_no_order_lets_a_unit_come_more_often_than_what_is_proven(name, accumulate):
     """The samplers themselves, run: the weight of every unit in the steps of three epochs."""
-    from anyorder.audit.checking.naming import weights_of
+    from anyorder.audit.observations import weights_of
     from anyorder.sampling.origins import Origins
 
     make, _, _ = ORDERS[name]
@@ -297,7 +297,9 @@ def weights_by_hand(draws):
     return result
 
 
-@pytest.mark.parametrize("draws", [Draws(3, 0.2, 4), Draws(3, 0.2, 50), Draws(20, 0.1, 3), Draws(12, 0.05, 30)])
+@pytest.mark.parametrize(
+    "draws", [DrawnVisits(3, 0.2, 4), DrawnVisits(3, 0.2, 50), DrawnVisits(20, 0.1, 3), DrawnVisits(12, 0.05, 30)]
+)
 def test_what_is_cut_off_from_the_draws_is_paid(draws):
     """Weights that are beyond the arrays count as lost, and the epsilon is not below that of all of them."""
     exact = weights_by_hand(draws)
@@ -318,10 +320,10 @@ def test_what_is_cut_off_from_the_draws_is_paid(draws):
 def test_empty_batches_are_paid_on_both_sides():
     """A run that is another one with a small probability: that is added to delta once, and exp(epsilon) times."""
     empty = 1e-8
-    found = epsilon_of(Coins(0.05, 60, empty=empty), 1.0, DELTA)
+    found = epsilon_of(SampledVisits(0.05, 60, empty=empty), 1.0, DELTA)
     assert found >= poisson_epsilon(1.0, 0.05, 60, DELTA - empty * (1 + math.exp(found)))
     assert found < 1.1 * poisson_epsilon(1.0, 0.05, 60, DELTA)
-    assert epsilon_of(Coins(0.05, 60, empty=1e-6), 1.0, DELTA) == math.inf
+    assert epsilon_of(SampledVisits(0.05, 60, empty=1e-6), 1.0, DELTA) == math.inf
 
 
 def test_ranks_that_all_read_the_whole_data_set_add_a_unit_so_often(monkeypatch):
@@ -332,7 +334,7 @@ def test_ranks_that_all_read_the_whole_data_set_add_a_unit_so_often(monkeypatch)
         assert found.true == true_of(3 * 3**2)
         assert found.participation is None
     replaced = DataLoader(DATA, BATCH, sampler=RandomSampler(DATA, replacement=True))
-    assert check(replaced).true == epsilon_of(Draws(3 * BATCH, (1 + 1e-12) / N, 60), 1.0, DELTA)
+    assert check(replaced).true == epsilon_of(DrawnVisits(3 * BATCH, (1 + 1e-12) / N, 60), 1.0, DELTA)
 
 
 def test_a_last_epoch_that_is_broken_off_before_the_fullest_unit():

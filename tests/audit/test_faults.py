@@ -15,8 +15,8 @@ import anyorder as ao
 from anyorder.audit.faults import FAULTS, Case, Fault, FrontEnd, Reached, SumFault, audit_front_end, cases, patched
 from anyorder.audit.faults.core import one_step_closer
 from anyorder.audit.faults.judge import PARTS, Verdict, attack, echoes, noise
-from anyorder.audit.faults.trial import SampledTrial, Trial, banded, tree
-from anyorder.audit.noise_law import Law
+from anyorder.audit.faults.trial import FaultTrial, SampledTrial, banded, tree
+from anyorder.audit.laws import NoiseLaw
 from anyorder.errors import ArgumentError, TrainingError
 from audit.front_ends import FRONT_ENDS, core, core_summing, engine, run_core
 
@@ -121,13 +121,13 @@ def test_what_is_found_does_not_hang_on_one_seed(seed):
 def everything_patched():
     from anyorder._draws import Draws
     from anyorder.ledger import Ledger
-    from anyorder.noise import held
+    from anyorder.noise import noise_state
     from anyorder.release import Release
     from anyorder.release.clip_norm import ClipNorm
     from anyorder.release.noise import SharedNoise
     from audit import front_ends as ours
 
-    owners = (Ledger, held, sys.modules["anyorder.plan"], Release, ClipNorm, SharedNoise, Draws, ours)
+    owners = (Ledger, noise_state, sys.modules["anyorder.plan"], Release, ClipNorm, SharedNoise, Draws, ours)
     return [dict(vars(owner)) for owner in owners]
 
 
@@ -224,7 +224,7 @@ def test_an_honest_case_fails_where_the_run_is_refuted():
 @pytest.mark.parametrize(("p_value", "refuted"), [(0.9e-6, True), (1.1e-6, False), (0.5, False)])
 def test_a_case_is_judged_at_one_in_a_million(p_value, refuted, monkeypatch):
     judge = sys.modules["anyorder.audit.faults.judge"]
-    verdict = Verdict("mine", None, Law({"attack": p_value}), 0.0)
+    verdict = Verdict("mine", None, NoiseLaw({"attack": p_value}), 0.0)
     monkeypatch.setattr(judge, "audit_front_end", lambda *given, **options: verdict)
     honest, faulty = Case(core, strategy=banded), Case(core, Fault("none", harmless))
     passes, fails = (faulty, honest) if refuted else (honest, faulty)
@@ -276,10 +276,10 @@ def test_too_few_or_too_many_rows_are_refused():
 
 
 def test_a_trial_keeps_to_its_plan_and_is_hard():
-    trial = Trial(0)
+    trial = FaultTrial(0)
     for own in trial.own:
         assert trial.plan.participation.pattern.allows(own)
-    early = Trial(0, looser=one_step_closer)
+    early = FaultTrial(0, looser=one_step_closer)
     assert {b - a for own in early.own for a, b in pairwise(own)} == {3}
     rows = [len(vectors) / len(set(units.tolist())) for units, vectors in trial.steps]
     assert min(rows) > 1.2  # units bring several rows
@@ -290,14 +290,14 @@ def test_a_trial_keeps_to_its_plan_and_is_hard():
 
 
 def test_the_sums_of_a_trial_are_those_of_bounded_sum():
-    trial = Trial(3, **SMALL)
+    trial = FaultTrial(3, **SMALL)
     for t, (units, vectors) in enumerate(trial.steps):
         total = ao.bounded_sum(vectors.astype(np.float64), units, trial.plan.clip_norm)
         np.testing.assert_allclose(total, trial.total(t, trial.plan.clip_norm), atol=1e-9)
 
 
 def test_trials_are_made_again_from_their_seed():
-    first, again, other = Trial(1, **SMALL), Trial(1, **SMALL), Trial(2, **SMALL)
+    first, again, other = FaultTrial(1, **SMALL), FaultTrial(1, **SMALL), FaultTrial(2, **SMALL)
     assert first.key == again.key != other.key
     for (a, b), (c, d) in zip(first.steps, again.steps, strict=True):
         np.testing.assert_array_equal(a, c)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from anyorder.audit.noise_law import Law, echo, noise_law, whitener
+from anyorder.audit.canaries import whitener
+from anyorder.audit.laws import NoiseLaw, echo, noise_law
 from anyorder.errors import ArgumentError
 from anyorder.strategy import BLT, Banded, Independent, Tree
 
@@ -45,7 +46,7 @@ def test_honest_noise_is_rejected_at_the_nominal_rate_and_no_more(name):
     laws = [law(seed, STRATEGIES[name]).p_values for seed in range(100)]
     for test in laws[0]:
         above(np.array([one[test] for one in laws]), test)
-    above(np.array([Law(one).p_value for one in laws]), "all")
+    above(np.array([NoiseLaw(one).p_value for one in laws]), "all")
 
 
 def above(p_values, name):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anyorder.audit.order_law import order_law
+from anyorder.audit.laws import order_law
 from anyorder.audit.secret_steps import drawn_steps
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource

@@ -8,9 +8,9 @@ import pytest
 import anyorder as ao
 from anyorder.audit import Canaries, plant, scores
 from anyorder.audit import planted as planted_of
+from anyorder.audit.canaries import as_released
 from anyorder.audit.planted import known_curve
 from anyorder.audit.secret_steps import SecretScorer
-from anyorder.audit.whiten import as_released
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.participation import (
@@ -21,7 +21,7 @@ from anyorder.participation import (
     RandomAllocation,
     TruncatedPoisson,
 )
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.report import AuditSummary
 from anyorder.strategy import BandedInverse, Independent, ToeplitzBanded, Tree
 from anyorder.workload import prefix_sum

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from anyorder.audit import Canaries, as_released, sampled_scores, scores, visible
-from anyorder.audit.scores import Scorer
-from anyorder.audit.whiten import forward
+from anyorder.audit.canaries import Scorer, forward
 from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.strategy import BandedInverse, Independent, Rescaled, SquareRoot, Tree
 from anyorder.strategy.kinds import KINDS

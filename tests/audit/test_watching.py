@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 import anyorder as ao
 import processes
 from anyorder.accounting import gdp_epsilon
-from anyorder.audit.checking.arrivals import Arrivals
-from anyorder.audit.checking.visits import AtMost
-from anyorder.audit.checking.watching import Seen, _combined, watch
+from anyorder.audit.arrivals import Arrivals
+from anyorder.audit.loader_check import _combined, watch
+from anyorder.audit.observations import AtMost, Observed
 from anyorder.errors import ArgumentError
 
 opacus = pytest.importorskip("opacus", reason="opacus is not installed")
@@ -138,7 +138,7 @@ def test_two_epochs_in_one_order_are_told():
 
 def test_what_was_seen_counts_where_a_sampler_says_less():
     said = Arrivals("one order", AtMost(2.0), "so it is")
-    seen = Seen(
+    seen = Observed(
         steps=8, batches=8, epochs=2, most=3, together=1, separation=1, weight=3.0, is_repeated=False, is_named=True
     )
     found = _combined(said, seen)

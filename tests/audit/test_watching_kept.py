@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from anyorder.accounting import gdp_epsilon
-from anyorder.audit.checking.watching import watch
+from anyorder.audit.loader_check import watch
 from anyorder.noise import NoiseSource
 from anyorder.sampling import PoissonBatchSampler
 

@@ -12,8 +12,8 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_sp
 import anyorder as ao
 import anyorder.train  # before a block that watches it
 import processes
-from anyorder._words import rounded_up
-from anyorder.audit.checking.watching import watch
+from anyorder.audit.loader_check import watch
+from anyorder.formatting import rounded_up
 
 N, DELTA = 80, 1e-5
 pytest.importorskip("torch")

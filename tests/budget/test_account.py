@@ -10,10 +10,9 @@ import pytest
 import anyorder as ao
 from anyorder.accounting import BoundedRange, Gaussian, rdp_epsilon
 from anyorder.budget import Geometric
-from anyorder.budget.account import Account, _float_up, _fraction, _squares
-from anyorder.budget.entries import Begin, Limit, Settle, Spend, write_curve
+from anyorder.budget.account import Account, UnitFile, _float_up, _fraction, _squares
 from anyorder.budget.filter import Searched, best_order, renyi
-from anyorder.budget.units import UnitFile
+from anyorder.budget.log import Begin, Limit, Settle, Spend, write_curve
 from anyorder.errors import BudgetError
 
 EPSILON, DELTA = 8.0, 1e-5

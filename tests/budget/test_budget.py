@@ -13,7 +13,7 @@ import anyorder as ao
 from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose, gdp_mu
 from anyorder.errors import ArgumentError, BudgetError
 from anyorder.participation import KnownOrder, MinSeparation
-from anyorder.realised import realised_claim
+from anyorder.plan.certificate import realised_claim
 
 EPSILON, DELTA = 8.0, 1e-5
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder._sealed import load_json, save_json
 from anyorder.budget import Trial
-from anyorder.budget.found import SearchCertificate
-from anyorder.certificate import FORMAT
+from anyorder.budget.claim import SearchCertificate
 from anyorder.errors import ArgumentError, BudgetError, CertificateError, TrainingError
-from anyorder.plan import CANDIDATE
+from anyorder.formats import load_json, save_json
+from anyorder.plan.certificate import FORMAT
+from anyorder.plan.plan import CANDIDATE
 from anyorder.run import report_file
 from budget.searches import PLAN, TARGET
 from budget.test_search import never, quick, search

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder._sealed import canonical
 from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose
 from anyorder.budget import Fixed, Geometric, Logarithmic, NegativeBinomial, Poisson, search_epsilon
-from anyorder.budget.curves import curve_from_dict, curve_to_dict
-from anyorder.budget.found import ScoreNoise, SearchCertificate, SearchClaim
-from anyorder.budget.prepared import prepare
-from anyorder.budget.space import read_space
+from anyorder.budget.claim import ScoreNoise, SearchCertificate, SearchClaim, curve_from_dict, curve_to_dict, read_space
+from anyorder.budget.search import prepare
 from anyorder.errors import ArgumentError, CertificateError
+from anyorder.formats import canonical
 from budget.searches import PLAN
 
 

@@ -18,10 +18,8 @@ import anyorder as ao
 from anyorder.accounting import Gaussian, compose
 from anyorder.accounting.selection import Counts
 from anyorder.budget import Fixed, Geometric, Poisson, search_epsilon
-from anyorder.budget.found import SearchCertificate
-from anyorder.budget.prepared import prepare
-from anyorder.budget.search import PrivateScore, Trial, tune
-from anyorder.budget.space import read_space, uniforms
+from anyorder.budget.claim import SearchCertificate, read_space, uniforms
+from anyorder.budget.search import PrivateScore, Trial, prepare, tune
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
 from budget.searches import LARGE, PLAN, SPACE, TARGET, counted, function, run

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 import anyorder as ao
-from anyorder.budget.found import SearchCertificate
-from anyorder.budget.prepared import prepare
-from anyorder.budget.search import Trial, tune
-from anyorder.budget.search_folder import SearchFolder
+from anyorder.budget.claim import SearchCertificate
+from anyorder.budget.search import SearchFolder, Trial, prepare, tune
 from budget.searches import PLAN, TARGET
 
 SPACE = {"batch_size": [4, 6], "epochs": [1], "rate": [1, 2, 3, 4, 5, 6, 7]}

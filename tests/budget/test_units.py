@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from anyorder.budget import units
-from anyorder.budget.units import Own, UnitFile
+from anyorder.budget import account
+from anyorder.budget.account import Own, UnitFile
 from anyorder.errors import BudgetError
 
 
@@ -52,7 +52,7 @@ def test_rows_that_were_altered_moved_or_lost_are_none(file, change):
         raw[at.offset + 15] ^= 1
     elif change == "place":  # a louder unit's row in the place of a quieter one's, each with its own digest
         raw[at.offset : at.offset + 16] = raw[behind.offset : behind.offset + 16]
-        at = units.UnitsAt(offset=at.offset, size=16, digest=behind.digest, key=behind.key)
+        at = account.UnitsAt(offset=at.offset, size=16, digest=behind.digest, key=behind.key)
     elif change == "key":
         raw[raw.index(b'"key": "') + 8] ^= 1
     elif change == "cut":
@@ -66,7 +66,7 @@ def test_rows_that_were_altered_moved_or_lost_are_none(file, change):
 def test_a_digest_of_rows_is_made_with_the_key(file):
     """Else whoever reads the public file could try the units of an entry."""
     _, rows = entered(file, ["ann"], [0.3])
-    digests = {units._digest(key, 100, rows.tobytes()) for key in (bytes(32), bytes(31) + b"1", b"k")}
+    digests = {account._digest(key, 100, rows.tobytes()) for key in (bytes(32), bytes(31) + b"1", b"k")}
     assert len(digests) == 3
 
 
@@ -79,7 +79,7 @@ def test_rows_are_on_the_disk_before_an_entry_tells_of_them(file, monkeypatch):
         synced.append(os.fstat(descriptor).st_size)
         real(descriptor)
 
-    monkeypatch.setattr(units.os, "fsync", sync)
+    monkeypatch.setattr(account.os, "fsync", sync)
     at, _ = entered(file, ["bob"], [0.1])
     assert synced == [at.offset + at.size]
 
@@ -87,7 +87,7 @@ def test_rows_are_on_the_disk_before_an_entry_tells_of_them(file, monkeypatch):
 def test_rows_that_are_not_written_whole_are_refused(file, monkeypatch):
     key, rows = file.hashed(["ann", "bob"], np.array([0.1, 0.2]))
     real = os.write
-    monkeypatch.setattr(units.os, "write", lambda descriptor, data: real(descriptor, data[:-1]))
+    monkeypatch.setattr(account.os, "write", lambda descriptor, data: real(descriptor, data[:-1]))
     with pytest.raises(BudgetError, match="not all bytes.*Nothing was spent"):
         file.write(key, rows)
 

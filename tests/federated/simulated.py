@@ -16,7 +16,7 @@ from torch import nn
 
 import anyorder as ao
 from anyorder.errors import TrainingError
-from anyorder.federated import LocalTraining, Server, Uniform, assist, simulate, simulation
+from anyorder.federated import LocalTraining, Server, UniformAvailability, assist, simulate, simulation
 from anyorder.participation import MinSeparation
 
 KEY = bytes(range(32))
@@ -69,7 +69,7 @@ def weights(model):
 def whole_run(**options):
     """The released models of all rounds, (rounds, size), and the server."""
     server, seen = start(), []
-    options = {"availability": Uniform(0.8), "drop_out": 0.2, "seed": 3, **options}
+    options = {"availability": UniformAvailability(0.8), "drop_out": 0.2, "seed": 3, **options}
     simulate(server, examples(), TRAINING, on_round=lambda done, model: seen.append(weights(model)), **options)
     return torch.stack(seen), server
 

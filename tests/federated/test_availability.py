@@ -5,13 +5,12 @@ import pytest
 from scipy import stats
 
 from anyorder.errors import ArgumentError
-from anyorder.federated.availability import CheckIn, Diurnal, Uniform
-from anyorder.federated.cohorts import choose_cohort, cohort_size
+from anyorder.federated.cohorts import CheckIn, Diurnal, UniformAvailability, choose_cohort, cohort_size
 from anyorder.noise import NoiseSource
 
 SOURCE = NoiseSource(bytes(range(32)))
 MODELS = {
-    "uniform": Uniform(0.3),
+    "uniform": UniformAvailability(0.3),
     "diurnal": Diurnal(0.6, 0.05, zones=(0.0,)),
     "check-in": CheckIn(10.0, 4.0, 0.5, 0.6),
 }
@@ -37,11 +36,11 @@ def test_the_same_source_and_round_give_the_same_devices(model):
 
 
 def test_uniform_devices_are_there_as_often_as_said_and_independently():
-    there = times(Uniform(0.3), 50, 400)
+    there = times(UniformAvailability(0.3), 50, 400)
     assert stats.binomtest(int(there.sum()), there.size, 0.3).pvalue > 1e-3
     both = int((there[1:] & there[:-1]).sum())
     assert stats.binomtest(both, there[1:].size, 0.09).pvalue > 1e-3
-    assert times(Uniform(), 3, 400).all()
+    assert times(UniformAvailability(), 3, 400).all()
 
 
 def test_a_day_is_a_wave_and_zones_flatten_it():
@@ -91,7 +90,7 @@ def test_time_runs_forward():
     assert (np.diff([model.time(t) for t in range(-1, 500)]) > 0).all()
 
 
-@pytest.mark.parametrize("model", [Uniform(), Uniform(0.4), Diurnal(0.6, 0.3)], ids=repr)
+@pytest.mark.parametrize("model", [UniformAvailability(), UniformAvailability(0.4), Diurnal(0.6, 0.3)], ids=repr)
 def test_with_the_separation_that_is_proposed_no_round_falls_short(model):
     goal, asked, n, users = 10, cohort_size(10, 1.3), 60, 400
     b = model.separation(n, users, asked, goal)
@@ -138,8 +137,8 @@ def test_too_few_make_the_round_with_those_who_are_there():
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: Uniform(0.0),
-        lambda: Uniform(1.1),
+        lambda: UniformAvailability(0.0),
+        lambda: UniformAvailability(1.1),
         lambda: Diurnal(0.2, 0.3),
         lambda: Diurnal(zones=()),
         lambda: CheckIn(0.0),

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import anyorder as ao
 from anyorder.errors import ArgumentError
 from anyorder.federated import Layout, LocalTraining
-from anyorder.federated.looped import order_of, takes_channels_last
+from anyorder.federated.clients import order_of, takes_channels_last
 
 
 class Viewed(nn.Module):

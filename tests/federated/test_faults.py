@@ -5,7 +5,7 @@ from benchmarks.federations.faults import histories
 
 from anyorder.audit.faults import patched
 from anyorder.federated import Layout
-from anyorder.federated.pending import Pending
+from anyorder.federated.server import Pending
 
 
 def test_random_faults_do_no_harm():

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-import anyorder.federated.pending as pending
+import anyorder.federated.server as pending
 import anyorder.federated.server as server_file
-import anyorder.ledger.disk as ledger_file
+import anyorder.ledger as ledger_file
 import anyorder.release.checkpoint as checkpoint
 import anyorder.release.core as core
 import anyorder.release.journal as journal

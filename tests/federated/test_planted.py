@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import anyorder.federated.rounds as rounds
+import anyorder.federated.server as rounds
 from anyorder.audit.faults import FAULTS, patched
 from anyorder.clipping import Adaptive
 from anyorder.clipping.clip_rules import Cut

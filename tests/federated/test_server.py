@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import anyorder as ao
-import anyorder.federated.rounds as rounds
+import anyorder.federated.server as rounds
 from anyorder import plan as planned
 from anyorder.accounting.selection import Counts
 from anyorder.clipping import Adaptive, Flat, PerGroup

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-import anyorder.federated.rounds as rounds
+import anyorder.federated.server as rounds
 import anyorder.federated.server as server_file
 from anyorder.clipping import Adaptive
 from anyorder.clipping.units import ClippedSum

@@ -13,7 +13,7 @@ from torch import nn
 import anyorder as ao
 import processes
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.federated import CheckIn, LocalTraining, Server, Uniform, assist, simulate
+from anyorder.federated import CheckIn, LocalTraining, Server, UniformAvailability, assist, simulate
 from anyorder.federated.cohorts import choose_cohort
 from anyorder.federated.simulation import public_source
 from anyorder.participation import MinSeparation
@@ -50,7 +50,7 @@ def test_one_thread_for_the_same_bits_and_afterwards_all_is_as_before(reference)
     torch.set_num_threads(2)
     try:
         before = torch.get_rng_state()
-        options = {"availability": Uniform(0.8), "drop_out": 0.2, "seed": 3}
+        options = {"availability": UniformAvailability(0.8), "drop_out": 0.2, "seed": 3}
         note = lambda done, model: seen.append(torch.get_num_threads())  # noqa: E731
         simulate(server, examples(), simulated.TRAINING, on_round=note, **options)
         assert torch.get_num_threads() == 2
@@ -67,7 +67,7 @@ def test_a_simulation_is_the_servers_rounds_on_clients_one_by_one(reference):
     server, users, source = start(), examples(), public_source(3)
     ids = list(users)
     for t, expected in enumerate(models):
-        present = Uniform(0.8).present(source.derive(b"availability"), t, len(ids))
+        present = UniformAvailability(0.8).present(source.derive(b"availability"), t, len(ids))
         candidates = present & server.eligible(ids)
         cohort = choose_cohort(source.derive(b"cohort"), t, candidates, simulated.GOAL, drop_out=0.2).added
         words = source.derive(b"client").words(t, 0, 2 * len(ids)).view(np.uint64) >> np.uint64(1)
@@ -82,7 +82,7 @@ def test_a_simulation_is_the_servers_rounds_on_clients_one_by_one(reference):
 @pytest.mark.parametrize("last", [1, 4])
 def test_a_simulation_that_was_stopped_goes_on_from_the_servers_checkpoint(tmp_path, reference, last):
     models, _ = reference
-    options = {"availability": Uniform(0.8), "drop_out": 0.2, "seed": 3}
+    options = {"availability": UniformAvailability(0.8), "drop_out": 0.2, "seed": 3}
 
     class Stopped(Exception):
         pass
@@ -110,7 +110,7 @@ def test_the_ledger_is_kept_to_and_what_came_gives_the_final_epsilon(reference):
             assert t - last.get(user, -9) >= simulated.APART
             last[user] = t
     twin = start()
-    made = simulate(twin, examples(), simulated.TRAINING, availability=Uniform(0.3), seed=1)
+    made = simulate(twin, examples(), simulated.TRAINING, availability=UniformAvailability(0.3), seed=1)
     assert made.rounds == simulated.ROUNDS
     assert made.planned == (3, simulated.APART)
     most, least = made.realised
@@ -181,10 +181,10 @@ def test_what_a_clients_training_raises_leaves_no_trace_and_the_run_can_go_on(re
     broken = {**users, **{user: (x[:, :3], y) for user, (x, y) in list(users.items())[::2]}}
     server = start()
     with pytest.raises(RuntimeError):
-        simulate(server, broken, simulated.TRAINING, availability=Uniform(0.8), drop_out=0.2, seed=3)
+        simulate(server, broken, simulated.TRAINING, availability=UniformAvailability(0.8), drop_out=0.2, seed=3)
     assert server.step == 0
     assert history(server) == []
-    simulate(server, users, simulated.TRAINING, availability=Uniform(0.8), drop_out=0.2, seed=3)
+    simulate(server, users, simulated.TRAINING, availability=UniformAvailability(0.8), drop_out=0.2, seed=3)
     assert torch.equal(weights(server.model), reference[0][-1])
 
 

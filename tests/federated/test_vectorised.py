@@ -11,9 +11,8 @@ from tests.federated.test_clients import MODELS, examples_for, layout_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anyorder.federated import LocalTraining, recorded, vectorised
-from anyorder.federated.looped import Examples
-from anyorder.federated.vectorised import mapped, why_looped
+from anyorder.federated import LocalTraining, clients
+from anyorder.federated.clients import Examples, mapped, why_looped
 
 
 class Branches(nn.Module):
@@ -184,7 +183,7 @@ def test_clients_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, cohort, seeds = layout_of(model), cohort_of("layers"), list(range(len(COUNTS)))
     training = SETTINGS["epochs"]
     expected = mapped(training, model, layout, cohort, seeds)
-    monkeypatch.setattr(vectorised, "_WEIGHTS", 3 * layout.size)
+    monkeypatch.setattr(clients, "_WEIGHTS", 3 * layout.size)
     torch.testing.assert_close(mapped(training, model, layout, cohort, seeds), expected, rtol=1e-5, atol=1e-7)
 
 
@@ -226,11 +225,11 @@ def test_a_list_of_operations_gives_the_bits_of_the_loop(make: Callable[[], nn.M
     model = make()
     layout, cohort, seeds = layout_of(model), cohort_of("convolutions"), list(range(len(COUNTS)))
     for training in SETTINGS.values():
-        assert why_looped(training, model, layout, cohort[0]) == vectorised.LARGE
+        assert why_looped(training, model, layout, cohort[0]) == clients.LARGE
         expected = training.looped(model, layout, cohort, seeds)
         for _ in range(2):
             assert torch.equal(training.changes(model, layout, cohort, seeds), expected)
-        assert recorded._known[model], "no list was written down"
+        assert clients._known_operation[model], "no list was written down"
         with torch.no_grad():
             for p in model.parameters():
                 p.mul_(0.9)
@@ -251,7 +250,7 @@ def test_what_a_list_is_compared_with_is_the_first_step() -> None:
     calls[0] = 0
     assert torch.equal(training.changes(model, layout, cohort, seeds), expected)
     assert calls[0] == 1
-    (run,) = recorded._known[model].values()
+    (run,) = clients._known_operation[model].values()
     turn = torch.ops.aten.t.default
     nodes = run.__self__.graph.nodes  # type: ignore[attr-defined]
     assert not any(node.target is turn and node.args[0].target is turn for node in nodes)
@@ -275,12 +274,12 @@ def test_no_list_for_a_model_with_a_state_of_its_own() -> None:
     model.register_buffer("scale", torch.ones(1))
     layout, cohort = layout_of(model), cohort_of("convolutions", (8, 8))
     SETTINGS["plain"].changes(model, layout, cohort, [1, 2])
-    assert model not in recorded._known
+    assert model not in clients._known_operation
     model = large()
     shared = type(layout)({name: shape for name, shape in layout.shapes.items() if not name.startswith("1.")})
-    assert why_looped(SETTINGS["plain"], model, shared, cohort[0]) == vectorised.LARGE
+    assert why_looped(SETTINGS["plain"], model, shared, cohort[0]) == clients.LARGE
     SETTINGS["plain"].changes(model, shared, cohort, [1, 2])
-    assert model not in recorded._known
+    assert model not in clients._known_operation
 
 
 def test_what_is_not_finite_in_a_list() -> None:

@@ -10,8 +10,8 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from anyorder.errors import ArgumentError
-from anyorder.federated.flower import Strategy, client_mod
-from anyorder.federated.flower.instruction import Instruction
+from anyorder.federated.flower import PrivateStrategy, client_mod
+from anyorder.federated.flower.messages import Instruction
 from flower.in_process import Device, InProcess, plan, server
 
 SHARED = {"w": torch.zeros(2, 3), "b": torch.ones(3)}
@@ -96,7 +96,7 @@ def test_nothing_but_training_is_answered(kind):
 
 def test_servers_that_add_no_noise_are_not_answered():
     reply = device(moved(0.1))(asked())
-    assert "not from anyorder.federated.flower.Strategy" in reply.error.reason
+    assert "not from anyorder.federated.flower.PrivateStrategy" in reply.error.reason
 
 
 def broken(message):
@@ -225,7 +225,7 @@ def test_records_on_devices_leave_none_at_the_server():
     run = server(plan(rounds=3, b=2, k=1, on_device=("record",)))
     counters = [Counter(), Counter(), Counter(may=False)]
     devices = [Device(i, record=lambda context, own=own: own) for i, own in enumerate(counters)]
-    Strategy(run, timeout=0.3).start(InProcess(*devices))
+    PrivateStrategy(run, timeout=0.3).start(InProcess(*devices))
     assert run.step == 3
     assert [len(list(batch)) for batch in run.release.ledger.history()] == [0, 0, 0]
     assert [counter.taken for counter in counters] == [[0, 1, 2], [0, 1, 2], []]

@@ -11,10 +11,10 @@ from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
 from anyorder.errors import PlanError, TrainingError
-from anyorder.federated.flower import Strategy
-from anyorder.federated.flower.masking import Masking
-from anyorder.federated.flower.secure import threshold_of
-from anyorder.federated.messages import Layout
+from anyorder.federated.flower import PrivateStrategy
+from anyorder.federated.flower.messages import Masking
+from anyorder.federated.flower.server import threshold_of
+from anyorder.federated.server import Layout
 from flower.in_process import Device, InProcess, fixed, plan, server, weights
 
 
@@ -24,7 +24,7 @@ def masked(rounds=2, goal=4, **options):
 
 def start(run, *devices, timeout=0.3, **options):
     grid = InProcess(*devices)
-    Strategy(run, timeout=timeout, min_nodes=2, **options).start(grid)
+    PrivateStrategy(run, timeout=timeout, min_nodes=2, **options).start(grid)
     return grid
 
 
@@ -158,7 +158,7 @@ def test_users_are_admitted_before_masks_are_exchanged():
 
 def test_users_whom_the_plan_does_not_allow_are_known_under_other_nodes_too():
     run = server(masked(rounds=2, goal=3, b=2, k=1))
-    Strategy(run, timeout=0.3, min_nodes=2).start(InProcess(*(Device(i) for i in range(3))), num_rounds=1)
+    PrivateStrategy(run, timeout=0.3, min_nodes=2).start(InProcess(*(Device(i) for i in range(3))), num_rounds=1)
     start(run, Device(7, "user0"), Device(8, "eve"), Device(9, "bob"))
     assert who(run) == [["user0", "user1", "user2"], ["bob", "eve"]]
 
@@ -403,17 +403,17 @@ def test_sums_that_could_wrap_are_refused_before_training():
     run = server(masked())
     most = int(2**31 / (run.clip_norm / run.plan.grid))
     with pytest.raises(PlanError, match="can wrap around"):
-        Strategy(run, cohort=most)
-    Strategy(run, cohort=most - 1)
+        PrivateStrategy(run, cohort=most)
+    PrivateStrategy(run, cohort=most - 1)
 
 
 def test_floats_are_not_summed_under_masks():
     run = server(plan(rounds=1, on_device=("clipping",)))
     with pytest.raises(PlanError, match="plan with secure="):
-        Strategy(run)
+        PrivateStrategy(run)
     run = server(masked(rounds=1, goal=1))
     with pytest.raises(PlanError, match="report goal of two or more"):
-        Strategy(run)
+        PrivateStrategy(run)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-9, 0.3, 1.0, 50.0, 1e30, float("nan")])
@@ -438,12 +438,12 @@ def test_flowers_own_arithmetic_leaves_integers_as_they_are(size, grid):
 
 
 def test_stages_of_another_round_are_refused():
-    from anyorder.federated.flower.instruction import Instruction
+    from anyorder.federated.flower.messages import Instruction
 
     run = server(masked(rounds=1))
     device = Device(0)
     grid = InProcess(device, *(Device(i) for i in range(1, 4)))
-    Strategy(run, timeout=0.3).start(grid)
+    PrivateStrategy(run, timeout=0.3).start(grid)
     message = next(m for m in grid.sent if stage_of(m) == Stage.SHARE_KEYS and m.metadata.dst_node_id == 0)
     other = Instruction(7, 1.0, 1.0, run.plan.grid, ("clipping",))
     message.content["anyorder"] = other.record()

@@ -15,14 +15,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, PlanError, TrainingError
-from anyorder.federated.flower import Strategy
-from anyorder.federated.flower.instruction import array_of
+from anyorder.federated.flower import PrivateStrategy
+from anyorder.federated.flower.messages import array_of
 from flower.in_process import Device, InProcess, fixed, plan, server, weights
 
 
 def start(run, *devices, timeout=0.3, **options):
     grid = InProcess(*devices)
-    Strategy(run, timeout=timeout, **options).start(grid)
+    PrivateStrategy(run, timeout=timeout, **options).start(grid)
     return grid
 
 
@@ -174,7 +174,7 @@ def test_a_user_on_two_devices_is_counted_and_added_once():
 def test_a_reply_that_comes_again_is_added_once():
     run = server(plan(rounds=2))
     grid = InProcess(Device(0), Device(1), Device(2))
-    strategy = Strategy(run, timeout=0.3)
+    strategy = PrivateStrategy(run, timeout=0.3)
 
     def twice(replies):
         for reply in replies:
@@ -201,7 +201,7 @@ def test_without_names_too_a_reply_that_comes_again_is_added_once():
     nameless = plan(rounds=1, on_device=("record",))
     run, once = server(nameless), server(nameless)
     grid = InProcess(*(Device(i, record=lambda context: Counter()) for i in range(3)))
-    strategy = Strategy(run, timeout=0.3)
+    strategy = PrivateStrategy(run, timeout=0.3)
     messages = list(strategy.configure_train(1, strategy._arrays(), ConfigRecord(), grid))
     replies = sorted(strategy._replies(grid, messages), key=lambda reply: reply.metadata.src_node_id)
     strategy.aggregate_train(1, [replies[0], replies[0], replies[1], replies[0], replies[2]])
@@ -232,7 +232,7 @@ def test_a_name_that_a_device_tells_though_nobody_asked_stops_nothing():
 def test_a_user_who_is_refused_takes_nobodys_place():
     run = server(plan(rounds=1, goal=2))
     grid = InProcess(Device(0, "ann"), Device(1, "ann"), Device(2, "bob"))
-    strategy = Strategy(run, timeout=0.3, cohort=3)
+    strategy = PrivateStrategy(run, timeout=0.3, cohort=3)
     messages = list(strategy.configure_train(1, strategy._arrays(), ConfigRecord(), grid))
     replies = sorted(strategy._replies(grid, messages), key=lambda reply: reply.metadata.src_node_id)
     strategy.aggregate_train(1, replies)
@@ -242,7 +242,7 @@ def test_a_user_who_is_refused_takes_nobodys_place():
 def test_a_reply_of_the_round_before_is_left_out():
     run = server(plan(rounds=2))
     grid = InProcess(Device(0), Device(1), Device(2))
-    strategy = Strategy(run, timeout=0.3)
+    strategy = PrivateStrategy(run, timeout=0.3)
     messages = list(strategy.configure_train(1, strategy._arrays(), ConfigRecord(), grid))
     old = list(strategy._replies(grid, messages))
     strategy.aggregate_train(1, old[:1])
@@ -263,7 +263,7 @@ def test_users_whom_the_plan_does_not_allow_are_refused_and_then_not_asked():
 def test_a_device_that_hides_its_past_is_refused_by_the_ledger():
     """A node that comes under a new number is asked; its user is known all the same."""
     run = server(plan(rounds=2, goal=2, b=2, k=1))
-    Strategy(run, timeout=0.3).start(InProcess(Device(0), Device(1)), num_rounds=1)
+    PrivateStrategy(run, timeout=0.3).start(InProcess(Device(0), Device(1)), num_rounds=1)
     start(run, Device(5, "user0"), Device(6, "user9"))
     assert who(run) == [["user0", "user1"], ["user9"]]
 
@@ -367,7 +367,7 @@ def test_nothing_that_has_no_noise_is_read_logged_or_returned(caplog, capfd):
             devices[3].reply = lambda message: None
         caplog.clear()
         with caplog.at_level(logging.DEBUG):
-            result = Strategy(run, timeout=0.3, cohort=4).start(InProcess(*devices))
+            result = PrivateStrategy(run, timeout=0.3, cohort=4).start(InProcess(*devices))
         assert not result.train_metrics_clientapp
         assert not result.evaluate_metrics_clientapp
         arrays = np.concatenate([value.ravel() for value in result.arrays.to_numpy_ndarrays()])
@@ -379,11 +379,11 @@ def test_nothing_that_has_no_noise_is_read_logged_or_returned(caplog, capfd):
 
 def test_there_is_no_evaluation_on_clients():
     run = server(plan(rounds=1))
-    strategy = Strategy(run)
+    strategy = PrivateStrategy(run)
     assert list(strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), None)) == []
     assert strategy.aggregate_evaluate(1, [object()]) is None
     said = []
-    Strategy(run, timeout=0.3).start(
+    PrivateStrategy(run, timeout=0.3).start(
         InProcess(*(Device(i) for i in range(3))),
         evaluate_fn=lambda t, arrays: said.append(t) or MetricRecord({"accuracy": 0.1}),
     )
@@ -394,22 +394,22 @@ def test_what_apps_pass_to_other_strategies_is_refused():
     run = server(plan(rounds=1))
     grid = InProcess(Device(0))
     with pytest.raises(ArgumentError, match="leave initial_arrays"):
-        Strategy(run).start(grid, initial_arrays=ArrayRecord())
+        PrivateStrategy(run).start(grid, initial_arrays=ArrayRecord())
     with pytest.raises(ArgumentError, match="evaluate_config"):
-        Strategy(run).start(grid, evaluate_config=ConfigRecord())
+        PrivateStrategy(run).start(grid, evaluate_config=ConfigRecord())
     with pytest.raises(ArgumentError, match="num_rounds"):
-        Strategy(run).start(grid, num_rounds=2)
+        PrivateStrategy(run).start(grid, num_rounds=2)
     with pytest.raises(ArgumentError, match="cohort"):
-        Strategy(run, cohort=2)
+        PrivateStrategy(run, cohort=2)
     with pytest.raises(TrainingError, match="next round is 1"):
-        Strategy(run).aggregate_train(2, [])
+        PrivateStrategy(run).aggregate_train(2, [])
     assert run.step == 0
 
 
 def test_without_clients_no_round_is_spent():
     run = server(plan(rounds=1))
     with pytest.raises(TrainingError, match="no client was connected"):
-        Strategy(run, timeout=0.3).start(InProcess())
+        PrivateStrategy(run, timeout=0.3).start(InProcess())
     assert run.step == 0
 
 
@@ -423,7 +423,7 @@ def test_a_grid_that_breaks_leaves_the_round_to_the_resumed_run(tmp_path):
     path = tmp_path / "run.checkpoint"
     first = server(plan(), checkpoint=path)
     with pytest.raises(ConnectionError):
-        Strategy(first, timeout=0.3).start(Breaking(*(Device(i) for i in range(3))))
+        PrivateStrategy(first, timeout=0.3).start(Breaking(*(Device(i) for i in range(3))))
     assert first.step == 2
     first.close()
     run = server(plan(), checkpoint=path)
@@ -436,7 +436,7 @@ def test_a_grid_that_breaks_leaves_the_round_to_the_resumed_run(tmp_path):
 def test_what_apps_are_told_and_what_is_said_of_each_round():
     run = server(plan(rounds=2))
     grid = InProcess(*(Device(i) for i in range(3)))
-    result = Strategy(run, timeout=0.3).start(
+    result = PrivateStrategy(run, timeout=0.3).start(
         grid,
         train_config=ConfigRecord({"lr": 0.25}),
         evaluate_fn=lambda t, arrays: MetricRecord({"round": t}) if t else None,
@@ -466,4 +466,4 @@ def test_the_certificate_of_the_run_verifies(tmp_path):
 def test_a_cohort_of_fixed_size_needs_neighbours_who_stay():
     other = dataclasses.replace(plan(), neighbours="add-or-remove")
     with pytest.raises(PlanError, match="would ask somebody else"):
-        Strategy(server(other))
+        PrivateStrategy(server(other))

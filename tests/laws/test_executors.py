@@ -17,9 +17,9 @@ import pytest
 
 import anyorder
 from anyorder.errors import ArgumentError
-from anyorder.noise import NoiseSource, device, execute_torch, native
-from anyorder.noise.device import DeviceNoise
+from anyorder.noise import NoiseSource, native, torch_backend
 from anyorder.noise.host import HostNoise
+from anyorder.noise.torch_backend import DeviceNoise
 from laws.cases import STRATEGIES
 from noise.steps import steps
 
@@ -45,7 +45,7 @@ def _host(kernel):
 def _device(run):
     def make(strategy, source, start, size, most):
         made = DeviceNoise(strategy, source, STD, size, start, most, "cpu")
-        assert device._executor is run
+        assert torch_backend._executor is run
         return made
 
     return make
@@ -58,7 +58,7 @@ def _with_kernel(source, kernel):
 
 
 def _torch(program, out):
-    return execute_torch.run
+    return torch_backend.run
 
 
 def _triton(program, out):
@@ -88,7 +88,7 @@ def make(request, monkeypatch):
             pytest.skip("runs in the process of test_laws_of_triton")
     _, make, choose = EXECUTORS[request.param]
     if choose is not None:
-        monkeypatch.setattr(device, "_executor", choose)
+        monkeypatch.setattr(torch_backend, "_executor", choose)
     return make
 
 
@@ -172,5 +172,5 @@ def test_every_executor_is_in_the_laws():
 
 
 def _is_of_programs(node):
-    modules = {"anyorder.noise.program", "anyorder.noise.execute_numpy"}
+    modules = {"anyorder.noise.program", "anyorder.noise.host"}
     return node.module in modules or any(f"{node.module}.{alias.name}" in modules for alias in node.names)

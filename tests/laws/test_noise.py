@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from anyorder.noise import NoiseSource, NoiseStream
-from anyorder.noise.renewal import first_new_row
+from anyorder.noise.stream import first_new_row
 from laws.cases import STRATEGIES
 from noise.whitening import assert_white
 

@@ -10,11 +10,20 @@ import torch
 
 import anyorder.noise
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.noise import NoiseSource, NoiseStream, device, execute_torch, torch_backend
-from anyorder.noise.device import DeviceNoise
-from anyorder.noise.host import HostNoise
+from anyorder.noise import (
+    NoiseSource,
+    NoiseStream,
+    torch_backend,
+)
+from anyorder.noise import (
+    torch_backend as device,
+)
+from anyorder.noise import (
+    torch_backend as execute_torch,
+)
+from anyorder.noise.host import HostNoise, Targets
 from anyorder.noise.program import Program
-from anyorder.noise.targets import Targets
+from anyorder.noise.torch_backend import DeviceNoise
 from anyorder.strategy import (
     BLT,
     Banded,

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from anyorder._library import PATHS
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource, native
-from anyorder.noise.late_rows import carried, carry
-from anyorder.noise.lazy import Jump, Jumps
-from anyorder.noise.native import PATHS, kernel
+from anyorder.noise.lazy import Jump, Jumps, carried, carry
+from anyorder.noise.native import kernel
 from anyorder.strategy import BLT, Independent, ToeplitzBanded, Tree
 
 KEY = bytes(range(32))

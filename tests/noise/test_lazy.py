@@ -6,9 +6,9 @@ import pytest
 from scipy.stats import chi2
 
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
-from anyorder.noise import NoiseSource, lazy, lazy_maps
-from anyorder.noise.lazy import Jumps
-from anyorder.noise.lazy_maps import Maps
+from anyorder.noise import NoiseSource, lazy
+from anyorder.noise import lazy as lazy_maps
+from anyorder.noise.lazy import Jumps, Maps
 from anyorder.strategy import (
     BLT,
     Banded,

@@ -9,8 +9,8 @@ import pytest
 
 from anyorder.errors import ArgumentError, NoiseWarning
 from anyorder.noise import NoiseSource, NoiseStream, native, transform
-from anyorder.noise.execute_numpy import execute
-from anyorder.noise.program import NONE, OP, TERM, Kind, Program
+from anyorder.noise.host import execute
+from anyorder.noise.program import NONE, OP, TERM, Operation, Program
 from anyorder.strategy import Independent
 from noise.test_chacha import KEYSTREAMS
 
@@ -63,7 +63,7 @@ def test_extension_blocks_of_a_long_row(kernel):
 
 
 # Programs for arrays ~0 .. ~19 and tiles 0 .. 2. Terms: (operand, factor).
-GAUSS, LINEAR, LEAK, DIVIDE = Kind.GAUSS, Kind.LINEAR, Kind.LEAK, Kind.DIVIDE
+GAUSS, LINEAR, LEAK, DIVIDE = Operation.GAUSS, Operation.LINEAR, Operation.LEAK, Operation.DIVIDE
 
 
 def _recurrence(m, dst=0, base=0, first=0):
@@ -177,7 +177,7 @@ def test_programs_give_what_their_operations_give_one_by_one(kernel, name):
 @pytest.mark.parametrize(("key", "nonce", "rounds", "keystream"), KEYSTREAMS)
 def test_published_keystreams(kernel, key, nonce, rounds, keystream):
     made, row = np.empty(32, np.uint32), int.from_bytes(bytes.fromhex(nonce), "little")
-    ops = np.array([(Kind.WORDS, 0, NONE, NONE, 1, 0, row)], OP)  # counters from 0 on
+    ops = np.array([(Operation.WORDS, 0, NONE, NONE, 1, 0, row)], OP)  # counters from 0 on
     segments = np.array([(made.ctypes.data, 0, 32)], native.SEGMENT)
     kernel.run(
         np.frombuffer(bytes.fromhex(key), "<u4").astype(np.uint32), rounds,

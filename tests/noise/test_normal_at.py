@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from anyorder._library import PATHS
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
-from anyorder.noise.native import PATHS, kernel
+from anyorder.noise.native import kernel
 
 KEY = bytes(range(32))
 KERNELS = ["reference", *(PATHS[: PATHS.index(kernel().name) + 1] if kernel() else ())]

@@ -8,7 +8,7 @@ import torch
 
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource, torch_backend, transform
-from anyorder.noise.device import DeviceNoise
+from anyorder.noise.torch_backend import DeviceNoise
 from laws.cases import STRATEGIES
 from noise.steps import steps
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anyorder.noise import NoiseSource, NoiseStream, compiled
+from anyorder.noise import NoiseSource, NoiseStream, program
 from anyorder.strategy import BLT
 from noise.made_up import MadeUp
 from noise.steps import steps
@@ -42,9 +42,9 @@ class _Steps(MadeUp):
 )
 def test_a_program_is_made_once_for_all_steps_of_a_shape(strategy, shapes, monkeypatch):
     made = []
-    run = compiled._Compiler.run
-    monkeypatch.setattr(compiled, "_COMPILED", {})
-    monkeypatch.setattr(compiled._Compiler, "run", lambda self: made.append(self) or run(self))
+    run = program._Compiler.run
+    monkeypatch.setattr(program, "_COMPILED", {})
+    monkeypatch.setattr(program._Compiler, "run", lambda self: made.append(self) or run(self))
     stream = NoiseStream(strategy, NoiseSource(KEY), 1.5, 40)
     for expected in steps(strategy, NoiseSource(KEY), 40)[0]:
         assert stream.next().tobytes() == expected.tobytes()
@@ -52,8 +52,8 @@ def test_a_program_is_made_once_for_all_steps_of_a_shape(strategy, shapes, monke
 
 
 def test_programs_that_are_kept_are_few(monkeypatch):
-    monkeypatch.setattr(compiled, "_COMPILED", {})
-    monkeypatch.setattr(compiled, "_MOST_COMPILED", 3)
+    monkeypatch.setattr(program, "_COMPILED", {})
+    monkeypatch.setattr(program, "_MOST_COMPILED", 3)
     for m in range(1, 9):
         NoiseStream(BLT(np.full(m, 0.5), np.full(m, 0.1), 2), NoiseSource(KEY), 1.0, 20).next()
-        assert len(compiled._COMPILED) <= 3
+        assert len(program._COMPILED) <= 3

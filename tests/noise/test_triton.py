@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from anyorder.errors import ArgumentError
-from anyorder.noise import NoiseSource, device, execute_torch
-from anyorder.noise.device import DeviceNoise
-from anyorder.noise.program import NONE, OP, TERM, Kind, Program
-from anyorder.noise.targets import Targets
+from anyorder.noise import NoiseSource, torch_backend
+from anyorder.noise.host import Targets
+from anyorder.noise.program import NONE, OP, TERM, Operation, Program
+from anyorder.noise.torch_backend import DeviceNoise
 from laws.cases import STRATEGIES
 from noise.steps import steps
 
@@ -88,7 +88,7 @@ def test_rare_radii(monkeypatch):
 def test_types(dtype, start, size):
     gradient = _gradient(size, dtype)
     wide, out, exact = gradient.float(), gradient.clone(), gradient.clone()
-    for run, result in ((execute_triton.run, out), (execute_torch.run, exact), (execute_torch.run, wide)):
+    for run, result in ((execute_triton.run, out), (torch_backend.run, exact), (torch_backend.run, wide)):
         run(Program.of_row(2**63 - 1), SOURCE, [], start, [result], 2.3, SCALE)
     assert torch.equal(out, _cut(wide) if dtype == torch.bfloat16 else exact)
 
@@ -99,7 +99,7 @@ def test_types(dtype, start, size):
 )
 def test_steps_over_several_tensors(name, monkeypatch):
     """Of lengths that end within blocks, more than a program of Triton's has; rows of two keys. `laws` has them all."""
-    monkeypatch.setattr(device, "_executor", lambda program, out: execute_triton.run)
+    monkeypatch.setattr(torch_backend, "_executor", lambda program, out: execute_triton.run)
     strategy, start, size = STRATEGIES[name](5), 2**36 - 5, 2500
     source = SOURCE.renewed(2, b"1" * 16)
     exact, last = steps(strategy, source, size, start, 1.7)
@@ -120,16 +120,16 @@ def _every_operation():
     """All operations, every tile, in-place writes that are read again, and a result of all."""
     most, c = execute_triton.MOST_TILES, (0.3, -0.7, 1.7, 0.6)
     ops = [
-        (Kind.GAUSS, 0, NONE, NONE, c[0], 0, 3),
-        (Kind.LINEAR, 1, ~1, NONE, 1, 2, 0),
-        (Kind.LEAK, ~0, ~0, 1, c[1], 0, 0),
-        (Kind.LEAK, ~1, ~1, ~0, c[0], 0, 0),
-        (Kind.DIVIDE, 0, 1, NONE, c[2], 0, 0),
-        (Kind.GAUSS, 1, 0, NONE, c[3], 0, 2**40),
-        (Kind.LINEAR, 2, NONE, NONE, 1, 0, 0),
-        (Kind.LINEAR, 3, ~1, NONE, 1, 0, 0),
-        *((Kind.LINEAR, k, k - 1, NONE, 1, 1, 2 + k) for k in range(4, most)),
-        (Kind.LINEAR, ~2, most - 1, NONE, 1, most, 6),
+        (Operation.GAUSS, 0, NONE, NONE, c[0], 0, 3),
+        (Operation.LINEAR, 1, ~1, NONE, 1, 2, 0),
+        (Operation.LEAK, ~0, ~0, 1, c[1], 0, 0),
+        (Operation.LEAK, ~1, ~1, ~0, c[0], 0, 0),
+        (Operation.DIVIDE, 0, 1, NONE, c[2], 0, 0),
+        (Operation.GAUSS, 1, 0, NONE, c[3], 0, 2**40),
+        (Operation.LINEAR, 2, NONE, NONE, 1, 0, 0),
+        (Operation.LINEAR, 3, ~1, NONE, 1, 0, 0),
+        *((Operation.LINEAR, k, k - 1, NONE, 1, 1, 2 + k) for k in range(4, most)),
+        (Operation.LINEAR, ~2, most - 1, NONE, 1, most, 6),
     ]
     terms = [(0, c[1]), (~0, c[3]), *((k % 4, 0.25 * k) for k in range(4)), *((k, 0.5 - k) for k in range(most))]
     return _made(ops, terms, most, ~2)
@@ -142,7 +142,7 @@ def test_every_operation_and_tile():
     exact = [array.clone() for array in arrays]
     out, right = torch.zeros(size), torch.zeros(size)
     execute_triton.run(program, SOURCE, arrays, 5, [out], 1.5, 1.0)
-    execute_torch.run(program, SOURCE, exact, 5, [right], 1.5, 1.0)
+    torch_backend.run(program, SOURCE, exact, 5, [right], 1.5, 1.0)
     assert torch.equal(out, right)
     assert all(map(torch.equal, arrays, exact))
     assert out.any()

@@ -14,8 +14,8 @@ from sklearn.pipeline import make_pipeline
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.online import Custom, Learner, LeastSquares, LinearRegression, LogisticRegression, Scaler, Squared
-from anyorder.online.inputs import codes_of, numbers_of, read_targets
+from anyorder.online import CustomLoss, Learner, LeastSquares, LinearRegression, LogisticRegression, Scaler, Squared
+from anyorder.online.features import codes_of, numbers_of, read_targets
 
 KEY = bytes(range(32))
 RNG = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def test_learners_take_wide_and_signalling_numbers_in_silence():
     for y in (wide, signalling):
         Learner(plan, (2, 1), loss=Squared(), regularization=1.0).step([0, 1], np.eye(2), y)
         LeastSquares(plan, 2, bounds=1.0, target_bounds=(-1, 1)).step([0, 1], np.eye(2), y)
-    Learner(plan, (2, 1), loss=Custom(own), regularization=1.0).step([0, 1], np.eye(2), [0, 1])
+    Learner(plan, (2, 1), loss=CustomLoss(own), regularization=1.0).step([0, 1], np.eye(2), [0, 1])
 
 
 def test_learners_have_one_life():

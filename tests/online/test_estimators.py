@@ -23,8 +23,7 @@ import anyorder as ao
 from anyorder.audit.faults import FAULTS, Reached, patched
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.online import Ball, LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression, Squared
-from anyorder.online.features import RowBound
-from anyorder.online.inputs import Groups
+from anyorder.online.features import Groups, RowBound
 from anyorder.release import Release
 from online.test_scaler import least_sigma
 
@@ -340,7 +339,7 @@ def test_the_order_of_a_fit_is_drawn_by_a_key_of_its_own(monkeypatch):
         keys.append(key)
         return np.arange(count)
 
-    monkeypatch.setattr("anyorder.online.estimator.permutation_of", permutation_of)
+    monkeypatch.setattr("anyorder.online.estimators.permutation_of", permutation_of)
     for key in (None, None, KEY, KEY, bytes(32)):
         made(key=key).fit(X, Y)
     assert len(set(keys)) == 4

@@ -13,9 +13,9 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 import processes
-from anyorder.certificate import verify
 from anyorder.cli import app
 from anyorder.errors import ArgumentError, CheckpointError
+from anyorder.plan.certificate import verify
 from anyorder.run.fit import FitSettings, _Work, fit, resume_fit
 from anyorder.run.fit_bounds import Bounds
 from anyorder.run.fit_csv import Table

@@ -19,7 +19,19 @@ from anyorder.errors import (
     TrainingError,
 )
 from anyorder.noise import NoiseSource
-from anyorder.online import Ball, Box, Custom, Everything, Hinge, Learner, Logistic, Poisson, Simplex, Softmax, Squared
+from anyorder.online import (
+    Ball,
+    Box,
+    CustomLoss,
+    Everything,
+    Hinge,
+    Learner,
+    Logistic,
+    PoissonLoss,
+    Simplex,
+    Softmax,
+    Squared,
+)
 from anyorder.participation import MinSeparation, PoissonSampling
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Tree
 from anyorder.workload import prefix_sum
@@ -123,7 +135,7 @@ def test_it_is_algorithm_1_of_the_paper(loss, l1, l2, kind):
 )
 def test_the_sum_has_the_noise_of_its_prefix_under_any_strategy(strategy):
     plan = planned(strategy)
-    loss = Custom(lambda theta, X, y: np.where(np.isfinite(X), X, 0.0) * 0)  # nothing but noise
+    loss = CustomLoss(lambda theta, X, y: np.where(np.isfinite(X), X, 0.0) * 0)  # nothing but noise
     learner, _ = made(plan, loss)
     z = np.stack([NoiseSource(KEY).derive(plan.digest.encode()).normal(r, 0, D) for r in range(strategy.num_rows)])
     noise = plan.noise_std * np.tri(N) @ strategy.noising_matrix() @ z
@@ -160,7 +172,7 @@ def test_what_is_released_is_all_that_moves_it():
         assert np.array_equal(learner.theta, Ball(1.0).argmin(s, 2.0, t * M * 0.01))
 
 
-@pytest.mark.parametrize("loss", [Logistic(), Softmax(3), Hinge(), Squared(), Poisson()], ids=repr)
+@pytest.mark.parametrize("loss", [Logistic(), Softmax(3), Hinge(), Squared(), PoissonLoss()], ids=repr)
 def test_sparse_and_dense_batches_give_the_same_model(loss):
     plan = planned()
     dense, _ = made(plan, loss)
@@ -190,8 +202,8 @@ def test_a_refused_step_changes_nothing_and_makes_no_gradient():
         return X * 0.1
 
     plan = planned()
-    learner = Learner(plan, (D, 1), loss=Custom(gradient), regularization=1.0, key=KEY)
-    twin = Learner(plan, (D, 1), loss=Custom(lambda theta, X, y: X * 0.1), regularization=1.0, key=KEY)
+    learner = Learner(plan, (D, 1), loss=CustomLoss(gradient), regularization=1.0, key=KEY)
+    twin = Learner(plan, (D, 1), loss=CustomLoss(lambda theta, X, y: X * 0.1), regularization=1.0, key=KEY)
     X, y = np.ones((2, D)), np.zeros(2)
     learner.step([0, 1], X, y)
     before = state(learner)

@@ -11,9 +11,8 @@ from scipy.optimize import minimize
 import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.online import Ball, Box, Everything, LeastSquares, Simplex
-from anyorder.online.quadratic import minimise
-from anyorder.online.sums import Batch
-from anyorder.online.two_sums import Streams
+from anyorder.online.least_squares import Streams, minimise
+from anyorder.online.sums import Examples
 from online.test_ftrl import is_free
 
 KEY = bytes(range(32))
@@ -136,7 +135,7 @@ def test_no_unit_adds_more_than_the_clip_norm_and_some_add_all_of_it():
         if case % 5 == 0:  # alike
             rows[:] = rows[0]
         y = generator.normal(size=k) * 10 ** generator.uniform(-1, 2)
-        total = learner._joint_sum(Batch.of(rows, y, ["a"] * k, 2)).total
+        total = learner._joint_sum(Examples.of(rows, y, ["a"] * k, 2)).total
         norm = np.linalg.norm(total)
         assert norm <= plan.clip_norm
         whole = sum(joint(x, label, learner) for x, label in zip(rows, y, strict=True))
@@ -144,7 +143,7 @@ def test_no_unit_adds_more_than_the_clip_norm_and_some_add_all_of_it():
         assert np.allclose(total, expected, rtol=1e-9, atol=1e-12)
         largest = max(largest, norm)
     assert largest > plan.clip_norm * (1 - 1e-9)
-    corner = learner._joint_sum(Batch.of(np.array([[1.5, 0.0]]), np.array([3.0]), ["a"], 2)).total
+    corner = learner._joint_sum(Examples.of(np.array([[1.5, 0.0]]), np.array([3.0]), ["a"], 2)).total
     assert np.linalg.norm(corner) == pytest.approx(plan.clip_norm)
     weights = learner.target_weight**2 * 1.5**2 * 3**2 + learner.square_weight**2 * 1.5**4
     assert weights == pytest.approx(plan.clip_norm**2)
@@ -197,7 +196,7 @@ def test_bad_rows_make_their_unit_zero_and_nothing_else():
     y = np.array([1.0, 1, np.nan, 1, 2, 5, -np.inf, 1, 1, 1])
     units = ["a", "b", "c", "d", "e", "f", "g", "h", "e2", "a"]  # the last row is of the unit with NaN
     with np.errstate(all="raise"):
-        total = learner._joint_sum(Batch.of(X, y, units, 2)).total
+        total = learner._joint_sum(Examples.of(X, y, units, 2)).total
     assert np.allclose(total, joint(X[4], 2, learner) + joint(X[8], 1, learner))
     learner.step(units, X, y)
 
@@ -208,7 +207,7 @@ def test_sparse_rows_are_dense_ones():
     generator = np.random.default_rng(2)
     X = generator.normal(size=(20, 6)) * (generator.random((20, 6)) < 0.3)
     y, units = generator.normal(size=20), generator.integers(0, 9, 20)
-    dense, csr = (learner._joint_sum(Batch.of(form, y, units, 6)).total for form in (X, sparse.csr_array(X)))
+    dense, csr = (learner._joint_sum(Examples.of(form, y, units, 6)).total for form in (X, sparse.csr_array(X)))
     assert np.allclose(dense, csr, rtol=1e-12)
 
 

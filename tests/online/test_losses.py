@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.online import Custom, Hinge, Logistic, Poisson, Softmax, Squared
+from anyorder.online import CustomLoss, Hinge, Logistic, PoissonLoss, Softmax, Squared
 
 GENERATOR = np.random.default_rng(5)
-LINEAR = [Logistic(), Softmax(4), Hinge(), Squared(), Poisson()]
+LINEAR = [Logistic(), Softmax(4), Hinge(), Squared(), PoissonLoss()]
 
 
 def labels(loss, m):
@@ -18,7 +18,7 @@ def labels(loss, m):
             return GENERATOR.integers(0, loss.classes, m)
         case Squared():
             return GENERATOR.normal(size=m)
-        case Poisson():
+        case PoissonLoss():
             return GENERATOR.poisson(2.0, m)
         case _:
             return GENERATOR.integers(0, 2, m)
@@ -45,7 +45,7 @@ def test_values_are_the_equations(loss):
         Softmax: lambda s, y: math.log(sum(map(math.exp, s))) - s[y],
         Hinge: lambda s, y: max(0, 1 - s[0] if y else 1 + s[0]),
         Squared: lambda s, y: (s[0] - y) ** 2 / 2,
-        Poisson: lambda s, y: math.exp(s[0]) - y * s[0],
+        PoissonLoss: lambda s, y: math.exp(s[0]) - y * s[0],
     }[type(loss)]
     assert np.allclose(loss.value(s, y), [plain(*one) for one in zip(s.tolist(), y.tolist(), strict=True)])
 
@@ -55,7 +55,7 @@ def test_slopes_keep_below_the_lipschitz_constant_and_come_near_it(loss):
     s = np.concatenate([GENERATOR.normal(size=(500, loss.outputs)) * scale for scale in (1.0, 30.0, 1e5)])
     norms = np.linalg.norm(loss.slope(s, labels(loss, len(s))), axis=1)
     assert 0.99 * loss.lipschitz < norms.max() <= loss.lipschitz
-    assert Squared().lipschitz == Poisson().lipschitz == Custom(len).lipschitz == math.inf
+    assert Squared().lipschitz == PoissonLoss().lipschitz == CustomLoss(len).lipschitz == math.inf
 
 
 @pytest.mark.parametrize("loss", LINEAR, ids=repr)
@@ -64,13 +64,13 @@ def test_scores_that_overflow_give_no_warning_and_finite_slopes(loss):
     s[1] = -1e4
     s[0, -1] = 1e4 + 1
     assert np.isfinite(loss.slope(s, np.array([0, 1]))).all()
-    if not isinstance(loss, Poisson):
+    if not isinstance(loss, PoissonLoss):
         assert np.isfinite(loss.value(s, np.array([0, 1]))).all()
     assert np.isnan(loss.slope(np.full((1, loss.outputs), np.nan), np.array([0]))).all()
 
 
 def test_a_count_far_below_its_mean_has_a_slope_that_leads_back():
-    slope = Poisson().slope(np.array([[50.0], [1e6]]), np.array([3, 3]))
+    slope = PoissonLoss().slope(np.array([[50.0], [1e6]]), np.array([3, 3]))
     assert slope[0, 0] == math.exp(50.0) - 3
     assert slope[1, 0] == math.exp(100.0) - 3
 
@@ -82,7 +82,7 @@ def test_a_count_far_below_its_mean_has_a_slope_that_leads_back():
         (Hinge(), [-1.0, 2.0, 0.5, np.nan, np.inf]),
         (Softmax(3), [-1.0, 3.0, 0.5, np.nan, np.inf, -np.inf, 1e300]),
         (Squared(), [np.nan, np.inf]),
-        (Poisson(), [-1.0, np.nan, np.inf]),
+        (PoissonLoss(), [-1.0, np.nan, np.inf]),
     ],
     ids=repr,
 )
@@ -114,9 +114,9 @@ def test_the_hinge_has_a_subgradient_at_its_kink():
         lambda: Logistic().slope(np.zeros((2, 1), complex), [0, 1]),
         lambda: Softmax(1),
         lambda: Softmax(2.5),
-        lambda: Custom(3),
-        lambda: Custom(len, value=3),
-        lambda: Custom(len, outputs=0),
+        lambda: CustomLoss(3),
+        lambda: CustomLoss(len, value=3),
+        lambda: CustomLoss(len, outputs=0),
     ],
 )
 def test_shapes_and_types_are_refused(call):

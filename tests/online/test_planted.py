@@ -8,7 +8,7 @@ import pytest
 
 import anyorder as ao
 from anyorder.audit.faults import FAULTS, Reached, patched
-from anyorder.online import Ball, Everything, Hinge, Learner, Logistic, Softmax, ftrl, sums
+from anyorder.online import Ball, Everything, Hinge, Learner, Logistic, Softmax, learner, sums
 from online import test_ftrl, test_sums
 
 
@@ -139,7 +139,7 @@ def test_a_planted_fault_is_found(name):
         check()
 
 
-@pytest.mark.parametrize("module", [ftrl, sums], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [learner, sums], ids=lambda module: module.__name__)
 def test_examples_of_docstrings(module):
     done = doctest.testmod(module, extraglobs={"ao": ao, "np": np})
     assert done.attempted

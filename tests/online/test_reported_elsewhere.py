@@ -13,12 +13,12 @@ import pytest
 
 import anyorder as ao
 from anyorder.errors import ArgumentError
-from anyorder.online import Hinge, Learner, Logistic, Poisson, Softmax, Squared, clipped_sum
+from anyorder.online import Hinge, Learner, Logistic, PoissonLoss, Softmax, Squared, clipped_sum
 from anyorder.run.fit import FitSettings, fit
 from anyorder.run.fit_bounds import Bounds
 
 KEY = bytes(range(32))
-LOSSES = [Logistic(), Softmax(3), Hinge(), Squared(), Poisson()]
+LOSSES = [Logistic(), Softmax(3), Hinge(), Squared(), PoissonLoss()]
 
 
 def plan_of(n=64, batch=8, **changes):

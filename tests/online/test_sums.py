@@ -8,10 +8,10 @@ from scipy import sparse
 
 import anyorder as ao
 from anyorder.errors import ArgumentError
-from anyorder.online import Custom, Hinge, Logistic, Poisson, Softmax, Squared, clipped_sum, sums
+from anyorder.online import CustomLoss, Hinge, Logistic, PoissonLoss, Softmax, Squared, clipped_sum, sums
 
 D = 6
-LOSSES = [Logistic(), Softmax(3), Hinge(), Squared(), Poisson()]
+LOSSES = [Logistic(), Softmax(3), Hinge(), Squared(), PoissonLoss()]
 FORMATS = {
     "dense": np.asarray,
     "csr": sparse.csr_array,
@@ -135,10 +135,12 @@ BAD = {
 @pytest.mark.parametrize("kind", ["dense", "csr"])
 @pytest.mark.parametrize("mate", [False, True])
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("loss", [*LOSSES, Custom(lambda theta, X, y: X * 1.0)], ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize(
+    "loss", [*LOSSES, CustomLoss(lambda theta, X, y: X * 1.0)], ids=lambda loss: type(loss).__name__
+)
 def test_what_cannot_be_used_is_the_zero_vector_of_its_unit(loss, name, mate, kind):
-    if (isinstance(loss, (Squared, Poisson, Custom)) and BAD[name][1] == 7) or (
-        isinstance(loss, Custom) and (kind == "csr" or BAD[name][1] != 1)
+    if (isinstance(loss, (Squared, PoissonLoss, CustomLoss)) and BAD[name][1] == 7) or (
+        isinstance(loss, CustomLoss) and (kind == "csr" or BAD[name][1] != 1)
     ):
         return  # 7 is a label of these; a custom gradient has its own say about labels, and is given X as it came
     X, _, names, theta = batch(np.random.default_rng(8), loss, 12, 12)
@@ -223,7 +225,7 @@ def test_a_custom_gradient_is_cut_row_by_row_and_sees_what_was_given():
         return X * (X @ theta - y[:, None])
 
     X, y, names, theta = batch(np.random.default_rng(13), Squared(), units=17)
-    made = clipped_sum(Custom(gradient), theta, X, y, names, 0.4)
+    made = clipped_sum(CustomLoss(gradient), theta, X, y, names, 0.4)
     assert np.allclose(made.total, clipped_sum(Squared(), theta, X, y, names, 0.4).total)
     assert seen[0][1] is X
     with pytest.raises(ValueError, match="read-only"):
@@ -232,7 +234,7 @@ def test_a_custom_gradient_is_cut_row_by_row_and_sees_what_was_given():
 
 def test_a_custom_gradient_of_several_outputs():
     loss = Softmax(3)
-    own = Custom(lambda theta, X, y: X[:, :, None] * loss.slope(X @ theta, y)[:, None, :], outputs=3)
+    own = CustomLoss(lambda theta, X, y: X[:, :, None] * loss.slope(X @ theta, y)[:, None, :], outputs=3)
     X, y, names, theta = batch(np.random.default_rng(14), loss, units=17)
     assert np.allclose(
         clipped_sum(own, theta, X, y, names, 0.4).total, clipped_sum(loss, theta, X, y, names, 0.4).total
@@ -267,10 +269,10 @@ CALL = {"loss": Logistic(), "theta": np.zeros((2, 1)), "X": np.eye(2), "y": [0, 
         {"clip_norm": 2.0**-61},
         {"clip_norm": 2.0**61},
         {"clip_norm": np.inf},
-        {"loss": Custom(lambda theta, X, y: np.zeros(2))},
-        {"loss": Custom(lambda theta, X, y: np.zeros((2, 3)))},
-        {"loss": Custom(lambda theta, X, y: np.zeros((2, 2), complex))},
-        {"theta": np.zeros((2, 3)), "loss": Custom(lambda theta, X, y: np.zeros((2, 6)), outputs=3)},
+        {"loss": CustomLoss(lambda theta, X, y: np.zeros(2))},
+        {"loss": CustomLoss(lambda theta, X, y: np.zeros((2, 3)))},
+        {"loss": CustomLoss(lambda theta, X, y: np.zeros((2, 2), complex))},
+        {"theta": np.zeros((2, 3)), "loss": CustomLoss(lambda theta, X, y: np.zeros((2, 6)), outputs=3)},
     ],
     ids=lambda wrong: next(iter(wrong)),
 )

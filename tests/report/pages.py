@@ -5,11 +5,11 @@ from html.parser import HTMLParser
 
 import anyorder as ao
 from anyorder.accounting import Gaussian, MonteCarlo
-from anyorder.budget.found import SearchCertificate, SearchClaim
+from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Geometric
-from anyorder.certificate import Certificate
 from anyorder.participation import BallsInBins, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
-from anyorder.plan import Plan
+from anyorder.plan.certificate import Certificate
+from anyorder.plan.plan import Plan
 from anyorder.strategy import Independent
 from anyorder.workload import prefix_sum
 

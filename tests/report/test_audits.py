@@ -7,7 +7,7 @@ import pytest
 
 from anyorder.accounting import Gaussian, Sampled
 from anyorder.audit import Audited
-from anyorder.audit.noise_law import Law
+from anyorder.audit.laws import NoiseLaw
 from anyorder.audit.result import Stated
 from anyorder.report import AuditSummary, audit_panel, plot_audit
 from anyorder.report.audits import not_refuted
@@ -47,7 +47,7 @@ def test_every_bound_and_interval_is_of_the_confidence_and_the_methods_that_were
 
 
 def test_the_tests_of_the_noise_are_paid_for_together():
-    law = Law({"variance": 2e-7, "largest": 0.5, "shape": 0.9, "correlation": 1.0})
+    law = NoiseLaw({"variance": 2e-7, "largest": 0.5, "shape": 0.9, "correlation": 1.0})
     summary = AuditSummary.of(seen(), law=law)
     assert summary.p_values["noise"] == law.p_value == 8e-7
     assert not summary.refuted
@@ -202,7 +202,7 @@ def test_a_picture_of_secret_sampling_promises_no_law(monkeypatch):
 
 
 def test_noise_that_is_not_the_plans_is_refuted_though_all_coins_are_alike():
-    law = Law({"variance": 1e-30, "largest": 0.5, "shape": 0.9, "correlation": 1.0})
+    law = NoiseLaw({"variance": 1e-30, "largest": 0.5, "shape": 0.9, "correlation": 1.0})
     summary = AuditSummary.of(seen(included=0), law=law)
     assert summary.refuted
     assert row(str(summary), "verdict") == "REFUTED: what was added is not the noise of the plan"

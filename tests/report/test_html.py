@@ -10,20 +10,21 @@ import pytest
 
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon, gdp_mu, poisson_epsilon
-from anyorder.budget.found import SearchCertificate, SearchClaim
+from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Geometric
 from anyorder.error import row_variances
 from anyorder.errors import PlanError
+from anyorder.formatting import rounded_up
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
-from anyorder.plan import Plan
-from anyorder.planner import with_budget
-from anyorder.realised import realised_claim
+from anyorder.plan.certificate import realised_claim
+from anyorder.plan.plan import Plan
+from anyorder.plan.planner import with_budget
 from anyorder.report import Attacked, Shown, html_refusal, html_report
 from anyorder.report.beside import noise_beside, sampled_noise
 from anyorder.report.charts import _examples
 from anyorder.report.figures import Axis, Line, line_chart
 from anyorder.report.markup import Html, document, join, tag
-from anyorder.report.words import MEANS, best_guess, rounded_up
+from anyorder.report.words import MEANS, best_guess
 from anyorder.sensitivity.cost import is_large
 from anyorder.strategy import Independent, Tree
 from anyorder.workload import prefix_sum

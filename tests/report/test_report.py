@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder._words import rounded_up
 from anyorder.accounting import Gaussian
 from anyorder.accounting.selection import Counts
 from anyorder.errors import ArgumentError, PlanError
+from anyorder.formatting import rounded_up
 from anyorder.report import card, comparison_table, facts_panel, plot_accuracy, plot_noise, plot_report_goals, plots
 from anyorder.report.beside import noise_beside
 from anyorder.report.charts import accuracy_figure, curve_figure, noise_figure, order_figure

@@ -23,12 +23,12 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 import anyorder as ao
-from anyorder._sealed import save_json
 from anyorder.budget import Trial, tune
 from anyorder.cli import app
 from anyorder.errors import ArgumentError
+from anyorder.formats import save_json
 from anyorder.participation import SingleEpoch
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.run import FederatedSettings, Settings, federate, report_file, train
 from anyorder.run.datasets import Data
 from anyorder.run.fit import FitSettings, fit

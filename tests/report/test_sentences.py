@@ -7,14 +7,14 @@ from html import unescape
 
 import pytest
 
-from anyorder._words import rounded_up
 from anyorder.accounting import MonteCarlo
-from anyorder.budget.found import SearchCertificate
+from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.laws import Fixed
-from anyorder.certificate import Certificate, Verification
+from anyorder.formatting import rounded_up
 from anyorder.participation import KnownOrder, PoissonSampling
-from anyorder.plan import Plan
-from anyorder.receipt import Receipt
+from anyorder.plan.certificate import Certificate, Verification
+from anyorder.plan.plan import Plan
+from anyorder.plan.receipt import Receipt
 from anyorder.report import Attacked, Shown, html_report, receipt_facts, search_verdict, verdict
 from anyorder.report.charts import _examples
 from anyorder.report.html import _percent

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder._words import rounded_up
 from anyorder.accounting import Gaussian
 from anyorder.audit import Audited, Canaries, worst_steps
-from anyorder.audit.noise_law import noise_law
-from anyorder.certificate import verify
+from anyorder.audit.laws import noise_law
 from anyorder.clipping import Adaptive
 from anyorder.errors import AnyorderError, ArgumentError, TrainingError
+from anyorder.formatting import rounded_up
+from anyorder.plan.certificate import verify
 from anyorder.release import run as release_run
 from anyorder.report import METHODS, AuditSummary, plot_audit
 from anyorder.run import Setup, audit_training, folder

@@ -19,12 +19,12 @@ pytest.importorskip("sklearn")
 from typer.testing import CliRunner
 
 import anyorder as ao
-from anyorder.certificate import verify
 from anyorder.cli import app
 from anyorder.cli.federated import _rows
 from anyorder.errors import ArgumentError, CheckpointError
-from anyorder.federated import CheckIn, Diurnal, Simulation, Uniform
-from anyorder.plan import Plan
+from anyorder.federated import CheckIn, Diurnal, Simulation, UniformAvailability
+from anyorder.plan.certificate import verify
+from anyorder.plan.plan import Plan
 from anyorder.release import checkpoint
 from anyorder.run import FederatedSettings, Observer, by_key, federate, models, resume_federation, split_by_class
 from anyorder.run.federated_data import accuracy, federation
@@ -287,7 +287,7 @@ def test_the_separation_leaves_room_for_all_who_are_asked(tmp_path, monkeypatch)
     """Of 100 users, 40 are asked in each round, and 20 are added."""
     settings = small(users=100, report_goal=20, over_selection=2.0)
     (server, *_), _ = about_to(settings, tmp_path / "run", monkeypatch)
-    assert server.plan.participation.min_separation == Uniform().separation(12, 100, 40, 20) == 4
+    assert server.plan.participation.min_separation == UniformAvailability().separation(12, 100, 40, 20) == 4
 
 
 def test_a_command_that_is_stopped_says_how_to_go_on_and_fails(tmp_path, monkeypatch):
@@ -400,7 +400,7 @@ def test_accuracy_leaves_out_what_is_marked_so_and_keeps_the_mode():
 
 
 def test_words_for_availability():
-    assert small(available=0.5).who_is_there() == Uniform(0.5)
+    assert small(available=0.5).who_is_there() == UniformAvailability(0.5)
     assert small(availability="diurnal", available=0.5, round_hours=2.0).who_is_there() == Diurnal(
         0.5, 0.1, round_hours=2.0
     )

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from anyorder.certificate import verify
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, MissingDependencyError, ModelError
-from anyorder.plan import Plan
+from anyorder.plan.certificate import verify
+from anyorder.plan.plan import Plan
 from anyorder.release.files import RunFiles
 from anyorder.run import Observer, Settings, folder, models, resume, train
 from processes import run as run_python

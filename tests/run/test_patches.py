@@ -6,8 +6,8 @@ from benchmarks import stand_ins
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from anyorder.certificate import verify
 from anyorder.errors import ArgumentError, ModelError
+from anyorder.plan.certificate import verify
 from anyorder.run import Settings, features, patches, train
 from anyorder.run.datasets import Data
 from anyorder.run.features import Whitened, patched, scattered

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from anyorder.certificate import verify
 from anyorder.errors import ArgumentError, ModelError
+from anyorder.plan.certificate import verify
 from anyorder.run import Settings, train
 from anyorder.run.course import rates
 from anyorder.run.datasets import Data

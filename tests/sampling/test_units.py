@@ -13,15 +13,7 @@ from anyorder.sampling.found import find_participation
 from anyorder.sampling.loader import PrivateLoader, extract_units
 from anyorder.sampling.samplers import PoissonBatchSampler
 from anyorder.sampling.secret import secret_loader
-from sampling.loaders import (
-    DATA,
-    SOURCE,
-    Bulk,
-    N,
-    Stream,
-    nothing,
-    private,
-)
+from sampling.loaders import DATA, SOURCE, Bulk, N, Stream, nothing, private
 
 
 @pytest.mark.parametrize("unit", ["user", "name", lambda batch: [int(u) + 10 for u in batch["user"]]])

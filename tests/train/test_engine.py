@@ -11,10 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.clipping import Automatic, PerGroup
-from anyorder.errors import (
-    ArgumentError,
-    TrainingError,
-)
+from anyorder.errors import ArgumentError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation
 from anyorder.strategy import Independent, Tree

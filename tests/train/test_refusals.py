@@ -18,19 +18,7 @@ from anyorder.errors import (
     TrainingError,
 )
 from anyorder.participation import KnownOrder
-from train.test_engine import (
-    KEY,
-    STEPS,
-    B,
-    N,
-    backward,
-    data,
-    network,
-    planned,
-    private,
-    train,
-    weights,
-)
+from train.test_engine import KEY, STEPS, B, N, backward, data, network, planned, private, train, weights
 
 
 def test_more_steps_than_planned():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from anyorder.certificate import Certificate
+from anyorder.plan.certificate import Certificate
 
 FILE = Path(__file__).parents[2] / "examples" / "clicks.py"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from anyorder.certificate import Certificate
+from anyorder.plan.certificate import Certificate
 
 FILE = Path(__file__).parents[2] / "examples" / "word2vec.py"
 TEXT = "the cat sat on the mat\nthe dog sat\n\na cat and a dog\n"

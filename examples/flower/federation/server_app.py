@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 import anyorder as ao
-from anyorder.federated.flower import Strategy
+from anyorder.federated.flower import PrivateStrategy
 from anyorder.participation import MinSeparation
 from federation.task import network
 
@@ -43,7 +43,7 @@ def server_of(config: Mapping[str, Any]) -> ao.federated.Server:
 def main(grid: Grid, context: Context) -> None:
     config: dict[str, Any] = dict(context.run_config)
     server = server_of(config)
-    strategy = Strategy(server, cohort=config["cohort"], timeout=config["timeout"])
+    strategy = PrivateStrategy(server, cohort=config["cohort"], timeout=config["timeout"])
     strategy.start(grid, train_config=ConfigRecord({"lr": config["client-lr"]}))
     output = Path(config["output"])
     server.certificate().save(output / "run.privacy.json")

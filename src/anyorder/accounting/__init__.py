@@ -7,11 +7,11 @@ delta(epsilon).
 Exact unless a looser conversion is asked for by name. Every number is rounded to the side that is safe to report.
 """
 
-from anyorder.accounting.amplification.bound import AmplifiedBound, amplified_epsilon
-from anyorder.accounting.amplification.calibrate import calibrate_amplified
-from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld
+from anyorder.accounting.amplification.bound import AmplifiedBound, amplified_epsilon, calibrate_amplified
+from anyorder.accounting.amplification.claims import Amplified, Deterministic, Method, Pld
+from anyorder.accounting.amplification.monte_carlo import MonteCarlo
 from anyorder.accounting.bounded_range import bounded_range_delta, bounded_range_mu
-from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled, compose
+from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.gaussian import (
     calibrate_gaussian,
     compose_mus,

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, assert_never, overload
 
-from anyorder import _check
-from anyorder._closed import final
-from anyorder.accounting.amplification.curve import Amplified
+from anyorder import checks
+from anyorder.accounting.amplification.claims import Amplified, curve_losses, transforms_of, variants_of
 from anyorder.accounting.amplification.exact import cyclic_parts
-from anyorder.accounting.amplification.methods import MonteCarlo
-from anyorder.accounting.amplification.parts import curve_losses, transforms_of, variants_of
+from anyorder.accounting.amplification.monte_carlo import MonteCarlo
+from anyorder.accounting.bounded_range import Pair, RangeDraws
 from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus, gdp_delta, gdp_epsilon
-from anyorder.accounting.losses import Draws, Pair
-from anyorder.accounting.poisson import Coins, Part, check_sampled, mixed_delta, mixed_epsilon
+from anyorder.accounting.poisson import Part, PoissonParts, check_sampled, mixed_delta, mixed_epsilon
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.participation.sampled import CyclicPoisson, PoissonSampling
 from anyorder.strategy import Strategy
@@ -59,9 +58,9 @@ class Gaussian:
     unit: str = field(default="example", kw_only=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mu", _check.real("mu", self.mu, low=0.0))
-        _check.choice("neighbours", self.neighbours, NEIGHBOURS)
-        _check.word("unit", self.unit)
+        object.__setattr__(self, "mu", checks.real("mu", self.mu, low=0.0))
+        checks.choice("neighbours", self.neighbours, NEIGHBOURS)
+        checks.word("unit", self.unit)
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon that holds at delta, rounded up; see `gdp_epsilon`."""
@@ -88,7 +87,7 @@ class Sampled:
         unit: what is protected, in a word.
         neighbours: "add-or-remove" or "zero-out".
         e0, draws: in each step, before its sum, so many draws of range e0 from the same batch, under the same coin: the
-            two are joined first and amplified as a pair; see `anyorder.accounting.losses`. 0 and 0 for none.
+            two are joined first and amplified as a pair; see `anyorder.accounting.bounded_range`. 0 and 0 for none.
         mu: None: the curve is not that of a Gaussian.
     Cost: up to some seconds and 0.5 GB for each call.
     Raises: ArgumentError; MissingDependencyError without dp-accounting.
@@ -105,20 +104,20 @@ class Sampled:
 
     def __post_init__(self) -> None:
         sigma, q, n = check_sampled(self.sigma, self.sampling_probability, self.n)
-        e0, draws = _check.real("e0", self.e0, low=0.0), _check.integer("draws", self.draws, low=0, high=_MAX_DRAWS)
+        e0, draws = checks.real("e0", self.e0, low=0.0), checks.integer("draws", self.draws, low=0, high=_MAX_DRAWS)
         _set(self, sigma=sigma, sampling_probability=q, n=n, e0=e0, draws=draws)
         if (self.e0 > 0) != (self.draws > 0):
             raise ArgumentError(f"e0 and draws must be given together, got e0={self.e0!r}, draws={self.draws!r}")
-        _check.choice("neighbours", self.neighbours, {"add-or-remove", "zero-out"})
-        _check.word("unit", self.unit)
+        checks.choice("neighbours", self.neighbours, {"add-or-remove", "zero-out"})
+        checks.word("unit", self.unit)
 
     def epsilon(self, delta: float) -> float:
         """An epsilon that holds at delta, at or above the smallest; see `poisson_epsilon`."""
-        return mixed_epsilon([_part(self)], _check.probability("delta", delta))
+        return mixed_epsilon([_part(self)], checks.probability("delta", delta))
 
     def delta(self, epsilon: float) -> float:
         """A delta that holds at epsilon, at or above the smallest, and never below 1e-16 a step where sampled."""
-        return mixed_delta([_part(self)], _check.real("epsilon", epsilon, low=0.0))
+        return mixed_delta([_part(self)], checks.real("epsilon", epsilon, low=0.0))
 
 
 @final
@@ -149,18 +148,18 @@ class BoundedRange:
     mu: None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _set(self, e0=_check.positive("e0", self.e0))
-        _set(self, draws=_check.integer("draws", self.draws, low=1, high=_MAX_DRAWS))
-        _check.choice("neighbours", self.neighbours, NEIGHBOURS)
-        _check.word("unit", self.unit)
+        _set(self, e0=checks.positive("e0", self.e0))
+        _set(self, draws=checks.integer("draws", self.draws, low=1, high=_MAX_DRAWS))
+        checks.choice("neighbours", self.neighbours, NEIGHBOURS)
+        checks.word("unit", self.unit)
 
     def epsilon(self, delta: float) -> float:
         """An epsilon that holds at delta, at or above the smallest."""
-        return mixed_epsilon([_part(self)], _check.probability("delta", delta))
+        return mixed_epsilon([_part(self)], checks.probability("delta", delta))
 
     def delta(self, epsilon: float) -> float:
         """A delta that holds at epsilon, at or above the smallest."""
-        return mixed_delta([_part(self)], _check.real("epsilon", epsilon, low=0.0))
+        return mixed_delta([_part(self)], checks.real("epsilon", epsilon, low=0.0))
 
 
 @final
@@ -196,12 +195,12 @@ class Composed:
 
     def epsilon(self, delta: float) -> float:
         """An epsilon that holds at delta, at or above the smallest."""
-        delta = _check.probability("delta", delta)
+        delta = checks.probability("delta", delta)
         return max(mixed_epsilon(parts, delta) for parts in _variants(self.parts))
 
     def delta(self, epsilon: float) -> float:
         """A delta that holds at epsilon, at or above the smallest."""
-        epsilon = _check.real("epsilon", epsilon, low=0.0)
+        epsilon = checks.real("epsilon", epsilon, low=0.0)
         return max(mixed_delta(parts, epsilon) for parts in _variants(self.parts))
 
 
@@ -331,14 +330,14 @@ def _part(curve: "Single", size: int = 0) -> Part:
         case Gaussian():
             return min(math.nextafter(1 / curve.mu, 0.0), _QUIETEST), 1.0, 1
         case BoundedRange():
-            return Draws(max(curve.e0, _NARROWEST), curve.draws)
+            return RangeDraws(max(curve.e0, _NARROWEST), curve.draws)
         case Sampled():
             sigma, q = min(curve.sigma, _QUIETEST), curve.sampling_probability
             if curve.draws:
                 return Pair(sigma, q, curve.n, max(curve.e0, _NARROWEST), curve.draws)
             return sigma, q, curve.n
         case Amplified():
-            return Coins(max(curve.known_mu, 1 / _QUIETEST), transforms_of(curve), (curve, size), _losses)
+            return PoissonParts(max(curve.known_mu, 1 / _QUIETEST), transforms_of(curve), (curve, size), _losses)
         case _:
             assert_never(curve)
 

@@ -15,19 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erfcx, exprel, ndtr
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
-
-__all__ = [
-    "NEIGHBOURS",
-    "calibrate_gaussian",
-    "compose_mus",
-    "gdp_delta",
-    "gdp_epsilon",
-    "gdp_mu",
-    "rdp_epsilon",
-    "zcdp_rho",
-]
 
 NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 """Neighbouring relation -> how far one unit moves a sum, in sensitivities."""
@@ -56,8 +45,8 @@ def gdp_delta(mu: float, epsilon: float) -> float:
         >>> round(gdp_delta(1.0, 1.0), 6)
         0.126937
     """
-    mu = _check.real("mu", mu, low=0.0)
-    epsilon = _check.real("epsilon", epsilon, low=0.0)
+    mu = checks.real("mu", mu, low=0.0)
+    epsilon = checks.real("epsilon", epsilon, low=0.0)
     if mu == 0:
         return 0.0
     y = epsilon / mu + mu / 2
@@ -107,9 +96,9 @@ def gdp_epsilon(mu: float, delta: float, conversion: str = "exact") -> float:
         >>> round(gdp_epsilon(3**0.5, 1e-5), 3), round(gdp_epsilon(3**0.5, 1e-5, "rdp"), 3)
         (8.385, 9.01)
     """
-    mu = _check.real("mu", mu, low=0.0)
-    delta = _check.probability("delta", delta)
-    _check.choice("conversion", conversion, _CONVERSIONS)
+    mu = checks.real("mu", mu, low=0.0)
+    delta = checks.probability("delta", delta)
+    checks.choice("conversion", conversion, _CONVERSIONS)
     rho = zcdp_rho(mu)
     if mu == 0 or math.isinf(rho):
         return rho
@@ -141,8 +130,8 @@ def gdp_mu(epsilon: float, delta: float) -> float:
         >>> round(gdp_mu(8.0, 1e-5), 4)
         1.666
     """
-    epsilon = _check.real("epsilon", epsilon, low=0.0)
-    delta = _check.probability("delta", delta)
+    epsilon = checks.real("epsilon", epsilon, low=0.0)
+    delta = checks.probability("delta", delta)
 
     def holds(mu: float) -> bool:
         return gdp_delta(mu * (1 + 2.0**-47), epsilon) <= delta
@@ -191,7 +180,7 @@ def compose_mus(*mus: float) -> float:
         >>> compose_mus(3.0, 4.0)
         5.0
     """
-    checked = [_check.real(f"mus[{index}]", mu, low=0.0) for index, mu in enumerate(mus)]
+    checked = [checks.real(f"mus[{index}]", mu, low=0.0) for index, mu in enumerate(mus)]
     result = math.hypot(*checked)
     squared = sum((Fraction(mu) ** 2 for mu in checked), Fraction(0))
     while math.isfinite(result) and Fraction(result) ** 2 < squared:
@@ -201,7 +190,7 @@ def compose_mus(*mus: float) -> float:
 
 def zcdp_rho(mu: float) -> float:
     """The rho of zero-concentrated DP of a mu-GDP mechanism, mu^2 / 2, rounded up; infinity where that is no float."""
-    mu = _check.real("mu", mu, low=0.0)
+    mu = checks.real("mu", mu, low=0.0)
     rho = mu * mu / 2
     return rho if math.isinf(rho) or 2 * Fraction(rho) >= Fraction(mu) ** 2 else math.nextafter(rho, math.inf)
 
@@ -223,8 +212,8 @@ def rdp_epsilon(rdp: tuple[ArrayLike, ArrayLike], delta: float) -> float:
         >>> round(rdp_epsilon(([2.0, 5.0, 10.0], [1.0, 2.5, 5.0]), 1e-5), 3)
         4.753
     """
-    orders, values = _check.array("rdp orders", rdp[0], ndim=1), _check.array("rdp values", rdp[1], ndim=1)
-    delta = _check.probability("delta", delta)
+    orders, values = checks.array("rdp orders", rdp[0], ndim=1), checks.array("rdp values", rdp[1], ndim=1)
+    delta = checks.probability("delta", delta)
     if (orders <= 1).any():
         raise ArgumentError(f"rdp orders must all be above 1, got {orders.min():g}")
     if values.shape != orders.shape or (values < 0).any():
@@ -264,3 +253,40 @@ def _bisect(holds: Callable[[float], bool], *, inside: float, outside: float) ->
             inside = middle
         else:
             outside = middle
+
+
+# ----------------------------------------------------------------------------------------------------
+# The place where a falling function is just below zero, in few looks: each may take seconds.
+
+
+_STEP = 0.5  # the longest
+_STEEPER = 3.0  # a slope may be so many times as much as it was; else the function jumps there
+
+
+def just_below(
+    value: Callable[[float], float], x: float, slope: float, tolerance: float, looks: int = 12
+) -> tuple[float, float] | None:
+    """An x with -tolerance <= value(x) <= 0, by secants, and the last slope.
+
+    Args:
+        value: of a number, falling.
+        x: where the search starts.
+        slope: near there, below 0.
+        tolerance: above 0.
+        looks: values that are asked for, at most.
+    Returns: None where it was not found, as where the function jumps over zero.
+    """
+    before: tuple[float, float] | None = None
+    for _ in range(looks):
+        y = value(x)
+        if -tolerance <= y <= 0:
+            return x, slope
+        if before is not None and y != before[1]:
+            found = (y - before[1]) / (x - before[0])
+            if _STEEPER * slope < found < slope / _STEEPER:
+                slope = found
+        before = x, y
+        x -= min(max((y + tolerance / 2) / slope, -_STEP), _STEP)
+        if x == before[0]:
+            return None
+    return None

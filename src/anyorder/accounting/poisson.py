@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
 from typing import Any
 
-from anyorder import _check
-from anyorder._closed import final
-from anyorder.accounting.bounded_range import bounded_range_mu
-from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon, gdp_mu, zcdp_rho
-from anyorder.accounting.losses import Draws, Pair, draws_interval, draws_losses, pair_losses
-from anyorder.accounting.secants import just_below
+from anyorder import checks
+from anyorder.accounting.bounded_range import (
+    Pair,
+    RangeDraws,
+    bounded_range_mu,
+    draws_interval,
+    draws_losses,
+    pair_losses,
+)
+from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon, gdp_mu, just_below, zcdp_rho
+from anyorder.checks import final
 
 __all__ = [
-    "Coins",
     "Part",
+    "PoissonParts",
     "calibrate_poisson",
     "check_sampled",
     "mixed_delta",
@@ -32,7 +37,7 @@ __all__ = [
 
 @final
 @dataclass(frozen=True)
-class Coins:
+class PoissonParts:
     """A release by secret coins whose loss distribution is made elsewhere.
 
     Attributes:
@@ -48,7 +53,9 @@ class Coins:
     losses: Callable[[Any, Any, float], Any]
 
 
-Part = tuple[float, float, int] | Draws | Pair | Coins  # a tuple: noise multiplier, sampling probability, steps
+Part = (
+    tuple[float, float, int] | RangeDraws | Pair | PoissonParts
+)  # a tuple: noise multiplier, sampling probability, steps
 
 _UP = 1 + 2e-10  # what a loss distribution's own rounding may take from epsilon: six times what was seen
 _TOLERANCE = 1e-6  # of the target epsilon
@@ -77,7 +84,7 @@ def poisson_epsilon(noise_multiplier: float, sampling_probability: float, steps:
     Raises: ArgumentError; MissingDependencyError without dp-accounting.
     """
     part = check_sampled(noise_multiplier, sampling_probability, steps)
-    return mixed_epsilon([part], _check.probability("delta", delta))
+    return mixed_epsilon([part], checks.probability("delta", delta))
 
 
 def calibrate_poisson(epsilon: float, delta: float, sampling_probability: float, steps: int) -> float:
@@ -92,8 +99,8 @@ def calibrate_poisson(epsilon: float, delta: float, sampling_probability: float,
     Cost: about five times that of `poisson_epsilon`; the same question again costs nothing.
     Raises: ArgumentError; MissingDependencyError without dp-accounting.
     """
-    epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
-    steps = _check.integer("steps", steps, low=1, high=_MAX_STEPS)
+    epsilon, delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
+    steps = checks.integer("steps", steps, low=1, high=_MAX_STEPS)
     return _calibrated(epsilon, delta, _sampling(sampling_probability), steps)
 
 
@@ -103,8 +110,8 @@ def rough_poisson(epsilon: float, delta: float, sampling_probability: float, ste
     Args, Raises: as there.
     Cost: a quarter of it.
     """
-    epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
-    steps = _check.integer("steps", steps, low=1, high=_MAX_STEPS)
+    epsilon, delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
+    steps = checks.integer("steps", steps, low=1, high=_MAX_STEPS)
     return math.exp(_rough_search(epsilon, delta, _sampling(sampling_probability), steps)[0])
 
 
@@ -150,12 +157,12 @@ def _calibrated(epsilon: float, delta: float, q: float, steps: int) -> float:
 
 def check_sampled(noise_multiplier: float, sampling_probability: float, steps: int) -> tuple[float, float, int]:
     """The part of a composition that these are. Raises: ArgumentError; see `poisson_epsilon`."""
-    sigma = _check.positive("noise_multiplier", noise_multiplier)
-    return sigma, _sampling(sampling_probability), _check.integer("steps", steps, low=1, high=_MAX_STEPS)
+    sigma = checks.positive("noise_multiplier", noise_multiplier)
+    return sigma, _sampling(sampling_probability), checks.integer("steps", steps, low=1, high=_MAX_STEPS)
 
 
 def _sampling(value: float) -> float:
-    return _check.real("sampling_probability", _check.positive("sampling_probability", value), high=1.0)
+    return checks.real("sampling_probability", checks.positive("sampling_probability", value), high=1.0)
 
 
 def mixed_epsilon(parts: Sequence[Part], delta: float, coarse: float = 1.0) -> float:
@@ -169,7 +176,7 @@ def mixed_epsilon(parts: Sequence[Part], delta: float, coarse: float = 1.0) -> f
     """
     unsampled, rounding = _unsampled(parts), _rounding(parts)
     above = gdp_epsilon(unsampled, delta) if unsampled < math.inf else math.inf
-    if above < math.inf and any(isinstance(part, (Draws, Pair)) for part in parts):
+    if above < math.inf and any(isinstance(part, (RangeDraws, Pair)) for part in parts):
         above = min(above, gdp_epsilon(_concentrated(parts), delta, "rdp"))
     if delta <= 2 * rounding or not 0 < above < math.inf:
         return above
@@ -183,7 +190,7 @@ def mixed_delta(parts: Sequence[Part], epsilon: float) -> float:
     """The delta of several mechanisms on the same units together, at or above the true one; see `mixed_epsilon`."""
     unsampled = _unsampled(parts)
     above = gdp_delta(unsampled, epsilon) if unsampled < math.inf else 1.0
-    if above > 0 and unsampled < math.inf and any(isinstance(part, (Draws, Pair)) for part in parts):
+    if above > 0 and unsampled < math.inf and any(isinstance(part, (RangeDraws, Pair)) for part in parts):
         above = min(above, _concentrated_delta(_concentrated(parts), epsilon))
     rounding = _rounding(parts)
     if above <= rounding or math.isinf(zcdp_rho(unsampled)):
@@ -201,11 +208,11 @@ def _unsampled(parts: Sequence[Part]) -> float:
 
 def _as_gaussian(part: Part) -> tuple[float, float, int]:
     """(noise multiplier, sampling probability, steps) of Gaussians that tell no less."""
-    if isinstance(part, Draws):
+    if isinstance(part, RangeDraws):
         return math.nextafter(1 / bounded_range_mu(part.e0), 0.0), 1.0, part.draws
     if isinstance(part, Pair):
         return 1 / part.mu * (1 - 2.0**-50), part.q, part.steps
-    if isinstance(part, Coins):
+    if isinstance(part, PoissonParts):
         return 1 / part.mu * (1 - 2.0**-50), 1.0, 1
     return part
 
@@ -214,11 +221,11 @@ def _concentrated(parts: Sequence[Part]) -> float:
     """The mu whose zero-concentrated DP, mu^2 / 2, that of the parts is without sampling; a draw's is e0^2 / 8."""
     found = []
     for part in parts:
-        if isinstance(part, Draws):
+        if isinstance(part, RangeDraws):
             found.append(math.sqrt(part.draws) * part.e0 / 2)
         elif isinstance(part, Pair):
             found.append(math.sqrt(part.steps) * math.hypot(1 / part.sigma, math.sqrt(part.draws) * part.e0 / 2))
-        elif isinstance(part, Coins):
+        elif isinstance(part, PoissonParts):
             found.append(part.mu)
         else:
             found.append(math.sqrt(part[2]) / part[0])
@@ -241,17 +248,17 @@ def _rounding(parts: Sequence[Part]) -> float:
     """What the transforms of a composition may take from delta: ten times what they did."""
     steps = sum(_as_gaussian(part)[2] for part in parts)
     inner = sum(part.steps * part.draws for part in parts if isinstance(part, Pair))  # in each step's own transform
-    inner += sum(part.transforms for part in parts if isinstance(part, Coins))
+    inner += sum(part.transforms for part in parts if isinstance(part, PoissonParts))
     return (steps + inner + 16 * (2 * len(parts) - 1)) * 2.0**-53
 
 
 def _losses(parts: Sequence[Part], coarse: float = 1.0) -> Any:
     """The privacy loss distribution of dp-accounting, pessimistic; None where its grid cannot tell."""
-    pld = _check.optional(
+    pld = checks.optional(
         "dp_accounting.pld.privacy_loss_distribution", extra="amplified", purpose="accounting for Poisson sampling"
     )
     interval = coarse * _grid_interval(parts)
-    ranges = [part.e0 for part in parts if isinstance(part, (Draws, Pair))]
+    ranges = [part.e0 for part in parts if isinstance(part, (RangeDraws, Pair))]
     if interval > 100 or max(ranges, default=0.0) > 500:  # losses in the millions, where exp(interval) overflows
         return None
     return _composed(pld, tuple(parts), interval)
@@ -262,17 +269,17 @@ def _composed(pld: Any, parts: tuple[Part, ...], interval: float) -> Any:
     found = []
     for part in parts:
         losses = None
-        if isinstance(part, Draws):
+        if isinstance(part, RangeDraws):
             losses = draws_losses(pld, part, interval)
         elif isinstance(part, Pair):
             losses = pair_losses(pld, part, interval)
-        elif isinstance(part, Coins):
+        elif isinstance(part, PoissonParts):
             losses = part.losses(part.of, pld, interval)
         if losses is not None:
             found.append(losses)
             continue
         sigma, q, steps = _as_gaussian(part)
-        if isinstance(part, Draws):
+        if isinstance(part, RangeDraws):
             sigma, steps = sigma / math.sqrt(steps) * (1 - 2.0**-50), 1
         one_step = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=interval)
         found.append(one_step.self_compose(steps))
@@ -308,7 +315,7 @@ def _grid_interval(parts: Sequence[Part], *, quick: bool = True) -> float:
     most = max(deviation for deviation, _ in deviations)
     share = sum(steps * (deviation / most) ** 2 for deviation, steps in deviations) / sum(s for _, s in deviations)
     deviation = most * math.sqrt(share)  # root mean square over steps
-    draws = [draws_interval(part) for part in parts if isinstance(part, Draws)]
+    draws = [draws_interval(part) for part in parts if isinstance(part, RangeDraws)]
     least = 1e-7 if draws else 1e-5  # many draws of little range
     wanted = min(max(deviation / 10, least), 1e-4)
     if quick:

@@ -25,30 +25,23 @@ one Gaussian mechanism of both under one coin: sigma_eff = (sigma_sel^-2 + sigma
 `Top` has bounded range instead (see `BoundedRange`), and `Uniform` looks at no data, so it costs nothing.
 """
 
-from dataclasses import dataclass, field, fields
-from math import inf, nextafter, sqrt
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from math import exp, inf, log, nextafter, sqrt
 from typing import Any, ClassVar, assert_never
 
 from scipy.special import ndtr
 
-from anyorder import _check
-from anyorder._closed import final
-from anyorder._sealed import check_names, quoted
-from anyorder._words import counted
-from anyorder.accounting.amplification.methods import Method
+from anyorder import checks
+from anyorder.accounting.amplification.claims import Amplified, Method
 from anyorder.accounting.bounded_range import bounded_range_mu
-from anyorder.accounting.curves import (
-    NEIGHBOURS,
-    Amplified,
-    BoundedRange,
-    Curve,
-    Gaussian,
-    Sampled,
-    compose,
-    sampled_curve,
-)
-from anyorder.accounting.gaussian import compose_mus
+from anyorder.accounting.curves import BoundedRange, Curve, Gaussian, Sampled, compose, sampled_curve
+from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus
+from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, PlanError
+from anyorder.formats import check_names, quoted
+from anyorder.formatting import counted
 from anyorder.participation import (
     BallsInBins,
     CyclicPoisson,
@@ -64,11 +57,6 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 from anyorder.strategy import Strategy
-
-__all__ = [
-    "Counts", "Selection", "Top", "Uniform", "card_text", "check_selection", "from_dict", "plan_curve",
-    "read_words", "refuse_selection", "step_mu", "to_dict",
-]  # fmt: skip
 
 _SHARE = 0.1
 _MAX_ROWS = 2**40
@@ -109,7 +97,7 @@ class Counts:
     sigma: float | None = None
 
     def __post_init__(self) -> None:
-        _set(self, "threshold", _check.real("threshold", self.threshold))
+        _set(self, "threshold", checks.real("threshold", self.threshold))
         _set(self, "count_norm", _norm("count_norm", self.count_norm))
         _check_noise(self)
 
@@ -152,7 +140,7 @@ class Top:
     sigma: float | None = None
 
     def __post_init__(self) -> None:
-        _set(self, "rows", _check.integer("rows", self.rows, low=1, high=_MAX_ROWS))
+        _set(self, "rows", checks.integer("rows", self.rows, low=1, high=_MAX_ROWS))
         _set(self, "score_norm", _norm("score_norm", self.score_norm))
         _check_noise(self)
 
@@ -182,7 +170,7 @@ class Uniform:
     sigma: None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _set(self, "rows", _check.integer("rows", self.rows, low=1, high=_MAX_ROWS))
+        _set(self, "rows", checks.integer("rows", self.rows, low=1, high=_MAX_ROWS))
 
     def describe(self) -> str:
         """In a phrase, for the card."""
@@ -332,7 +320,7 @@ def refuse_selection(selection: Selection | None, by: str) -> None:
 
 def _norm(name: str, value: float) -> float:
     """A norm whose share for each of many rows is a number that can be rounded down."""
-    return _check.real(name, value, low=1e-30, high=1e30)
+    return checks.real(name, value, low=1e-30, high=1e30)
 
 
 def _set(selection: Any, name: str, value: Any) -> None:
@@ -347,16 +335,16 @@ def _check_noise(selection: Any) -> None:
             raise ArgumentError(
                 f"share and sigma say the same thing: give one of them, got share={share!r}, sigma={sigma!r}"
             )
-        _set(selection, "sigma", _check.positive("sigma", sigma))
+        _set(selection, "sigma", checks.positive("sigma", sigma))
     else:
-        _set(selection, "share", _check.probability("share", _SHARE if share is None else share))
+        _set(selection, "share", checks.probability("share", _SHARE if share is None else share))
 
 
 def _over_sigma(selection: "Counts | Top", neighbours: str) -> float:
     """That is f / sigma, rounded up."""
     if selection.sigma is None:
         raise ArgumentError(f"selection must have a sigma before it has a cost, got {selection!r}")
-    return nextafter(NEIGHBOURS[_check.choice("neighbours", neighbours, NEIGHBOURS)] / selection.sigma, inf)
+    return nextafter(NEIGHBOURS[checks.choice("neighbours", neighbours, NEIGHBOURS)] / selection.sigma, inf)
 
 
 def read_words(words: str) -> Selection:
@@ -420,3 +408,116 @@ def from_dict(data: Any) -> Selection:
         raise CertificateError(f"a selection must be of kind counts, top or uniform, got {quoted(kind)}")
     check_names("selection", data, {"kind"} | {name.name for name in fields(found) if name.init} - {"share"})
     return found(**{name: value for name, value in data.items() if name != "kind"})
+
+
+# ----------------------------------------------------------------------------------------------------
+# How a budget is split between a selection of rows and the release of what it selected.
+
+
+_SLACK = 1e-12  # of mu, for the rounding of the parts
+_LEAST = 1e-9  # of mu^2, that is left to the release
+_TOLERANCE = 1e-6  # of the target epsilon
+
+
+def for_sigma(sigma: float, selection: Selection | None, visits: int) -> Selection | None:
+    """The selection beside a release of this sigma, with a sigma of its own found by its share of the whole.
+
+        mu_sel^2 = share / (1 - share) mu_rel^2,  mu_rel = f / sigma;      for `Top`  mu_sel^2 = draws e0^2 / 4
+
+    Args:
+        visits: the most steps that a unit takes part in; 1 under secret sampling.
+    """
+    match selection:
+        case None | Uniform():
+            return selection
+        case Counts() | Top():
+            if selection.share is None:
+                return selection
+            scale = sqrt((1 - selection.share) / selection.share)
+            if type(selection) is Top:
+                scale *= sqrt(visits * selection.rows) / 2
+            return replace(selection, share=None, sigma=sigma * scale)
+        case _:
+            assert_never(selection)
+
+
+def shared(selection: Selection | None, sigma: float, visits: int) -> Selection | None:
+    """The selection of a plan with the share that it has, in place of its sigma: to be given another budget."""
+    match selection:
+        case None | Uniform():
+            return selection
+        case Counts() | Top():
+            assert selection.sigma is not None  # as it is in plans
+            ratio = (sigma / selection.sigma) ** 2
+            if type(selection) is Top:
+                ratio *= visits * selection.rows / 4
+            return replace(selection, share=ratio / (1 + ratio), sigma=None)
+        case _:
+            assert_never(selection)
+
+
+def for_epsilon(
+    epsilon: float,
+    total: float,
+    selection: Selection | None,
+    visits: int,
+    cost: Callable[[float, Selection], float],
+) -> tuple[float, Selection | None]:
+    """(sigma of the release, the selection with its own): the two together keep epsilon, and come within 1e-6 of it.
+
+    Args:
+        total: f / mu of a Gaussian, or the noise multiplier of sampled ones, that keeps epsilon.
+        cost: sigma of the release and the selection beside it -> epsilon of both.
+    Raises: PlanError where a selection whose sigma is given costs the whole budget, or all but a billionth.
+    """
+    match selection:
+        case None | Uniform():
+            return total, selection
+        case Counts():
+            if selection.share is None:
+                left = 1 - (total / (selection.sigma or total)) ** 2
+                if left < _LEAST:
+                    raise _too_dear(selection)
+                return total / sqrt(left) * (1 + _SLACK / left), selection
+            sigma, own = (total / sqrt(part) * (1 + _SLACK) for part in (1 - selection.share, selection.share))
+            return sigma, replace(selection, share=None, sigma=own)
+        case Top():
+            return _search(epsilon, total, selection, visits, cost)
+        case _:
+            assert_never(selection)
+
+
+def _search(
+    epsilon: float, total: float, selection: Top, visits: int, cost: Callable[[float, Selection], float]
+) -> tuple[float, Selection]:
+    """For a selection that is no Gaussian: the least sigma, between that without a selection and 10^5 times it."""
+    from scipy.optimize import brentq  # slow to load
+
+    aim = epsilon * (1 - _TOLERANCE / 2)
+
+    def beside(log_sigma: float) -> tuple[float, Selection]:
+        sigma = exp(log_sigma)
+        found = for_sigma(sigma, selection, visits)
+        assert found is not None
+        return sigma, found
+
+    @cache  # the search asks for the ends of its bracket again
+    def excess(log_sigma: float) -> float:
+        return cost(*beside(log_sigma)) - aim
+
+    low, high = log(total) - 1e-3, log(total) + 0.05
+    while excess(high) > 0:
+        low, high = high, high + 2 * (high - low)
+        if high > log(total) + log(1e5):
+            raise _too_dear(selection)
+    result = brentq(excess, low, high, xtol=_TOLERANCE / 16, rtol=1e-14)
+    while excess(result) > aim * _TOLERANCE / 4:
+        result += _TOLERANCE / 16
+    return beside(result)
+
+
+def _too_dear(selection: Selection) -> PlanError:
+    return PlanError(
+        f"the selection alone costs the whole budget, or all but a billionth: {selection!r}; give it a larger sigma, "
+        "or a share in place of one"
+    )

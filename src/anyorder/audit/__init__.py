@@ -2,24 +2,22 @@
 
 from anyorder.audit.arrays import from_file, from_rows, from_scores
 from anyorder.audit.bounds import epsilon_lower_bound, mu_estimate, p_value
-from anyorder.audit.canaries import Canaries
-from anyorder.audit.checking import Finding, Seen, Watch, Watched, check, watch
-from anyorder.audit.patterns import random_steps, worst_steps
+from anyorder.audit.canaries import Canaries, as_released, random_steps, sampled_scores, scores, visible, worst_steps
+from anyorder.audit.loader_check import CheckResult, Watch, Watched, check, watch
+from anyorder.audit.observations import Observed
 from anyorder.audit.planted import PlantedCanaries, plant
 from anyorder.audit.result import Audited, Stated
-from anyorder.audit.scores import sampled_scores, scores, visible
 from anyorder.audit.secrets import Memorised, Planted, Secrets, Uniformity, chi_squared, exposure, group_curve
-from anyorder.audit.whiten import as_released
 
 __all__ = [
     "Audited",
     "Canaries",
-    "Finding",
+    "CheckResult",
     "Memorised",
+    "Observed",
     "Planted",
     "PlantedCanaries",
     "Secrets",
-    "Seen",
     "Stated",
     "Uniformity",
     "Watch",

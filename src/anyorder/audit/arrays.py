@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import toeplitz
 
-from anyorder import _check
-from anyorder.accounting.curves import NEIGHBOURS, Amplified, Composed, Curve, Gaussian, Sampled
-from anyorder.audit.canaries import Canaries
+from anyorder import checks
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.curves import Composed, Curve, Gaussian, Sampled
+from anyorder.accounting.gaussian import NEIGHBOURS
+from anyorder.audit.canaries import Canaries, Patterns, as_released, forward
 from anyorder.audit.f_dp import Claim
 from anyorder.audit.result import Audited, Stated
-from anyorder.audit.scores import Patterns
-from anyorder.audit.whiten import as_released, forward
 from anyorder.errors import ArgumentError
 from anyorder.strategy import Strategy
 
@@ -90,8 +90,8 @@ def from_rows(
         ([6.364, -0.071], [1.414, 1.414])
     """
     coins = _coins(included)
-    noise_std, clip_norm = _check.positive("noise_std", noise_std), _check.positive("clip_norm", clip_norm)
-    _check.choice("neighbours", neighbours, NEIGHBOURS)
+    noise_std, clip_norm = checks.positive("noise_std", noise_std), checks.positive("clip_norm", clip_norm)
+    checks.choice("neighbours", neighbours, NEIGHBOURS)
     curve, delta, epsilon = _claimed(claim, delta, neighbours)
     y = _products(released, canaries, len(coins))
     n = len(y)
@@ -99,13 +99,13 @@ def from_rows(
     pi = np.stack([patterns.at(t) if t <= patterns.last else np.zeros(patterns.distinct) for t in range(n)])
     c = _matrix(strategy, n)
     if sampling_probability is not None:
-        q = _check.real("sampling_probability", sampling_probability, low=0.0, high=1.0)
+        q = checks.real("sampling_probability", sampling_probability, low=0.0, high=1.0)
         if neighbours == "replace-one":
             raise ArgumentError("neighbours must be 'zero-out' or 'add-or-remove' with a sampling_probability")
         sizes = np.square(c).sum(axis=0) * (clip_norm / noise_std) ** 2
         ratio = clip_norm / noise_std**2 * (c.T @ (c @ y)) - sizes[:, None] / 2
         with np.errstate(divide="ignore"):
-            ratios = np.logaddexp(np.log1p(-_check.positive("sampling_probability", q)), np.log(q) + ratio)
+            ratios = np.logaddexp(np.log1p(-checks.positive("sampling_probability", q)), np.log(q) + ratio)
         return Audited(
             scores=(ratios * pi[:, patterns.of]).sum(axis=0), included=coins, noise_std=None, mus=None, curve=curve,
             delta=delta, epsilon=epsilon, independent=bool(independent),
@@ -152,8 +152,8 @@ def from_scores(
     """
     curve, delta, epsilon = _claimed(claim, delta, None)
     return Audited(
-        scores=_check.array("scores", _check.plain(scores), ndim=1), included=_coins(included), noise_std=noise_std,
-        mus=None if mus is None else _check.array("mus", _check.plain(mus), ndim=1), curve=curve, delta=delta,
+        scores=checks.array("scores", checks.plain(scores), ndim=1), included=_coins(included), noise_std=noise_std,
+        mus=None if mus is None else checks.array("mus", checks.plain(mus), ndim=1), curve=curve, delta=delta,
         epsilon=epsilon, independent=bool(independent),
     )  # fmt: skip
 
@@ -229,7 +229,7 @@ def _claimed(claim: Claim, delta: float | None, neighbours: str | None) -> tuple
     if isinstance(claim, (tuple, list)):
         if len(claim) != 2:
             raise ArgumentError(f"claim must be a curve or a pair (epsilon, delta), got {len(claim)} numbers")
-        epsilon, own = _check.real("epsilon", claim[0], low=0.0), _check.probability("delta", claim[1])
+        epsilon, own = checks.real("epsilon", claim[0], low=0.0), checks.probability("delta", claim[1])
         if delta is not None and delta != own:
             raise ArgumentError(f"delta must be that of the claim, {own}, got {delta!r}")
         return Stated(epsilon, own, neighbours or "zero-out"), own, epsilon
@@ -242,12 +242,12 @@ def _claimed(claim: Claim, delta: float | None, neighbours: str | None) -> tuple
         )
     if delta is None:
         raise ArgumentError("delta must be given where the claim is a curve")
-    delta = _check.probability("delta", delta)
+    delta = checks.probability("delta", delta)
     return claim, delta, claim.epsilon(delta)
 
 
 def _coins(included: ArrayLike) -> NDArray[np.bool_]:
-    coins = np.asarray(_check.plain(included))
+    coins = np.asarray(checks.plain(included))
     if coins.ndim != 1 or not coins.size or coins.dtype.kind not in "biuf" or not ((coins == 0) | (coins == 1)).all():
         raise ArgumentError(
             f"included must be a list of bools, or of 0 and 1, got {coins.dtype} of shape {coins.shape}"
@@ -262,7 +262,7 @@ def _products(released: Iterable[Any], canaries: Canaries | ArrayLike, count: in
         raise ArgumentError(f"canaries must be one for each of {count} coins in included, got {found}")
     products = []
     for row in released:
-        flat = _check.array("a row of released", np.asarray(_check.plain(row)).reshape(-1), ndim=1)
+        flat = checks.array("a row of released", np.asarray(checks.plain(row)).reshape(-1), ndim=1)
         if size is not None and len(flat) != size:
             raise ArgumentError(f"rows of released must have the {size} coordinates of the canaries, got {len(flat)}")
         products.append(dot(flat))
@@ -275,7 +275,7 @@ def _dot(canaries: Canaries | ArrayLike) -> tuple[Any, int | None, int]:
     """A row's inner products with all canaries, the length of rows (None: any that has the coordinates), the count."""
     if isinstance(canaries, Canaries):
         return canaries.dot, canaries.size, canaries.count
-    given = np.asarray(_check.plain(canaries))
+    given = np.asarray(checks.plain(canaries))
     if given.ndim == 1 and given.dtype.kind in "iu" and given.size:
         if given.min() < 0 or len(np.unique(given)) < len(given):
             raise ArgumentError("canaries as coordinates must be distinct integers from 0 on")
@@ -286,7 +286,7 @@ def _dot(canaries: Canaries | ArrayLike) -> tuple[Any, int | None, int]:
             return np.asarray(row[given])
 
         return picked, None, len(given)
-    vectors = _check.array("canaries", given, ndim=2)
+    vectors = checks.array("canaries", given, ndim=2)
     norms = np.linalg.norm(vectors, axis=1)
     if (abs(norms - 1) > 1e-5).any():
         raise ArgumentError(
@@ -315,13 +315,13 @@ def _matrix(strategy: Strategy | ArrayLike | None, n: int) -> Floats:
             raise ArgumentError(f"released must have n={strategy.n} rows, one for each step of the strategy, got {n}")
         stream = forward(as_released(strategy))
         return np.stack([row for unit in np.eye(n) for row in stream.push(unit)])
-    given = np.asarray(_check.plain(strategy))
+    given = np.asarray(checks.plain(strategy))
     if given.ndim == 1:
-        column = _check.array("strategy", given, ndim=1)
+        column = checks.array("strategy", given, ndim=1)
         if len(column) > n:
             raise ArgumentError(f"strategy must have at most n={n} coefficients, got {len(column)}")
         return _invertible(np.asarray(toeplitz(np.pad(column, (0, n - len(column))), np.zeros(n))))
-    matrix = _check.array("strategy", given, ndim=2)
+    matrix = checks.array("strategy", given, ndim=2)
     if matrix.shape[1] != n:
         raise ArgumentError(f"strategy must have a column for each of {n} rows of released, got shape {matrix.shape}")
     return _invertible(matrix)

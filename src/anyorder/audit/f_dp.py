@@ -33,7 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
 from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
 
 __all__ = ["Claim", "Errors", "chance", "chances", "epsilon_below", "errors_of", "largest_mu", "pairs_of"]

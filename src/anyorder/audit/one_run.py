@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from anyorder._check import integer
+from anyorder.checks import integer
 
 __all__ = ["SHARES", "chance", "chances", "largest_epsilon", "right_guesses"]
 

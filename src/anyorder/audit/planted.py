@@ -5,17 +5,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder.accounting.curves import NEIGHBOURS, Gaussian
-from anyorder.audit.canaries import Canaries, drawn
-from anyorder.audit.patterns import worst_steps
+from anyorder import checks
+from anyorder.accounting.curves import Gaussian
+from anyorder.accounting.gaussian import NEIGHBOURS
+from anyorder.audit.canaries import Canaries, Patterns, SampledScorer, Scorer, as_released, drawn, visible, worst_steps
 from anyorder.audit.result import Audited
-from anyorder.audit.scores import Patterns, SampledScorer, Scorer, visible
 from anyorder.audit.secret_steps import SecretScorer, drawn_steps
-from anyorder.audit.whiten import as_released
 from anyorder.errors import ArgumentError, ParticipationError, TrainingError
 from anyorder.noise import NoiseSource
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,7 +114,7 @@ class PlantedCanaries:
         self.plan, self.canaries = plan, canaries
         source = NoiseSource.random() if key is None else NoiseSource(key)
         self.included = canaries.coins(source.key)
-        self._known: _Known | None = None
+        self._known: _KnownTotals | None = None
         self._scorer: Scorer | SampledScorer | SecretScorer
         self._mus: Floats | None
         self._there: Patterns | NDArray[np.bool_]
@@ -129,7 +127,7 @@ class PlantedCanaries:
             self._there = drawn_steps(plan.participation, canaries.count, drawn_by)
             self.steps, self.drawn = None, [tuple(np.flatnonzero(there).tolist()) for there in self._there.T]
             self._mus, self._scorer = None, _secret_scorer(plan, canaries)
-            self._known = _Known(plan, canaries, self.drawn) if known else None
+            self._known = _KnownTotals(plan, canaries, self.drawn) if known else None
         else:
             if known:
                 raise ArgumentError("known must be False where no coins are secret: the steps are known as it is")
@@ -143,7 +141,7 @@ class PlantedCanaries:
         self._keep = totals is not False
         self.kept_at = np.arange(canaries.size)
         if not isinstance(totals, bool):
-            number = _check.integer("totals", totals, low=1, high=canaries.size)
+            number = checks.integer("totals", totals, low=1, high=canaries.size)
             self.kept_at = drawn(source.derive(b"coordinates that are kept"), canaries.size, number)
         self._totals: list[Floats] = []
         self._released: list[Floats] = []
@@ -246,7 +244,7 @@ class PlantedCanaries:
         return f"PlantedCanaries({self.canaries!r}, steps_taken={self._release.steps_taken})"
 
 
-class _Known:
+class _KnownTotals:
     """The scores of one who knows the steps of canaries that secret coins chose, and what such a one is promised."""
 
     def __init__(self, plan: Plan, canaries: Canaries, steps: list[tuple[int, ...]]) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._closed import final, frozen
-from anyorder._words import counted, rounded_down, rounded_up
-from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Sampled
-from anyorder.audit import gaussian_law
+from anyorder import checks
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.curves import BoundedRange, Composed, Curve, Sampled
+from anyorder.audit import bounds
 from anyorder.audit.bounds import Method, epsilon_lower_bound, mu_estimate, p_value
+from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError
+from anyorder.formatting import counted, rounded_down, rounded_up
 
 __all__ = ["REFUTED", "Audited", "Stated"]
 
@@ -80,21 +81,21 @@ class Audited:
     run_discarded: bool = False
 
     def __post_init__(self) -> None:
-        scores = _check.array("scores", self.scores, ndim=1)
+        scores = checks.array("scores", self.scores, ndim=1)
         included = np.asarray(self.included)
         if included.dtype != np.bool_ or included.shape != scores.shape:
             raise ArgumentError(
                 f"included must be one bool for each of {len(scores)} scores, got {included.dtype} of shape "
                 f"{included.shape}"
             )
-        _check.probability("delta", self.delta)
-        _check.real("epsilon", self.epsilon, low=0.0)
+        checks.probability("delta", self.delta)
+        checks.real("epsilon", self.epsilon, low=0.0)
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "included", frozen(included))
         if self.noise_std is not None:
-            _check.positive("noise_std", self.noise_std)
+            checks.positive("noise_std", self.noise_std)
         if self.mus is not None:
-            mus = _check.array("mus", self.mus, ndim=1)
+            mus = checks.array("mus", self.mus, ndim=1)
             if mus.shape != scores.shape:
                 raise ArgumentError(f"mus must be one number for each of {len(scores)} scores, got {len(mus)}")
             object.__setattr__(self, "mus", mus)
@@ -169,7 +170,7 @@ class Audited:
 
     def refuted(self, significance: float = REFUTED) -> bool:
         """Whether the claim is refuted: `p_value() < significance`."""
-        return self.p_value() < _check.probability("significance", significance)
+        return self.p_value() < checks.probability("significance", significance)
 
     @property
     def alike(self) -> str | None:
@@ -241,7 +242,7 @@ def t_statistic(audited: Audited) -> float | None:
 
     Where it is not finite there is no interval of mu; where it is infinite every claim is refuted.
     """
-    return gaussian_law.statistic(audited.scores, audited.included)
+    return bounds.statistic(audited.scores, audited.included)
 
 
 def check_public(audited: Audited) -> None:

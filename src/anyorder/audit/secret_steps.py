@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, logsumexp
 from scipy.stats import binom
 
-from anyorder import _check
-from anyorder.audit.canaries import Canaries
-from anyorder.audit.whiten import forward
+from anyorder import checks
+from anyorder.audit.canaries import Canaries, forward
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.participation import Participation
@@ -56,7 +55,7 @@ def drawn_steps(participation: Participation, count: int, source: NoiseSource) -
         source: where the coins come from: of nothing else.
     Raises: ArgumentError for a rule without secret coins.
     """
-    rule, count = sampled_rule(participation), _check.integer("count", count, low=1)
+    rule, count = sampled_rule(participation), checks.integer("count", count, low=1)
     n, t = rule.n, np.arange(rule.n)[:, None]
     match rule:
         case PoissonSampling():
@@ -134,8 +133,8 @@ class SecretScorer:
         self._rule, self._canaries, self._signed = sampled_rule(participation), canaries, signed
         if strategy.n != self._rule.n:
             raise ArgumentError(f"strategy must have n={self._rule.n} steps as the participation, got {strategy.n}")
-        self._clip_norm = _check.positive("clip_norm", clip_norm)
-        self._sigma = _check.positive("noise_std", noise_std) / self._clip_norm
+        self._clip_norm = checks.positive("clip_norm", clip_norm)
+        self._sigma = checks.positive("noise_std", noise_std) / self._clip_norm
         bins = self._rule.b if isinstance(self._rule, BallsInBins) else self._rule.n
         self._dots, self._squares = np.zeros((bins, canaries.count)), np.zeros(bins)
         self._stream, self._t = forward(strategy), 0

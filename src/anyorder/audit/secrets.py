@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import chdtrc
 
-from anyorder import _check
-from anyorder._closed import SetOnce, final, frozen
-from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder import checks
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder.checks import SetOnce, final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 
@@ -84,10 +85,10 @@ class Secrets(SetOnce):
     source: NoiseSource
 
     def __init__(self, count: int = 1000, words: int = 3, *, vocabulary: int, seed: int | bytes) -> None:
-        self.count = _check.integer("count", count, low=1)
-        self.words = _check.integer("words", words, low=2, high=64)
-        self.vocabulary = _check.integer("vocabulary", vocabulary, low=2, high=1 << 31)
-        text = b"bytes" + seed if isinstance(seed, bytes) else b"int%d" % _check.integer("seed", seed, low=0)
+        self.count = checks.integer("count", count, low=1)
+        self.words = checks.integer("words", words, low=2, high=64)
+        self.vocabulary = checks.integer("vocabulary", vocabulary, low=2, high=1 << 31)
+        text = b"bytes" + seed if isinstance(seed, bytes) else b"int%d" % checks.integer("seed", seed, low=0)
         self.source = NoiseSource(blake2b(text, digest_size=32, person=b"anyorder secrets").digest())
         drawn = _below(self.vocabulary, self.source.derive(b"phrases"), 0, self.count * self.words)
         self.phrases = frozen(drawn.reshape(self.count, self.words))
@@ -123,7 +124,7 @@ class Secrets(SetOnce):
             key: 32 bytes that positions are drawn from; None takes the seed's.
         Raises: ArgumentError, also for words outside the vocabulary.
         """
-        repeats = _check.integer("repeats", repeats, low=1)
+        repeats = checks.integer("repeats", repeats, low=1)
         chosen = self._chosen(included)
         own = [_sequence(words, self.vocabulary) for words in corpus]
         placed = np.repeat(np.arange(self.count) if empty else np.flatnonzero(chosen), repeats)
@@ -186,7 +187,7 @@ class Secrets(SetOnce):
     def size(self, candidates: int | None = 10_000) -> int:
         """Phrases that a rank is among, |R|: the canary and its candidates, or all of its first word."""
         if candidates is not None:
-            return 1 + _check.integer("candidates", candidates, low=1, high=_MAX_PHRASES - 1)
+            return 1 + checks.integer("candidates", candidates, low=1, high=_MAX_PHRASES - 1)
         size = int(self.vocabulary ** (self.words - 1))
         if size > _MAX_PHRASES:
             raise ArgumentError(
@@ -259,7 +260,7 @@ def chi_squared(ranks: ArrayLike, size: int, bins: int = 10) -> Uniformity:
         ranks: (count,) integers from 1 to size; independent for the p-value to hold.
         size: phrases that a rank is among, `bins` or more.
     """
-    found, bins = _ranks(ranks, size), _check.integer("bins", bins, low=2, high=size)
+    found, bins = _ranks(ranks, size), checks.integer("bins", bins, low=2, high=size)
     counts = np.bincount((found - 1) * bins // size, minlength=bins)
     edges = -(-np.arange(bins + 1) * size // bins)  # the first rank of each bin, less one
     expected = len(found) * np.diff(edges) / size
@@ -315,7 +316,7 @@ def group_curve(curve: Curve, repeats: int) -> Curve:
     Returns: for one repeat the curve itself.
     Raises: ArgumentError for several repeats under a curve that is not a Gaussian's (secret sampling).
     """
-    repeats = _check.integer("repeats", repeats, low=1)
+    repeats = checks.integer("repeats", repeats, low=1)
     if repeats == 1:
         return curve
     match curve:
@@ -368,7 +369,7 @@ def _sequence(words: ArrayLike, vocabulary: int) -> Ints:
 
 
 def _ranks(ranks: ArrayLike, size: int) -> Ints:
-    size = _check.integer("size", size, low=2)
+    size = checks.integer("size", size, low=2)
     found = np.asarray(ranks)
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu":
         raise ArgumentError(f"ranks must be a non-empty list of integers, got {found.dtype} of shape {found.shape}")

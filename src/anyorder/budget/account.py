@@ -1,25 +1,33 @@
 """The sums of a budget: what its lines come to, what one more plan would, and what is left."""
 
+import hashlib
+import hmac
+import json
 import math
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from fractions import Fraction
 from functools import cached_property
 from math import inf, nextafter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder._words import rounded_down, rounded_up
-from anyorder.accounting.curves import Gaussian, compose
+from anyorder.accounting.curves import Curve, Gaussian, compose
 from anyorder.accounting.gaussian import gdp_epsilon, gdp_mu, rdp_epsilon
 from anyorder.budget import laws
-from anyorder.budget.bounds import repeated
-from anyorder.budget.entries import Begin, Limit, Line, Settle, Spend, UnitsAt, label_of, read_curve
+from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.filter import Cost, Searched, dominating_squared, renyi, renyi_left, root_down, root_up
-from anyorder.budget.units import Own, UnitFile
-from anyorder.errors import BudgetError
-
-__all__ = ["Account", "Held", "Remaining", "Totals"]
+from anyorder.budget.laws import repeated
+from anyorder.budget.log import Begin, Limit, Line, Settle, Spend, UnitsAt, label_of, read_curve
+from anyorder.errors import AnyorderError, BudgetError
+from anyorder.formats import sync_folder
+from anyorder.formatting import rounded_down, rounded_up
+from anyorder.plan.certificate import Certificate, is_claimable, realised_claim
+from anyorder.plan.plan import Plan
 
 Rows = NDArray[np.void]
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024)
@@ -142,7 +150,7 @@ class Remaining:
 
 
 @dataclass(frozen=True)
-class Held:
+class Balance:
     """One entry as it counts now.
 
     Attributes:
@@ -181,10 +189,10 @@ class Account:
         units_key: fingerprint of the key that all entries with units have; None before the first.
     """
 
-    def __init__(self, begin: Begin, units: UnitFile) -> None:
+    def __init__(self, begin: Begin, units: "UnitFile") -> None:
         self.begin, self._units = begin, units
         self.epsilon, self.delta = begin.epsilon, begin.delta
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, Balance] = {}
         self.by_run: dict[str, int] = {}
         self.by_key: dict[str, int] = {}
         self.units_key: str | None = None
@@ -234,7 +242,7 @@ class Account:
                 if line.number != self.number:
                     raise BudgetError(f"entry {line.number} of the budget file is not in its place")
                 rows = None if line.units is None else self._rows(UnitsAt(**line.units))
-                held = Held(line, self.cost_of(line), None, rows)
+                held = Balance(line, self.cost_of(line), None, rows)
                 self.held[line.number] = held
                 if line.run is not None:
                     self.by_run[line.run] = line.number
@@ -244,7 +252,7 @@ class Account:
             case Settle():
                 held = self.held[line.number]
                 self.by_key[line.key] = line.number
-                self.held[line.number] = Held(held.spend, held.curve, line, held.rows)
+                self.held[line.number] = Balance(held.spend, held.curve, line, held.rows)
                 if held.rows is None and type(held.now) is Gaussian:
                     self._squared += Fraction(line.mu) ** 2 - Fraction(held.now.mu) ** 2
                 else:
@@ -276,7 +284,7 @@ class Account:
         """Of this mu^2, under the label of sums."""
         return Gaussian(root_up(squared), neighbours=label, unit=unit)
 
-    def _add(self, held: Held) -> None:
+    def _add(self, held: Balance) -> None:
         curve = held.now
         if held.rows is not None and type(curve) is Gaussian:
             self._own.add(held.rows["id"], _squares(held.rows, curve.mu))
@@ -345,3 +353,352 @@ def _float_up(value: Fraction) -> float:
     except OverflowError:
         return inf
     return result if Fraction(result) >= value else nextafter(result, inf)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a plan costs for the neighbours of a budget, where that follows from the plan itself.
+#
+# A plan releases sums with noise; for each relation the same noise covers how far one unit moves them.
+#
+#     budget        plan             why
+#     the same      the same
+#     zero-out      replace-one      zero is one of the vectors that may replace a unit's: mu is that of zero-out, half
+#     replace-one   zero-out         from one vector to zero, and to the other: the sums move twice as far, mu doubles
+#     zero-out      add-or-remove    a unit that adds zero to the sums leaves them as one that is not there: the same
+#     mu,
+#                                    and under secret coins the same law of the output
+#     replace-one   add-or-remove    as from zero-out, where no coin is secret; else no bound is stated here
+#
+# A plan for zero-out or replace-one says nothing of add-or-remove: what its run shows (how often units came, which
+# steps were full) may tell whether a unit was there at all. A curve without a plan is for its own relation alone: what
+# made it may be no sum.
+
+
+_FOLLOWS = {
+    ("zero-out", "replace-one"), ("replace-one", "zero-out"),
+    ("zero-out", "add-or-remove"), ("replace-one", "add-or-remove"),
+}  # fmt: skip
+
+
+def plan_for(plan: Plan, neighbours: str) -> Plan:
+    """The plan whose curve holds for these neighbours: of the same release, read for another relation.
+
+    A plan with secret coins for add-or-remove is returned as it is for zero-out, where its curve holds.
+    Raises: BudgetError where none follows.
+    """
+    if plan.neighbours == neighbours:
+        return plan
+    if (neighbours, plan.neighbours) in _FOLLOWS and not (plan.amplified and neighbours != "zero-out"):
+        if plan.amplified and plan.neighbours == "add-or-remove":
+            return plan
+        try:
+            return replace(plan, neighbours=neighbours)
+        except AnyorderError as problem:
+            raise BudgetError(
+                f"the plan is for {plan.neighbours} neighbours, the budget for {neighbours}: {problem}"
+            ) from problem
+    raise _other("plan", plan.neighbours, neighbours)
+
+
+def check_relation(curve: Curve, unit: str, neighbours: str) -> None:
+    """Raise BudgetError unless a curve without a plan is for this unit and these neighbours."""
+    check_unit(curve.unit, unit)
+    if curve.neighbours != neighbours:
+        raise _other("curve", curve.neighbours, neighbours)
+
+
+def check_unit(found: str, unit: str) -> None:
+    """Raise BudgetError unless this is what the budget protects."""
+    if found != unit:
+        raise BudgetError(
+            f"the budget is for one {unit!r}, and this is for one {found!r}: no sum of both is a bound for either. "
+            f"Plan with unit={unit!r}, or keep a budget for each"
+        )
+
+
+def _other(what: str, found: str, neighbours: str) -> BudgetError:
+    return BudgetError(
+        f"the budget is for {neighbours} neighbours, and this {what} for {found}, from which nothing follows for them: "
+        f"plan for {neighbours}, or make the budget with neighbours='zero-out', which takes plans for all three"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# What single units have of a budget, where orders are known: a file of its own, as secret as who was in which step.
+#
+#     file    one JSON line with a key, then for each entry its units: (keyed hash of the id, mu) each
+#
+# The hash keeps names out of sight, and no more: who has this file can try ids. The budget file says where the units
+# of an entry are and, under the key, what they were. Where this file is lost, cut or altered, such an entry counts for
+# everybody with the largest mu of its units: never less than it should.
+#
+# One unit has one hash only under one key. So the first entry with units binds the budget to the fingerprint of the
+# key; where the file is gone, or another is in its place, no more units are entered one by one.
+
+
+_FORMAT = "anyorder-budget-units/1"
+_ROW = np.dtype([("id", "<u8"), ("mu", "<f8")])
+
+
+class Own:
+    """What units have beyond what everybody has: sums of mu^2, rounded up.
+
+    Attributes:
+        ids: (U,) hashes, rising. Two ids of one hash, of 2^64, would be counted as one unit: never too little.
+        squares: (U,) their sums.
+    """
+
+    def __init__(self) -> None:
+        self.ids = np.empty(0, np.uint64)
+        self.squares = np.empty(0)
+
+    def add(self, ids: NDArray[np.uint64], squares: NDArray[np.float64]) -> None:
+        """Take the parts of one entry in; each id may come once."""
+        every, place = np.unique(np.concatenate([self.ids, ids]), return_inverse=True)
+        sums = np.zeros(len(every))
+        sums[place[: len(self.ids)]] = self.squares
+        sums[place[len(self.ids) :]] = np.nextafter(sums[place[len(self.ids) :]] + squares, np.inf)
+        self.ids, self.squares = every, sums
+
+    def worst(self) -> float:
+        """The largest sum; 0 for nobody."""
+        return float(self.squares.max()) if len(self.squares) else 0.0
+
+
+class UnitFile:
+    """`.NAME.units` beside a budget file NAME."""
+
+    def __init__(self, budget: Path) -> None:
+        self.path = budget.with_name(f".{budget.name}.units")
+
+    def hashed(
+        self, ids: list[int] | list[str], mus: NDArray[np.float64], bound: str | None = None, *, make: bool = True
+    ) -> tuple[bytes, NDArray[np.void]]:
+        """(key, the rows of these units), under the key of the file.
+
+        Args:
+            bound: fingerprint of the key that the budget's entries have; None before the first. Then the file is made
+                where there is none.
+            make: False to write nothing: where there is no file, no unit has anything that these could add to.
+
+        Raises: BudgetError if the file cannot be made or read, or is not the one that the budget is bound to.
+        """
+        key = self._key()
+        if bound is not None and (key is None or _fingerprint(key) != bound):
+            what = "is gone, or cannot be read" if key is None else "is not the one that belongs to this budget"
+            raise BudgetError(
+                f"{self.path}, which keeps what units have, {what}: how much these units have is not known. Nothing "
+                "was spent; put the file back, or spend with named=False, which counts for everybody"
+            )
+        key = key or (self._made() if make else os.urandom(32))
+        rows = np.empty(len(ids), _ROW)
+        rows["id"] = [
+            int.from_bytes(hashlib.blake2b(_raw(one), digest_size=8, key=key).digest(), "little") for one in ids
+        ]
+        rows["mu"] = mus
+        rows = rows[np.lexsort((rows["mu"], rows["id"]))]
+        last = np.append(rows["id"][1:] != rows["id"][:-1], True)
+        return key, rows[last]  # the larger of two units of one hash
+
+    def write(self, key: bytes, rows: NDArray[np.void]) -> UnitsAt:
+        """Bring the rows to the disk, behind all that are there. Raises: BudgetError; then nothing refers to them."""
+        data = rows.tobytes()
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                place = os.fstat(descriptor).st_size
+                if os.write(descriptor, data) != len(data):
+                    raise OSError("not all bytes were written")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as problem:
+            raise BudgetError(
+                f"{self.path}, which keeps what units have, cannot be written: {problem.strerror or problem}. Nothing "
+                "was spent; make room, and ask again"
+            ) from problem
+        return UnitsAt(offset=place, size=len(data), digest=_digest(key, place, data), key=_fingerprint(key))
+
+    def fingerprint(self) -> str | None:
+        """Of the key that the file has now; None where there is none to be read."""
+        key = self._key()
+        return None if key is None else _fingerprint(key)
+
+    def read(self, at: UnitsAt) -> NDArray[np.void] | None:
+        """The rows of an entry; None where they are lost or are not those that were written."""
+        key = self._key()
+        if key is None or _fingerprint(key) != at.key:
+            return None
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(at.offset)
+                data = file.read(at.size)
+        except (OSError, ValueError):  # then the entry counts for everybody
+            return None
+        if not hmac.compare_digest(_digest(key, at.offset, data), at.digest):
+            return None
+        return np.frombuffer(data, _ROW)
+
+    def _key(self) -> bytes | None:
+        try:
+            with open(self.path, "rb") as file:
+                head = json.loads(file.readline(200))
+            return bytes.fromhex(head["key"]) if head["format"] == _FORMAT else None
+        except (OSError, ValueError, KeyError, TypeError):  # then no entry has units
+            return None
+
+    def _made(self) -> bytes:
+        key = os.urandom(32)
+        head = json.dumps({"format": _FORMAT, "key": key.hex()}).encode() + b"\n"
+        beside = self.path.with_name(self.path.name + ".part")
+        try:
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(descriptor, head)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(beside, self.path)  # one that cannot be read any more: its entries count for everybody
+            sync_folder(self.path.parent)
+        except OSError as problem:
+            raise BudgetError(f"{self.path} cannot be written: {problem.strerror}; nothing was spent") from problem
+        return key
+
+
+def _raw(one: int | str) -> bytes:
+    """An integer as its digits: whoever is 7 in one plan and "7" in the next is one person."""
+    return str(one).encode("utf-8", "surrogatepass")
+
+
+def _fingerprint(key: bytes) -> str:
+    return hashlib.sha256(b"anyorder budget units" + key).hexdigest()[:32]
+
+
+def _digest(key: bytes, place: int, data: bytes) -> str:
+    return hmac.new(key, place.to_bytes(8, "little") + data, "sha256").hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a budget says of an entry that it refuses.
+
+
+def was_made(what: Any) -> bool:
+    """Whether it is the certificate of a run that took steps, or of a search: then it is too late to refuse the run."""
+    return type(what) is SearchCertificate or (type(what) is Certificate and what.steps > 0)
+
+
+def refusal(path: Path, account: Account, totals: Totals, curve: Cost, *, made: bool) -> str:
+    """In a line: what it would come to, the limit, what is left, and what can be done.
+
+    Args:
+        totals: with what is refused.
+        curve: of what is refused.
+        made: see `was_made`.
+    """
+    spent, before = totals.epsilon(account.delta), account.totals()
+    left = before.left_squared(account.epsilon, account.delta)
+    with_it = f"with it epsilon {rounded_up(spent, 6)} would be spent at delta = {account.delta:g}"
+    if not math.isfinite(spent):
+        with_it = f"this budget has no bound of epsilon with it at delta = {account.delta:g}"
+    after = "Nothing was entered, and it must not run"
+    if made:
+        after = (
+            "Nothing was entered, but this run was already made: the limit is exceeded, whatever the file says. To "
+            "have it in the file, raise the limit first (limit(epsilon, delta); limit --epsilon --delta)"
+        )
+    hint = ""
+    if totals.rule == "gaussian" and type(curve) is not Gaussian:
+        how = (
+            "has no bound for a search"
+            if not math.isfinite(spent)
+            else "counts secret sampling and selections as if they were not"
+        )
+        hint = (
+            f". This budget counts by a Gaussian filter, for good, which {how}: a budget that takes all is made with "
+            "filter='renyi' (limit --filter renyi), or with adaptive=False (limit --planned) where all plans are "
+            "chosen in advance"
+        )
+    return (
+        f"refused: {with_it}, and the limit of the budget {path} is {account.epsilon:g}; "
+        f"{rounded_up(before.epsilon(account.delta), 6)} are spent, and one Gaussian plan may have "
+        f"{gdp_epsilon(float(left) ** 0.5, account.delta):.6g}. {after}{hint}"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which entry of a budget is that of a certificate's run, and what it turned out to use.
+
+
+def entry_of(account: Account, certificate: Certificate, run: str | None) -> Balance:
+    """The entry of the certificate's own run: by the fingerprint of its noise, or by a word that only its owner knows.
+
+    By the plan alone it is never known: runs of one plan are alike, plans that name other units look alike in public,
+    and a run within a search, which has its entry in that of the search, may have the plan of another entry.
+    """
+    digest, key = certificate.plan.public().digest, certificate.key_fingerprint
+    number = account.by_key.get(key)
+    if number is None and run is not None:
+        number = account.by_run.get(run)
+    if number is None:
+        same = any(held.spend.plan == digest for held in account.held.values())
+        why = (
+            "no entry of the budget has its plan" if not same else
+            "its plan alone does not say which entry is that of its run. Say run=, the word under which it was spent; "
+            "an entry without a word, or a certificate from before the first step, is not settled: its plan counts"
+        )  # fmt: skip
+        raise BudgetError(f"the certificate settles nothing: {why}")
+    held = account.held[number]
+    if held.key not in (None, key) or (run is not None and held.spend.run != run):
+        raise BudgetError(
+            f"the certificate settles nothing: entry {number} of the budget belongs to another run. Each run settles "
+            "its own entry, once"
+        )
+    if held.spend.plan != digest:
+        raise BudgetError(f"the certificate settles nothing: entry {number} of the budget is of another plan")
+    return held
+
+
+def went_on(account: Account, held: Balance, what: Any) -> Settle | None:
+    """What a certificate says of a run that was settled before its end, and went on; None where it says no more."""
+    if type(what) is not Certificate or held.settled is None:
+        return None
+    return settlement(account, held, what)
+
+
+def settlement(account: Account, held: Balance, certificate: Certificate) -> Settle | None:
+    """What is to be written; None where nothing changes. Raises: BudgetError where nothing can be claimed."""
+    before, shown = held.settled, certificate.realised
+    mu = _claimed(account, held, certificate)
+    if mu is None and before is None:
+        raise BudgetError(
+            "the certificate has no realised claim below its plan's, so that its plan's counts: there is none where "
+            "neighbours differ in who took part (add-or-remove), batches or the record are secret or on devices, or "
+            "it was not shown"
+        )
+    if mu is None and before is not None and certificate.steps > before.steps and type(held.curve) is Gaussian:
+        mu = held.curve.mu  # it went on, and does not say how far: its plan counts again
+    if mu is None or (before is not None and mu <= before.mu):
+        return None
+    rule = certificate.plan.participation
+    k, b = (
+        (rule.max_participations, rule.min_separation) if shown is None else
+        (shown.max_participations, shown.min_separation)
+    )  # fmt: skip
+    return Settle(
+        number=held.spend.number, key=certificate.key_fingerprint, steps=certificate.steps, max_participations=k,
+        min_separation=b, mu=mu, time=now(),
+    )  # fmt: skip
+
+
+def _claimed(account: Account, held: Balance, certificate: Certificate) -> float | None:
+    """Mu of what a run used, at most its entry's; None where nothing can be claimed."""
+    plan, shown = plan_for(certificate.plan, str(account.neighbours)), certificate.realised
+    if shown is None or not is_claimable(certificate.plan) or not is_claimable(plan):
+        return None
+    claim = realised_claim(plan, shown.max_participations, shown.min_separation)
+    return None if claim is None or type(held.curve) is not Gaussian else min(claim.mu, held.curve.mu)
+
+
+def now() -> str:
+    """For people: the order of entries is that of the file, whatever clocks say."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

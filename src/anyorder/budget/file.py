@@ -1,5 +1,6 @@
 """The budget of a data set: one file in which every plan, run and search on its units is entered before it starts."""
 
+import json
 import re
 import secrets
 from collections.abc import Iterator
@@ -10,26 +11,37 @@ from typing import Any
 
 import numpy as np
 
-from anyorder import _check
-from anyorder._closed import final
-from anyorder._sealed import printable
-from anyorder.accounting.curves import NEIGHBOURS, Curve, compose
-from anyorder.budget.account import Account, Held, Remaining
-from anyorder.budget.entries import FILTERS, Begin, Limit, Spend, relabelled, write_curve
+from anyorder import checks
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
+from anyorder.accounting.gaussian import NEIGHBOURS
+from anyorder.budget import laws
+from anyorder.budget.account import (
+    Account,
+    Balance,
+    Remaining,
+    UnitFile,
+    check_relation,
+    check_unit,
+    entry_of,
+    now,
+    plan_for,
+    refusal,
+    settlement,
+    was_made,
+    went_on,
+)
+from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.filter import Searched, best_order
-from anyorder.budget.found import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Law
-from anyorder.budget.log import Log
-from anyorder.budget.refusal import refusal, was_made
-from anyorder.budget.relations import check_relation, check_unit, plan_for
-from anyorder.budget.settling import entry_of, now, settlement, went_on
-from anyorder.budget.units import UnitFile
-from anyorder.certificate import Certificate
+from anyorder.budget.log import FILTERS, Begin, Limit, Log, Spend, read_curve, relabelled, write_curve
+from anyorder.checks import final
 from anyorder.errors import ArgumentError, BudgetError
+from anyorder.formats import printable
+from anyorder.formatting import counted
 from anyorder.participation import KnownOrder
-from anyorder.plan import CANDIDATE, Plan
-
-__all__ = ["Budget"]
+from anyorder.plan.certificate import Certificate
+from anyorder.plan.plan import CANDIDATE, Plan
 
 _SHARE_UP = 1 + 2.0**-46  # what the rounding of one unit's own mu may have lost
 
@@ -89,13 +101,13 @@ class Budget:
         if (epsilon is None) != (delta is None):
             raise ArgumentError(f"epsilon and delta must be given together, got {epsilon!r} and {delta!r}")
         if epsilon is not None and delta is not None:
-            epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+            epsilon, delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
         if unit is not None:
-            _check.word("unit", unit)
+            checks.word("unit", unit)
         if neighbours is not None:
-            _check.choice("neighbours", neighbours, NEIGHBOURS)
+            checks.choice("neighbours", neighbours, NEIGHBOURS)
         if filter is not None:
-            _check.choice("filter", filter, FILTERS)
+            checks.choice("filter", filter, FILTERS)
             if adaptive is False:
                 raise ArgumentError(f"filter counts with adaptive=True alone, got filter={filter!r}, adaptive=False")
         self._log = Log(path)
@@ -219,7 +231,7 @@ class Budget:
         )  # fmt: skip
         return made, rows
 
-    def _charged(self, account: Account, asked: "_Asked", named: bool | None) -> Held | None:
+    def _charged(self, account: Account, asked: "_Asked", named: bool | None) -> Balance | None:
         """The entry of the same run, if there is one. Raises: BudgetError where it cannot stand for this."""
         held = _charged(account, asked)
         if held is not None and held.spend.units is not None and asked.key is None:  # of named units: of the same?
@@ -242,7 +254,8 @@ class Budget:
         """Enter what a run that is over turned out to use, where that is less than its plan.
 
         Its realised claim replaces the plan's: how often units came, how far apart, and mu of that; see
-        `anyorder.realised`. With a filter (adaptive=True) it holds whoever decided on the end, also by looking at
+        `anyorder.plan.certificate`. With a filter (adaptive=True) it holds whoever decided on the end, also by looking
+        at
         releases: the filter sums what was used on every path (docs/budget.md has the proof). With adaptive=False it is
         your promise that neither participants nor the end were chosen by what was released.
 
@@ -274,7 +287,7 @@ class Budget:
         To raise it after results were seen is your decision, and what was claimed with the old limit no longer holds:
         the data set's guarantee is that of the largest limit that anybody would set. The order of a Rényi filter stays.
         """
-        epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+        epsilon, delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
         with self._log.locked(write=True) as descriptor:
             account = self._current()
             if (epsilon, delta) != (account.epsilon, account.delta):
@@ -288,7 +301,7 @@ class Budget:
         with self._reading() as account:
             return account.remaining()
 
-    def entries(self) -> list[Held]:
+    def entries(self) -> list[Balance]:
         """All that was spent, in its order, as it counts now."""
         with self._reading() as account:
             return list(account.held.values())
@@ -401,7 +414,7 @@ def _begin(epsilon: float, delta: float, wanted: dict[str, Any]) -> Begin:
     )  # fmt: skip
 
 
-def _charged(account: Account, asked: _Asked) -> Held | None:
+def _charged(account: Account, asked: _Asked) -> Balance | None:
     """The entry of the same run, if there is one. Raises: BudgetError where it cannot stand for this."""
     number = account.by_run.get(asked.run or "", account.by_key.get(asked.key or ""))
     if number is None:
@@ -432,3 +445,210 @@ def _charged(account: Account, asked: _Asked) -> Held | None:
 def _is_named(plan: Plan, named: bool | None) -> bool:
     """Whether the units of a known order are the same in every plan."""
     return plan.public().digest != plan.digest if named is None else bool(named)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a budget says of itself in two public forms: a registry of deployments, and a guide to evaluating them.
+#
+# `opendp`: a record with the fields of the OpenDP deployments registry (opendp/deployments-registry-data, schema of
+# July 2026). JSON, which is YAML too. What only the owner knows is empty, or what that registry's own template has
+# where it allows nothing empty; `administrative.notes` lists these fields. `nist`: answers to what NIST SP 800-226
+# ("Guidelines for Evaluating Differential Privacy Guarantees", 2025) asks one to look at, layer by layer, with
+# questions in our words. Both are made from entries alone, which are public.
+
+
+FORMATS = ("nist", "opendp")
+_ADJACENT = {
+    "zero-out": "two data sets that differ in one {0}, all of whose contributions are replaced by zero in the other",
+    "replace-one": "two data sets that differ in one {0}, replaced by any other in the same steps",
+    "add-or-remove": "two data sets of which one has one {0} more",
+}
+_RULES = {
+    "gaussian": "fully adaptive composition of Gaussian DP: the sum of mu^2 over all releases, held below that of "
+    "the limit by a privacy filter (Smith and Thakurta 2022); exact",
+    "renyi": "a Renyi filter at one order that was fixed beforehand (Feldman and Zrnic 2021)",
+    "planned": "composition of privacy loss distributions of releases that were all chosen in advance",
+}
+_BLANK = [
+    "basic.name", "basic.data_curators", "basic.intended_use", "basic.data_product_type", "basic.data_product_region",
+    "basic.description", "basic.publication_date", "dp_variant.data_domain", "dp_variant.unprotected_quantities",
+    "deployment_model.actors", "deployment_model.data_source_type_details", "deployment_model.access_type_details",
+    "accounting.post_processing", "implementation.preprocessing_and_hyperparameter_tuning",
+    "implementation.justification", "administrative.sources", "administrative.registry_authors",
+]  # fmt: skip
+"""What only the owner knows."""
+
+
+def export(budget: Budget, format: str) -> str:
+    """The text of an export. Raises: ArgumentError for another format than those of `FORMATS`; BudgetError."""
+    match format:
+        case "opendp":
+            made = opendp(budget)
+        case "nist":
+            made = nist(budget)
+        case _:
+            raise ArgumentError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+    return json.dumps(made, indent=1, allow_nan=False)
+
+
+def opendp(budget: Budget) -> dict[str, Any]:
+    """A record of the deployments registry, of its third tier, as a draft that the owner completes."""
+    facts = _Facts(budget)
+    return {
+        "url_slug": "",
+        "status": "Draft",
+        "tier": 3,
+        "deployment": {
+            "basic": {
+                "name": "", "data_curators": [""], "intended_use": "", "data_product_type": "Machine learning model",
+                "data_product_region": "", "description": "", "publication_date": "1900-01-01",
+            },
+            "dp_variant": {"variant_name": "Approximate DP", "data_domain": "", "unprotected_quantities": ""},
+            "privacy_loss": {
+                "privacy_unit": facts.unit,
+                "privacy_unit_details": facts.adjacent,
+                "privacy_parameters": {"epsilon": facts.left.spent, "delta": facts.left.delta},
+                "privacy_parameters_details": facts.parameters,
+            },
+            "deployment_model": {
+                "model_name": "Central",
+                "model_name_details": facts.trust,
+                "actors": "",
+                "release_type": "One release" if len(facts.entries) == 1 else "Many releases",
+                "release_type_details": facts.releases,
+                "data_source_type": "Static",
+                "data_source_type_details": "",
+                "access_type": "Non-interactive",
+                "access_type_details": "",
+            },
+            "accounting": {"post_processing": "", "composition": facts.composition},
+            "implementation": {
+                "preprocessing_and_hyperparameter_tuning": "",
+                "mechanisms": facts.mechanisms,
+                "justification": "",
+            },
+            "administrative": {
+                "sources": "",
+                "notes": f"Made from the entries of a budget file. To be filled in by the owner: {', '.join(_BLANK)}.",
+                "registry_authors": [""],
+            },
+        },
+    }  # fmt: skip
+
+
+def nist(budget: Budget) -> dict[str, Any]:
+    """Questions under the layers of the guide's pyramid, from its top, and what the entries answer; "" for none."""
+    facts = _Facts(budget)
+    asked = [
+        ("privacy parameters", "Which definition of differential privacy holds?", "(epsilon, delta)-DP"),
+        ("privacy parameters", "What is epsilon, for all releases together?", facts.left.spent),
+        ("privacy parameters", "What is delta?", facts.left.delta),
+        ("privacy parameters", "What is the most that epsilon may become?", facts.left.limit),
+        ("privacy parameters", "What else is known of the loss?", facts.parameters),
+        ("unit of privacy", "Whom or what does one unit stand for?", facts.unit),
+        ("unit of privacy", "When are two data sets neighbours?", facts.adjacent),
+        ("unit of privacy", "Are the contributions of one unit bounded, and how?", facts.bounded),
+        ("algorithms", "Which mechanisms add the noise?", facts.mechanisms),
+        ("algorithms", "How do several releases compose?", facts.composition),
+        ("algorithms", "How many releases are there?", facts.releases),
+        ("algorithms", "Is tuning of settings counted?", facts.tuning),
+        ("implementation", "What is done against leaks through floating-point arithmetic?", facts.arithmetic),
+        ("implementation", "What is done against leaks through timing and other side channels?", ""),
+        ("trust model", "Whom must one trust with the data?", facts.trust),
+        ("trust model", "Who may query, and how is the budget shared among them?", ""),
+        ("utility and bias", "How accurate are the results, and for whom are they less so?", ""),
+        ("security", "Who has access to the data, keys and records of participation?", ""),
+        ("data collection", "How are the data collected, and how long are they kept?", ""),
+    ]  # fmt: skip
+    return {
+        "guide": "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees",
+        "budget": budget.id,
+        "answers": [{"layer": layer, "question": question, "answer": answer} for layer, question, answer in asked],
+    }
+
+
+class _Facts:
+    """Sentences and numbers that both forms need."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.left: Remaining = budget.remaining()
+        self.entries: list[Balance] = budget.entries()
+        first = self.entries[0] if self.entries else None
+        self.unit = "" if first is None else first.curve.unit
+        relation = "" if first is None else str(first.spend.about["neighbours"])
+        self.adjacent = _ADJACENT[relation].format(self.unit) if relation else ""
+        self.composition = _RULES[self.left.rule]
+        self.mechanisms = "; ".join(f"{held.spend.number}. {_mechanism(held)}" for held in self.entries)
+        self.releases = "; ".join(_release(held) for held in self.entries)
+        self.bounded = "; ".join(sorted({
+            f"a part in a step to L2 norm {held.spend.about['clip_norm']:g}, {held.spend.about['order']}"
+            for held in self.entries if held.spend.plan is not None
+        }))  # fmt: skip
+
+    @property
+    def parameters(self) -> str:
+        """What is known beside epsilon and delta."""
+        told = f"limit epsilon {self.left.limit:g} at the same delta"
+        if self.left.rule == "gaussian" and self.entries:
+            told += "; the loss is that of Gaussian DP, from which epsilon follows at every delta"
+        if any(held.rows is not None for held in self.entries):
+            told += "; summed unit by unit where orders were known, and said of the unit that has most"
+        return told
+
+    @property
+    def trust(self) -> str:
+        """Who sees what."""
+        devices = sorted({one for held in self.entries for one in held.spend.about.get("on_device", [])})
+        alone = f"; trusted to the users' devices: {', '.join(devices)}" if devices else ""
+        return f"the curator holds the data and adds the noise before anything is released{alone}"
+
+    @property
+    def arithmetic(self) -> str:
+        """Exact integers, or not."""
+        exact = [held.spend.about.get("exact_integers") for held in self.entries if held.spend.plan is not None]
+        if not exact:
+            return ""
+        if all(exact):
+            return "noise in exact integers"
+        return "noise in floating point" + (" in some releases, in exact integers in others" if any(exact) else "")
+
+    @property
+    def tuning(self) -> str:
+        """Searches among the entries."""
+        searches = sum(held.spend.what == "search" for held in self.entries)
+        return f"{searches} of {len(self.entries)} entries are searches, counted as a whole" if searches else ""
+
+
+def _mechanism(held: Balance) -> str:
+    about = held.spend.about
+    noise = _law(read_curve(held.spend.parts))
+    if held.spend.search is not None:
+        return f"{laws.from_dict(held.spend.search).describe()}, each with: {noise}"
+    if held.spend.plan is None:
+        return noise
+    std, steps = about["noise_multiplier"], about["steps"]
+    return f"{noise}, as {about['mechanism']}, noise of std {std:.6g} clip norms over {counted(steps, 'step')}"
+
+
+def _law(curve: Curve) -> str:
+    match curve:
+        case Gaussian():
+            return f"Gaussian mechanism with mu = {curve.mu:.6g}"
+        case BoundedRange():
+            return f"{curve.draws} draws of the exponential mechanism with range {curve.e0:.6g}"
+        case Sampled():
+            sample = f"each on a secret sample at rate {curve.sampling_probability:.6g}"
+            return f"{curve.n} Gaussian mechanisms with noise multiplier {curve.sigma:.6g}, {sample}"
+        case Amplified():
+            order = curve.participation.describe()
+            noise = f"noise multiplier {curve.noise_multiplier:.6g}"
+            return f"matrix mechanism {curve.strategy.describe()} with {noise}, {order}"
+        case Composed():
+            return " with ".join(_law(part) for part in curve.parts)
+
+
+def _release(held: Balance) -> str:
+    spend, settled = held.spend, held.settled
+    name = f" ({spend.name})" if spend.name else ""
+    stopped = "" if settled is None else f", over after {counted(settled.steps, 'step')}"
+    return f"{spend.number}. {spend.what}{name}, {spend.time[:10]}{stopped}"

@@ -1,35 +1,367 @@
 """A search for settings as one release: K private runs, K from a public law, the best shown, one claim for it all."""
 
+import contextlib
+import fcntl
 import math
+import os
+import shutil
+import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from hashlib import sha256
+from math import inf, nextafter, sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from anyorder import _check
-from anyorder._closed import final
-from anyorder._sealed import canonical
+from anyorder import checks
+from anyorder.accounting import compose, gdp_mu
+from anyorder.accounting.curves import Curve, Gaussian
+from anyorder.accounting.gaussian import NEIGHBOURS
+from anyorder.budget.claim import (
+    PLAN_NAMES,
+    ScoreNoise,
+    SearchCertificate,
+    SearchClaim,
+    Settings,
+    Space,
+    plan_settings,
+    read_space,
+    uniforms,
+)
 from anyorder.budget.file import Budget
-from anyorder.budget.found import SearchCertificate
-from anyorder.budget.laws import Fixed, Geometric, Law, Logarithmic, Poisson
-from anyorder.budget.prepared import Prepared, prepare
-from anyorder.budget.search_folder import BEST, CERTIFICATE, SHOWN, SearchFolder, searching
-from anyorder.budget.space import Settings, Space, read_space, uniforms
-from anyorder.certificate import Certificate
-from anyorder.errors import ArgumentError, BudgetError, CheckpointError, TrainingError
+from anyorder.budget.laws import Fixed, Geometric, Law, Logarithmic, Poisson, calibrate_search
+from anyorder.checks import final
+from anyorder.errors import (
+    AnyorderError,
+    ArgumentError,
+    BudgetError,
+    CertificateError,
+    CheckpointError,
+    PlanError,
+    TrainingError,
+)
+from anyorder.formats import canonical, load_json, save_json, sync_folder
 from anyorder.noise import NoiseSource
-from anyorder.plan import Plan
+from anyorder.plan.certificate import Certificate
+from anyorder.plan.plan import Plan
+from anyorder.plan.planner import plan, with_budget
 
-__all__ = ["PrivateScore", "Search", "Trial", "tune"]
+# ----------------------------------------------------------------------------------------------------
+# The plans of a search, all of them made before its first run, with the noise that keeps the target of the whole.
+
+
+_NOISE = {"epsilon", "delta", "noise_multiplier", "sigma"}
+_ATTEMPTS = 64
+
+
+@final
+@dataclass(frozen=True)
+class Prepared:
+    """What is fixed, and public, before the first run.
+
+    Attributes:
+        claim: of the whole search.
+        plans: the canonical text of a plan's settings -> the plan.
+    """
+
+    claim: SearchClaim
+    plans: dict[str, Plan]
+
+    def plan(self, settings: Settings) -> Plan:
+        """That of a run with these settings."""
+        return self.plans[canonical(plan_settings(settings))]
+
+    def named(self, fingerprint: str) -> "Prepared":
+        """With plans that say which search they are candidates of, wherever their runs' certificates are taken."""
+        named = {text: replace(plan, candidate_of=fingerprint) for text, plan in self.plans.items()}
+        return replace(self, plans=named)
+
+
+def prepare(
+    space: Space, given: Mapping[str, Any], law: Law, epsilon: float, delta: float, score: tuple[float, float] | None
+) -> Prepared:
+    """Make every plan that a run may have, with equal noise against its sensitivity, so that the search keeps epsilon.
+
+        mu_run^2 + mu_score^2 = mu^2,   mu_score^2 = share mu^2,   mu the most for which search_epsilon <= epsilon
+
+    **One curve for all runs.** A run draws its settings s by coins and shows them with its outcome, so for neighbours
+    D and D' its hockey-stick divergence is sum_s p(s) delta_s(eps), which is at most that of a curve that no delta_s
+    exceeds. Of Gaussian curves that is the one with the largest mu. For other curves the largest at each epsilon may be
+    that of no mechanism at all, so they must be equal.
+
+    Args:
+        given: keywords of `anyorder.plan` that all runs share.
+        score: (sensitivity, share) of a score of private data.
+    Raises: ArgumentError; PlanError for settings that make no plan, and for plans that have no curve in common.
+    """
+    if not isinstance(given, Mapping):
+        raise ArgumentError(f"plan must be keywords of ao.plan, {{name: value}}, got {type(given).__name__}")
+    if strange := sorted(set(given) - PLAN_NAMES):
+        raise ArgumentError(f"plan must be keywords of ao.plan, which has no {', '.join(map(repr, strange[:3]))}")
+    if noise := sorted(set(given) & _NOISE):
+        raise ArgumentError(
+            f"plan must not have {noise[0]!r}: epsilon= and delta= of the search say the noise of all runs"
+        )
+    bases = {}
+    for own in space.plans():
+        if both := sorted(set(own) & set(given)):
+            raise ArgumentError(f"{both[0]!r} must be in plan= or in the space, not in both")
+        text = canonical(own)
+        if text not in bases:
+            bases[text] = _base(given, own, delta)
+    relations = {(base.neighbours, base.unit) for base in bases.values()}
+    if len(relations) != 1:
+        raise PlanError(
+            f"all plans of a search must be about one relation of neighbours and one unit, got {sorted(relations)}: a "
+            "claim is about one of each. Do not search over what changes them, such as order 'poisson' beside others"
+        )
+    noisy = _Noisy(list(bases.values()), delta, score)
+    claim, sigma = noisy.calibrated(law, epsilon)
+    return Prepared(claim, {text: with_budget(base, sigma=sigma) for text, base in bases.items()})
+
+
+def _base(given: Mapping[str, Any], own: Settings, delta: float) -> Plan:
+    try:
+        return plan(**given, **own, delta=delta, sigma=1.0)
+    except AnyorderError as problem:
+        raise PlanError(f"the settings {own!r} make no plan, so nothing was run: {problem}") from problem
+
+
+@final
+@dataclass(frozen=True)
+class _Noisy:
+    """Plans as a function of sigma, which they share."""
+
+    bases: Sequence[Plan]
+    delta: float
+    score: tuple[float, float] | None
+
+    def calibrated(self, law: Law, epsilon: float) -> tuple[SearchClaim, float]:
+        """(the claim, sigma): the least noise whose claim, recomputed from the plans themselves, is at most epsilon."""
+        plain = all(type(base.curve) is Gaussian and base.selection is None for base in self.bases)
+        if plain:
+            mu = calibrate_search(law, epsilon, self.delta)
+            factor = NEIGHBOURS[self.bases[0].neighbours]
+            sigma = nextafter(factor / (mu * sqrt(1 - (self.score[1] if self.score else 0.0))), inf)
+        else:
+            sigma = 1 / calibrate_search(law, epsilon, self.delta, lambda mu: self.at(1 / mu)[0])
+        for attempt in range(_ATTEMPTS):  # the roundings of the parts, each up, may be above by some last digits
+            curve, noise = self.at(sigma)
+            claim = SearchClaim(law, curve, self.delta, noise)
+            if claim.epsilon <= epsilon:
+                return claim, sigma
+            sigma *= 1 + 2.0 ** (attempt - 50)
+        raise PlanError(f"no noise was found that keeps epsilon {epsilon:g} for this search")
+
+    def at(self, sigma: float) -> tuple[Curve, ScoreNoise | None]:
+        """(the curve of any one run with its score; the noise of the score)."""
+        run = _common([with_budget(base, sigma=sigma).curve for base in self.bases])
+        if self.score is None:
+            return run, None
+        sensitivity, share = self.score
+        mu = run.mu if run.mu is not None else gdp_mu(run.epsilon(self.delta), self.delta)
+        noise = ScoreNoise(sensitivity, nextafter(sensitivity / (mu * sqrt(share / (1 - share))), inf))
+        return compose(run, Gaussian(noise.mu, neighbours=run.neighbours, unit=run.unit)), noise
+
+
+def _common(curves: list[Curve]) -> Curve:
+    """One that bounds all."""
+    gaussian = [curve for curve in curves if type(curve) is Gaussian]
+    if len(gaussian) == len(curves):
+        return max(gaussian, key=lambda curve: curve.mu)
+    if any(curve != curves[0] for curve in curves):
+        raise PlanError(
+            "the plans of a search must all be Gaussian, or all have the same curve, and these differ: search over "
+            "batch_size, epochs and the like in orders without secret sampling (order='shuffled'), and with secret "
+            "sampling over what leaves its coins alone, such as clip_norm and learning rates"
+        )
+    return curves[0]
+
+
+# ----------------------------------------------------------------------------------------------------
+# The folder of a search: what is shown of it, and what is as secret as the data until the end, when it is removed.
+
+
+CERTIFICATE = "search.privacy.json"
+REPORT = "report.html"  # a page of the search, as each run has one of its own
+BEST = "best"  # the folder of the run that was chosen
+SHOWN = "runs"  # the folders of all runs, where the law shows them
+_RUNS_FOLDER = ".runs"  # secret: a folder and a record for each run
+_STATE = ".search.json"  # secret: the key of the draws; after the end, what is shown
+_FAILURE = ".failure.txt"  # secret: which run failed, and how
+PRINTED = ".printed.txt"  # secret: what runs print
+_LOCK = ".lock"
+_BEGINNING = {".gitignore", _LOCK, _STATE, _RUNS_FOLDER, PRINTED}
+
+_STATE_FORMAT = "anyorder-search-state/1"
+_RUN_FORMAT = "anyorder-search-run/1"
+
+_IGNORED = f"""# A search: its state, its runs and what they print are as secret as the data. Its certificate is public.
+# Of the best run's folder show what the run itself says may be shown: it may hold a checkpoint or evidence.
+*
+!.gitignore
+!{CERTIFICATE}
+!{REPORT}
+"""
+
+
+class SearchFolder:
+    """The files of a search that is going on in this process, which has locked them.
+
+    Args:
+        path: where they are.
+        kept: whether the search can be resumed from there; else records stay in memory.
+    """
+
+    def __init__(self, path: Path, kept: bool) -> None:
+        self.path, self.kept = path, kept
+        self._records: dict[str, dict[str, Any]] = {}
+
+    # -- the state ---------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any] | None:
+        """What was saved last; None for a search that has not begun. Raises: CheckpointError."""
+        if not self.kept or not (self.path / _STATE).exists():
+            return None
+        return self._read(self.path / _STATE, _STATE_FORMAT)
+
+    def save_state(self, **state: Any) -> None:
+        """Replace it, whole, on the disk when this returns."""
+        if self.kept:
+            self._write(self.path / _STATE, {"format": _STATE_FORMAT, **state})
+
+    # -- runs --------------------------------------------------------------------------------------------------------
+
+    def run_folder(self, name: str) -> Path:
+        """The folder of a run, for its owner's eyes; with what a killed attempt left in it."""
+        folder = self.path / _RUNS_FOLDER / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def record(self, name: str) -> dict[str, Any] | None:
+        """What a finished run left; None if it is not finished."""
+        if not self.kept:
+            return self._records.get(name)
+        path = self._record_path(name)
+        return self._read(path, _RUN_FORMAT) if path.exists() else None
+
+    def save_record(self, name: str, record: dict[str, Any]) -> None:
+        """A run is finished. Raises: ArgumentError where its result is not of JSON values and the folder is kept."""
+        if not self.kept:
+            self._records[name] = record
+            return
+        try:
+            self._write(self._record_path(name), {"format": _RUN_FORMAT, **record})
+        except (TypeError, ValueError, RecursionError) as problem:
+            if isinstance(problem, CertificateError):
+                raise
+            raise ArgumentError(
+                "the result of a run must be finite numbers, texts, lists and the like where the search has a folder, "
+                f"in which it is kept: write all else into the run's own folder ({problem})"
+            ) from problem
+
+    def failure(self, text: str) -> Path:
+        """Where the owner finds what went wrong."""
+        if self.kept:
+            path = self.path / _FAILURE
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        else:
+            descriptor, name = tempfile.mkstemp(prefix="anyorder-search-", suffix=".txt")  # mode 0600
+            path = Path(name)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        return path
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def show(self, names: dict[str, str]) -> None:
+        """Give the folders of runs that are shown their names: {run: place}. May be repeated after a kill."""
+        if not self.kept:
+            return
+        for name, place in names.items():
+            source, target = self.path / _RUNS_FOLDER / name, self.path / place
+            if source.exists():
+                (source / REPORT).unlink(missing_ok=True)  # a run's own promise is not that of a chosen one
+                target.parent.mkdir(exist_ok=True)
+                os.rename(source, target)
+                sync_folder(target.parent)
+
+    def clean(self) -> None:
+        """Remove all runs that were not shown, and their records; what is left has the time at which it all began."""
+        if self.kept and (self.path / _RUNS_FOLDER).exists():
+            shutil.rmtree(self.path / _RUNS_FOLDER)
+        if self.kept:
+            begun = self.path.glob(f".{_STATE}.*")  # of a state that a kill came into: the key may be in it
+            for path in (self.path / _FAILURE, self.path / PRINTED, *begun):
+                path.unlink(missing_ok=True)
+            hide_times(self.path)
+
+    def _record_path(self, name: str) -> Path:
+        return self.path / _RUNS_FOLDER / f"{name}.json"
+
+    def _write(self, path: Path, data: dict[str, Any]) -> None:
+        save_json(path, data, secret=True)
+        sync_folder(path.parent)
+
+    def _read(self, path: Path, format_: str) -> dict[str, Any]:
+        try:
+            return load_json(path, format_, large=True)
+        except CertificateError as problem:
+            raise CheckpointError(
+                f"{self.path} is not the folder of a search that can be resumed: {problem}"
+            ) from problem
+
+
+@contextlib.contextmanager
+def searching(folder: str | Path | None) -> Iterator[SearchFolder]:
+    """The folder of a search, held while it goes on; without one, a folder that is removed at the end.
+
+    Raises: ArgumentError if it holds other files, is in use, or cannot be written.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="anyorder-search-") as made:  # mode 0700
+            (Path(made) / _RUNS_FOLDER).mkdir(mode=0o700)
+            yield SearchFolder(Path(made), kept=False)
+        return
+    path = Path(folder).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        names = os.listdir(path)
+        strange = [name for name in names if name not in _BEGINNING and not name.startswith(f".{_STATE}.")]
+        if _STATE not in names and strange:
+            raise ArgumentError(f"folder {path} holds files already: choose another, or resume the search in it")
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        raise ArgumentError(f"folder {path} cannot be written: {problem.strerror or problem}") from problem
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            raise ArgumentError(
+                f"a search is going on in folder {path}: wait for its end, or choose another"
+            ) from problem
+        (path / ".gitignore").write_text(_IGNORED, encoding="utf-8")  # before anything secret is there
+        (path / _RUNS_FOLDER).mkdir(mode=0o700, exist_ok=True)
+        yield SearchFolder(path, kept=True)
+    finally:
+        os.close(descriptor)
+
+
+def hide_times(folder: Path) -> None:
+    """Give all files one time, that of the lock: when they were written tells how long the search went on."""
+    began = (folder / _LOCK).stat().st_mtime_ns
+    for where, _, names in os.walk(folder, topdown=False):
+        for name in [*names, "."]:
+            os.utime(os.path.join(where, name), ns=(began, began), follow_symlinks=False)
+
 
 _LAWS = ("fixed", "geometric", "logarithmic", "poisson")
-_RUNS = 50
+_MOST_GRID_RUNS = 50
 _MOST_SHUFFLED = 1_000_000
 _ROUNDED = 2.0**-10  # of the noise's std: what a noisy score is rounded to
 
@@ -51,8 +383,8 @@ class PrivateScore:
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sensitivity", _check.positive("sensitivity", self.sensitivity))
-        object.__setattr__(self, "share", _check.probability("share", self.share))
+        object.__setattr__(self, "sensitivity", checks.positive("sensitivity", self.sensitivity))
+        object.__setattr__(self, "share", checks.probability("share", self.share))
 
 
 @final
@@ -148,7 +480,7 @@ def tune(
         the folder is of another search; TrainingError where a run failed: then nothing is shown, and not which it was.
     Cost: K runs and one calibration, some seconds.
     """
-    epsilon, delta = _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+    epsilon, delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
     searched = read_space(space)
     chosen = _law(law, runs, searched)
     private = _score(score)
@@ -169,12 +501,12 @@ def _law(law: str | Law, runs: int | None, space: Space) -> Law:
     elif not isinstance(law, str):
         raise ArgumentError(f"law must be a Law, or one of {', '.join(map(repr, _LAWS))}, got {type(law).__name__}")
     else:
-        _check.choice("law", law, _LAWS)
+        checks.choice("law", law, _LAWS)
         if law == "fixed":
             count = space.size if runs is None and space.size is not None else runs
-            chosen = Fixed(_RUNS if count is None else count)
+            chosen = Fixed(_MOST_GRID_RUNS if count is None else count)
         else:
-            mean = _RUNS if runs is None else runs
+            mean = _MOST_GRID_RUNS if runs is None else runs
             named: dict[str, type[Geometric] | type[Logarithmic] | type[Poisson]] = {
                 "geometric": Geometric, "logarithmic": Logarithmic, "poisson": Poisson,
             }  # fmt: skip

@@ -8,19 +8,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from anyorder._sealed import printable, read_json
-from anyorder._words import counted, rounded_up
 from anyorder.accounting.curves import Gaussian
-from anyorder.budget import Budget, Held, Remaining
-from anyorder.budget.exports import export
-from anyorder.budget.found import FORMAT as SEARCH
-from anyorder.budget.found import SearchCertificate
-from anyorder.certificate import Certificate
-from anyorder.certificate import verify as verify_file
+from anyorder.budget import Balance, Budget, Remaining
+from anyorder.budget.claim import FORMAT as SEARCH
+from anyorder.budget.claim import SearchCertificate
+from anyorder.budget.file import export
 from anyorder.cli.options import Json
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.errors import ArgumentError
-from anyorder.plan import Plan
+from anyorder.formats import printable, read_json
+from anyorder.formatting import counted, rounded_up
+from anyorder.plan.certificate import Certificate
+from anyorder.plan.certificate import verify as verify_file
+from anyorder.plan.plan import Plan
 
 __all__ = ["budget"]
 
@@ -186,7 +186,7 @@ def _numbers(left: Remaining) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _entry(held: Held) -> dict[str, Any]:
+def _entry(held: Balance) -> dict[str, Any]:
     spend, settled = held.spend, held.settled
     return {
         "number": spend.number, "name": spend.name, "what": spend.what, "time": spend.time, "plan": spend.plan,

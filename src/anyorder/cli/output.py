@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec
 
-from anyorder._sealed import printable
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
-from anyorder.plan import Plan
+from anyorder.formats import printable
+from anyorder.plan.plan import Plan
 from anyorder.sensitivity.cost import is_large
 
 __all__ = ["attacking", "fail", "one_line_errors", "print_json", "verify_command"]

@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from anyorder._words import counted, rounded_up
 from anyorder.accounting.selection import read_words
-from anyorder.cli.options import (
+from anyorder.cli.options import (  # fmt: skip
     SELECTION,
     Batch,
     Clip,
@@ -26,10 +25,11 @@ from anyorder.cli.options import (
     Order,
     RestartEvery,
     Size,
-)  # fmt: skip
+)
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.errors import MissingDependencyError
-from anyorder.planner import compare_orders
+from anyorder.formatting import counted, rounded_up
+from anyorder.plan.planner import compare_orders
 from anyorder.report import card, plot_noise
 from anyorder.run import planning
 

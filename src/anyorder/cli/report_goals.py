@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from anyorder._words import counted, rounded_up
 from anyorder.cli.options import Json, Momentum
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.errors import ArgumentError
+from anyorder.formatting import counted, rounded_up
 from anyorder.report import comparison_table, plot_report_goals
 from anyorder.report.plots import can_draw
 

@@ -7,10 +7,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anyorder._words import counted, rounded_down, rounded_up
 from anyorder.cli.options import Json
 from anyorder.cli.output import attacking, print_json
 from anyorder.errors import ArgumentError
+from anyorder.formatting import counted, rounded_down, rounded_up
 from anyorder.report import exposure_phrase, facts_panel, plot_ranks
 from anyorder.report.audits import not_refuted
 from anyorder.report.plots import can_draw

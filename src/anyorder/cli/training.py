@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from anyorder._words import counted, rounded_up
 from anyorder.cli.options import COMPLETION, ESTIMATOR, MECHANISM, ORDER, BudgetFile, Epsilon, Json, Noise, RestartEvery
 from anyorder.cli.output import one_line_errors, print_json, verify_command
 from anyorder.cli.running import run_or_resume
+from anyorder.formatting import counted, rounded_up
 from anyorder.report import facts_panel
 
 __all__ = ["train"]

@@ -12,14 +12,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from anyorder._sealed import read_json
 from anyorder.budget.file import Budget
-from anyorder.budget.search import PrivateScore, Search, Trial
+from anyorder.budget.search import CERTIFICATE, PRINTED, PrivateScore, Search, Trial
 from anyorder.budget.search import tune as search
-from anyorder.budget.search_folder import CERTIFICATE, PRINTED
 from anyorder.cli.options import BudgetFile, Delta, Json
 from anyorder.cli.output import fail, one_line_errors, print_json
 from anyorder.errors import ArgumentError, CertificateError
+from anyorder.formats import read_json
 from anyorder.report import facts_panel
 from anyorder.run import report_file
 from anyorder.run.names import load_function

@@ -10,19 +10,18 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from anyorder._sealed import mentions
-from anyorder._words import counted, rounded_up
 from anyorder.accounting import Amplified
-from anyorder.accounting.amplification.curve import fresh_interval, watched
-from anyorder.budget.found import FORMAT as SEARCH
-from anyorder.budget.found import SearchCertificate
-from anyorder.certificate import Certificate
-from anyorder.certificate import verify as verify_file
+from anyorder.accounting.amplification.claims import fresh_interval, watched
+from anyorder.budget.claim import FORMAT as SEARCH
+from anyorder.budget.claim import SearchCertificate
 from anyorder.cli.options import Json
 from anyorder.cli.output import fail, one_line_errors, print_json
 from anyorder.errors import AnyorderError, ArgumentError, CertificateError, LimitError
-from anyorder.plan import CANDIDATE, Plan
-from anyorder.realised import Realised
+from anyorder.formats import mentions
+from anyorder.formatting import counted, rounded_up
+from anyorder.plan.certificate import Certificate, Realised
+from anyorder.plan.certificate import verify as verify_file
+from anyorder.plan.plan import CANDIDATE, Plan
 from anyorder.report import card, facts_panel, receipt_facts, search_verdict, verdict
 from anyorder.run import audit_files
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.clipping.units import ClippedSum
 from anyorder.errors import ArgumentError
 from anyorder.ledger import as_units, numbered
@@ -35,7 +35,7 @@ def bounded_sum(vectors: Any, units: Iterable[Any], clip_norm: float, *, grid: f
         >>> ao.bounded_sum(np.array([[3.0, 4.0], [0.3, 0.4], [np.nan, 0.0]]), ["a", "b", "c"], clip_norm=1.0).round(6)
         array([0.9, 1.2])
     """
-    clip_norm = _check.positive("clip_norm", clip_norm)
+    clip_norm = checks.positive("clip_norm", clip_norm)
     ids = as_units(units)
     if not isinstance(vectors, Tensor) and not (isinstance(vectors, np.ndarray) and vectors.dtype.kind == "f"):
         raise ArgumentError(f"vectors must be a NumPy array or torch tensor of floats, got {type(vectors).__name__}")

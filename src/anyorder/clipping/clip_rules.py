@@ -9,8 +9,8 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.release.schedules import Adaptive, Fixed, Schedule
 
@@ -69,7 +69,7 @@ class PerGroup(ClipRule):
             return
         if len(self.shares) != len(self.groups):
             raise ArgumentError(f"shares must be one for each of the {len(self.groups)} groups, got {len(self.shares)}")
-        total = fsum(_check.positive("shares", share) ** 2 for share in self.shares)
+        total = fsum(checks.positive("shares", share) ** 2 for share in self.shares)
         if not isclose(total, 1.0, rel_tol=1e-12):
             raise ArgumentError(
                 f"the squares of shares must add up to 1, so that the norms do to clip_norm; got {total}"
@@ -122,7 +122,7 @@ class Automatic(ClipRule):
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        _check.positive("gamma", self.gamma)
+        checks.positive("gamma", self.gamma)
 
     def factors(self, squares: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
         return dict.fromkeys(squares, clip_norm / (_total(squares).sqrt() + self.gamma))

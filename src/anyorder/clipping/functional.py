@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.clipping.alone import Alone, Tensors, check_nothing_kept, mappable
 from anyorder.clipping.base import PerUnitClipping, Receive
 from anyorder.clipping.batch import Settings, check_groups
@@ -63,8 +63,8 @@ class FunctionalClipping(PerUnitClipping):
         self._module = module
         self._grid, self._cut = grid, Cut.of(rule)
         self.mapped, self.made = False, Made()
-        self._refuse = _check.choice("non_finite", non_finite, NON_FINITE) == "refuse"
-        self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
+        self._refuse = checks.choice("non_finite", non_finite, NON_FINITE) == "refuse"
+        self._chunk_size = None if chunk_size is None else checks.integer("chunk_size", chunk_size, low=1)
 
     def forward(
         self,
@@ -87,11 +87,11 @@ class FunctionalClipping(PerUnitClipping):
             call=call,
             names=tuple(parameters),
             batch=_Batch.sort(groups, self._chunk_size or _default_chunk_size(parameters), call.tensors[0].device),
-            clip_norm=_check.positive("clip_norm", clip_norm),
+            clip_norm=checks.positive("clip_norm", clip_norm),
             grid=self._grid,
             cut=self._cut,
             refuse=self._refuse,
-            scale=_check.positive("scale", scale) if call.size else 1.0,
+            scale=checks.positive("scale", scale) if call.size else 1.0,
             receive=receive,
             settings=Settings.now(call.tensors[0].device),
         )

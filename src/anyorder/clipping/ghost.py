@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.clipping.alone import Alone, Tensors
 from anyorder.clipping.base import PerUnitClipping, Receive, Table
 from anyorder.clipping.batch import Settings, check_groups
@@ -60,9 +60,9 @@ class GhostClipping(PerUnitClipping):
     ) -> None:
         self._module = module
         self._fixed = chunk_size is not None
-        self._chunk_size = None if chunk_size is None else _check.integer("chunk_size", chunk_size, low=1)
+        self._chunk_size = None if chunk_size is None else checks.integer("chunk_size", chunk_size, low=1)
         self._rule, self._cut = rule, Cut.of(rule)
-        self._non_finite = _check.choice("non_finite", non_finite, NON_FINITE)
+        self._non_finite = checks.choice("non_finite", non_finite, NON_FINITE)
         self._tables = Tables.of(module, tables or {}, count_norm)
         self._unmapped = self._mapped = False
         self._made: Made = []
@@ -88,9 +88,9 @@ class GhostClipping(PerUnitClipping):
         plain = None if self._mapped or self._unmapped else Plain.of(self._module, args, kwargs, self._made, tables)
         call = plain or Alone(self._module, args, kwargs, self._made, mapped=self._mapped)
         check_groups(groups, call.size)
-        clip_norm = _check.positive("clip_norm", clip_norm)
+        clip_norm = checks.positive("clip_norm", clip_norm)
         if call.size:
-            scale = _check.positive("scale", scale)
+            scale = checks.positive("scale", scale)
         nothing = not call.size or not torch.is_grad_enabled()
         if (nothing or self._unmapped) and not tables:  # nothing to clip, or not by this engine
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)

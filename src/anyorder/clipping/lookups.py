@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.clipping.arithmetic import squares_of
 from anyorder.clipping.base import Table, count_of
 from anyorder.clipping.batch import UnitMap
@@ -37,7 +37,7 @@ class Tables:
     def of(cls, module: nn.Module, tables: Mapping[str, Table], count_norm: float | None) -> "Tables":
         """Raises: ArgumentError for a name, a shape or a norm that does not fit the module."""
         if count_norm is not None:
-            count_norm = _check.positive("count_norm", count_norm)
+            count_norm = checks.positive("count_norm", count_norm)
             if not tables:
                 raise ArgumentError("count_norm bounds the counts of rows, and there are no tables; leave it out")
         parameters = dict(module.named_parameters())
@@ -45,7 +45,7 @@ class Tables:
             p = parameters.get(name)
             if p is None or not p.requires_grad:
                 raise ArgumentError(f"tables must be trainable parameters of the model, by name; got {name!r}")
-            _check.integer("num_rows", table.num_rows, low=1, high=_MOST_ROWS)
+            checks.integer("num_rows", table.num_rows, low=1, high=_MOST_ROWS)
             if p.dim() != 2 or p.shape[1] != table.width or p.shape[0] not in (0, table.num_rows):
                 raise ArgumentError(
                     f"the table {name} has {table.num_rows} rows of {table.width} numbers, and its parameter must have "

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.clipping.alone import check_argument, check_nothing_kept
 from anyorder.clipping.coupling import unwatched
 from anyorder.errors import ModelError
@@ -39,7 +39,7 @@ class ExampleLoss(nn.Module):
     def __init__(self, criterion: Any, reduction: str = "mean") -> None:
         super().__init__()
         self.criterion = criterion
-        self.reduction = _check.choice("reduction", reduction, {"mean", "sum"})
+        self.reduction = checks.choice("reduction", reduction, {"mean", "sum"})
 
     def forward(self, *batches: Any) -> Tensor:
         """The loss of outputs and targets, whose first dimension is the batch."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyorder import _check
+from anyorder import checks
 from anyorder._library import PATHS, WARNING, load, parallel
 from anyorder.errors import ClippingWarning
 
@@ -132,7 +132,7 @@ def _library() -> ctypes.CDLL | None:
 def _path() -> int | None:
     """The instruction set to use; None without the library, or where torch is asked for."""
     library, name = _library(), os.environ.get("ANYORDER_KERNEL", "best")
-    _check.choice("ANYORDER_KERNEL", name, {"best", "reference", *PATHS})
+    checks.choice("ANYORDER_KERNEL", name, {"best", "reference", *PATHS})
     if library is None or name == "reference":
         return None
     best = int(library.anyorder_lanes())

@@ -36,14 +36,7 @@ from torch import Tensor
 
 from anyorder.clipping.arithmetic import BLOCK, cleared, squares_of, sum_of
 from anyorder.clipping.batch import UnitMap
-from anyorder.clipping.uses import (
-    ConvolutionUse,
-    DirectUse,
-    EmbeddingUse,
-    FactoredUse,
-    LinearUse,
-    Use,
-)
+from anyorder.clipping.uses import ConvolutionUse, DirectUse, EmbeddingUse, FactoredUse, LinearUse, Use
 
 __all__ = ["RowsRead", "Settled", "Weights", "settle"]
 

@@ -21,16 +21,9 @@ from numpy.typing import NDArray
 from anyorder.error.blocks import by_bands, by_recurrence, combined, substituted
 from anyorder.error.trees import of_tree
 from anyorder.errors import PlanError
-from anyorder.strategy import (
-    Banded,
-    Rescaled,
-    Strategy,
-    Toeplitz,
-    ToeplitzBanded,
-    Tree,
-)
+from anyorder.strategy import Banded, Rescaled, Strategy, Toeplitz, ToeplitzBanded, Tree
 from anyorder.strategy.kinds import Structure, kind_of
-from anyorder.workload import Custom, Workload
+from anyorder.workload import GivenWorkload, Workload
 
 __all__ = ["has_variances", "row_variances"]
 
@@ -50,7 +43,7 @@ def has_variances(strategy: Strategy, workload: Workload) -> bool:
     series = isinstance(inner, Toeplitz)
     if series and scales is None and workload.is_toeplitz:
         return True
-    if isinstance(workload, Custom):
+    if isinstance(workload, GivenWorkload):
         return series and workload.n <= COLUMN_STEPS
     match kind_of(inner).structure:
         case Structure.DENSE | Structure.LOW_RANK:
@@ -83,7 +76,7 @@ def row_variances(strategy: Strategy, workload: Workload) -> Floats:
     inner, scales = _unscaled(strategy)
     if isinstance(inner, Toeplitz) and scales is None and workload.is_toeplitz:
         return np.asarray(np.cumsum(np.square(workload.apply(inner.noising_coefficients()))))
-    if isinstance(workload, Custom):
+    if isinstance(workload, GivenWorkload):
         return _by_columns(inner, scales, workload)
     M, N = workload.recurrence()
     if scales is not None:

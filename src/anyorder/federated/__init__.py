@@ -7,23 +7,21 @@ them to Flower, and is imported when it is first asked for.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from anyorder.federated.availability import Availability, CheckIn, Diurnal, Uniform
 from anyorder.federated.clients import LocalTraining
+from anyorder.federated.cohorts import Availability, CheckIn, Diurnal, UniformAvailability
 from anyorder.federated.device import DeviceRecord
 from anyorder.federated.joint import Joint, Split, fed_avg, full_dp, owner_level, silo, split, two_phase
-from anyorder.federated.messages import Layout, clip_message
 from anyorder.federated.planning import ReportGoal, at_same_error, epsilon_by_report_goal
-from anyorder.federated.processes import assist
-from anyorder.federated.rounds import Round
-from anyorder.federated.server import Server
-from anyorder.federated.simulation import Simulation, simulate
+from anyorder.federated.server import Layout, Round, Server, clip_message
+from anyorder.federated.simulation import Simulation, assist, simulate
 
 if TYPE_CHECKING:
     from anyorder.federated import flower as flower
 
 __all__ = [
     "Availability", "CheckIn", "DeviceRecord", "Diurnal", "Joint", "Layout", "LocalTraining", "ReportGoal", "Round",
-    "Server", "Simulation", "Split", "Uniform", "assist", "at_same_error", "clip_message", "epsilon_by_report_goal",
+    "Server", "Simulation", "Split", "UniformAvailability", "assist", "at_same_error", "clip_message",
+    "epsilon_by_report_goal",
     "fed_avg", "full_dp", "owner_level", "silo", "simulate", "split", "two_phase",
 ]  # fmt: skip
 

@@ -30,12 +30,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from anyorder import _check
-from anyorder._closed import final
-from anyorder._sealed import canonical, sync_folder
-from anyorder._trusted import check_on_device
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError
-from anyorder.plan import Plan
+from anyorder.formats import canonical, sync_folder
+from anyorder.plan.compatibility import check_on_device
+from anyorder.plan.plan import Plan
 
 __all__ = ["DeviceRecord"]
 
@@ -44,7 +44,7 @@ _MOST = 1 << 12  # bytes of a file
 
 
 @dataclass(frozen=True)
-class _State:
+class _DeviceState:
     count: int = 0
     last_round: int = -1
     last_time: float = 0.0
@@ -80,9 +80,9 @@ class DeviceRecord:
             raise ArgumentError(
                 f"rule must be a Plan, or (min_sep, max_participations, hours), got {type(rule).__name__}"
             )
-        self._separation = _check.integer("min_sep", separation, low=1)
-        self._most = _check.integer("max_participations", most, low=1)
-        self._hours = _check.real("hours", hours, low=0.0)
+        self._separation = checks.integer("min_sep", separation, low=1)
+        self._most = checks.integer("max_participations", most, low=1)
+        self._hours = checks.real("hours", hours, low=0.0)
         self._claim = {"claim": claim, "min_sep": self._separation, "most": self._most, "hours": self._hours}
 
     def may(self, round: int) -> bool:
@@ -90,7 +90,7 @@ class DeviceRecord:
 
         Raises: CheckpointError if the file does not say: it cannot be read, was altered, or is of another plan.
         """
-        round = _check.integer("round", round, low=0)
+        round = checks.integer("round", round, low=0)
         return self._problem(self._read(), round, self._now()) is None
 
     def take(self, round: int) -> None:
@@ -99,15 +99,15 @@ class DeviceRecord:
         Raises: ParticipationError if the device may not; CheckpointError as `may`, and if the disk does not take it:
             then nothing may be sent.
         """
-        round = _check.integer("round", round, low=0)
+        round = checks.integer("round", round, low=0)
         with self._alone():
             state, now = self._read(), self._now()
             problem = self._problem(state, round, now)
             if problem is not None:
                 raise ParticipationError(f"this device may not take part in round {round}: {problem}. Send nothing")
-            self._write(_State(state.count + 1, round, now))
+            self._write(_DeviceState(state.count + 1, round, now))
 
-    def _problem(self, state: _State, round: int, now: float) -> str | None:
+    def _problem(self, state: _DeviceState, round: int, now: float) -> str | None:
         if self._n is not None and round >= self._n:
             return f"the plan has rounds 0 to {self._n - 1}"
         if state.count >= self._most:
@@ -143,18 +143,18 @@ class DeviceRecord:
         finally:
             os.close(descriptor)
 
-    def _read(self) -> _State:
+    def _read(self) -> _DeviceState:
         try:
             with open(self._path, "rb") as file:
                 text = file.read(_MOST)
         except FileNotFoundError:
-            return _State()
+            return _DeviceState()
         except OSError as problem:
             raise CheckpointError(f"the record {self._path} cannot be read: {problem}. Send nothing") from problem
         try:
             data = json.loads(text)
             seal = data.pop("sha256")
-            state = _State(**data.pop("state"))
+            state = _DeviceState(**data.pop("state"))
             whole = seal == _seal({**data, "state": asdict(state)}) and data.pop("format") == _FORMAT
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
             raise CheckpointError(f"the record {self._path} was altered, or is none. Send nothing") from problem
@@ -167,7 +167,7 @@ class DeviceRecord:
             )
         return state
 
-    def _write(self, state: _State) -> None:
+    def _write(self, state: _DeviceState) -> None:
         data: dict[str, Any] = {"format": _FORMAT, **self._claim, "state": asdict(state)}
         text = json.dumps({**data, "sha256": _seal(data)}).encode()
         folder, temporary = self._path.parent, None

@@ -35,13 +35,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anyorder import _check
-from anyorder._closed import final
-from anyorder.certificate import Certificate
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
-from anyorder.federated.looped import Examples
-from anyorder.federated.messages import Layout
-from anyorder.federated.server import Server
+from anyorder.federated.clients import Examples
+from anyorder.federated.server import Layout, Server
+from anyorder.plan.certificate import Certificate
 
 __all__ = ["Joint", "Local", "Split", "Train", "fed_avg", "full_dp", "owner_level", "silo", "split", "two_phase"]
 
@@ -268,7 +267,7 @@ def fed_avg(model: nn.Module, owners: Mapping[Any, Examples], change: Local, *, 
 
     u <- u + sum over j of (m_j / N) change(u, S_j)
     """
-    rounds = _check.integer("rounds", rounds, low=1)
+    rounds = checks.integer("rounds", rounds, low=1)
     names = split(model, []).shared
     public = _copy(model, {})
     layout = Layout.of({name: public.get_parameter(name) for name in names})

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
 from anyorder.accounting import gdp_epsilon
+from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import fit_named
 from anyorder.participation import EpochShuffle, MinSeparation, Participation, PoissonSampling, SingleEpoch
-from anyorder.plan import Plan
-from anyorder.planner import plan as make_plan
-from anyorder.planner import with_budget
+from anyorder.plan.plan import Plan
+from anyorder.plan.planner import plan as make_plan
+from anyorder.plan.planner import with_budget
 from anyorder.strategy import Independent, Strategy, Tree
 from anyorder.workload import Workload
 
@@ -131,10 +131,10 @@ def epsilon_by_report_goal(
         >>> [(point.max_participations, round(point.epsilon, 2)) for point in points]
         [(1, 352.64), (5, 30.85)]
     """
-    noise_ratio = _check.positive("noise_ratio", noise_ratio)
+    noise_ratio = checks.positive("noise_ratio", noise_ratio)
     orders = _orders(population, rounds, report_goals, mechanism, order)
     _check_conversion(conversion, mechanism)
-    every = _check.integer("restart_every", restart_every, low=0)
+    every = checks.integer("restart_every", restart_every, low=0)
     points = []
     for goal, rule in orders:
         found = _strategy(mechanism, rule, population // goal, every, momentum)
@@ -155,7 +155,7 @@ def at_same_error(points: Sequence[ReportGoal], mechanism: str, *, restart_every
         restart_every: of the tree, as there.
     Raises: ArgumentError; PlanError.
     """
-    every = _check.integer("restart_every", restart_every, low=0)
+    every = checks.integer("restart_every", restart_every, low=0)
     found = []
     for point in points:
         base = point.plan
@@ -174,7 +174,7 @@ def at_same_error(points: Sequence[ReportGoal], mechanism: str, *, restart_every
 
 
 def _check_conversion(conversion: str, mechanism: str) -> None:
-    _check.choice("conversion", conversion, _CONVERSIONS)
+    checks.choice("conversion", conversion, _CONVERSIONS)
     if mechanism == "poisson" and conversion != "exact":
         raise PlanError(f"conversion must be 'exact' for mechanism 'poisson', which has no mu, got {conversion!r}")
 
@@ -182,10 +182,10 @@ def _check_conversion(conversion: str, mechanism: str) -> None:
 def _orders(
     population: int, rounds: int, report_goals: Iterable[int], mechanism: str, order: str
 ) -> list[tuple[int, Participation]]:
-    population = _check.integer("population", population, low=1)
-    rounds = _check.integer("rounds", rounds, low=1)
-    _check.choice("order", order, _ORDERS)
-    goals = [_check.integer("report_goals", goal, low=1, high=population) for goal in report_goals]
+    population = checks.integer("population", population, low=1)
+    rounds = checks.integer("rounds", rounds, low=1)
+    checks.choice("order", order, _ORDERS)
+    goals = [checks.integer("report_goals", goal, low=1, high=population) for goal in report_goals]
     if not goals:
         raise ArgumentError("report_goals must be one or more numbers of users, got none")
     return [(goal, _order(population, rounds, goal, mechanism, order)) for goal in goals]

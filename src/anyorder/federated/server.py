@@ -1,31 +1,483 @@
 """The server: rounds of clipped messages, released by the plan, that move one model."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from anyorder import _check
-from anyorder.certificate import Certificate, Evidence
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.clipping.clip_rules import Cut, Rule
-from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
-from anyorder.federated.messages import Layout, Message
-from anyorder.federated.pending import Pending, PendingRound
-from anyorder.federated.rounds import Round, sum_of_nobody
-from anyorder.ledger import Units, as_units
-from anyorder.plan import Plan
+from anyorder.clipping.units import ClippedSum, step_of
+from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ParticipationError, PlanError, TrainingError
+from anyorder.formats import sync_folder
+from anyorder.ledger import Units, as_units, plain
+from anyorder.plan.certificate import Certificate, Evidence
+from anyorder.plan.plan import Plan
 from anyorder.release import Release
+from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.ranks import Alone, OneProcess
 from anyorder.train.fitted import warn_of_unfitted
 from anyorder.train.fsdp import is_sharded
 from anyorder.train.held import Held
 
-__all__ = ["Server"]
+# ----------------------------------------------------------------------------------------------------
+# Messages: what one user sends in a round, as one vector; whatever is no message is the zero vector.
+
+
+Message = Mapping[str, Any]
+"""{parameter name: tensor or array}, a user's change: its own parameters less those that it was sent."""
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """The parameters that messages are about, one behind the other in one vector.
+
+    Attributes:
+        shapes: of each parameter, in the model's order.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Tensor]) -> "Layout":
+        """That of named parameters, which must be real floats: integers and counters are no part of a message."""
+        for name, p in parameters.items():
+            if not p.is_floating_point():
+                raise ArgumentError(f"parameter {name} must be of floats, got {p.dtype}; leave it out of the optimizer")
+        return cls({name: tuple(p.shape) for name, p in parameters.items()})
+
+    @property
+    def size(self) -> int:
+        """Elements of the vector."""
+        return sum(prod(shape) for shape in self.shapes.values())
+
+    def flat(self, message: Any) -> Tensor:
+        """(size,) float32, float64 where some part is: the message as a vector; zeros if it is not whole.
+
+        Whole: exactly the names of the layout, each a real tensor or array of its shape, all elements finite. Nothing
+        tells which it was: an error, a count or a log of bad messages would be a release, and one client's veto.
+        """
+        try:
+            vector = self._vector(message)
+        except Exception:  # whatever a stranger's object does when it is looked at, it is no message, and stops nobody
+            vector = None
+        return torch.zeros(self.size) if vector is None else vector
+
+    def problem(self, message: Any) -> str | None:
+        """What is wrong with a message, or None: for a client with data of its own, never for a server."""
+        if not isinstance(message, Mapping):
+            return f"a message is a dict of {{name: tensor}}, got {type(message).__name__}"
+        missing, extra = [n for n in self.shapes if n not in message], [n for n in message if n not in self.shapes]
+        if missing or extra:
+            wrong = [f"{what} {_few(names)}" for what, names in (("missing", missing), ("extra", extra)) if names]
+            return f"its names must be those of the {len(self.shapes)} shared parameters, got {'; '.join(wrong)}"
+        for name, shape in self.shapes.items():
+            problem = _problem_of(message[name], shape)
+            if problem is not None:
+                return f"{name} must {problem}"
+        if self._vector(message) is None:
+            return "its numbers must be finite"
+        return None
+
+    def _vector(self, message: Any) -> Tensor | None:
+        if not isinstance(message, Mapping) or len(message) != len(self.shapes):
+            return None
+        values = [message[name] for name in self.shapes]  # looked up once: what is checked is what is taken
+        if any(_problem_of(value, shape) for value, shape in zip(values, self.shapes.values(), strict=True)):
+            return None
+        parts = [_tensor(value).reshape(-1) for value in values]
+        dtype = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
+        vector = torch.cat([part.to("cpu", dtype) for part in parts])  # a copy, which nobody else writes
+        return vector if vector.isfinite().all() else None
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of a vector (size,), or of rows (.., size), by name and in their shapes."""
+        sizes = [prod(shape) for shape in self.shapes.values()]
+        pieces = torch.split(vector, sizes, -1)
+        return {
+            name: piece.view(*vector.shape[:-1], *shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+
+def _few(names: list[Any]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(str, names[:3])) + more
+
+
+_TENSORS = (Tensor, nn.Parameter)  # these very classes: one derived from them may answer as it likes
+
+
+def _problem_of(value: Any, shape: tuple[int, ...]) -> str | None:
+    if type(value) not in _TENSORS and type(value) is not np.ndarray:
+        return f"be a tensor or an array, got {type(value).__name__}"
+    is_tensor = type(value) in _TENSORS
+    if is_tensor and (value.layout != torch.strided or value.is_meta or value.is_nested):
+        return "be dense, with memory"
+    if not (value.is_floating_point() if is_tensor else value.dtype.kind == "f" and value.dtype.itemsize <= 8):
+        return f"be of floats, got {value.dtype}"
+    return None if tuple(value.shape) == shape else f"have shape {shape}, got {tuple(value.shape)}"
+
+
+def _tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
+
+
+def clip_message(update: Message, clip_norm: float) -> dict[str, Tensor]:
+    """A user's change as it leaves the device: cut to L2 norm clip_norm, over all parameters together.
+
+        update * min(1, clip_norm / ||update||),    and zeros where a number in it is NaN or infinite
+
+    Integers and counters are left out: they never leave a client. A change of norm zero stays zero.
+
+    Args:
+        update: {parameter name: the client's change}; not written.
+        clip_norm: `plan.clip_norm`, or the norm in force that the server told.
+    Guarantee: the norm of the result is at most clip_norm in exact arithmetic; factors are rounded down.
+    Returns: {name: tensor} of the floats in update, each in its own type, at least float32.
+    Raises: ArgumentError for what is no dict of tensors or arrays.
+    """
+    clip_norm = checks.positive("clip_norm", clip_norm)
+    if not isinstance(update, Mapping):
+        raise ArgumentError(f"update must be a dict of {{parameter name: tensor}}, got {type(update).__name__}")
+    tensors = {}
+    for name, value in update.items():
+        if not isinstance(value, (Tensor, np.ndarray)):
+            raise ArgumentError(f"update[{name!r}] must be a tensor or an array, got {type(value).__name__}")
+        floats = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
+        if floats:
+            tensors[name] = _tensor(value)
+    if not tensors:
+        return {}
+    total = ClippedSum(tensors, clip_norm=clip_norm, scale=1.0)
+    total.add(
+        {name: tensor[None] for name, tensor in tensors.items()}, torch.zeros(1, dtype=torch.int64), complete=True
+    )
+    return total.finish()
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a round is about to release, kept until its checkpoint is written: so that no kill loses a round.
+
+
+@dataclass(frozen=True)
+class PendingRound:
+    """A round whose messages are all in.
+
+    Attributes:
+        step: its number.
+        users: who is in it.
+        total: the un-noised sum, one piece: as secret as the data.
+    """
+
+    step: int
+    users: Units
+    total: Tensor
+
+
+class Pending:
+    """The file `<checkpoint>.pending`, which holds at most one round.
+
+    It is written before the journal is told of the round, and removed once a checkpoint has the round's result. A
+    server that finds it makes that very round from it, on the same sum, so that the noise of a round never comes to
+    stand on two sums, and clients that have gone need not come back.
+
+    Args:
+        checkpoint: the run's file; None for a run that keeps nothing.
+        run_id: of the run: up to 32 letters and digits. A file of another run is refused.
+
+    Attributes:
+        step: of the round in the file; None if there is none, or it was not read yet.
+    """
+
+    def __init__(self, checkpoint: Path | None, run_id: str) -> None:
+        target = None if checkpoint is None else Path(os.path.realpath(checkpoint))
+        self._path = None if target is None else target.with_name(target.name + ".pending")
+        self._run_id = run_id
+        self.step: int | None = None
+
+    def write(self, pending: PendingRound) -> None:
+        """Put the round on the disk. Raises: CheckpointError; nothing of the round has been used yet."""
+        if self._path is None:
+            return
+        state = {"run": self._run_id, "step": pending.step, "users": pending.users, "total": pending.total}
+        save_atomic(self._path, state, self._run_id)
+        self.step = pending.step
+
+    def read(self) -> PendingRound | None:
+        """The round that was left, if one was. Raises: CheckpointError for a file that is altered, or another run's."""
+        if self._path is None or not self._path.exists():
+            return None
+        state: dict[str, Any] = load(self._path)
+        if state.get("run") != self._run_id:
+            raise CheckpointError(
+                f"{self._path} holds a round of another run, whose checkpoint is gone. What is in it is as secret as "
+                "the data: put its checkpoint back, or remove it"
+            )
+        users = state["users"]
+        ids = as_units(users if isinstance(users, list) else users.numpy().astype(np.int64))
+        self.step = state["step"]
+        return PendingRound(state["step"], ids, state["total"])
+
+    def remove(self) -> None:
+        """The round is in a checkpoint, or given up. Raises: CheckpointError if the file cannot be removed."""
+        if self._path is None:
+            return
+        try:
+            self._path.unlink(missing_ok=True)
+            sync_folder(self._path.parent)
+            self.step = None
+        except OSError as problem:
+            raise CheckpointError(
+                f"{self._path} cannot be removed: {problem}. It holds what no noise covers; remove it, and save again"
+            ) from problem
+
+
+# ----------------------------------------------------------------------------------------------------
+# One round: who has sent a message, and the sum of what was sent, each message cut to the clip norm.
+
+
+_ROWS = 1 << 24  # numbers of messages that are copied at once
+_MOST_MESSAGES = 1 << 22  # messages of a round whose users nobody names: so many add up exactly
+
+
+def sum_of_nobody(layout: Layout, dtype: torch.dtype, release: Release, cut: Cut) -> ClippedSum:
+    """Where messages are added, each cut at the norm in force: the same bits in whatever order they come."""
+    shared = {name: torch.empty(shape, dtype=dtype) for name, shape in layout.shapes.items()}
+    return ClippedSum(shared, clip_norm=release.clip_norm, scale=1.0, grid=release.plan.grid, cut=cut, any_order=True)
+
+
+class Round:
+    """A round that is open: messages come one by one, in any order, and are added up in the memory of one.
+
+        sum over users of  message * min(1, clip_norm / ||message||)
+
+    The order of arrival leaves no trace in the sum, not by a bit: each cut message is truncated to multiples of
+    about clip_norm / 2^31, which add up exactly.
+
+    A message that is none (of other names, shapes or types, not finite) is the zero vector, and nothing tells of it;
+    its user has taken part. A *user* that the plan does not let take part now, or who was added before, is refused
+    before anything is added, and the round goes on: that depends on who came and when, not on what was sent.
+
+    What else stops an `add` half way (an interrupt, no memory) leaves a sum of which nobody can say whose messages are
+    in it: such a round takes nothing more and is never released, `discard` it.
+
+    Made by `Server.open`. As a context manager it closes itself, or, left by an error, discards itself. Several threads
+    may add at once; one at a time is let in.
+    """
+
+    def __init__(
+        self,
+        release: Release,
+        layout: Layout,
+        total: ClippedSum,
+        finish: Callable[[Units, Tensor, int, float], None],
+        end: Callable[[], None],
+        alone: Callable[[], AbstractContextManager[None]],
+        *,
+        largest: float,
+    ) -> None:
+        self._release, self._layout, self._clipped = release, layout, total
+        self._finish, self._end, self._alone, self._largest = finish, end, alone, largest
+        self._dtype = torch.float64 if release.plan.grid is None else torch.int64
+        self._sums = torch.zeros(layout.size, dtype=self._dtype)  # what others have added up
+        self._users: set[int | str] = set()
+        self._step, self._clip_norm = release.steps_taken, release.clip_norm
+        self._open = self._whole = True  # whole: the sum is that of the messages of these users, and of no others
+        self._free = threading.RLock()  # of the thread: one that was interrupted with it does not wait for itself
+        on_device = release.plan.on_device
+        self._sums_allowed, self._nameless = "clipping" in on_device, "record" in on_device
+
+    def add(self, user: int | str | None, message: Any) -> None:
+        """Add one user's message.
+
+        Args:
+            user: integer or string; None where the plan leaves the record to the devices.
+            message: {parameter name: tensor or array of floats}, the user's change.
+        Raises: ParticipationError for a user who was added before, or whom the plan does not let take part in this
+            round; ArgumentError for what is no id. Nothing was added, and the round goes on. TrainingError after the
+            end of the round.
+        Cost: O(size).
+        """
+        with self._adding(None if user is None else [user]):
+            self._add(self._layout.flat(message)[None])
+
+    def add_rows(self, users: Iterable[Any] | None, rows: Any) -> None:
+        """Add many users' messages, which are vectors already: the fast way for simulations.
+
+        Args:
+            users: (m,) ids, each once; None where the plan leaves the record to the devices.
+            rows: (m, size) array or tensor of floats in the order of `server.layout`. A row that is not finite is the
+                zero vector.
+        Raises: as `add`, of any of them: none was added. ArgumentError for rows of another shape or type.
+        """
+        tensor = _rows_of(rows, self._layout.size)
+        most = max(1, _ROWS // self._layout.size)
+        with self._adding(users, len(tensor)):
+            for start in range(0, len(tensor), most):
+                self._add(tensor[start : start + most])
+
+    def add_sum(self, users: Iterable[Any] | None, total: Any) -> None:
+        """Add a sum that somebody else made of messages that the clients have cut: under secure aggregation.
+
+        Only a plan that says so (`on_device=("clipping",)`) has it: the server cannot see that no message in the sum is
+        longer than the clip norm. A sum that no cut messages have is zero: one that is not finite, or not in the
+        model's precision, or that is longer than the clip norm times the number of users, by more than rounding.
+
+        Args:
+            users: whose messages are in it; None where the plan leaves the record to the devices.
+            total: (size,) floats in the order of `server.layout`; int64 in steps of `plan.grid` where it has one.
+        Raises: as `add`. PlanError where clipping is not left to the devices. ArgumentError for another shape or type.
+        """
+        if not self._sums_allowed:
+            raise PlanError(
+                "add_sum() takes sums of which nobody sees that each message was clipped, and the plan does not trust "
+                "the devices with that: plan with on_device=('clipping',), or give single messages to add()"
+            )
+        own = self._sum_of(total)
+        with self._adding(users) as known:
+            if self._is_possible(own, _MOST_MESSAGES if self._nameless else len(known)):
+                self._sums += own
+
+    def close(self) -> None:
+        """End the round: its sum gets the noise of the step, and the optimizer moves the model.
+
+        A round of few answers, or of none, is a round like all others: the divisor is the plan's.
+
+        Raises: CheckpointError where the files cannot be written. If `server.step` has not moved, the round is still
+            open, and may be closed again; else it was made, and `server.save()` is to be called again.
+        """
+        with self._free, self._alone():
+            self._check_open()
+            parts = self._clipped.finish()
+            vector = torch.cat([parts[name].reshape(-1) for name in self._layout.shapes]) + self._sums
+            further = [parts[name].reshape(1) for name in parts.keys() - self._layout.shapes.keys()]
+            try:
+                self._finish(as_units(self._users), torch.cat([vector, *further]), self._step, self._clip_norm)
+            finally:
+                if self._release.steps_taken != self._step:
+                    self._ended()
+
+    def discard(self) -> None:
+        """Forget the round: nothing of it was released or recorded."""
+        with self._alone(), self._free:  # at once, or never: not after a close() that is under way
+            if self._open:
+                self._ended()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *problem: object) -> None:
+        if kind is not None:
+            self.discard()
+        elif self._open:
+            self.close()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _ended(self) -> None:
+        self._open = False
+        self._end()
+
+    def _check_open(self) -> None:
+        if not self._open or self._release.steps_taken != self._step:
+            raise TrainingError(
+                f"round {self._step} is over: what comes late is left out, and its sender may take part in a later "
+                "round that the plan allows"
+            )
+        if not self._whole:
+            raise TrainingError(
+                f"round {self._step} was broken off while a message was added, and nobody can say what is in its sum: "
+                "discard() it, and open another one; nothing of it was released or recorded"
+            )
+
+    @contextmanager
+    def _adding(self, users: Iterable[Any] | None, count: int | None = None) -> Iterator[set[Any]]:
+        """Where messages of these users are added: in the sum and among the users, or the round is not whole."""
+        given = None if users is None else as_units(users)
+        with self._free:
+            self._check_open()
+            self._whole = False  # before the look at who is there: what comes in between is refused
+            try:
+                known = self._known(given, count)
+            except AnyorderError:  # refused, with nothing added
+                self._whole = True
+                raise
+            yield known
+            self._users |= known
+            self._whole = True
+
+    def _known(self, users: Units | None, count: int | None = None) -> set[Any]:
+        """The ids, none of which may have been added before; the caller adds them when their messages are in."""
+        if self._nameless:
+            if users is not None:
+                raise ArgumentError("the plan leaves the record to the devices: the server takes no ids, give None")
+            return set()
+        if users is None:
+            raise ArgumentError("users must name who sent the messages, got None")
+        if count is not None and len(users) != count:
+            raise ArgumentError(f"users must be {count} ids, one for each row, got {len(users)}")
+        ids = set(plain(users))
+        if ids and self._users and type(next(iter(ids))) is not type(next(iter(self._users))):
+            raise ArgumentError("users must be all integers or all strings; one under two names would be two")
+        if len(ids) < len(users) or not self._users.isdisjoint(ids):
+            raise ParticipationError(
+                f"round {self._step}: a user sent a message before, and each has one a round. Nothing was added, and "
+                "the round goes on: drop the second one, from another device or repeated"
+            )
+        self._release.check(users)
+        return ids
+
+    def _add(self, rows: Tensor) -> None:
+        if len(rows):
+            self._clipped.add(self._layout.named(rows), torch.arange(len(rows)), complete=True)
+
+    def _is_possible(self, own: Tensor, most: int) -> bool:
+        """Whether so many cut messages can have this sum, and the model's precision the mean: a public rule.
+
+        Of devices that keep their promise all sums are; of one that does not, the model would be infinite for ever.
+        """
+        grid = self._release.plan.grid or 1.0
+        norm = float(torch.linalg.vector_norm(own.double())) * grid
+        largest = float((self._sums + own).double().abs().max()) * grid
+        return norm <= 1.01 * most * self._release.clip_norm and largest <= self._largest
+
+    def _sum_of(self, total: Any) -> Tensor:
+        grid, size = self._release.plan.grid, self._layout.size
+        tensor = total if isinstance(total, Tensor) else torch.from_numpy(np.array(total))
+        fits = tensor.is_floating_point() if grid is None else tensor.dtype == torch.int64
+        if tensor.numel() != size or not fits:
+            kind = "floats" if grid is None else f"int64, in steps of the plan's grid {grid:g}"
+            raise ArgumentError(f"total must be {size} {kind}, got {tensor.dtype} of shape {tuple(tensor.shape)}")
+        flat = tensor.detach().reshape(-1).to("cpu", self._dtype)
+        if grid is not None:
+            return flat
+        step = step_of(self._release.clip_norm)
+        return (flat / step).trunc_().mul_(step) if flat.isfinite().all() else torch.zeros(size, dtype=self._dtype)
+
+
+def _rows_of(rows: Any, size: int) -> Tensor:
+    is_array = isinstance(rows, np.ndarray) and rows.dtype.kind == "f"
+    if not is_array and not (isinstance(rows, Tensor) and rows.is_floating_point()):
+        raise ArgumentError(f"rows must be an array or tensor of floats, got {type(rows).__name__}")
+    tensor = rows.detach().to("cpu") if isinstance(rows, Tensor) else torch.from_numpy(np.ascontiguousarray(rows))
+    if tensor.dim() != 2 or tensor.shape[1] != size:
+        raise ArgumentError(f"rows must be (m, {size}), in the order of server.layout, got {tuple(tensor.shape)}")
+    return tensor
+
 
 _SMALLEST, _LARGEST = 2.0**-60, 2.0**60  # clip norms with room around them in float32
 
@@ -357,7 +809,7 @@ class Server:
 def _check_plan(plan: Plan, report_goal: int | None) -> None:
     if not isinstance(plan, Plan):
         raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
-    if report_goal is not None and _check.integer("report_goal", report_goal, low=1) != plan.batch_size:
+    if report_goal is not None and checks.integer("report_goal", report_goal, low=1) != plan.batch_size:
         raise PlanError(
             f"report_goal is what sums are divided by, and the plan has batch_size={plan.batch_size} there, got "
             f"{report_goal}; plan with batch_size={report_goal}"

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import CheckpointError, PlanError, StepsExhaustedError
 from anyorder.noise.source import NoiseSource
 from anyorder.strategy import Combination, Strategy, Terms
@@ -77,9 +77,9 @@ class GridStream:
         check_combination(strategy)
         assert isinstance(strategy, Combination)
         self._strategy: Combination = strategy
-        self._sigma = _check.real("std / grid", std / grid, low=1.0, high=MAX_SIGMA) * (1 + 2.0**-30)
-        self._size = _check.integer("size", size, low=0)
-        self._start = _check.integer("start", start, low=0, high=2**58 - self._size)
+        self._sigma = checks.real("std / grid", std / grid, low=1.0, high=MAX_SIGMA) * (1 + 2.0**-30)
+        self._size = checks.integer("size", size, low=0)
+        self._start = checks.integer("start", start, low=0, high=2**58 - self._size)
         self._source = source.derive(b"discrete")
         self._further = source.derive(b"discrete, further")
         self._saved_as = {
@@ -266,7 +266,7 @@ def check_combination(strategy: Strategy) -> None:
 
 def check_grid(grid: float, clip_norm: float, noise_std: float) -> None:
     """Raise PlanError unless grid is a power of two that int64 sums and the sampler can carry."""
-    grid = _check.positive("grid", grid)
+    grid = checks.positive("grid", grid)
     if math.frexp(grid)[0] != 0.5 or not 2.0**-100 <= grid <= 2.0**100:
         raise PlanError(
             f"grid must be a power of two from 2^-100 to 2^100, so that float32 divides by it exactly, got {grid!r}"

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from anyorder.errors import ArgumentError
 from anyorder.noise import transform
-from anyorder.noise.program import NONE, Kind, Program
+from anyorder.noise.program import NONE, Operation, Program
 from anyorder.noise.source import NoiseSource
 
 __all__ = ["MOST_TILES", "run"]
@@ -115,19 +115,19 @@ def _table(program: Program, source: NoiseSource, arrays: Sequence[Tensor]) -> t
     terms = program.terms.tolist()
     ops: list[tuple[int, ...]] = []
     for kind, dst, a, b, c, count, at in program.ops.tolist():
-        if kind == Kind.GAUSS:
+        if kind == Operation.GAUSS:
             ops.append((_GAUSS.value, dst, a, NONE, _bits(c), at, key_of(at)))
-        elif kind == Kind.LINEAR and count:
+        elif kind == Operation.LINEAR and count:
             parts = terms[at : at + count]
             for i, (x, factor) in enumerate(parts, start=1):
                 ops.append(
                     (_MULTIPLY.value, dst if i == count else NONE, a if i == 1 else _SUM, x, _bits(factor), 0, 0)
                 )
-        elif kind == Kind.LINEAR:
+        elif kind == Operation.LINEAR:
             ops.append((_MULTIPLY.value, dst, NONE, a, _bits(1.0), 0, 0))  # no operand is zeros
-        elif kind == Kind.LEAK:
+        elif kind == Operation.LEAK:
             ops.append((_LEAK.value, dst, b, a, _bits(c), 0, 0))
-        elif kind == Kind.DIVIDE:
+        elif kind == Operation.DIVIDE:
             ops.append((_DIVIDE.value, dst, NONE, a, _bits(c), 0, 0))
         else:
             raise AssertionError(kind)

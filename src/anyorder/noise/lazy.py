@@ -11,28 +11,537 @@ docs/lazy.md proves that tables made so have the law of the dense run, whatever 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.error.blocks import joined
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
-from anyorder.noise.lazy_maps import ByLength, BySteps, Maps
-from anyorder.noise.lazy_tree import Prefixes, check_recurrence, check_value, recurrences
+from anyorder.noise.source import NoiseSource
 from anyorder.strategy import BandedInverse, Recurrence, Rescaled, Strategy, Tree
 from anyorder.strategy.kinds import Structure, in_words, kind_of
 from anyorder.workload import Workload
 
-__all__ = ["Jump", "Jumps"]
+# ----------------------------------------------------------------------------------------------------
+# Linear systems carried over many steps at once: s_{t2} = Phi s_{t1} + R xi, xi standard normal.
+#
+# R is a square root of the covariance of what the steps t1 .. t2 - 1 add, R R^T. Two maps follow each other as
+#
+#     Phi = Phi_2 Phi_1,      R R^T = Phi_2 R_1 (Phi_2 R_1)^T + R_2 R_2^T
+#
+# and R is the triangular factor of [Phi_2 R_1, R_2], by an orthogonal transformation: covariances are never made, as
+# their square roots could lose half of the digits. All float64. A result depends on its steps alone, never on what was
+# asked for before: a run that is resumed gets the same bits.
+
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_MOST = 64  # numbers of a coordinate
+_CACHE = 32 << 20  # bytes of maps that are kept by length
+_FEW = 8  # numbers of a coordinate, of which many maps follow others side by side; above, one after the other
+_NEAR = 32  # lengths of a block, of which the maps are made together
+_TINY = 1e-290  # squares of a norm below which a reflection moves nothing
+
+
+class Maps(NamedTuple):
+    """Phi (k, D, D), R (k, D, D)."""
+
+    Phi: Floats
+    R: Floats
+
+    @classmethod
+    def identity(cls, count: int, size: int) -> "Maps":
+        """Over no step."""
+        return cls(np.repeat(np.eye(size)[None], count, axis=0), np.zeros((count, size, size)))
+
+    def at(self, places: Any) -> "Maps":
+        """Some of them."""
+        return Maps(self.Phi[places], self.R[places])
+
+    def put(self, places: Any, maps: "Maps") -> None:
+        """Write some of them."""
+        self.Phi[places], self.R[places] = maps.Phi, maps.R
+
+    def then(self, later: "Maps") -> "Maps":
+        """These, and then those: as many, or one for all."""
+        size = self.R.shape[1]
+        if size > _FEW:
+            both = np.concatenate([later.Phi @ self.R, np.broadcast_to(later.R, self.R.shape)], axis=2)
+            upper: Any = np.linalg.qr(both.transpose(0, 2, 1), mode="r")
+            return Maps(later.Phi @ self.Phi, np.ascontiguousarray(upper.transpose(0, 2, 1)))
+        Phi = later.Phi.transpose(1, 2, 0)
+        own = np.concatenate([self.R, self.Phi], axis=2).transpose(1, 2, 0).copy()  # (D, 2 D, k)
+        made = Phi[:, 0, None] * own[0]
+        for j in range(1, size):
+            made += Phi[:, j, None] * own[j]
+        product = made[:, size:].transpose(2, 0, 1).copy()
+        made[:, size:] = later.R.transpose(1, 2, 0)
+        return Maps(product, _triangle(made).transpose(2, 0, 1).copy())
+
+
+def _triangle(M: Floats) -> Floats:
+    """(D, D, k) lower triangular L with L L^T = M M^T, of (D, w, k), which is overwritten: Householder reflections.
+
+    Every operation is one of single numbers, for all k side by side: the bits do not depend on how many there are.
+    """
+    size = len(M)
+    L = np.zeros((size, size, M.shape[2]))
+    for i in range(size):
+        v, rest = M[i, i:], M[i + 1 :, i:]
+        norm = np.sqrt(_added(v * v))
+        L[i, i] = -np.copysign(norm, v[0])
+        if i + 1 == size:
+            break
+        weight = norm * (norm + np.abs(v[0]))
+        v[0] -= L[i, i]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            v_scaled = np.where(weight > _TINY, v / weight, 0.0)
+        rest -= _added((rest * v).swapaxes(0, 1))[:, None] * v_scaled
+        L[i + 1 :, i] = rest[:, 0]
+    return L
+
+
+def _added(parts: Floats) -> Floats:
+    """Their sum over the first axis, in order."""
+    result: Floats = parts[0].copy()
+    for part in parts[1:]:
+        result += part
+    return result
+
+
+class ByLength:
+    """Maps of a system that is the same at every step, by the number of steps, which the first `size` columns tell.
+
+    Args:
+        Phi: (D, D) of one step.
+        gamma: (D,) of one step.
+    """
+
+    def __init__(self, Phi: Floats, gamma: Floats) -> None:
+        size = len(gamma)
+        self._most = max(size + 1, _CACHE // (16 * size * size))
+        first = Maps.identity(size + 1, size)
+        for length in range(size):  # while there are no more rows of Z than columns: a column each
+            first.Phi[length + 1] = Phi @ first.Phi[length]
+            first.R[length + 1, :, :length] = Phi @ first.R[length, :, :length]
+            first.R[length + 1, :, length] = gamma
+        self._maps, self._count = first, size + 1
+        self._where = np.arange(size + 1)  # of each length; -1 where it was not made
+        self._powers = [first.at(slice(1, 2))]
+
+    def over(self, lengths: Integers) -> Maps:
+        """Maps over so many steps each: (k,) lengths, all different."""
+        longest = int(lengths.max(initial=0))
+        if longest >= len(self._where):
+            more = np.full(longest // _NEAR * _NEAR + _NEAR, -1)
+            more[: len(self._where)] = self._where
+            self._where = more
+        missing = lengths[self._where[lengths] < 0]
+        if missing.size and self._maps.Phi.shape[1] <= _FEW:
+            blocks = np.unique(missing // _NEAR) * _NEAR
+            near = (blocks[:, None] + np.arange(_NEAR)).ravel()
+            near = near[self._where[near] < 0]  # soon asked for too, and side by side at the price of one
+            missing = near if self._count + len(near) <= self._most else missing
+        if self._count + len(missing) > self._most:  # begin anew, with what is asked for now in any case
+            self._count = self._maps.Phi.shape[1] + 1
+            self._where[self._count :] = -1
+            missing = lengths[self._where[lengths] < 0]
+        if missing.size:
+            self._add(missing, self._made(missing))
+        return self._maps.at(self._where[lengths])
+
+    def _made(self, lengths: Integers) -> Maps:
+        result = Maps.identity(len(lengths), self._maps.Phi.shape[1])
+        bits = int(lengths.max()).bit_length()
+        while len(self._powers) < bits:
+            self._powers.append(self._powers[-1].then(self._powers[-1]))
+        for bit in range(bits):
+            has = (lengths >> bit & 1).astype(bool)
+            if has.any():
+                result.put(has, result.at(has).then(self._powers[bit]))
+        return result
+
+    def _add(self, lengths: Integers, maps: Maps) -> None:
+        end = self._count + len(lengths)
+        self._maps = _grown(self._maps, end)
+        self._maps.put(slice(self._count, end), maps)
+        self._where[lengths] = np.arange(self._count, end)
+        self._count = end
+
+
+class BySteps:
+    """Maps of a system that changes from step to step.
+
+    Blocks of steps as in a Fenwick tree: block s >= 1 has the steps s .. s + 2^j - 1, 2^j the largest power of two in
+    s. From a start on, block after block leads to the step c(start, stop): the stop with all bits below the highest
+    one in which the two differ set to 0. What is known of a start is kept, and goes on with the stop: in a run of n
+    steps a start is carried on log2(n) times at most. From c(start, stop) to the stop lead the same few maps for all.
+
+    Args:
+        single: (k,) steps -> their maps.
+        size: D.
+    """
+
+    def __init__(self, single: Callable[[Integers], Maps], size: int) -> None:
+        self._single = single
+        self._blocks = Maps.identity(1, size)
+        self._made = 0  # blocks are there that end at this step or before
+        self._known = Maps.identity(1, size)  # from each start on ..
+        self._end = np.zeros(0, np.int64)  # .. to this step; 0 where nothing is known
+
+    def over(self, starts: Integers, stop: int) -> Maps:
+        """Maps from (k,) starts, all different and below the stop, to the stop."""
+        self._complete(stop)
+        ends = _towards(starts, stop)
+        path = [int(ends.min())]  # ends lie on it: each is the stop without its lowest bits
+        while path[-1] < stop:
+            path.append(int(_towards(np.array(path[-1:]), stop)[0]))
+        self._carry(starts, ends)
+        result = self._known.at(starts)
+        if len(path) > 1:
+            self._carry(np.array(path[:-1]), np.array(path[1:]))
+        rest: Maps | None = None  # from a step of the path to the stop
+        for step in reversed(path[:-1]):
+            known = self._known.at(slice(step, step + 1))
+            rest = known if rest is None else known.then(rest)
+            here = ends == step
+            if here.any():
+                result.put(here, result.at(here).then(rest))
+        return result
+
+    def _carry(self, starts: Integers, ends: Integers) -> None:
+        """Know the maps from the starts to these ends."""
+        if starts.max() >= len(self._end):
+            length = max(2 * len(self._end), int(starts.max()) + 1)
+            self._known = _grown(self._known, length)
+            self._end = np.concatenate([self._end, np.zeros(length - len(self._end), np.int64)])
+        fresh = starts[(self._end[starts] == 0) | (self._end[starts] > ends)]
+        if fresh.size:
+            self._known.put(fresh, self._single(fresh))
+            self._end[fresh] = fresh + 1
+        while (behind := self._end[starts] < ends).any():
+            late = starts[behind]
+            next_block = self._end[late]
+            self._known.put(late, self._known.at(late).then(self._blocks.at(next_block)))
+            self._end[late] = next_block + (next_block & -next_block)
+
+    def _complete(self, stop: int) -> None:
+        """Have all blocks that end at the stop or before."""
+        if stop <= self._made:
+            return
+        self._blocks = _grown(self._blocks, stop)
+        level = 0
+        while stop >> (level + 1):
+            m = np.arange(self._made >> (level + 1), stop >> (level + 1))
+            if m.size:
+                first = (2 * m + 1) << level
+                maps = self._single(first)
+                for below in range(level):
+                    maps = maps.then(self._blocks.at(first + (1 << below)))
+                self._blocks.put(first, maps)
+            level += 1
+        self._made = stop
+
+
+def _towards(starts: Integers, stop: int) -> Integers:
+    """c(start, stop), see `BySteps`."""
+    bit = np.frexp((starts ^ stop).astype(np.float64))[1] - 1  # the highest one in which they differ
+    return np.asarray(stop >> bit << bit)
+
+
+def _grown(maps: Maps, length: int) -> Maps:
+    """With room for so many."""
+    count, size, _ = maps.Phi.shape
+    if length <= count:
+        return maps
+    room = np.zeros((2, max(length, 2 * count), size, size))
+    room[0, :count], room[1, :count] = maps
+    return Maps(*room)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Jumps of a tree's noise: by value, from the nodes of two prefixes; or as a recurrence, with momentum.
+
+
+_MOST_PREFIXES = 1 << 21  # rows of prefixes that are kept
+
+
+def check_value(tree: Tree) -> None:
+    """Raise PlanError where a prefix sum of the noise is no short combination of nodes."""
+    if tree.estimator == "online":
+        raise PlanError(
+            "noise of a tree with the online estimator cannot be added late: its estimate of a prefix sum has every "
+            "node under it, as many as steps; the full estimator has smaller noise, and log2(n) rows for a prefix sum"
+        )
+
+
+def check_recurrence(tree: Tree) -> None:
+    """Raise PlanError where a step takes not one new node."""
+    completed = any(done and m & (m - 1) for done, m in zip(tree.completion, _sizes(tree), strict=False))
+    if tree.estimator != "vanilla" or completed:
+        which = f"the {tree.estimator} estimator" if tree.estimator != "vanilla" else "completed blocks"
+        raise PlanError(
+            f"noise of a tree with {which} cannot be added late by a recurrence: a step takes several new rows of Z, "
+            "or estimates from all nodes below; a vanilla tree without completion can, a full one by value, without "
+            "momentum (Jumps(.., by_value=True)); or take a BLT (mechanism='blt')"
+        )
+
+
+def recurrences(tree: Tree, steps: Integers) -> Recurrence:
+    """Of a vanilla tree: x_j is the node of 2^j leaves of the prefix's binary expansion, z the one that step t ends.
+
+    With 2^l the largest power of two in the number of leaves: y = z - (x_0 + .. + x_{l-1}), then x_0 .. x_{l-1} are 0
+    and x_l = z. What a block leaves in x the next one overwrites before it uses it. The law is the tree's, the rows of
+    Z are not.
+    """
+    d = max(_sizes(tree)).bit_length()
+    starts = np.array([0, *tree.restarts])
+    place = steps - starts[np.searchsorted(starts, steps, side="right") - 1]
+    level = np.frexp(((place + 1) & -(place + 1)).astype(np.float64))[1][:, None] - 1
+    levels = np.arange(d)
+    F = np.zeros((len(steps), d, d))
+    F[:, levels, levels] = levels > level
+    return Recurrence(F, 1.0 * (levels == level), -1.0 * (levels < level), np.ones(len(steps)))
+
+
+class Prefixes:
+    """By value: theta moves by minus the sum over steps of c_t noise_t, c_t = rate times scale.
+
+    With c the same from one change b to the next, and P_t the noise of all steps before t, O(log n) rows of Z, that is
+
+        c_{t1} P_{t1}  +  sum over changes t1 < b < t2 of (c_b - c_{b-1}) P_b  -  c_{t2-1} P_{t2}
+
+    in which the rows that P_{t1} and P_{t2} share vanish where there is no change.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._num_rows, self._terms = tree.num_rows, tree.prefix_terms
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know no prefix."""
+        self._begin: Integers = np.zeros(0, np.int64)  # of each step: where its rows begin below; -1 where not known
+        self._length: Integers = np.zeros(0, np.int64)
+        self._rows, self._coefficients, self._end = np.zeros(0, np.int64), np.zeros(0), 0
+
+    def over(
+        self, starts: Integers, stop: int, changes: Sequence[int], weights: Callable[[Integers], Floats]
+    ) -> tuple[Integers, Floats]:
+        """Rows of Z and their factors, both (k, w), from (k,) starts.
+
+        Args:
+            changes: the steps b from the first start to the stop, at which c changes, ascending.
+            weights: c_t of some steps.
+        """
+        owner = np.flatnonzero(starts < stop)
+        if not len(owner):
+            return np.zeros((len(starts), 0), np.int64), np.zeros((len(starts), 0))
+        begin = starts[owner]
+        own, point = [owner, owner], [begin, np.full(len(owner), stop)]
+        factor = [weights(begin), np.repeat(-weights(np.array([stop - 1])), len(owner))]
+        if len(changes):
+            of, which = (begin[:, None] < np.array(changes)).nonzero()
+            b = np.array(changes)[which]
+            own, point, factor = [*own, owner[of]], [*point, b], [*factor, weights(b) - weights(b - 1)]
+        owner, place, factors = self._listed(np.concatenate(own), np.concatenate(point), np.concatenate(factor))
+        keys = owner * self._num_rows + self._rows[place]
+        order = keys.argsort(kind="stable")  # of two ascending runs, where nothing changes
+        keys = keys[order]
+        first = np.diff(keys, prepend=-1) != 0
+        sums = np.bincount(first.cumsum() - 1, (self._coefficients[place] * factors)[order])
+        keys, sums = keys[first][sums != 0], sums[sums != 0]
+        owner, row = np.divmod(keys, self._num_rows)
+        count = np.bincount(owner, minlength=len(starts))
+        place = np.arange(len(keys)) - np.repeat(np.cumsum(count) - count, count)
+        rows, result = np.zeros((2, len(starts), int(count.max(initial=0))))
+        ids = rows.astype(np.int64)
+        ids[owner, place], result[owner, place] = row, sums
+        return ids, result
+
+    def _listed(self, owner: Integers, point: Integers, factor: Floats) -> tuple[Integers, Integers, Floats]:
+        """For every row of the prefixes P of the points: the owner, the row's place, and the factor."""
+        self._know(point)
+        length = self._length[point]
+        end = length.cumsum()
+        place = np.arange(end[-1]) + np.repeat(self._begin[point] - end + length, length)
+        return np.repeat(owner, length), place, np.repeat(factor, length)
+
+    def _know(self, point: Integers) -> None:
+        """Have the rows of these prefixes."""
+        most = int(point.max()) + 1
+        if most > len(self._begin):
+            self._begin = np.append(self._begin, np.full(most, -1))
+            self._length = np.append(self._length, np.zeros(most, np.int64))
+        new = point[self._begin[point] < 0]
+        if not len(new):
+            return
+        if self._end > _MOST_PREFIXES:
+            self._forget()
+            return self._know(point)
+        for t in np.unique(new).tolist():
+            terms = self._terms(t)
+            start, end = self._end, self._end + len(terms.rows)
+            if end > len(self._rows):
+                self._rows = np.append(self._rows, np.zeros(end, np.int64))
+                self._coefficients = np.append(self._coefficients, np.zeros(end))
+            order = terms.rows.argsort()
+            self._rows[start:end], self._coefficients[start:end] = terms.rows[order], terms.coefficients[order]
+            self._begin[t], self._length[t], self._end = start, end - start, end
+
+
+def _sizes(tree: Tree) -> list[int]:
+    """Steps of each block."""
+    return [end - start for start, end in pairwise((0, *tree.restarts, tree.n))]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rows of a table carried over the steps that they have missed: the arithmetic of a jump, the same bits everywhere.
+#
+# For each coordinate of a row, with D numbers s, normals xi and perhaps a sum g of gradients,
+#
+#     s_i  <-  0 + Phi_i1 s_1 + .. + Phi_iD s_D + R_i1 xi_1 + .. + R_iw xi_w + into_i g
+#
+# in float64, from left to right, every product and every sum rounded by itself, terms of factor 0 left out; then once
+# rounded to the type of the table. Such a sum is never -0, so that a term of +0 or -0 would change no bit of it.
+
+
+_MOST_NORMALS = 128  # normals of a coordinate that the kernel has room for
+_MAX_ELEMENT = 1 << 62
+
+
+def carry(
+    source: NoiseSource,
+    jump: "Jump",
+    arrays: Sequence[NDArray[Any]],
+    rows: Integers,
+    first: int,
+    sums: NDArray[Any] | None = None,
+    into: Floats | None = None,
+) -> None:
+    """Carry some rows of a table, in place; see the module.
+
+    Args:
+        source: of the normals.
+        jump: maps, and which one each row takes.
+        arrays: (V, width) each, all float32 or all float64, rows contiguous: the numbers of a coordinate, in order.
+        rows: (k,) distinct rows.
+        first: element of Z of the first coordinate of row 0; they lie row-major.
+        sums: (k, width) what the rows have as gradients, float32 or float64; or none.
+        into: (D,) what a sum of 1 adds.
+    Raises: ArgumentError for what does not fit; MemoryError. Nothing was changed then.
+    """
+    _check_fits(jump, arrays, rows, first, sums, into)
+    if not len(rows) or not arrays[0].shape[1]:
+        return
+    used = _used(jump)
+    one = _one_source(source, jump.rows)
+    kernel = None if one is None else one.kernel
+    if one is not None and kernel is not None and (jump.R.shape[2] <= _MOST_NORMALS or used.max() <= _MOST_NORMALS):
+        kernel.carry(
+            one.key_words, one.rounds, arrays, np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(jump.Phi),
+            np.ascontiguousarray(jump.R), np.ascontiguousarray(jump.rows), used,
+            np.ascontiguousarray(jump.which, np.int64), first, None if sums is None else np.ascontiguousarray(sums),
+            into,
+        )  # fmt: skip
+        return
+    made = carried(source, jump, np.stack([x[rows] for x in arrays]), rows, first, sums, into)
+    with np.errstate(all="ignore"):
+        for x, new in zip(arrays, made, strict=True):
+            x[rows] = new
+
+
+def carried(
+    source: NoiseSource,
+    jump: "Jump",
+    state: NDArray[Any],
+    rows: Integers,
+    first: int,
+    sums: NDArray[Any] | None = None,
+    into: Floats | None = None,
+) -> Floats:
+    """The numbers of `carry` before they are rounded to the type of the table: (D, k, width).
+
+    Args:
+        state: (D, k, width) the numbers of these rows.
+    """
+    D, k, width = state.shape
+    w = int(_used(jump).max(initial=0))
+    ids, elements = np.broadcast_arrays(jump.rows[jump.which, :w], (first + rows * width)[:, None])
+    xi = source.normal_at(ids.ravel(), elements.ravel(), width).reshape(k, w, width)
+    made = np.zeros((D, k, width))
+    with np.errstate(all="ignore"):  # of a run that diverges
+        for i in range(D):
+            for j in range(D):
+                _add(made[i], jump.Phi[jump.which, i, j], state[j])
+            for j in range(w):
+                _add(made[i], jump.R[jump.which, i, j], xi[:, j])
+            if sums is not None and into is not None:
+                _add(made[i], np.full(k, into[i]), sums)
+    return made
+
+
+def _add(total: Floats, factors: Floats, x: NDArray[Any]) -> None:
+    """Total += factors x, row by row; where the factor is 0, not even 0 inf."""
+    has = factors != 0
+    if has.all():
+        total += factors[:, None] * x
+    elif has.any():
+        total[has] += factors[has, None] * x[has]
+
+
+def _used(jump: "Jump") -> Integers:
+    """(u,) the columns of R up to the last that is not 0: no further normals are made."""
+    _, D, w = jump.R.shape
+    has = jump.R[:, 0] != 0 if D == 1 else (jump.R != 0).any(axis=1)
+    used: Integers = (has * np.arange(1, w + 1)).max(axis=1, initial=0)
+    return used
+
+
+def _one_source(source: NoiseSource, ids: Integers) -> NoiseSource | None:
+    """The source of a single key that all these rows of Z come from."""
+    if not ids.size:
+        return source
+    return source.of_all(int(row()) for row in (ids.min, ids.max))  # keys change from a row on
+
+
+def _check_fits(
+    jump: "Jump",
+    arrays: Sequence[NDArray[Any]],
+    rows: Integers,
+    first: int,
+    sums: NDArray[Any] | None,
+    into: Floats | None,
+) -> None:
+    """The kernel writes where it is told: what it is told must be memory of the table."""
+    num_rows, width = shape = arrays[0].shape
+    D, u, kind = len(arrays), len(jump.Phi), arrays[0].dtype
+    w = jump.rows.shape[1]
+    for x in arrays:
+        plain = x.strides[1] == x.itemsize or width < 2
+        if x.shape != shape or x.dtype != kind or kind not in (np.float32, np.float64) or not plain or x.strides[0] < 0:
+            raise ArgumentError("arrays must be float32 or float64, alike, with contiguous rows")
+    if jump.Phi.shape != (u, D, D) or jump.R.shape != (u, D, w) or jump.rows.shape != (u, w):
+        raise ArgumentError(f"a jump of {jump.Phi.shape[1]} numbers does not fit {D} arrays")
+    if len(jump.which) != len(rows) or (len(rows) and not 0 <= jump.which.min() <= jump.which.max() < u):
+        raise ArgumentError("a jump must have a map for each row")
+    if len(rows) and not 0 <= rows.min() <= rows.max() < num_rows:
+        raise ArgumentError(f"rows must lie in 0 .. {num_rows - 1}, and some do not")
+    if not 0 <= first <= _MAX_ELEMENT - num_rows * width or (jump.rows.size and jump.rows.min() < 0):
+        raise ArgumentError("elements of Z must lie in 0 .. 2^62, and its rows in 0 .. 2^63 - 1")
+    if (sums is None) != (into is None):
+        raise ArgumentError("sums and into go together")
+    if sums is None or into is None:
+        return
+    if sums.shape != (len(rows), width) or sums.dtype not in (np.float32, np.float64) or into.shape != (D,):
+        raise ArgumentError(f"sums must be {(len(rows), width)} in float32 or float64, got {sums.shape}")
+
+
+_MOST_STATE = 64  # numbers of a coordinate
 _MAX_ROW = 2**63 - 1
 _RECENT = 16  # steps
 
@@ -93,10 +602,10 @@ class Jumps:
             state = self._recurrences(np.zeros(1, np.int64)).h.shape[1]
         self.size: int = state + 1 + (self._optimizer.momentum > 0)
         self.width: int = self.size
-        if self.size > _MOST:
+        if self.size > _MOST_STATE:
             raise PlanError(
-                f"a lazy table keeps {self.size - 1} further tables for {in_words(strategy)}, and {_MOST - 1} are the "
-                "most: choose fewer bands or buffers, as ao.plan(mechanism='blt', memory=4) does"
+                f"a lazy table keeps {self.size - 1} further tables for {in_words(strategy)}, and {_MOST_STATE - 1} "
+                "are the most: choose fewer bands or buffers, as ao.plan(mechanism='blt', memory=4) does"
             )
         if not self.by_value and self.first_row(self.n) > _MAX_ROW:
             raise PlanError(f"jumps need row ids below 2^63: n={self.n} steps with {self.width} normals are too many")
@@ -133,17 +642,17 @@ class Jumps:
             lr: learning rate, not negative.
             scale: noise std over divisor, in force at step t.
         """
-        _check.integer("t", t, low=0, high=self.n - 1)
+        checks.integer("t", t, low=0, high=self.n - 1)
         if t != self.recorded:
             raise ArgumentError(f"steps must be recorded in their order: t must be {self.recorded}, got {t}")
-        pair = _check.real("lr", lr, low=0.0), _check.real("scale", scale, low=0.0)
+        pair = checks.real("lr", lr, low=0.0), checks.real("scale", scale, low=0.0)
         if not self._rates or pair != self._rates[-1]:
             self._changes.append(t)
         self._rates.append(pair)
 
     def input(self, t: int) -> Floats:
         """(D,) what a private mean of 1 in step t adds: s <- Phi s + R xi + input gradient, over (t, t + 1)."""
-        t = _check.integer("t", t, low=0, high=self.recorded - 1)
+        t = checks.integer("t", t, low=0, high=self.recorded - 1)
         lr = self._rates[t][0]
         if self._into is None or self._into[0] != lr:
             result = np.zeros(self.size)
@@ -159,7 +668,7 @@ class Jumps:
             starts: (k,) integers, 0 <= start <= stop, in any order; a start of `stop` is no jump.
             stop: at most `recorded`.
         """
-        stop = _check.integer("stop", stop, low=0, high=self.recorded)
+        stop = checks.integer("stop", stop, low=0, high=self.recorded)
         given = np.asarray(starts)
         integers = given.ndim == 1 and (given.dtype.kind in "iu" or not given.size)
         low, high = (int(given.min()), int(given.max())) if integers and given.size else (0, 0)

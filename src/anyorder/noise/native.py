@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder._library import PATHS, WARNING, load, parallel
 from anyorder.errors import ArgumentError, NoiseWarning
-from anyorder.noise import chacha, transform
-from anyorder.noise.program import NONE, OP, TERM, Kind, Program
-
-__all__ = ["SEGMENT", "TYPES", "Kernel", "describe", "kernel", "warn_if_missing"]
+from anyorder.noise import transform
+from anyorder.noise import transform as chacha
+from anyorder.noise.program import NONE, OP, TERM, Operation, Program
 
 _VERSION = 3  # of the library's interface
 _SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", "_jump.h")
@@ -165,10 +164,10 @@ def kernel(name: str = "best") -> Kernel | None:
 
     Raises: ArgumentError if the one that is named cannot run here.
     """
-    _check.choice("kernel", name, {"best", "reference", *PATHS})
+    checks.choice("kernel", name, {"best", "reference", *PATHS})
     if name == "best":
         name = os.environ.get("ANYORDER_KERNEL", "best")
-        _check.choice("ANYORDER_KERNEL", name, {"best", "reference", *PATHS})
+        checks.choice("ANYORDER_KERNEL", name, {"best", "reference", *PATHS})
     library = None if name == "reference" else _library()
     if library is None:
         if name in PATHS:
@@ -266,13 +265,13 @@ def _steps_agree(kernel: Kernel) -> bool:
     noise = (total / c[2] + row(2**40) * c[0])[first % 16 :][:size] * std
     after = [kept + (total + kept * c[1]), other + (total + other * c[0])]
     ops = np.array([
-        (Kind.GAUSS, 0, NONE, NONE, c[0], 0, 3),
-        (Kind.LINEAR, 1, ~1, NONE, 1.0, 1, 0),
-        (Kind.LINEAR, 1, 1, NONE, 1.0, 1, 1),
-        (Kind.LEAK, ~0, ~0, 1, c[1], 0, 0),
-        (Kind.LEAK, ~1, ~1, 1, c[0], 0, 0),
-        (Kind.DIVIDE, 0, 1, NONE, c[2], 0, 0),
-        (Kind.GAUSS, 1, 0, NONE, c[0], 0, 2**40),
+        (Operation.GAUSS, 0, NONE, NONE, c[0], 0, 3),
+        (Operation.LINEAR, 1, ~1, NONE, 1.0, 1, 0),
+        (Operation.LINEAR, 1, 1, NONE, 1.0, 1, 1),
+        (Operation.LEAK, ~0, ~0, 1, c[1], 0, 0),
+        (Operation.LEAK, ~1, ~1, 1, c[0], 0, 0),
+        (Operation.DIVIDE, 0, 1, NONE, c[2], 0, 0),
+        (Operation.GAUSS, 1, 0, NONE, c[0], 0, 2**40),
     ], OP)  # fmt: skip
     program = Program(ops, np.array([(0, c[1]), (~0, c[3])], TERM), 2, 1)
     memory = [np.full(100, 0.5, kind) for kind in (np.float32, np.float64, np.float16)]

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
-from anyorder.noise import chacha, native, transform
-
-__all__ = ["NoiseSource"]
+from anyorder.noise import native, transform
+from anyorder.noise import transform as chacha
 
 _BLOCK = 16  # words, and normals, of a block
 _CHUNK = 4096  # blocks at a time: 256 KiB of words, which a core's cache holds
@@ -41,7 +40,7 @@ class NoiseSource:
             raise ArgumentError(f"key must be 32 bytes, got {type(key).__name__}")
         if len(key) != 32:
             raise ArgumentError(f"key must be 32 bytes, got {len(key)}; NoiseSource.random() makes one")
-        if _check.integer("rounds", rounds, low=8) not in chacha.ROUNDS:
+        if checks.integer("rounds", rounds, low=8) not in chacha.ROUNDS:
             raise ArgumentError(f"rounds must be 8, 12 or 20, got {rounds!r}")
         self._key = key
         self._rounds = int(rounds)
@@ -102,7 +101,7 @@ class NoiseSource:
             row: not below that of an earlier renewal.
             nonce: 16 bytes or more, from the operating system's entropy.
         """
-        row = _check.integer("row", row, low=self._later[-1][0] if self._later else 0, high=_MAX_ROW)
+        row = checks.integer("row", row, low=self._later[-1][0] if self._later else 0, high=_MAX_ROW)
         if not isinstance(nonce, bytes) or len(nonce) < 16:
             raise ArgumentError("nonce must be 16 bytes or more, as os.urandom gives them")
         result = NoiseSource(self._key, self._rounds, kernel=self._kernel_name)
@@ -165,7 +164,7 @@ class NoiseSource:
             width: elements of each; all of them lie below 2^62.
         Returns: (k, width) float32, a fresh array.
         """
-        width = _check.integer("width", width, low=0, high=_MAX_ELEMENT)
+        width = checks.integer("width", width, low=0, high=_MAX_ELEMENT)
         rows = _places("rows", rows, _MAX_ROW)
         starts = _places("starts", starts, _MAX_ELEMENT - width)
         if len(rows) != len(starts):
@@ -225,9 +224,9 @@ class NoiseSource:
 
 
 def _check_range(row: int, start: int, stop: int) -> None:
-    _check.integer("row", row, low=0, high=_MAX_ROW)
-    _check.integer("start", start, low=0, high=_MAX_ELEMENT)
-    _check.integer("stop", stop, low=start, high=_MAX_ELEMENT)
+    checks.integer("row", row, low=0, high=_MAX_ROW)
+    checks.integer("start", start, low=0, high=_MAX_ELEMENT)
+    checks.integer("stop", stop, low=start, high=_MAX_ELEMENT)
 
 
 def _places(name: str, values: ArrayLike, high: int) -> NDArray[np.int64]:

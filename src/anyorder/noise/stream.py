@@ -3,23 +3,55 @@
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.noise import native
-from anyorder.noise.host import GROUP, HostNoise, chosen, whole_groups
+from anyorder.noise.host import GROUP, HostNoise, Targets, chosen, whole_groups
 from anyorder.noise.source import NoiseSource
-from anyorder.noise.targets import Targets
-from anyorder.strategy import Strategy
+from anyorder.strategy import Rescaled, Strategy, Tree
+from anyorder.strategy.kinds import Structure, kind_of
 
 if TYPE_CHECKING:
-    from anyorder.noise.device import DeviceNoise
+    from anyorder.noise.torch_backend import DeviceNoise
 
-__all__ = ["NoiseStream", "round_up"]
+
+# ----------------------------------------------------------------------------------------------------
+# From which row on a run can draw its noise anew, though the steps before a given one stay as they were released.
+#
+# Two runs that share their steps before t, and draw all that is left from keys of their own, are two mechanisms on
+# what they share: together they cost the composition of two runs. For that no row of Z of the steps before may have to
+# do with a later step, that is
+#
+#     K[s, q] = 0  for s < t and q >= r,        C[q, s] = 0  for q < r and s >= t
+#
+# with the r that is given here: the released noise of the steps before t is a function of the rows below r, and the
+# other rows, which are drawn anew, mask all that C makes of later gradients. With a C that is square and lower
+# triangular, r = t.
+
+
+def first_new_row(strategy: Strategy, t: int) -> int | None:
+    """The r above; None where there is none."""
+    structure = kind_of(strategy).structure
+    match structure:
+        case Structure.RESCALED:
+            assert isinstance(strategy, Rescaled)
+            return first_new_row(strategy.strategy, t)
+        case Structure.TREE:
+            assert isinstance(strategy, Tree)
+            return strategy.rows_before(t)
+        case (
+            Structure.IDENTITY | Structure.TOEPLITZ | Structure.TOEPLITZ_BANDED | Structure.BUFFERED
+            | Structure.BANDED | Structure.DENSE | Structure.LOW_RANK | Structure.RESTARTED
+        ):  # fmt: skip
+            return t  # C is square and lower triangular
+        case _:
+            assert_never(structure)
+
 
 Vector = NDArray[np.float32]
 
@@ -73,9 +105,9 @@ class NoiseStream:
     ) -> None:
         self._strategy = strategy
         self._source = source
-        self._std = round_up(_check.real("std", std, low=1e-30, high=1e30))
-        self._size = _check.integer("size", size, low=0, high=_MAX_ELEMENT)
-        self._start = _check.integer("start", start, low=0, high=_MAX_ELEMENT - self._size)
+        self._std = round_up(checks.real("std", std, low=1e-30, high=1e30))
+        self._size = checks.integer("size", size, low=0, high=_MAX_ELEMENT)
+        self._start = checks.integer("start", start, low=0, high=_MAX_ELEMENT - self._size)
         most = self._affordable(memory)
         native.warn_if_missing(self._size)
         self._arguments = (strategy, source, self._std, self._size, self._start, most)
@@ -109,7 +141,7 @@ class NoiseStream:
             scale: factor, such as 1 / batch_size.
         Raises: ArgumentError for tensors that do not fit, StepsExhaustedError after n steps; nothing changes.
         """
-        scale = _check.real("scale", scale)
+        scale = checks.real("scale", scale)
         targets = Targets(tensors, self._size)
         self._place.held.check_next()
         if not targets.on_cpu or not isinstance(self._place, HostNoise):
@@ -137,8 +169,8 @@ class NoiseStream:
         Returns: (k, width) float32.
         Raises: ArgumentError for a strategy with a state: its noise needs all steps before; for rows outside.
         """
-        width = _check.integer("width", width, low=1)
-        offset = _check.integer("offset", offset, low=0)
+        width = checks.integer("width", width, low=1)
+        offset = checks.integer("offset", offset, low=0)
         return self._chosen(t, _integers("rows", rows), width, offset)
 
     def elements(self, t: int, elements: ArrayLike) -> Vector:
@@ -146,7 +178,7 @@ class NoiseStream:
         return self._chosen(t, _integers("elements", elements), 1, 0)[:, 0]
 
     def _chosen(self, t: int, rows: NDArray[np.int64], width: int, offset: int) -> Vector:
-        t = _check.integer("t", t, low=0, high=self._strategy.n - 1)
+        t = checks.integer("t", t, low=0, high=self._strategy.n - 1)
         if self._strategy.state_rows:
             raise ArgumentError(
                 f"the noise of chosen rows needs a strategy without a state, got {self._strategy!r}: its noise at a "
@@ -169,7 +201,7 @@ class NoiseStream:
         if targets.on_cpu:
             self._go_on_at(self._host())
         elif isinstance(self._place, HostNoise) or self._place.device != device:
-            from anyorder.noise.device import DeviceNoise  # brings torch in
+            from anyorder.noise.torch_backend import DeviceNoise  # brings torch in
 
             self._go_on_at(DeviceNoise(*self._arguments, device))
 
@@ -254,12 +286,12 @@ def _integers(name: str, values: ArrayLike) -> NDArray[np.int64]:
 def _bytes(memory: int | str) -> int:
     """4_000_000_000, or "4GB" (10^9) or "4GiB" (2^30)."""
     if not isinstance(memory, str):
-        return _check.integer("memory", memory, low=0)
+        return checks.integer("memory", memory, low=0)
     units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9, "B": 1}
     for unit, factor in units.items():
         if memory.endswith(unit):
             try:
-                return int(_check.real("memory", float(memory[: -len(unit)]), low=0) * factor)
+                return int(checks.real("memory", float(memory[: -len(unit)]), low=0) * factor)
             except ValueError:
                 break
     raise ArgumentError(f"memory must be bytes or text such as '4GB' or '512MiB', got {memory!r}")

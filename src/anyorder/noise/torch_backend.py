@@ -14,17 +14,25 @@ result is the correctly rounded one even if the root in float64 is a little off.
 Working memory: some twenty vectors of 2^16 elements on a CPU, of 2^22 (about 0.4 GiB) elsewhere.
 """
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.noise import transform
+from anyorder.noise.host import Targets, execute
+from anyorder.noise.noise_state import NoiseState
+from anyorder.noise.program import Program
 from anyorder.noise.source import NoiseSource
-
-__all__ = ["add", "float32", "normal", "normal_piece", "pieces", "words"]
+from anyorder.strategy import State, Strategy
 
 _BLOCK = 16  # words, and normals, of a block
 _CPU_PIECE = 16 << 12  # elements at a time: what a core's cache holds
@@ -83,9 +91,9 @@ def _fill(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    _check.integer("row", row, low=0, high=_MAX_ROW)
-    _check.integer("start", start, low=0, high=_MAX_ELEMENT)
-    _check.integer("stop", stop, low=start, high=_MAX_ELEMENT)
+    checks.integer("row", row, low=0, high=_MAX_ROW)
+    checks.integer("start", start, low=0, high=_MAX_ELEMENT)
+    checks.integer("stop", stop, low=start, high=_MAX_ELEMENT)
     result = torch.empty(stop - start, dtype=dtype, device=device)
     for low, high in pieces(start, stop, device):
         result[low - start : high - start] = make(source, row, low, high, device)
@@ -211,3 +219,133 @@ def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
         result *= x
     result += float32(coefficients[0])
     return result
+
+
+# ----------------------------------------------------------------------------------------------------
+# Programs run on a device in torch's own operations, a launch for each.
+
+
+def run(
+    program: Program, source: NoiseSource, arrays: Sequence[Tensor], start: int, outs: Sequence[Tensor], std: float,
+    scale: float,
+) -> None:  # fmt: skip
+    """Write (out + noise * std) * scale to outs, and the arrays; the roundings are those of the CPU.
+
+    Sum and product are rounded to float32 (float64 where the out is that), then to the out's type. Rows may come from
+    several keys. Working memory: the tiles, and some twenty vectors more, of 2^16 coordinates on a CPU, of 2^22
+    elsewhere.
+
+    Args:
+        program: the step.
+        source: gives Z.
+        arrays: (size,) float32 each, on the device.
+        start: coordinate of the first element.
+        outs: contiguous vectors of any floating types on the device, which hold `size` coordinates in their order.
+        std, scale: rounded to float32 (scale to float64 where the out is that).
+    Guarantee: on a CPU the bits of `Strategy.step`, for every strategy. On CUDA the same operations one by one, so the
+        bits should be those of the CPU; that was never run on a GPU.
+    """
+    device = outs[0].device
+    edges = list(accumulate((len(out) for out in outs), initial=0))
+    for low, high in pieces(start, start + edges[-1], device):
+        at, end = low - start, high - start
+        noise = execute(
+            program,
+            partial(normal_piece, source, start=low, stop=high, device=device),
+            [array[at:end] for array in arrays],
+            partial(torch.zeros, high - low, dtype=torch.float32, device=device),
+            partial(torch.full, (), dtype=torch.float32, device=device),
+        )
+        noise = noise * float32(std)
+        for out, (first, last) in zip(outs, pairwise(edges), strict=True):
+            if first < end and at < last:
+                add(out[max(at - first, 0) : end - first], noise[max(first - at, 0) : last - at], scale)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The noise of a stream made on the device where the gradients are, and added to them there.
+#
+# One fused kernel a tensor makes the step on a CUDA device where the package triton is (`execute_triton`); plain torch
+# operations make it elsewhere, for float64, for the rare program with more tiles than the kernel has, and where
+# ANYORDER_KERNEL is "reference" (`execute_torch`). Both run the program of the step, with the roundings of the CPU. On
+# a GPU none of this was ever run: on CPUs torch's operations are tested to the bit, and the kernel under Triton's
+# interpreter; of its code for a GPU it is tested that it compiles, and which operations it has.
+
+
+Run = Callable[..., None]
+
+
+class DeviceNoise:
+    """std * (K Z)[t] over the coordinates start, .., start + size - 1, with the state on a device.
+
+    Args:
+        strategy: gives K.
+        source: gives Z.
+        std: a float32.
+        size: number of coordinates.
+        start: first coordinate.
+        most: number of arrays to hold at most, the state's included.
+        device: where the tensors are.
+    """
+
+    def __init__(
+        self, strategy: Strategy, source: NoiseSource, std: np.float32, size: int, start: int, most: int,
+        device: torch.device | str,
+    ) -> None:  # fmt: skip
+        self._strategy, self._source, self._std = strategy, source, float(std)
+        self._size, self._start, self._most = size, start, most
+        self.device = torch.empty(0, device=device).device  # with its number: "cuda" becomes "cuda:0"
+        self.load(0, strategy.init(size))
+
+    def next(self) -> NDArray[np.float32]:
+        """The noise of the next step, (size,) float32, a fresh array of the CPU."""
+        # -0 + x is x, where x is -0 too
+        noise = torch.full((self._size,), -0.0, dtype=torch.float32, device=self.device)
+        self.add(Targets([noise], self._size), 1.0)
+        with self.held.unsafe():
+            made: NDArray[np.float32] = noise.cpu().numpy()
+        return made
+
+    def add(self, targets: Targets, scale: float) -> None:
+        """Write (target + noise of the next step) * scale to targets on the device."""
+        outs = [tensor.contiguous().view(-1) for tensor in targets.tensors]
+        made, arrays = self.held.prepare()
+        with self.held.unsafe():
+            for run, part, low, high in _parts(made.program, outs):
+                here = [array[low:high] for array in arrays]
+                run(made.program, self._source, here, self._start + low, part, self._std, scale)
+            self.held.settle(made, arrays)
+            for x, out in zip(targets.tensors, outs, strict=True):
+                if not x.is_contiguous():
+                    x.copy_(out.view(x.shape))
+
+    def state(self) -> State:
+        """The state before the next step as `Strategy.step` returns it: copies, on the CPU."""
+        return tuple(vector.cpu().numpy().copy() for vector in self.held.state)
+
+    def load(self, t: int, state: Sequence[Any]) -> None:
+        """Go on from a copy of a state before step t."""
+        own = [torch.from_numpy(vector).to(self.device, copy=True) for vector in state]
+        self.held: NoiseState[Tensor] = NoiseState(self._strategy, t, own, self._most, self._new)
+
+    def _new(self) -> Tensor:
+        return torch.empty(self._size, dtype=torch.float32, device=self.device)
+
+
+def _parts(program: Program, outs: Sequence[Tensor]) -> Iterator[tuple[Run, list[Tensor], int, int]]:
+    """Tensors side by side that one executor takes, with their range of coordinates, counted from the first."""
+    edges = pairwise(accumulate((len(out) for out in outs), initial=0))
+    for run, group in groupby(zip(outs, edges, strict=True), key=lambda pair: _executor(program, pair[0])):
+        part = list(group)
+        yield run, [out for out, _ in part], part[0][1][0], part[-1][1][1]
+
+
+def _executor(program: Program, out: Tensor) -> Run:
+    """What makes the step: Triton's kernel where it can and ANYORDER_KERNEL allows it."""
+    wanted = out.is_cuda and out.dtype != torch.float64 and os.environ.get("ANYORDER_KERNEL") != "reference"
+    if wanted and find_spec("triton") is not None:
+        from anyorder.noise import execute_triton
+
+        if program.num_tiles <= execute_triton.MOST_TILES:
+            return execute_triton.run
+    return run

@@ -7,13 +7,13 @@ extra (`pip install 'anyorder[online]'`), and the rest works without it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from anyorder import _check
-from anyorder.online.ftrl import Learner
+from anyorder import checks
+from anyorder.online.learner import Learner
 from anyorder.online.least_squares import LeastSquares
-from anyorder.online.losses import Custom, Hinge, Logistic, Loss, Poisson, Softmax, Squared
+from anyorder.online.losses import CustomLoss, Hinge, Logistic, Loss, PoissonLoss, Softmax, Squared
 from anyorder.online.regret import RegretBound, best_regularization, regret_bound, risk_bound
 from anyorder.online.sets import Ball, Box, Everything, Set, Simplex
-from anyorder.online.sums import ClippedSum, clipped_sum
+from anyorder.online.sums import LinearSum, clipped_sum
 
 if TYPE_CHECKING:
     from anyorder.online.estimators import (
@@ -22,15 +22,38 @@ if TYPE_CHECKING:
         LinearSVC,
         LogisticRegression,
         PoissonRegression,
+        Scaler,
         SoftmaxRegression,
     )
-    from anyorder.online.scaler import Scaler
 
 __all__ = [
-    "Ball", "Box", "ClippedSum", "ConvexLearner", "Custom", "Everything", "Hinge", "Learner", "LeastSquares",
-    "LinearRegression", "LinearSVC", "Logistic", "LogisticRegression", "Loss", "Poisson", "PoissonRegression",
-    "RegretBound", "Scaler", "Set", "Simplex", "Softmax", "SoftmaxRegression", "Squared", "best_regularization",
-    "clipped_sum", "regret_bound", "risk_bound",
+    "Ball",
+    "Box",
+    "ConvexLearner",
+    "CustomLoss",
+    "Everything",
+    "Hinge",
+    "Learner",
+    "LeastSquares",
+    "LinearRegression",
+    "LinearSVC",
+    "LinearSum",
+    "Logistic",
+    "LogisticRegression",
+    "Loss",
+    "PoissonLoss",
+    "PoissonRegression",
+    "RegretBound",
+    "Scaler",
+    "Set",
+    "Simplex",
+    "Softmax",
+    "SoftmaxRegression",
+    "Squared",
+    "best_regularization",
+    "clipped_sum",
+    "regret_bound",
+    "risk_bound",
 ]  # fmt: skip
 
 _LAZY = {
@@ -39,7 +62,7 @@ _LAZY = {
     "LinearSVC": "estimators",
     "LogisticRegression": "estimators",
     "PoissonRegression": "estimators",
-    "Scaler": "scaler",
+    "Scaler": "estimators",
     "SoftmaxRegression": "estimators",
 }
 """Name -> the file that it is from."""
@@ -49,7 +72,7 @@ if not TYPE_CHECKING:  # which sees the imports above, and tells of names that a
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module 'anyorder.online' has no attribute {name!r}")
-        _check.optional("sklearn", extra="online", purpose=f"anyorder.online.{name}")
+        checks.optional("sklearn", extra="online", purpose=f"anyorder.online.{name}")
         value = getattr(importlib.import_module(f"anyorder.online.{_LAZY[name]}"), name)
         globals()[name] = value
         return value

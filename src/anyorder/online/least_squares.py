@@ -1,26 +1,213 @@
 """Least squares in one pass from two private sums, [Kairouz et al. 2021, Algorithm 2] under any plan."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
-from anyorder import _check
-from anyorder.errors import ArgumentError
-from anyorder.online.ftrl import check_plan
-from anyorder.online.one_pass import OnePass
-from anyorder.online.quadratic import minimise
+from anyorder import checks
+from anyorder.errors import ArgumentError, TrainingError
+from anyorder.ledger import distinct, numbered
+from anyorder.online.learner import OnePass, check_plan
 from anyorder.online.sets import Ball, Box, Everything, Set, Simplex, constraint_of
-from anyorder.online.sums import Batch, ClippedSum
-from anyorder.online.two_sums import Streams, joint_sum
-from anyorder.plan import Plan
+from anyorder.online.sums import HUGE, Examples, LinearSum, squares
+from anyorder.plan.plan import Plan
 
-__all__ = ["LeastSquares"]
+# ----------------------------------------------------------------------------------------------------
+# The two sums of least squares as one vector: how they share a release, and the sum over a batch of clipped ones.
+
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """How the two sums share one release.
+
+    Attributes:
+        target_weight, square_weight: a and b.
+        bounds: L.
+        step_noise: sqrt(features / a^2 + (features + 1) radius^2 / (2 b^2)).
+    """
+
+    target_weight: float
+    square_weight: float
+    bounds: float
+    step_noise: float
+
+    @classmethod
+    def of(cls, plan: Plan, features: int, bounds: float, largest: float, radius: float) -> "Streams":
+        """The a and b for which E||b - B theta||^2 is least at ||theta|| = radius, under the clip norm.
+
+        B has variance tau^2 on the diagonal and tau^2 / 2 off it: E||B theta||^2 = tau^2 (features + 1) / 2 radius^2.
+        With u = a^2 L^2 Y^2 / C^2, 1 - u = b^2 L^4 / C^2 that is p^2 / u + q^2 / (1 - u) times a constant,
+        p = sqrt(features) Y, q = sqrt((features + 1) / 2) L radius: least at u = p / (p + q).
+        """
+        p, q = sqrt(features) * largest, sqrt((features + 1) / 2) * bounds * radius
+        a = plan.clip_norm * sqrt(p / (p + q)) / (bounds * largest)
+        b = plan.clip_norm * sqrt(q / (p + q)) / bounds**2
+        return cls(a, b, bounds, plan.clip_norm * sqrt(features / a**2 + (features + 1) * radius**2 / 2 / b**2))
+
+    def noise(self, std: float) -> float:
+        """The root mean square of ||b - B theta|| at ||theta|| = radius, for noise of that std in clip norms."""
+        return self.step_noise * std
+
+
+def joint_sum(batch: Examples, streams: Streams, target_bounds: tuple[float, float], clip_norm: float) -> LinearSum:
+    """The sum over units of each unit's joint vector, cut to clip_norm, without the vector of any of them.
+
+    A unit's factor f multiplies its rows: the sum is ( a X' f y, b svec(X' f X) ). Its norm needs the Gram matrix of
+    its own rows alone, as ||X' X||_F = ||X X'||_F.
+
+    Proof that rounding carries no unit over, u = 2^-53, k rows: the parts of the norm are low by less than
+    (d + 8) sqrt(k) u of themselves, or by k^2 u clip_norm where the terms of y x cancel; c below has room for both.
+    """
+    names = distinct(batch.units)
+    with np.errstate(all="ignore"):
+        return LinearSum(names, _joint(batch, streams, target_bounds, clip_norm, len(names)))
+
+
+def _joint(
+    batch: Examples, streams: Streams, target_bounds: tuple[float, float], clip_norm: float, count: int
+) -> Floats:  # fmt: skip
+    lengths = np.sqrt(squares(batch.X))
+    good = (lengths <= HUGE) & (np.abs(batch.y) <= HUGE)  # not so for NaN
+    factors = _factors(batch, good, lengths, streams, target_bounds, clip_norm, count)
+    rows = batch.X
+    kept = good & (factors > 0)
+    if not kept.all():
+        rows, lengths, factors = rows[kept], lengths[kept], factors[kept]
+    y = np.clip(batch.y[kept].astype(np.float64), *target_bounds)
+    rows = _scaled(rows, _cut(lengths, streams.bounds))
+    weighted = _scaled(rows, factors)
+    moments = rows.T @ weighted
+    if sparse.issparse(moments):
+        moments = moments.toarray()
+    moments *= sqrt(2)
+    np.fill_diagonal(moments, np.diagonal(moments) / sqrt(2))
+    triangle = np.triu_indices(len(moments))
+    parts = [streams.target_weight * (weighted.T @ y), streams.square_weight * moments[triangle]]
+    return np.concatenate(parts, dtype=np.float64)
+
+
+def _factors(
+    batch: Examples, good: NDArray[np.bool_], lengths: Floats, streams: Streams, target_bounds: tuple[float, float],
+    clip_norm: float, count: int,
+) -> Floats:  # fmt: skip
+    """(m,) what each row is multiplied by: its unit's factor, 0 for the rows of a unit with one that cannot be used."""
+    d = batch.X.shape[1]
+    y = np.clip(batch.y.astype(np.float64), *target_bounds)
+    short = np.minimum(lengths, streams.bounds)
+    norms = short * np.hypot(streams.target_weight * y, streams.square_weight * short)
+    result: Floats = np.minimum(1.0, clip_norm * (1 - (d + 32) * 2.0**-51) / norms)
+    result[norms == 0] = 1.0
+    result[~good] = 0.0
+    if count == len(result):
+        return result
+    groups = numbered(batch.units)
+    order, sizes = np.argsort(groups, kind="stable"), np.bincount(groups, minlength=count)
+    ends = np.cumsum(sizes)
+    for group in np.flatnonzero(sizes > 1):
+        own = order[ends[group] - sizes[group] : ends[group]]
+        if not good[own].all():
+            result[own] = 0.0
+            continue
+        rows, k = _scaled(batch.X[own], _cut(lengths[own], streams.bounds)), len(own)
+        gram = rows @ rows.T
+        gram = gram.toarray() if sparse.issparse(gram) else gram
+        first = np.sqrt(np.square(rows.T @ y[own]).sum())
+        norm = np.hypot(streams.target_weight * first, streams.square_weight * np.sqrt(np.square(gram).sum()))
+        room = 1 - ((d + 32) * sqrt(k) + k * k) * 2.0**-51
+        result[own] = min(1.0, clip_norm * room / norm) if norm else 1.0
+    return result
+
+
+def _cut(lengths: Floats, bound: float) -> Floats:
+    """(m,) what rows are multiplied by to be no longer than the bound."""
+    return np.asarray(np.minimum(1.0, bound / np.maximum(lengths, np.finfo(np.float64).tiny)))
+
+
+def _scaled(rows: Any, factors: Floats) -> Any:
+    if sparse.issparse(rows):
+        return sparse.diags_array(factors, format="csr") @ rows
+    return np.asarray(rows * factors[:, None])
+
+
+# ----------------------------------------------------------------------------------------------------
+# Minima of quadratic functions over the sets of learners.
+
+
+_TOLERANCE = 1e-10  # of iterates that are found by approach, against the largest that the objective allows
+
+
+def minimise(W: Floats, s: Floats, ridge: float, l1: float, constraint: Set) -> Floats:
+    """The minimum over theta in the set of  1/2 theta' (W+ + ridge I) theta - <s, theta> + l1 ||theta||_1.
+
+    W+ is W without its negative eigenvalues: the nearest matrix in Frobenius norm that has none. With ridge > 0 there
+    is one minimum. W = V diag(w) V', h = max(w, 0) + ridge, r = V' s:
+
+        Everything, l1 = 0   V (r / h)
+        Ball, l1 = 0         the same where it lies within, else V (r / (h + nu)), nu > 0, of that norm
+        else                 proximal gradient steps, accelerated: each is the set's own `argmin`
+
+    Args:
+        W: (d, d), symmetric. s: (d,). ridge: above 0.
+    Returns: (d, 1), in the set; by steps within 1e-10 of ||s|| / ridge of the minimum.
+    Cost: O(d^3) for the eigenvalues; then O(d^2) for each of some sqrt(max h / min h) log(1e10) steps.
+    """
+    values, V = np.linalg.eigh(W)
+    h = np.maximum(values, 0.0) + ridge
+    r = V.T @ s
+    free = bool(l1 == 0)
+    match constraint:
+        case Everything() if free:
+            theta = V @ (r / h)
+        case Ball() if free:
+            theta = V @ _within(r, h, constraint.radius)
+            theta *= min(1.0, constraint.radius / max(np.linalg.norm(theta), np.finfo(np.float64).tiny))
+        case Everything() | Ball() | Box() | Simplex():
+            return _approached((V * h) @ V.T, s, float(h.max()), float(h.min()), l1, constraint)
+        case _:
+            assert_never(constraint)
+    return np.asarray(theta)[:, None]
+
+
+def _within(r: Floats, h: Floats, radius: float) -> Floats:
+    """The vector r / (h + nu) for the least nu >= 0 for which its norm is at most the radius.
+
+    Newton's iteration on 1 / ||r / (h + nu)|| - 1 / radius, concave and rising in nu: from 0 it comes from below, and
+    never goes past [More and Sorensen 1983].
+    """
+    nu = 0.0
+    for _ in range(100):
+        found = r / (h + nu)
+        norm = float(np.linalg.norm(found))
+        if norm <= radius * (1 + 1e-14):
+            break
+        nu += (norm / radius - 1) * norm**2 / float((np.square(found) / (h + nu)).sum())
+    return np.asarray(r / (h + nu))
+
+
+def _approached(H: Floats, s: Floats, steepest: float, flattest: float, l1: float, constraint: Any) -> Floats:
+    """The minimum by accelerated proximal steps of constant momentum [Nesterov 2004, 2.2; Beck and Teboulle 2009].
+
+    Of a step from y to x, ||x - minimum|| <= 2 (steepest / flattest) ||y - x||, which says when to stop.
+    """
+    ratio = sqrt(flattest / steepest)
+    momentum = (1 - ratio) / (1 + ratio)
+    near = _TOLERANCE * float(np.linalg.norm(s)) / flattest
+    x = y = constraint.argmin(-s[:, None], steepest, l1)
+    for _ in range(int(80 / ratio) + 100):
+        before, x = x, constraint.argmin((H @ y - s[:, None]) - steepest * y, steepest, l1)
+        if 2 * (steepest / flattest) * np.linalg.norm(x - y) <= near:
+            return np.asarray(x)
+        y = x + momentum * (x - before)
+    raise TrainingError("the minimum over the set was not reached: the sums have numbers of too different sizes")
 
 
 class LeastSquares(OnePass):
@@ -105,24 +292,24 @@ class LeastSquares(OnePass):
         key: bytes | None = None,
     ) -> None:
         check_plan(plan)
-        self.plan, self.features = plan, _check.integer("features", features, low=1)
-        self.bounds = _check.positive("bounds", bounds)
+        self.plan, self.features = plan, checks.integer("features", features, low=1)
+        self.bounds = checks.positive("bounds", bounds)
         self.target_bounds = _targets(target_bounds)
         self.constraint = constraint_of(constraint)
         largest = max(abs(bound) for bound in self.target_bounds)
         self.radius = (
             _farthest(self.constraint, self.features, largest / self.bounds)
             if radius is None
-            else _check.positive("radius", radius)
+            else checks.positive("radius", radius)
         )
         streams = Streams.of(plan, self.features, self.bounds, largest, self.radius)
         self.target_weight, self.square_weight = streams.target_weight, streams.square_weight
         self.regularization = (
             2 * streams.noise(plan.noise_error(sums=True)) / self.radius
             if regularization is None
-            else _check.positive("regularization", regularization)
+            else checks.positive("regularization", regularization)
         )
-        self.l1, self.l2 = _check.real("l1", l1, low=0.0), _check.real("l2", l2, low=0.0)
+        self.l1, self.l2 = checks.real("l1", l1, low=0.0), checks.real("l2", l2, low=0.0)
         self.constraint.check((self.features, 1), self.regularization)
         self._streams, self._keeps_average = streams, bool(average)
         self._triangle = np.triu_indices(self.features)
@@ -140,12 +327,12 @@ class LeastSquares(OnePass):
         Args, Raises: as of `Learner.step`; targets are any finite numbers.
         """
         self._check()
-        batch = Batch.of(X, y, units, self.features)
+        batch = Examples.of(X, y, units, self.features)
         self.release.check(batch.units)
         names, total = self._joint_sum(batch)
         self.release.step(names, total)
 
-    def _joint_sum(self, batch: Batch) -> ClippedSum:
+    def _joint_sum(self, batch: Examples) -> LinearSum:
         return joint_sum(batch, self._streams, self.target_bounds, self.release.clip_norm)
 
     def _receive(self, step: int, private: Floats) -> None:
@@ -194,7 +381,7 @@ class LeastSquares(OnePass):
 def _targets(bounds: Any) -> tuple[float, float]:
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise ArgumentError(f"target_bounds must be (low, high), got {bounds!r}")
-    low, high = (_check.real("target_bounds", bound) for bound in bounds)
+    low, high = (checks.real("target_bounds", bound) for bound in bounds)
     if not low < high:
         raise ArgumentError(f"target_bounds must be (low, high) with low < high, got {bounds!r}")
     return low, high

@@ -8,11 +8,11 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
 
-__all__ = ["Custom", "Hinge", "Linear", "Logistic", "Loss", "Poisson", "Softmax", "Squared"]
+__all__ = ["CustomLoss", "Hinge", "Linear", "Logistic", "Loss", "PoissonLoss", "Softmax", "Squared"]
 
 Floats = NDArray[np.float64]
 
@@ -80,7 +80,7 @@ class Softmax(_OfScores):
     lipschitz: float = field(default=sqrt(2.0), init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", _check.integer("classes", self.classes, low=2))
+        object.__setattr__(self, "classes", checks.integer("classes", self.classes, low=2))
 
     @property
     def outputs(self) -> int:
@@ -118,7 +118,7 @@ class Squared(_OfScores):
 
 @final
 @dataclass(frozen=True)
-class Poisson(_OfScores):
+class PoissonLoss(_OfScores):
     """e^s - y s, for y >= 0: minus the log-likelihood of a count y of mean e^s, but for a constant.
 
     The slope e^s - y is taken at s = 100 for all scores above: a step that went too far gets a gradient that leads
@@ -135,7 +135,7 @@ class Poisson(_OfScores):
 
 @final
 @dataclass(frozen=True)
-class Custom:
+class CustomLoss:
     """A convex loss of your own, by its gradient; each row of it is one example's.
 
     Two promises are **yours**, and the guarantee rests on the first: row i of the gradient is a function of theta and
@@ -163,13 +163,13 @@ class Custom:
             raise ArgumentError(f"gradient must be a function of (theta, X, y), got {type(self.gradient).__name__}")
         if self.value is not None and not callable(self.value):
             raise ArgumentError(f"value must be a function of (theta, X, y) or None, got {type(self.value).__name__}")
-        object.__setattr__(self, "outputs", _check.integer("outputs", self.outputs, low=1))
+        object.__setattr__(self, "outputs", checks.integer("outputs", self.outputs, low=1))
 
 
-Linear = Logistic | Softmax | Hinge | Squared | Poisson
+Linear = Logistic | Softmax | Hinge | Squared | PoissonLoss
 """Losses of scores."""
 
-Loss = Linear | Custom
+Loss = Linear | CustomLoss
 """All losses there are: `Logistic`, `Softmax`, `Hinge`, `Squared`, `Poisson`, `Custom`."""
 
 
@@ -206,7 +206,7 @@ def _value(loss: Linear, s: Floats, y: Floats) -> Floats:
             values = np.maximum(0.0, 1.0 - (2.0 * y - 1.0) * one)
         case Squared():
             values = np.square(one - y) / 2
-        case Poisson():
+        case PoissonLoss():
             values = np.exp(one) - y * one
         case _:
             assert_never(loss)
@@ -229,7 +229,7 @@ def _slope(loss: Linear, s: Floats, y: Floats) -> Floats:
             slopes = np.where(margin < 1.0, -sign, np.where(np.isnan(margin), np.nan, 0.0))
         case Squared():
             slopes = s - y[:, None]
-        case Poisson():
+        case PoissonLoss():
             slopes = np.exp(np.minimum(s, _STEEPEST)) - y[:, None]
         case _:
             assert_never(loss)
@@ -245,7 +245,7 @@ def _known(loss: Linear, y: Floats) -> NDArray[np.bool_]:
             return np.asarray((y >= 0.0) & (y < loss.classes) & (y == np.floor(y)))
         case Squared():
             return np.isfinite(y)
-        case Poisson():
+        case PoissonLoss():
             return np.asarray((y >= 0.0) & (y < inf))
         case _:
             assert_never(loss)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.strategy import Independent, Tree
 
 __all__ = ["RegretBound", "best_regularization", "regret_bound", "risk_bound", "usual_regularization"]
@@ -111,7 +111,7 @@ def regret_bound(
 
 def _bound(problem: "_Problem", regularization: float | None) -> RegretBound:
     if regularization is not None:
-        regularization = _check.positive("regularization", regularization)
+        regularization = checks.positive("regularization", regularization)
     found = [_least(problem, analysis, regularization) for analysis in problem.analyses()]
     best = min(found, key=lambda bound: bound.value)
     return replace(best, published=problem.published(best.regularization))
@@ -157,7 +157,7 @@ def risk_bound(
             f"{plan.participation.max_participations} times: plan for one epoch"
         )
     size = batch_size if plan is None else plan.batch_size
-    whole = ceil(_check.integer("n", n, low=1) / _check.integer("batch_size", size, low=1)) * size
+    whole = ceil(checks.integer("n", n, low=1) / checks.integer("batch_size", size, low=1)) * size
     problem = _Problem.of(whole, dimension, lipschitz, radius, plan, noise, size, beta, diameter, l1, l2, fixed=True)
     bound = _bound(problem, regularization)
     if beta_data is None:
@@ -166,7 +166,7 @@ def risk_bound(
         raise ArgumentError(
             "beta_data must come with a diameter: without a bounded set one example may cost any amount"
         )
-    sampling = lipschitz * diameter * sqrt(2 * log(1 / _check.probability("beta_data", beta_data)) / whole)
+    sampling = lipschitz * diameter * sqrt(2 * log(1 / checks.probability("beta_data", beta_data)) / whole)
     return replace(bound, value=bound.value + sampling, terms={**bound.terms, "sampling": sampling})
 
 
@@ -239,23 +239,23 @@ class _Problem:
     ) -> "_Problem":  # fmt: skip
         if (plan is None) == (noise is None):
             raise ArgumentError("exactly one of plan and noise must be given")
-        lipschitz = _check.positive("lipschitz", lipschitz)
+        lipschitz = checks.positive("lipschitz", lipschitz)
         if plan is not None:
             _check_plan(plan, lipschitz)
             batch_size = plan.batch_size
-        n, batch_size = _check.integer("n", n, low=1), _check.integer("batch_size", batch_size, low=1)
+        n, batch_size = checks.integer("n", n, low=1), checks.integer("batch_size", batch_size, low=1)
         steps = ceil(n / batch_size)
         counts = np.full(steps, float(batch_size))
         counts[-1] = n - (steps - 1) * batch_size
-        dimension = _check.integer("dimension", dimension, low=1)
+        dimension = checks.integer("dimension", dimension, low=1)
         stds = _stds(plan, noise, steps)
         return cls(
-            n=n, dimension=dimension, lipschitz=lipschitz, radius=_check.positive("radius", radius),
+            n=n, dimension=dimension, lipschitz=lipschitz, radius=checks.positive("radius", radius),
             batch_size=batch_size, counts=counts, stds=stds,
             step_std=plan.noise_std if plan is not None and type(plan.strategy) is Independent else None,
-            beta=None if beta is None else _check.probability("beta", beta),
-            diameter=inf if diameter == inf else _check.positive("diameter", diameter),
-            l1=_check.real("l1", l1, low=0.0), l2=_check.real("l2", l2, low=0.0), plan=plan, fixed=fixed,
+            beta=None if beta is None else checks.probability("beta", beta),
+            diameter=inf if diameter == inf else checks.positive("diameter", diameter),
+            l1=checks.real("l1", l1, low=0.0), l2=checks.real("l2", l2, low=0.0), plan=plan, fixed=fixed,
         )  # fmt: skip
 
     def analyses(self) -> list[str]:
@@ -335,9 +335,9 @@ def _stds(plan: Plan | None, noise: Any, steps: int) -> Floats:
             )
         of_sums = plan.clip_norm * plan.noise_profile(sums=True)
     elif np.ndim(noise) == 0:
-        of_sums = np.full(steps, _check.real("noise", noise, low=0.0))
+        of_sums = np.full(steps, checks.real("noise", noise, low=0.0))
     else:
-        of_sums = _check.array("noise", noise, ndim=1)
+        of_sums = checks.array("noise", noise, ndim=1)
         if len(of_sums) < steps or of_sums.min() < 0:
             raise ArgumentError(f"noise must be {steps} numbers of at least 0, one for each step, got {len(of_sums)}")
     return np.concatenate([[0.0], of_sums[: steps - 1]])

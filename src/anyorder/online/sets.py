@@ -6,8 +6,8 @@ from typing import Any, assert_never, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import final, frozen
+from anyorder import checks
+from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError
 
 __all__ = ["Ball", "Box", "Everything", "Set", "Simplex"]
@@ -48,7 +48,7 @@ class _Convex:
         g = np.asarray(linear, dtype=np.float64)
         if not np.isfinite(g).all():
             raise ArgumentError("linear must be finite, and some of its entries are not")
-        quadratic, l1 = _check.real("quadratic", quadratic, low=0.0), _check.real("l1", l1, low=0.0)
+        quadratic, l1 = checks.real("quadratic", quadratic, low=0.0), checks.real("l1", l1, low=0.0)
         self.check(g.shape, quadratic)
         return _argmin(self, g, quadratic, l1)
 
@@ -79,7 +79,7 @@ class Ball(_Convex):
     radius: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", _check.positive("radius", self.radius))
+        object.__setattr__(self, "radius", checks.positive("radius", self.radius))
 
 
 @final
@@ -124,7 +124,7 @@ class Simplex(_Convex):
     radius: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "radius", _check.positive("radius", self.radius))
+        object.__setattr__(self, "radius", checks.positive("radius", self.radius))
 
 
 Set = Everything | Ball | Box | Simplex

@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
-from anyorder.ledger import Units, as_units, numbered
-from anyorder.ledger.ids import distinct
-from anyorder.online.losses import Custom, Hinge, Logistic, Loss, Poisson, Softmax, Squared, labels_of
+from anyorder.ledger import Units, as_units, distinct, numbered
+from anyorder.online.losses import CustomLoss, Hinge, Logistic, Loss, PoissonLoss, Softmax, Squared, labels_of
 
-__all__ = ["LARGEST", "SMALLEST", "Batch", "ClippedSum", "clipped_sum", "sum_of"]
+__all__ = ["LARGEST", "SMALLEST", "Examples", "LinearSum", "clipped_sum", "sum_of"]
 
 Floats = NDArray[np.float64]
 
@@ -25,7 +24,7 @@ SMALLEST, LARGEST = 2.0**-60, 2.0**60
 """Clip norms that leave room around them."""
 
 
-class ClippedSum(NamedTuple):
+class LinearSum(NamedTuple):
     """What a batch adds.
 
     Attributes:
@@ -37,7 +36,7 @@ class ClippedSum(NamedTuple):
     total: Floats
 
 
-class Batch(NamedTuple):
+class Examples(NamedTuple):
     """A batch whose shapes and types are right.
 
     Attributes:
@@ -53,7 +52,7 @@ class Batch(NamedTuple):
     given: Any
 
     @classmethod
-    def of(cls, X: Any, y: Any, units: Iterable[Any], features: int) -> "Batch":
+    def of(cls, X: Any, y: Any, units: Iterable[Any], features: int) -> "Examples":
         """Raises: ArgumentError for other shapes or types: nothing that depends on the numbers of one unit."""
         if units is None:
             raise ArgumentError(
@@ -69,7 +68,7 @@ class Batch(NamedTuple):
         return cls(rows, labels_of(y, len(ids)), ids, X)
 
 
-def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], clip_norm: float) -> ClippedSum:
+def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], clip_norm: float) -> LinearSum:
     """The sum over units of each unit's gradient at theta, cut to L2 norm clip_norm: a total for `Release.step`.
 
         sum over units u of  g_u min(1, clip_norm / ||g_u||),    g_u = sum over rows i of u of  x_i (outer) slope_i
@@ -113,19 +112,19 @@ def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], cl
     at = np.asarray(theta)
     if at.dtype.kind not in "iuf" or at.ndim != 2 or at.shape[1] != loss.outputs:
         raise ArgumentError(f"theta must be numbers of shape (d, {loss.outputs}), got {at.dtype} of shape {at.shape}")
-    batch = Batch.of(X, y, units, len(at))
-    clip_norm = _check.real("clip_norm", clip_norm, low=SMALLEST, high=LARGEST)
+    batch = Examples.of(X, y, units, len(at))
+    clip_norm = checks.real("clip_norm", clip_norm, low=SMALLEST, high=LARGEST)
     names = distinct(batch.units)
-    return ClippedSum(names, sum_of(loss, at.astype(np.float64), batch, clip_norm, names))
+    return LinearSum(names, sum_of(loss, at.astype(np.float64), batch, clip_norm, names))
 
 
-def sum_of(loss: Loss, theta: Floats, batch: Batch, clip_norm: float, names: Units) -> Floats:
+def sum_of(loss: Loss, theta: Floats, batch: Examples, clip_norm: float, names: Units) -> Floats:
     """The total of `clipped_sum`, of a batch that was checked and has these units, each named once."""
     bound = clip_norm * (1.0 - (theta.size + 16) * 2.0**-52)
     match loss:
-        case Custom():
+        case CustomLoss():
             rows, slopes = _gradients(loss, theta, batch), np.ones((len(batch.y), 1))
-        case Logistic() | Softmax() | Hinge() | Squared() | Poisson():
+        case Logistic() | Softmax() | Hinge() | Squared() | PoissonLoss():
             with np.errstate(all="ignore"):
                 scores = _scores(batch.X, theta)
             rows, slopes = batch.X, loss.slope(scores, batch.y)
@@ -203,7 +202,7 @@ def squares(rows: Any) -> Floats:
     return np.asarray(np.matmul(rows[:, None, :], rows[:, :, None])[:, 0, 0])
 
 
-def _gradients(loss: Custom, theta: Floats, batch: Batch) -> Floats:
+def _gradients(loss: CustomLoss, theta: Floats, batch: Examples) -> Floats:
     """(m, d outputs) the user's own gradients, a row an example."""
     shown = theta.view()
     shown.flags.writeable = False

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder._orders import known_order
 from anyorder.accounting import calibrate_poisson
 from anyorder.accounting.amplification.mixture import absolute_columns
@@ -146,7 +146,7 @@ def check_claim(rule: Participation, epsilon: float | None, delta: float | None)
             "epsilon and delta must be given for an order that is drawn by secret coins: which strategy is best "
             f"depends on them, got epsilon={epsilon!r}, delta={delta!r} for {rule.describe()}"
         )
-    return _check.positive("epsilon", epsilon), _check.probability("delta", delta)
+    return checks.positive("epsilon", epsilon), checks.probability("delta", delta)
 
 
 def bins_of(rule: Participation) -> int | None:

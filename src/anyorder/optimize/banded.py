@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from scipy.linalg import block_diag, cholesky
 from scipy.linalg.lapack import dtrtri
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import PlanError
-from anyorder.optimize.patterns import Groups, disjoint, shuffled, stride
+from anyorder.optimize.patterns import disjoint, shuffled, stride
 from anyorder.optimize.toeplitz import Problem, Valued, descend, fit_toeplitz
 from anyorder.participation import MinSeparation, Participation, SingleEpoch
+from anyorder.participation.patterns import Groups
 from anyorder.strategy import Banded
 from anyorder.workload import Workload, prefix_sum
 
@@ -43,7 +44,7 @@ def fit_banded(workload: Workload, participation: Participation, bands: int, *, 
     n, k = workload.n, participation.max_participations
     if n > _MAX_STEPS:
         raise PlanError(f"banded strategies are fitted for at most {_MAX_STEPS} steps, got {n}; use kind 'toeplitz'")
-    bands = _check.integer("bands", bands, low=1, high=n)
+    bands = checks.integer("bands", bands, low=1, high=n)
     A = workload.matrix()
     epochs = shuffled(participation.pattern)
     if epochs is not None and k > 1:

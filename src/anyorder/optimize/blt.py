@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.error.blocks import joined
 from anyorder.errors import PlanError
 from anyorder.optimize.bounds import OBJECTIVES
@@ -24,7 +24,7 @@ from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, Valued, descend, re
 from anyorder.participation import Participation
 from anyorder.strategy import BLT
 from anyorder.strategy.blt import system
-from anyorder.workload import Custom, Workload
+from anyorder.workload import GivenWorkload, Workload
 
 __all__ = ["Blt", "blt_of", "fit_blt", "fit_blts", "grown", "series_loss"]
 
@@ -56,8 +56,8 @@ def fit_blts(workload: Workload, participation: Participation, buffers: int, obj
     One buffer after the other is added, tried at several decays, and all are optimised again, so that more are never
     worse; from three buffers on other searches begin at the square root, which a small new buffer may not reach.
     """
-    _check.choice("objective", objective, OBJECTIVES)
-    buffers = _check.integer("buffers", buffers, low=1)
+    checks.choice("objective", objective, OBJECTIVES)
+    buffers = checks.integer("buffers", buffers, low=1)
     return [blt_of(x, workload.n) for x in grown(_loss(workload, participation, objective), workload.n, buffers)]
 
 
@@ -205,7 +205,7 @@ class Blt:
 
 def _segments(workload: Workload) -> list[tuple[int, float, float]]:
     """(length, rate, mean squared weight) of pieces; one where the workload is Toeplitz."""
-    if isinstance(workload, Custom):
+    if isinstance(workload, GivenWorkload):
         raise PlanError(f"a custom workload is fitted for at most {DENSE_STEPS} steps, got {workload.n}")
     count = 1 if workload.is_toeplitz else _SEGMENTS
     bounds = np.linspace(0, workload.n, count + 1).astype(int)

@@ -12,11 +12,12 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import PlanError
 from anyorder.optimize.dense import dual_bound, least_error
-from anyorder.optimize.patterns import disjoint, grouped
+from anyorder.optimize.patterns import disjoint
 from anyorder.participation import Listed, Participation, Pattern, PerEpoch, Separated
+from anyorder.participation.patterns import grouped
 from anyorder.workload import Workload
 
 __all__ = ["OBJECTIVES", "lower_bound"]
@@ -56,7 +57,7 @@ def lower_bound(
         tolerance, max_iterations: when to stop there; 2 iterations give a bound that is 0.1 % low at most times.
     Raises: PlanError for PoissonSampling or where n differs.
     """
-    _check.choice("objective", objective, OBJECTIVES)
+    checks.choice("objective", objective, OBJECTIVES)
     if workload.n != participation.n:
         raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
     groups = disjoint(participation)

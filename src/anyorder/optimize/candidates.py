@@ -10,7 +10,7 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check, error
+from anyorder import checks, error
 from anyorder.error.variance import has_variances
 from anyorder.errors import PlanError
 from anyorder.optimize import cache
@@ -29,7 +29,7 @@ from anyorder.sensitivity import sensitivity
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict
 from anyorder.strategy.kinds import Structure, in_words, kind_of
-from anyorder.workload import Custom, Workload
+from anyorder.workload import GivenWorkload, Workload
 
 __all__ = ["Candidate", "choose", "rows_touched"]
 
@@ -115,12 +115,12 @@ def choose(
         epsilon, delta: the claim, for orders that are drawn by secret coins, and for no others, see `fit`.
     Cost: seconds for 1000 steps, hardly more for many; results are kept on disk, see `cache`.
     """
-    _check.choice("objective", objective, OBJECTIVES)
+    checks.choice("objective", objective, OBJECTIVES)
     if workload.n != participation.n:
         raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
     budget = _Budget(
-        math.inf if max_state is None else _check.integer("max_state", max_state, low=0),
-        math.inf if max_cost is None else _check.real("max_cost", max_cost, low=1.0),
+        math.inf if max_state is None else checks.integer("max_state", max_state, low=0),
+        math.inf if max_cost is None else checks.real("max_cost", max_cost, low=1.0),
     )
     claim = check_claim(participation, epsilon, delta)
     if claim is not None:
@@ -231,7 +231,7 @@ def _fits(
     yield Independent(n)
     if participation.min_separation == 1 and participation.max_participations == n:
         return  # a unit may be in every step: columns of C must be orthogonal, nothing correlated helps
-    if n <= DENSE_STEPS or not isinstance(workload, Custom):
+    if n <= DENSE_STEPS or not isinstance(workload, GivenWorkload):
         yield fit("tree", workload, participation, objective)
     if epochs is not None and restartable(workload, epochs):
         yield from _restarted(workload, participation, objective, budget)
@@ -305,7 +305,7 @@ def _series(workload: Workload, participation: Participation, objective: str, bu
     small = n <= DENSE_STEPS
     question = {"workload": workload, "participation": participation, "objective": objective}
     buffers = int(min(_BUFFERS, budget.state, budget.cost - 1))
-    if buffers and (small or not isinstance(workload, Custom)):
+    if buffers and (small or not isinstance(workload, GivenWorkload)):
         fits = partial(fit_blts, workload, participation, buffers, objective)
         yield from _kept("blts", buffers, fits, **question)
     if not (small or workload.is_toeplitz):

@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cholesky, eigh, solve_triangular, svd
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.optimize.blocks import TINY, constant_diagonal, function, log, log_gram, profile, proportional
-from anyorder.optimize.patterns import Groups, grouped
+from anyorder.participation.patterns import Groups, grouped
 
 __all__ = ["Optimum", "certified_bound", "dual_bound", "least_error", "optimum"]
 
@@ -87,7 +87,7 @@ def optimum(
         max_iterations: or after so many eigendecompositions; both bounds hold all the same.
     Cost: an n x n eigendecomposition and a few products each time: about 10 times for prefix sums, 50 for momentum.
     """
-    is_max = _check.choice("objective", objective, {"mean", "max"}) == "max"
+    is_max = checks.choice("objective", objective, {"mean", "max"}) == "max"
     moving = np.asarray(A.any(axis=0))
     if not moving.all():
         return _without(A, groups, moving, objective=objective, tolerance=tolerance, max_iterations=max_iterations)
@@ -136,7 +136,7 @@ def dual_bound(A: Floats, groups: Groups, *, tolerance: float, max_iterations: i
 
 
 def _ascend(A: Floats, groups: Groups, *, is_max: bool, tolerance: float, max_iterations: int) -> "_Found":
-    _check.integer("max_iterations", max_iterations, low=1)
+    checks.integer("max_iterations", max_iterations, low=1)
     scale = float(np.linalg.norm(A)) / math.sqrt(len(A))
     ascent = _Ascent(A / scale, groups, is_max=is_max)
     memory = _Anderson()

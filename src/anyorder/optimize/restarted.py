@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import lstsq
 
-from anyorder import _check
+from anyorder import checks
 from anyorder._filters import fftconvolve
 from anyorder.errors import PlanError
 from anyorder.optimize.objectives import by_rows, mostly_last
@@ -25,7 +25,7 @@ from anyorder.optimize.toeplitz import DENSE_STEPS, Valued, descend
 from anyorder.participation import Participation, PerEpoch
 from anyorder.strategy import RestartedBLT
 from anyorder.strategy.toeplitz import inverse_series
-from anyorder.workload import Custom, Workload
+from anyorder.workload import GivenWorkload, Workload
 
 __all__ = ["epoch_gram", "fit_restarted", "fits_restarted", "restartable"]
 
@@ -43,7 +43,7 @@ _ENTRIES = 1 << 15  # of a table in hand
 
 def restartable(workload: Workload, pattern: PerEpoch) -> bool:
     """Whether there is more than one epoch, and `fit_restarted` knows its steps."""
-    known = workload.n <= DENSE_STEPS or not isinstance(workload, Custom)
+    known = workload.n <= DENSE_STEPS or not isinstance(workload, GivenWorkload)
     return known and pattern.k > 1 and pattern.steps_per_epoch <= _MAX_EPOCH
 
 
@@ -68,7 +68,7 @@ def fits_restarted(
         objective: "mean", "max" or "last" error; see `objectives` for the other two.
     Cost: O(s^2) an evaluation, some hundreds of them.
     """
-    buffers = _check.integer("buffers", buffers, low=1)
+    buffers = checks.integer("buffers", buffers, low=1)
     pattern = shuffled(participation.pattern)
     if pattern is None:
         raise PlanError(f"restarts in every epoch need EpochShuffle, got {participation!r}")
@@ -153,7 +153,7 @@ def epoch_gram(workload: Workload, start: int, s: int) -> Floats:
     combinations of two of them.
     """
     n, end = workload.n, start + s
-    if n <= DENSE_STEPS or isinstance(workload, Custom):
+    if n <= DENSE_STEPS or isinstance(workload, GivenWorkload):
         block = workload.matrix()[start:, start:end]
         return np.asarray(block.T @ block)
     inside = _without_weights(workload, slice(start, end)).matrix() * workload.weights[start:end, None]

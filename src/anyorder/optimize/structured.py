@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import block_diag, solve_triangular
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import cache, dense
 from anyorder.optimize.amplified import Judge, check_claim, fit_amplified
@@ -17,11 +17,12 @@ from anyorder.optimize.banded import epoch_factors, epoch_shares, fit_banded
 from anyorder.optimize.blt import fit_blt
 from anyorder.optimize.bounds import OBJECTIVES
 from anyorder.optimize.objectives import by_rows, mostly_last
-from anyorder.optimize.patterns import disjoint, grouped
+from anyorder.optimize.patterns import disjoint
 from anyorder.optimize.restarted import fit_restarted
 from anyorder.optimize.toeplitz import Problem, fit_banded_inverse, fit_toeplitz
 from anyorder.optimize.tree import fit_tree
 from anyorder.participation import Listed, Participation, PerEpoch, Separated
+from anyorder.participation.patterns import grouped
 from anyorder.strategy import (
     BLT,
     Banded,
@@ -111,8 +112,8 @@ def fit(
     Raises: ArgumentError for a wrong kind or size, and for a claim with an order that asks for none; PlanError where n
         is too large for the kind, and where a secret order has no fit of it.
     """
-    found = _BY_NAME[_check.choice("kind", kind, _BY_NAME)]
-    _check.choice("objective", objective, OBJECTIVES)
+    found = _BY_NAME[checks.choice("kind", kind, _BY_NAME)]
+    checks.choice("objective", objective, OBJECTIVES)
     given = {"bands": bands, "buffers": buffers, "rank": rank}
     sizes = {name: value for name, value in given.items() if value is not None}
     needed = [size.argument for size in found.sizes]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder._filters import fftconvolve, lfilter
 from anyorder.errors import PlanError
 from anyorder.optimize.bounds import OBJECTIVES
@@ -63,7 +63,7 @@ class Problem:
     """
 
     def __init__(self, workload: Workload, participation: Participation, objective: str = "mean") -> None:
-        self.objective = _check.choice("objective", objective, OBJECTIVES)
+        self.objective = checks.choice("objective", objective, OBJECTIVES)
         self.workload, self.participation, self.n = workload, participation, workload.n
         if workload.n != participation.n:
             raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
@@ -316,7 +316,7 @@ def _fit_all(problem: Problem, sizes: Sequence[int], loss: Callable[[float, Floa
                 made[bands] = own if bands == 1 else min(own, strategy(bands // 2), key=lambda one: one[1])
         return made[bands]
 
-    return [strategy(_check.integer("bands", bands, low=1, high=problem.n))[0] for bands in sizes]
+    return [strategy(checks.integer("bands", bands, low=1, high=problem.n))[0] for bands in sizes]
 
 
 def _true_loss(problem: Problem, strategy: Toeplitz) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from anyorder import _check, error
+from anyorder import checks, error
 from anyorder.errors import PlanError
 from anyorder.optimize.patterns import epoch
 from anyorder.participation import Participation
@@ -33,8 +33,8 @@ def fit_tree(
     Returns: the best `Tree`.
     Cost: one error and one sensitivity for each of about 2 log2(epochs) candidates.
     """
-    _check.choice("objective", objective, _OBJECTIVES)
-    _check.choice("completion", completion, {"auto", "on", "off"})
+    checks.choice("objective", objective, _OBJECTIVES)
+    checks.choice("completion", completion, {"auto", "on", "off"})
     loss = _OBJECTIVES[objective]
     candidates = _candidates(participation, estimator, restart_every, completion)
     return min(candidates, key=lambda tree: loss(tree, workload, participation))
@@ -45,7 +45,7 @@ _OBJECTIVES = {"mean": error.rmse, "max": error.max_error, "last": error.last_er
 
 def restart_steps(participation: Participation, every: int) -> tuple[int, ...]:
     """The steps at which a fresh tree begins, one every `every` epochs; none for every = 0."""
-    _check.integer("restart_every", every, low=0)
+    checks.integer("restart_every", every, low=0)
     if every == 0:
         return ()
     steps = epoch(participation.pattern)

@@ -7,21 +7,16 @@ steps that each of them reduces to, and that all claims are proven for.
 """
 
 from anyorder.participation.base import Participation
+from anyorder.participation.known import KnownOrder
 from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
-from anyorder.participation.rules import (
+from anyorder.participation.rules import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch, covers, from_dict
+from anyorder.participation.sampled import (
     BallsInBins,
     CyclicPoisson,
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
     MinSeparationSampling,
     PoissonSampling,
     RandomAllocation,
-    SingleEpoch,
     TruncatedPoisson,
-    covers,
-    from_dict,
 )
 
 __all__ = [

@@ -8,10 +8,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._closed import SetOnce, final, frozen
-from anyorder._words import counted
+from anyorder import checks
+from anyorder.checks import SetOnce, final, frozen
 from anyorder.errors import ArgumentError
+from anyorder.formatting import counted
 from anyorder.participation.base import Participation, Refusals
 from anyorder.participation.packing import packed, unpacked
 from anyorder.participation.patterns import Listed
@@ -43,7 +43,7 @@ class KnownOrder(SetOnce, Participation):
 
     def __init__(self, order: Sequence[Iterable[Hashable] | Hashable]) -> None:
         rows = [_ids(step) for step in order]
-        n = _check.integer("number of steps in order", len(rows), low=1)
+        n = checks.integer("number of steps in order", len(rows), low=1)
         kinds = {row.dtype.kind for row in rows if len(row)}
         if not kinds:
             raise ArgumentError("order must name at least one unit, got only empty steps")
@@ -97,7 +97,7 @@ class KnownOrder(SetOnce, Participation):
     @classmethod
     def read(cls, data: dict[str, Any]) -> Self:
         """From the compressed order."""
-        n = _check.integer("n", data["n"], low=1)
+        n = checks.integer("n", data["n"], low=1)
         steps, indices = unpacked(data["steps"]), unpacked(data["indices"])
         units = unpacked(data["units"]) if isinstance(data["units"], str) else _ids(data["units"])
         if len(steps) != len(indices) or not len(steps) or not len(units):

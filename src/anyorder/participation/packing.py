@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._limits import inflate, spend_participations
+from anyorder import checks
+from anyorder.formats import inflate, spend_participations
 
 __all__ = ["packed", "unpacked"]
 
@@ -25,7 +25,7 @@ def packed(values: NDArray[np.int64]) -> str:
 def unpacked(text: str) -> NDArray[np.int64]:
     """What `packed` was given; text of a stranger costs no more than `_limits` allows."""
     width, compressed = text.split(":")
-    size = np.dtype(_check.choice("width of packed integers", width, "bhiq")).itemsize
+    size = np.dtype(checks.choice("width of packed integers", width, "bhiq")).itemsize
     raw = inflate(base64.b64decode(compressed, validate=True))
     spend_participations(len(raw) // size)
     return np.cumsum(np.frombuffer(raw, dtype=f"<i{size}").astype(np.int64))

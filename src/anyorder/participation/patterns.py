@@ -15,8 +15,8 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._closed import final, frozen
+from anyorder import checks
+from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError
 
 __all__ = ["Groups", "Listed", "Pattern", "PerEpoch", "Separated", "grouped"]
@@ -57,7 +57,7 @@ class Listed:
     @classmethod
     def strided(cls, n: int, b: int) -> "Listed":
         """j, j + b, j + 2b, .. for every j < b, within n steps."""
-        n, b = _check.integer("n", n, low=1), _check.integer("b", b, low=1)
+        n, b = checks.integer("n", n, low=1), checks.integer("b", b, low=1)
         return cls(n, min(b, n), b, None)
 
     @cached_property
@@ -175,9 +175,9 @@ class Separated:
     k: int | None = None
 
     def __post_init__(self) -> None:
-        n, b = _check.integer("n", self.n, low=1), _check.integer("b", self.b, low=1)
+        n, b = checks.integer("n", self.n, low=1), checks.integer("b", self.b, low=1)
         fits = -(-n // b)
-        k = fits if self.k is None else min(_check.integer("k", self.k, low=1), fits)
+        k = fits if self.k is None else min(checks.integer("k", self.k, low=1), fits)
         for name, value in (("n", n), ("b", b), ("k", k)):
             object.__setattr__(self, name, value)
 
@@ -248,8 +248,8 @@ class PerEpoch:
     steps_per_epoch: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
-        object.__setattr__(self, "steps_per_epoch", _check.integer("steps_per_epoch", self.steps_per_epoch, low=1))
+        object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
+        object.__setattr__(self, "steps_per_epoch", checks.integer("steps_per_epoch", self.steps_per_epoch, low=1))
 
     @property
     def n(self) -> int:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._closed import final
-from anyorder._words import counted
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
+from anyorder.formatting import counted
 from anyorder.participation.base import Participation, Refusals, Rule
 from anyorder.participation.known import KnownOrder
 from anyorder.participation.patterns import Listed, PerEpoch, Separated
@@ -61,7 +61,7 @@ class SingleEpoch(Rule):
     kind = "single_epoch"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
+        object.__setattr__(self, "n", checks.integer("n", self.n, low=1))
 
     @property
     def pattern(self) -> Separated:
@@ -102,9 +102,9 @@ class FixedOrder(Rule):
     kind = "fixed_order"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
-        object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
-        object.__setattr__(self, "b", _check.integer("b", self.b, low=1))
+        object.__setattr__(self, "n", checks.integer("n", self.n, low=1))
+        object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
+        object.__setattr__(self, "b", checks.integer("b", self.b, low=1))
         if self.n > self.k * self.b:
             raise ArgumentError(
                 f"n must be at most k b = {self.k} * {self.b} = {self.k * self.b}, or some unit comes more than k "
@@ -157,8 +157,8 @@ class EpochShuffle(Rule):
     kind = "epoch_shuffle"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
-        object.__setattr__(self, "steps_per_epoch", _check.integer("steps_per_epoch", self.steps_per_epoch, low=1))
+        object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
+        object.__setattr__(self, "steps_per_epoch", checks.integer("steps_per_epoch", self.steps_per_epoch, low=1))
 
     @property
     def n(self) -> int:  # type: ignore[override]
@@ -212,10 +212,10 @@ class MinSeparation(Rule):
     absence_moves_others = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
-        object.__setattr__(self, "b", _check.integer("b", self.b, low=1))
+        object.__setattr__(self, "n", checks.integer("n", self.n, low=1))
+        object.__setattr__(self, "b", checks.integer("b", self.b, low=1))
         if self.k is not None:
-            object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
+            object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
 
     @property
     def pattern(self) -> Separated:
@@ -268,7 +268,7 @@ def check_kind(participation: object) -> None:
 def from_dict(data: dict[str, Any]) -> Participation:
     """The participation that `Participation.to_dict` described."""
     kinds = {rule.kind: rule for rule in RULES}
-    rule = kinds[_check.choice("participation kind", data.get("kind", ""), kinds)]
+    rule = kinds[checks.choice("participation kind", data.get("kind", ""), kinds)]
     return rule.read({key: value for key, value in data.items() if key != "kind"})
 
 

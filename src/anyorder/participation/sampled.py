@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._closed import final
-from anyorder._words import counted
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
+from anyorder.formatting import counted
 from anyorder.participation.base import Participation, Refusals, Rule
 from anyorder.participation.patterns import Listed, PerEpoch, Separated
 
@@ -62,9 +62,9 @@ class PoissonSampling(SecretRule):
     absence_moves_others = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
-        probability = _check.real("sampling_probability", self.sampling_probability, low=0.0, high=1.0)
-        object.__setattr__(self, "sampling_probability", _check.positive("sampling_probability", probability))
+        object.__setattr__(self, "n", checks.integer("n", self.n, low=1))
+        probability = checks.real("sampling_probability", self.sampling_probability, low=0.0, high=1.0)
+        object.__setattr__(self, "sampling_probability", checks.positive("sampling_probability", probability))
 
     @property
     def pattern(self) -> Listed:
@@ -110,8 +110,8 @@ class CyclicPoisson(SecretRule):
     kind = "cyclic_poisson"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
-        object.__setattr__(self, "cycle", _check.integer("cycle", self.cycle, low=1))
+        object.__setattr__(self, "n", checks.integer("n", self.n, low=1))
+        object.__setattr__(self, "cycle", checks.integer("cycle", self.cycle, low=1))
         object.__setattr__(self, "sampling_probability", _probability(self.sampling_probability))
 
     @property
@@ -158,7 +158,7 @@ class TruncatedPoisson(SecretRule):
 
     def __post_init__(self) -> None:
         for name in ("n", "batch_size", "dataset_size", "cycle"):
-            object.__setattr__(self, name, _check.integer(name, getattr(self, name), low=1))
+            object.__setattr__(self, name, checks.integer(name, getattr(self, name), low=1))
         object.__setattr__(self, "sampling_probability", _probability(self.sampling_probability))
         if self.cycle > self.dataset_size:
             raise ArgumentError(
@@ -209,8 +209,8 @@ class BallsInBins(SecretRule):
     absence_moves_others = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
-        object.__setattr__(self, "b", _check.integer("b", self.b, low=1))
+        object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
+        object.__setattr__(self, "b", checks.integer("b", self.b, low=1))
 
     @property
     def n(self) -> int:  # type: ignore[override]
@@ -249,8 +249,8 @@ class RandomAllocation(SecretRule):
     absence_moves_others = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", _check.integer("k", self.k, low=1))
-        object.__setattr__(self, "b", _check.integer("b", self.b, low=1))
+        object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
+        object.__setattr__(self, "b", checks.integer("b", self.b, low=1))
 
     @property
     def n(self) -> int:  # type: ignore[override]
@@ -298,8 +298,8 @@ class MinSeparationSampling(SecretRule):
     absence_moves_others = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", _check.integer("n", self.n, low=1))
-        object.__setattr__(self, "b", _check.integer("b", self.b, low=1))
+        object.__setattr__(self, "n", checks.integer("n", self.n, low=1))
+        object.__setattr__(self, "b", checks.integer("b", self.b, low=1))
         object.__setattr__(self, "sampling_probability", _probability(self.sampling_probability))
         if type(self.warm_start) is not bool:
             raise ArgumentError(f"warm_start must be True or False, got {self.warm_start!r}")
@@ -329,8 +329,8 @@ class MinSeparationSampling(SecretRule):
 
 
 def _probability(value: float) -> float:
-    found = _check.real("sampling_probability", value, low=0.0, high=1.0)
-    return _check.positive("sampling_probability", found)
+    found = checks.real("sampling_probability", value, low=0.0, high=1.0)
+    return checks.positive("sampling_probability", found)
 
 
 def _stride_clause(b: int, t: int, last: Integers, count: Integers) -> tuple[str, NDArray[np.bool_]]:

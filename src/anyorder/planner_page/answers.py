@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.optimize import choose
 from anyorder.optimize.candidates import Candidate, rows_touched
 from anyorder.participation import PoissonSampling
-from anyorder.plan import Plan
-from anyorder.planner import plan, with_budget
-from anyorder.planner_orders import needs
+from anyorder.plan.compare import needs
+from anyorder.plan.plan import Plan
+from anyorder.plan.planner import plan, with_budget
 from anyorder.planner_page.settings import Settings
 from anyorder.run.planning import poisson_claim
 from anyorder.strategy import Independent
@@ -87,7 +87,7 @@ def sampled(asked: Settings, noises: Sequence[float]) -> Iterator[Piece]:
     """
     if not isinstance(noises, (list, tuple)) or len(noises) > _MAX_NOISES:
         raise ArgumentError(f"noises must be a list of at most {_MAX_NOISES} noise multipliers, got {noises!r:.80}")
-    values = [_check.positive("noises", value) for value in noises]
+    values = [checks.positive("noises", value) for value in noises]
     try:
         for noise in values:
             claim = sampled_claim(noise, asked.batch_size, asked.dataset_size, asked.steps, asked.delta)

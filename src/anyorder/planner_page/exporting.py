@@ -7,10 +7,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import AnyorderError, ArgumentError
-from anyorder.planner import plan
-from anyorder.planner_orders import needs
+from anyorder.plan.compare import needs
+from anyorder.plan.planner import plan
 from anyorder.planner_page.answers import SAMPLED, Piece, answer, bound_of, sampled_claim, unit_rows
 from anyorder.planner_page.page import document
 from anyorder.planner_page.settings import KNOWN, MECHANISMS, Settings, Sweep, field_of
@@ -48,13 +48,13 @@ class Grid:
             if not isinstance(values, tuple) or not values:
                 raise ArgumentError(f"{name} must be a tuple of at least one value, got {values!r}")
         for order in self.orders:
-            _check.choice("orders", order, (*KNOWN, "poisson"))
-        for name, check in (("epsilons", _check.positive), ("deltas", _check.probability), ("ratios", _check.positive)):
+            checks.choice("orders", order, (*KNOWN, "poisson"))
+        for name, check in (("epsilons", checks.positive), ("deltas", checks.probability), ("ratios", checks.positive)):
             object.__setattr__(self, name, tuple(check(name, value) for value in getattr(self, name)))
         for batch in self.batch_sizes:
             for epochs in self.epoch_counts:
-                _check.integer("batch_sizes", batch, low=1, high=self.dataset_size)
-                _check.integer("epoch_counts", epochs, low=1)
+                checks.integer("batch_sizes", batch, low=1, high=self.dataset_size)
+                checks.integer("epoch_counts", epochs, low=1)
 
     @property
     def known(self) -> tuple[str, ...]:

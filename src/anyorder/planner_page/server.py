@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.planner_page.page import document, policy
 from anyorder.planner_page.questions import KINDS
 from anyorder.planner_page.worker import Worker
@@ -44,7 +44,7 @@ def refusal(method: str, headers: dict[str, str], port: int) -> tuple[int, str] 
 
 def application(port: int) -> "Starlette":
     """The app for a port, with a process for each kind of question, started by the first of its kind."""
-    _check.optional("starlette", extra="planner", purpose="the planner's page")
+    checks.optional("starlette", extra="planner", purpose="the planner's page")
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -117,9 +117,9 @@ def serve(port: int = 0, started: Callable[[str], None] = print) -> None:
         started: called with the page's address once it can be opened.
     Raises: MissingDependencyError without the extra `planner`; OSError where the port is taken.
     """
-    _check.integer("port", port, low=0, high=65535)
-    _check.optional("starlette", extra="planner", purpose="the planner's page")
-    uvicorn = _check.optional("uvicorn", extra="planner", purpose="the planner's page")
+    checks.integer("port", port, low=0, high=65535)
+    checks.optional("starlette", extra="planner", purpose="the planner's page")
+    uvicorn = checks.optional("uvicorn", extra="planner", purpose="the planner's page")
     with socket.create_server(("127.0.0.1", port)) as listening:
         own = listening.getsockname()[1]
         config = uvicorn.Config(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from anyorder import _check
+from anyorder import checks
 from anyorder._orders import order_word
 from anyorder.errors import ArgumentError
 
@@ -54,16 +54,16 @@ class Settings:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        size = _check.integer("dataset_size", self.dataset_size, low=1, high=10**12)
-        _check.integer("batch_size", self.batch_size, low=1, high=size)
-        _check.integer("epochs", self.epochs, low=1)
-        object.__setattr__(self, "epsilon", _check.positive("epsilon", self.epsilon))
-        object.__setattr__(self, "delta", _check.probability("delta", self.delta))
+        size = checks.integer("dataset_size", self.dataset_size, low=1, high=10**12)
+        checks.integer("batch_size", self.batch_size, low=1, high=size)
+        checks.integer("epochs", self.epochs, low=1)
+        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        object.__setattr__(self, "delta", checks.probability("delta", self.delta))
         object.__setattr__(self, "order", order_word(self.order))
-        _check.choice("order", self.order, ORDERS)
+        checks.choice("order", self.order, ORDERS)
         if self.memory is not None:
-            _check.integer("memory", self.memory, low=0)
-        object.__setattr__(self, "momentum", _check.real("momentum", self.momentum, low=0.0))
+            checks.integer("memory", self.memory, low=0)
+        object.__setattr__(self, "momentum", checks.real("momentum", self.momentum, low=0.0))
         most = MAX_STEPS if self.order in _QUICK else MAX_SECRET_STEPS
         if self.steps > most:
             raise ArgumentError(
@@ -110,12 +110,12 @@ class Sweep:
     ratio: float = 0.01
 
     def __post_init__(self) -> None:
-        _check.choice("mechanism", self.mechanism, MECHANISMS)
-        _check.choice("measure", self.measure, ("noise", "epsilon"))
-        object.__setattr__(self, "ratio", _check.positive("ratio", self.ratio))
+        checks.choice("mechanism", self.mechanism, MECHANISMS)
+        checks.choice("measure", self.measure, ("noise", "epsilon"))
+        object.__setattr__(self, "ratio", checks.positive("ratio", self.ratio))
         for name, values in (("batch_sizes", self.batch_sizes), ("epoch_counts", self.epoch_counts)):
             for value in values:
-                _check.integer(name, value, low=1)
+                checks.integer(name, value, low=1)
         if not 0 < len(self.batch_sizes) * len(self.epoch_counts) <= MAX_CELLS:
             raise ArgumentError(
                 f"batch_sizes and epoch_counts must make from 1 to {MAX_CELLS} cells, got "

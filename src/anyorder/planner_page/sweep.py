@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from anyorder.errors import AnyorderError
 from anyorder.optimize.fits import kind_in
-from anyorder.plan import Plan
-from anyorder.planner import plan, with_budget
+from anyorder.plan.plan import Plan
+from anyorder.plan.planner import plan, with_budget
 from anyorder.planner_page.answers import Piece, unit_rows
 from anyorder.planner_page.settings import Settings, Sweep
 from anyorder.run.planning import poisson_claim

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyorder._sealed import sync_folder
 from anyorder.errors import CheckpointError
+from anyorder.formats import sync_folder
 
 __all__ = ["load", "save_atomic"]
 

@@ -3,7 +3,7 @@
 from typing import Any, assert_never
 
 from anyorder.errors import CheckpointError, TrainingError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.release.ranks import Ranks
 from anyorder.release.schedules import Adaptive, Fixed, Schedule
 

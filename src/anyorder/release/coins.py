@@ -10,7 +10,7 @@ from anyorder.errors import ArgumentError, TrainingError
 from anyorder.ledger import Units
 from anyorder.noise import NoiseSource
 from anyorder.participation import Participation
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 
 __all__ = ["Coins"]
 

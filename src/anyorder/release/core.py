@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.ledger import Units
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.release.coins import Coins
 from anyorder.release.observers import Guest, Observer, check_guest, joined, tell_each
 from anyorder.release.ranks import Coordinates, OneProcess
@@ -67,7 +67,7 @@ class Release(Run):
             a release whose key is known has no privacy.
         checkpoint: file for `save`; where it exists, the release goes on from there. Its folder must exist.
         ledger_on_disk: keep the record in `<checkpoint>.ledger`, which grows by each step, and not in the checkpoint,
-            which then stays small however long the run; for many units over many steps. See `anyorder.ledger.disk`.
+            which then stays small however long the run; for many units over many steps. See `anyorder.ledger`.
 
     Attributes:
         plan, size: as given.
@@ -91,7 +91,7 @@ class Release(Run):
         self, plan: Plan, size: int, *, key: bytes | None = None, checkpoint: str | Path | None = None,
         ledger_on_disk: bool = False,
     ) -> None:  # fmt: skip
-        coordinates = OneProcess(_check.integer("size", size, low=0))
+        coordinates = OneProcess(checks.integer("size", size, low=0))
         self._begin(
             plan, coordinates, Fixed(), key=key, checkpoint=checkpoint, place="Release", ledger_on_disk=ledger_on_disk
         )
@@ -249,7 +249,7 @@ class Release(Run):
         """The step itself, after `check`: journal, noise, constant, ledger.
 
         A ledger on disk has the step written before the journal commits it, where it does not count: so nothing that
-        comes after the commit can fail for want of room. See `anyorder.ledger.disk` for what a crash leaves.
+        comes after the commit can fail for want of room. See `anyorder.ledger` for what a crash leaves.
 
         Args:
             units: what `check` returned.

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, TrainingError
-from anyorder.ledger import Ledger, Units, canonical_bytes
-from anyorder.ledger.disk import Mark
+from anyorder.ledger import Ledger, Mark, Units, canonical_bytes
 from anyorder.noise import NoiseSource
-from anyorder.noise.renewal import first_new_row
+from anyorder.noise.stream import first_new_row
 from anyorder.participation import BallsInBins, MinSeparationSampling, Participation, RandomAllocation
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.journal import Journal
 from anyorder.release.ranks import Ranks

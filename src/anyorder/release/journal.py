@@ -11,9 +11,9 @@ from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
-from anyorder import _check
-from anyorder._sealed import sync_folder
+from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError
+from anyorder.formats import sync_folder
 
 __all__ = ["Journal"]
 
@@ -206,7 +206,7 @@ class Journal:
         Raises: CheckpointError if the step was committed with another digest, or the entry cannot be written: then
             the step must not be released.
         """
-        step = _check.integer("step", step, low=0, high=2**64 - 1)
+        step = checks.integer("step", step, low=0, high=2**64 - 1)
         if not isinstance(digest, bytes) or len(digest) != 16:
             raise ArgumentError(f"digest must be 16 bytes, got {digest!r}")
         self.check_open()

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from anyorder.certificate import Certificate, Evidence
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.noise import NoiseSource
-from anyorder.plan import Plan
+from anyorder.plan.certificate import Certificate, Evidence
+from anyorder.plan.plan import Plan
 from anyorder.release.clip_norm import ClipNorm
 from anyorder.release.coins import Coins
 from anyorder.release.files import RunFiles

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from math import exp, sqrt
 from typing import ClassVar
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import PlanError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 
 __all__ = ["Adaptive", "Fixed", "Schedule"]
 
@@ -71,11 +71,11 @@ class Adaptive:
     """Name of the sum of the last coordinate. No parameter's name begins with a dot."""
 
     def __post_init__(self) -> None:
-        _check.probability("quantile", self.quantile)
-        _check.positive("learning_rate", _check.real("learning_rate", self.learning_rate, low=0.0, high=10.0))
-        _check.probability("share", self.share)
+        checks.probability("quantile", self.quantile)
+        checks.positive("learning_rate", checks.real("learning_rate", self.learning_rate, low=0.0, high=10.0))
+        checks.probability("share", self.share)
         if self.every is not None:
-            _check.integer("every", self.every, low=1)
+            checks.integer("every", self.every, low=1)
 
     @property
     def gradient_share(self) -> float:

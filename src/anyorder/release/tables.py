@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.release.clip_norm import ClipNorm
 from anyorder.release.files import RunFiles
 from anyorder.release.observers import Guest

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from anyorder.errors import ArgumentError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 
 __all__ = ["Rows", "like", "piece_of"]
 

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._words import counted, one_of, rounded_down, rounded_up
-from anyorder.accounting.curves import Amplified, BoundedRange, Composed, Sampled
+from anyorder import checks
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.curves import BoundedRange, Composed, Sampled
 from anyorder.audit import Audited
 from anyorder.audit.bounds import Method
-from anyorder.audit.noise_law import Law
+from anyorder.audit.laws import NoiseLaw
 from anyorder.audit.result import REFUTED, check_public, t_statistic
-from anyorder.plan import Plan
+from anyorder.formatting import counted, one_of, rounded_down, rounded_up
+from anyorder.plan.plan import Plan
 from anyorder.report.card import facts_panel
 from anyorder.report.plots import new_axes, save_figure
 
@@ -51,7 +52,7 @@ class AuditSummary:
     The verdict does not use the bounds: at 95 % each lies above a true claim that is tight in up to one run of twenty.
     It is that of one or more p-values, each at most the probability of a result as strong if the claim is true: of the
     scores, by the method that the canaries allow ("gaussian" where they are orthogonal, see `Audited.method`);
-    "noise", by the law of the noise of a run whose sums are known, see `anyorder.audit.noise_law`; and under secret
+    "noise", by the law of the noise of a run whose sums are known, see `anyorder.audit.laws`; and under secret
     sampling "known", of the scores of one who knows the steps, against what the plan promises then: noise that keeps
     the claim keeps that too.
 
@@ -80,13 +81,13 @@ class AuditSummary:
         audited: Audited,
         methods: Sequence[Method] = tuple(METHODS),
         confidence: float = 0.95,
-        law: Law | None = None,
+        law: NoiseLaw | None = None,
         known: Audited | None = None,
     ) -> "AuditSummary":
         """Compute bounds by these methods, and the p-values. Raises ArgumentError for an unknown method."""
         for method in methods:
-            _check.choice("method", method, METHODS)
-        _check.probability("confidence", confidence)
+            checks.choice("method", method, METHODS)
+        checks.probability("confidence", confidence)
         unfit: dict[Method, str] = {}
         t = t_statistic(audited)
         if isinstance(audited.curve, (BoundedRange, Sampled, Amplified, Composed)):

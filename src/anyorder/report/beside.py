@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder._limits import bounded
 from anyorder.accounting import gdp_mu
-from anyorder.accounting.curves import NEIGHBOURS
+from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.error import row_variances
 from anyorder.errors import CertificateError, PlanError
+from anyorder.formats import bounded
 from anyorder.participation import KnownOrder, Participation, PoissonSampling
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.sensitivity import known_sensitivity, sensitivity
 from anyorder.sensitivity.cost import check_plan
 from anyorder.strategy import Independent, Strategy, Tree

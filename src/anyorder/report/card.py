@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from anyorder import _check
-from anyorder._sealed import printable
-from anyorder.certificate import Certificate
-from anyorder.plan import Plan
+from anyorder import checks
+from anyorder.formats import printable
+from anyorder.plan.certificate import Certificate
+from anyorder.plan.plan import Plan
 
 __all__ = ["card", "comparison_table", "facts_panel"]
 
@@ -44,4 +44,4 @@ def comparison_table(title: str, columns: Mapping[str, str], rows: Iterable[Sequ
 
 
 def _rich(module: str) -> Any:
-    return _check.optional(f"rich.{module}", extra="cli", purpose="printing a privacy card")
+    return checks.optional(f"rich.{module}", extra="cli", purpose="printing a privacy card")

@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from anyorder._words import counted, rounded_up
-from anyorder.accounting.curves import Amplified, Gaussian, Sampled
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.curves import Gaussian, Sampled
+from anyorder.formatting import counted, rounded_up
 from anyorder.participation.patterns import Listed, PerEpoch, Separated
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.report.beside import Profile, draws_noise, noise_beside
 from anyorder.report.figures import Axis, Line, is_band, key, lanes, line_chart
 from anyorder.report.markup import Html, join, tag

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import assert_never
 
-from anyorder._words import counted, one_of, rounded_down, rounded_up
-from anyorder.budget.found import SearchCertificate
-from anyorder.certificate import Certificate, Verification
-from anyorder.plan import CANDIDATE, Plan
+from anyorder.budget.claim import SearchCertificate
+from anyorder.formatting import counted, one_of, rounded_down, rounded_up
+from anyorder.plan.certificate import Certificate, Verification
+from anyorder.plan.plan import CANDIDATE, Plan
 from anyorder.report.charts import accuracy_figure, curve_figure, figures, noise_figure, order_figure
 from anyorder.report.markup import Html, document, join, tag
 from anyorder.report.searches import search_verdict

@@ -2,8 +2,8 @@
 
 from html import escape
 
-from anyorder._closed import final
-from anyorder._sealed import printable
+from anyorder.checks import final
+from anyorder.formats import printable
 
 __all__ = ["Html", "document", "join", "tag"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 
 __all__ = ["can_draw", "new_axes", "plot_accuracy", "plot_noise", "plot_report_goals", "save_figure"]
 
@@ -81,12 +81,12 @@ def can_draw(path: Path) -> None:
     """
     if not path.parent.is_dir() or path.is_dir():
         raise ArgumentError(f"cannot write a plot: plot must be a file in a folder that exists, got {str(path)!r}")
-    _check.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
+    checks.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
 
 
 def new_axes(title: str) -> tuple[Any, Any]:
     """A figure, and axes in the style of all plots here. Raises MissingDependencyError."""
-    module = _check.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
+    module = checks.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
     figure = module.Figure(figsize=(7.2, 4.8), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=11, loc="left")

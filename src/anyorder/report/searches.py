@@ -1,6 +1,6 @@
 """What the verification of a search checked and could not see, in sentences."""
 
-from anyorder.budget.found import SearchCertificate
+from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.laws import Fixed
 
 __all__ = ["search_verdict"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.audit import Memorised
 from anyorder.errors import ArgumentError
 
@@ -35,7 +35,7 @@ def plot_ranks(panels: Mapping[str, Mapping[str, Memorised]], path: str | Path, 
     columns = list(next(iter(panels.values()), {}))
     if not columns or any(list(row) != columns for row in panels.values()):
         raise ArgumentError("panels must have a row, and every row the same columns, at least one")
-    module = _check.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
+    module = checks.optional("matplotlib.figure", extra="train", purpose="drawing a plot")
     size = (max(4.2, 2.4 * len(columns)), 0.9 + 1.7 * len(panels))
     figure = module.Figure(figsize=size, layout="constrained")
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")

@@ -1,11 +1,12 @@
 """What a verification checked and could not see, in sentences."""
 
-from anyorder._sealed import quoted
-from anyorder._trusted import trusted_text
-from anyorder.accounting.amplification import methods
-from anyorder.certificate import Verification
-from anyorder.plan import Plan
-from anyorder.receipt import Receipt
+from anyorder.accounting.amplification import claims
+from anyorder.accounting.amplification.monte_carlo import MonteCarlo
+from anyorder.formats import quoted
+from anyorder.plan.certificate import Verification
+from anyorder.plan.compatibility import trusted_text
+from anyorder.plan.plan import Plan
+from anyorder.plan.receipt import Receipt
 
 __all__ = ["receipt_facts", "verdict"]
 
@@ -20,9 +21,9 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
     """
     checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
     if found.plan.method is not None:
-        checked += [f"the amplified epsilon, {methods.describe(found.plan.method)}; and the one if batches were known"]
+        checked += [f"the amplified epsilon, {claims.describe(found.plan.method)}; and the one if batches were known"]
     unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
-    if type(found.plan.method) is methods.MonteCarlo and not fresh:
+    if type(found.plan.method) is MonteCarlo and not fresh:
         unseen += [
             "that the samples, which salt and settings decide, are not the luckiest of more than 256 tries: --fresh "
             "draws others"

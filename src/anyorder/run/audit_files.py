@@ -4,11 +4,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from anyorder._sealed import brief, load_json, save_json
-from anyorder._words import counted
 from anyorder.audit.result import REFUTED
 from anyorder.errors import ArgumentError, CertificateError
-from anyorder.plan import Plan
+from anyorder.formats import brief, load_json, save_json
+from anyorder.formatting import counted
+from anyorder.plan.plan import Plan
 from anyorder.report.html import Attacked
 
 __all__ = ["AUDIT", "FORMAT", "PICTURE", "found", "fresh", "read", "save"]

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.audit.bounds import Method
 from anyorder.audit.planted import known_curve
-from anyorder.certificate import Certificate
-from anyorder.plan import Plan
+from anyorder.plan.certificate import Certificate
+from anyorder.plan.plan import Plan
 from anyorder.report import METHODS, AuditSummary, audit_panel, plot_audit
 from anyorder.report.plots import can_draw
 from anyorder.run import audit_files, folder
@@ -43,18 +43,18 @@ class Request:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        _check.integer("canaries", self.canaries, low=1)
+        checks.integer("canaries", self.canaries, low=1)
         if self.coordinates is not None:
-            _check.integer("coordinates", self.coordinates, low=1)
-        _check.probability("confidence", self.confidence)
+            checks.integer("coordinates", self.coordinates, low=1)
+        checks.probability("confidence", self.confidence)
         for method in self.methods:
-            _check.choice("method", method, METHODS)
+            checks.choice("method", method, METHODS)
         if self.delta is not None:
-            _check.probability("delta", self.delta)
+            checks.probability("delta", self.delta)
         if self.plot is not None:
             can_draw(self.plot)
         if self.out is not None:
-            _check.optional("matplotlib.figure", extra="train", purpose="drawing an audit")
+            checks.optional("matplotlib.figure", extra="train", purpose="drawing an audit")
 
 
 @dataclass(frozen=True)

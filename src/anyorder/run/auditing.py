@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.audit import Audited, Canaries, plant
-from anyorder.audit.noise_law import Law, noise_law, testable
-from anyorder.certificate import Certificate
+from anyorder.audit.laws import NoiseLaw, noise_law, testable
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError, TrainingError
-from anyorder.plan import Plan
+from anyorder.plan.certificate import Certificate
+from anyorder.plan.plan import Plan
 from anyorder.run import datasets, folder, parts
 from anyorder.run.names import load_function
 from anyorder.run.settings import OF_FEATURES
@@ -91,7 +91,7 @@ class Attack:
     """
 
     audited: Audited
-    law: Law | None
+    law: NoiseLaw | None
     certificate: Certificate
     known: Audited | None = None
 
@@ -181,8 +181,8 @@ def _canaries(canaries: int | Canaries, coordinates: int | None, size: int) -> C
         if coordinates is not None:
             raise ArgumentError("coordinates are part of the canaries that were given: leave one of them out")
         return canaries
-    count = _check.integer("canaries", canaries, low=1)
-    if coordinates is not None and _check.integer("coordinates", coordinates, low=1) > size:
+    count = checks.integer("canaries", canaries, low=1)
+    if coordinates is not None and checks.integer("coordinates", coordinates, low=1) > size:
         raise ArgumentError(f"coordinates must be at most {size}, the trainable parameters, got {coordinates}")
     return Canaries(size, count, size if coordinates is None else coordinates, seed=0)
 

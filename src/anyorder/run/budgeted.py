@@ -11,7 +11,7 @@ from typing import Any
 
 from anyorder.budget import Budget
 from anyorder.errors import BudgetError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.run import folder
 
 __all__ = ["charge", "charge_again", "word_of"]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from anyorder.errors import ModelError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.run.datasets import Data
 from anyorder.run.features import STAGES, Features, Whitened
 from anyorder.run.settings import Settings

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
 from anyorder.run.names import load_function
 
@@ -53,7 +53,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Data:
 
 
 def _digits() -> Data:
-    source = _check.optional("sklearn.datasets", extra="train", purpose="the digits data set")
+    source = checks.optional("sklearn.datasets", extra="train", purpose="the digits data set")
     images, labels = source.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     x = torch.from_numpy(images[order] / 16).float().reshape(-1, 1, 8, 8)
@@ -84,7 +84,7 @@ def _images(name: str, data_dir: str | Path | None) -> Data:
 
 
 def _hub(name: str, data_dir: str | Path | None) -> Any:
-    hub = _check.optional("datasets", extra="train", purpose=f"the {name} data set")
+    hub = checks.optional("datasets", extra="train", purpose=f"the {name} data set")
     if data_dir is not None and not Path(data_dir).is_dir():
         raise ArgumentError(f"data_dir must be a folder that holds {name} as parquet files, got {str(data_dir)!r}")
     hub.disable_progress_bars()
@@ -105,7 +105,7 @@ def _splits(hub: Any, name: str, data_dir: str | Path | None) -> tuple[Any, Any]
 
 def _decode(hub: Any, split: Any) -> TensorDataset:
     """Pixels in [0, 1] as (n, channels, height, width) float32, and classes."""
-    pillow = _check.optional("PIL.Image", extra="train", purpose="decoding images")
+    pillow = checks.optional("PIL.Image", extra="train", purpose="decoding images")
     image = next(k for k in split.column_names if k in ("image", "img"))
     label = next(k for k in split.column_names if k in ("label", "labels"))
     # Undecoded and then opened here: several times faster than the data set's own decoding.

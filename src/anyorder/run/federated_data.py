@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
 from anyorder.run import datasets, models
 from anyorder.run.names import load_function
@@ -92,9 +92,9 @@ def split_by_class(
         seed: of the shuffle and the deal; a pure function of it.
     """
     classes = np.asarray(classes)
-    each = _check.integer("classes_per_user", classes_per_user, low=0)
+    each = checks.integer("classes_per_user", classes_per_user, low=0)
     runs = max(1, each)
-    users = _check.integer("users", num_users, low=1)
+    users = checks.integer("users", num_users, low=1)
     if users * runs > len(classes):
         raise ArgumentError(
             f"users must be at most {len(classes) // runs}, so that each of them has {runs} of the {len(classes)} "

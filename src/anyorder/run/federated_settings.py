@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
-from anyorder.federated import Availability, CheckIn, Diurnal, Uniform
+from anyorder.federated import Availability, CheckIn, Diurnal, UniformAvailability
 from anyorder.run.planning import Mechanism
 
 __all__ = ["FederatedSettings"]
@@ -96,20 +96,20 @@ class FederatedSettings:
         for name in _idle(self.dataset, self.user_key, self.availability):
             object.__setattr__(self, name, None)
         if self.users is not None:
-            _check.integer("users", self.users, low=1)
-        _check.integer("rounds", self.rounds, low=1)
-        _check.integer("report_goal", self.report_goal, low=1)
-        _check.integer("seed", self.seed, low=0, high=2**63 - 1)
-        _check.positive("server_lr", self.server_lr)
-        _check.choice("availability", self.availability, {"uniform", "diurnal", "check-in"})
-        _check.choice("server_optimizer", self.server_optimizer, {"sgd", "ftrl", "adam"})
+            checks.integer("users", self.users, low=1)
+        checks.integer("rounds", self.rounds, low=1)
+        checks.integer("report_goal", self.report_goal, low=1)
+        checks.integer("seed", self.seed, low=0, high=2**63 - 1)
+        checks.positive("server_lr", self.server_lr)
+        checks.choice("availability", self.availability, {"uniform", "diurnal", "check-in"})
+        checks.choice("server_optimizer", self.server_optimizer, {"sgd", "ftrl", "adam"})
         self.who_is_there()  # refuses its numbers
 
     def who_is_there(self) -> Availability:
         """The model of availability."""
         match self.availability:
             case "uniform":
-                return Uniform(_number(self.available))
+                return UniformAvailability(_number(self.available))
             case "diurnal":
                 peak = _number(self.available)
                 return Diurnal(peak, peak / 5, round_hours=_number(self.round_hours))

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from anyorder import _check
-from anyorder._words import counted, rounded_up
+from anyorder import checks
 from anyorder.budget import Budget
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.federated import LocalTraining, Server, Simulation, simulate
 from anyorder.federated.cohorts import cohort_size
+from anyorder.formatting import counted, rounded_up
 from anyorder.participation import MinSeparation
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.report import plot_accuracy, plot_noise
 from anyorder.run import folder, report_file
 from anyorder.run.budgeted import charge, charge_again
@@ -100,8 +100,8 @@ def federate(
     Raises: ArgumentError, PlanError for settings that do not fit; BudgetError for a plan that the budget refuses;
         TrainingError if the run fails.
     """
-    _check.optional("matplotlib.figure", extra="train", purpose="drawing a run")  # now, not after the training
-    _check.integer("processes", processes, low=1)
+    checks.optional("matplotlib.figure", extra="train", purpose="drawing a run")  # now, not after the training
+    checks.integer("processes", processes, low=1)
     parts = _Parts(settings)
     plan, separation = _plan(settings, len(parts.federation.users))
     if budget is not None:
@@ -121,7 +121,7 @@ def resume_federation(path: str | Path, *, observer: Observer | None = None, pro
     Raises: CheckpointError if the folder holds no run, or one whose checkpoint cannot be resumed without harm.
         ArgumentError if the run is going on.
     """
-    _check.integer("processes", processes, low=1)
+    checks.integer("processes", processes, low=1)
     path = Path(path)
     found = folder.read_json(path / folder.METRICS)
     try:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.budget import Budget
 from anyorder.errors import ArgumentError, CheckpointError
-from anyorder.online import Hinge, Learner, Logistic, Poisson, Softmax, Squared
+from anyorder.online import Hinge, Learner, Logistic, PoissonLoss, Softmax, Squared
 from anyorder.online.regret import usual_regularization
 from anyorder.participation import MinSeparation
-from anyorder.plan import Plan
-from anyorder.planner import plan as make_plan
+from anyorder.plan.plan import Plan
+from anyorder.plan.planner import plan as make_plan
 from anyorder.run import folder, report_file
 from anyorder.run.budgeted import charge, charge_again
 from anyorder.run.fit_bounds import Bounds, Categories, Interval
@@ -168,11 +168,11 @@ class _Work:
         counted = self.table.count()
         if counted == 0:
             raise ArgumentError(f"csv {settings.csv} has no rows under its header")
-        rows = counted if settings.rows is None else _check.integer("rows", settings.rows, low=1)
+        rows = counted if settings.rows is None else checks.integer("rows", settings.rows, low=1)
         if rows > counted:
             raise ArgumentError(f"rows must be at most the number of lines under the header, {counted}, got {rows}")
-        _check.integer("batch_size", settings.batch_size, low=1)
-        _check.integer("epochs", settings.epochs, low=1)
+        checks.integer("batch_size", settings.batch_size, low=1)
+        checks.integer("epochs", settings.epochs, low=1)
         values = {**asdict(settings), "rows": rows, "learner": _learner(settings.learner, self.bounds)}
         values["batch_size"] = min(settings.batch_size, rows)
         self.settings = FitSettings(**values)
@@ -184,7 +184,7 @@ class _Work:
         # A row and the constant 1 of the intercept.
         self.row_norm = math.hypot(self.bounds.row_norm, 1.0)
 
-    def _loss(self) -> tuple[Logistic | Softmax | Squared | Hinge | Poisson, float]:
+    def _loss(self) -> tuple[Logistic | Softmax | Squared | Hinge | PoissonLoss, float]:
         """And the bound on its slope, by which gradients are cut; where there is none, one that fits the bounds."""
         target = self.bounds.target
         match self.settings.learner, target:
@@ -195,7 +195,7 @@ class _Work:
             case "softmax", Categories(words):
                 return Softmax(len(words)), math.sqrt(2.0)
             case "poisson", Interval(_, high):
-                return Poisson(), max(1.0, high)
+                return PoissonLoss(), max(1.0, high)
             case _:
                 return Squared(), 2.0  # targets are mapped to [-1, 1]; no score need be longer
 
@@ -211,14 +211,14 @@ class _Work:
                 dataset_size=rows, batch_size=settings.batch_size, epochs=settings.epochs, order="sequential", **shared
             )
         steps = math.ceil(rows / settings.batch_size)
-        most = _check.integer("max_participations", settings.max_participations, low=1, high=steps)
+        most = checks.integer("max_participations", settings.max_participations, low=1, high=steps)
         rule = MinSeparation(steps, 1, most)
         return make_plan(participation=rule, batch_size=settings.batch_size, unit="user", **shared)
 
     def regularization(self, plan: Plan) -> float:
         """As given, or by the default."""
         if (given := self.settings.regularization) is not None:
-            return _check.positive("regularization", given)
+            return checks.positive("regularization", given)
         steep = math.isinf(self.loss.lipschitz)
         return usual_regularization(plan, self.row_norm, spread=1.0 if steep else 2.0, curvature=0.5 if steep else 0.0)
 
@@ -251,7 +251,7 @@ def _learner(name: str | None, bounds: Bounds) -> str:
     classes = len(bounds.target.words) if isinstance(bounds.target, Categories) else 0
     if name is None:
         return "linear" if not classes else "logistic" if classes == 2 else "softmax"
-    _check.choice("learner", name, LEARNERS)
+    checks.choice("learner", name, LEARNERS)
     fits = {"linear": not classes, "poisson": not classes, "softmax": classes >= 2}.get(name, classes == 2)
     if not fits:
         raise ArgumentError(

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from anyorder._closed import final
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
 
 __all__ = ["Bounds", "Categories", "Column", "Interval"]

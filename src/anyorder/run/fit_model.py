@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder._sealed import read_json
 from anyorder.errors import ArgumentError, CertificateError
+from anyorder.formats import read_json
 from anyorder.run.fit_bounds import Bounds, Categories
 from anyorder.run.fit_csv import Rows, Table
 

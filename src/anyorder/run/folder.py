@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from anyorder._sealed import read_json as read_object
-from anyorder._sealed import sync_folder
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
+from anyorder.formats import read_json as read_object
+from anyorder.formats import sync_folder
 
 __all__ = [
     "ACCURACY_PLOT", "BUDGET", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN",

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, default_collate
 
 from anyorder.audit import Audited
 from anyorder.errors import ArgumentError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 
 __all__ = ["audit_inputs", "with_canaries"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyorder import _check
-from anyorder._words import counted, rounded_up
+from anyorder import checks
 from anyorder.budget import Budget
 from anyorder.errors import CheckpointError
-from anyorder.plan import Plan
+from anyorder.formatting import counted, rounded_up
+from anyorder.plan.plan import Plan
 from anyorder.report import plot_accuracy, plot_noise
 from anyorder.run import folder, parts, report_file
 from anyorder.run.budgeted import charge, charge_again
@@ -106,7 +106,7 @@ def train(
     Raises: ArgumentError, PlanError for settings that do not fit; BudgetError for a plan that the budget refuses;
         TrainingError if the run fails.
     """
-    _check.optional("matplotlib.figure", extra="train", purpose="drawing a run")  # now, not after the training
+    checks.optional("matplotlib.figure", extra="train", purpose="drawing a run")  # now, not after the training
     observer = observer or Observer()
     observer.planning()
     data = parts.make_data(settings, data)
@@ -251,6 +251,6 @@ class _Run:
 def _tensorboard(path: str | Path | None) -> Any:
     if path is None:
         return None
-    _check.optional("tensorboard", extra="tensorboard", purpose="writing event files")
-    writer = _check.optional("torch.utils.tensorboard", extra="tensorboard", purpose="writing event files")
+    checks.optional("tensorboard", extra="tensorboard", purpose="writing event files")
+    writer = checks.optional("torch.utils.tensorboard", extra="tensorboard", purpose="writing event files")
     return writer.SummaryWriter(str(path))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 
@@ -46,8 +46,8 @@ def look(images: Tensor, *, patterns: int = 512, grid: int = 4) -> Tensor:
     Cost: 1 ms for an image of 32 x 32 and 512 patterns on one core. Each image is looked at alone.
     Raises: ArgumentError for other shapes.
     """
-    patterns = _check.integer("patterns", patterns, low=1)
-    grid = _check.integer("grid", grid, low=1)
+    patterns = checks.integer("patterns", patterns, low=1)
+    grid = checks.integer("grid", grid, low=1)
     fits = images.ndim == 4 and images.is_floating_point() and images.shape[1] in (1, 3)
     if not fits or min(images.shape[2:]) < _SIDE + grid - 1:
         raise ArgumentError(

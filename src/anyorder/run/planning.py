@@ -6,14 +6,14 @@ from functools import cached_property
 from typing import Any
 
 from anyorder import accounting
-from anyorder._words import rounded_up
 from anyorder.errors import ArgumentError, MissingDependencyError
+from anyorder.formatting import rounded_up
 from anyorder.optimize import choose
 from anyorder.optimize.fits import kind_in
 from anyorder.participation import PoissonSampling
-from anyorder.plan import Plan
-from anyorder.planner import plan, with_budget
-from anyorder.planner_orders import OrderComparison
+from anyorder.plan.compare import OrderComparison
+from anyorder.plan.plan import Plan
+from anyorder.plan.planner import plan, with_budget
 from anyorder.report import comparison_table
 from anyorder.strategy import Combination, Independent, Strategy
 

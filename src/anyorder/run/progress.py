@@ -3,16 +3,9 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.report import card
 from anyorder.run.job import Observer
 

@@ -7,14 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from anyorder._sealed import mentions, printable, read_json
-from anyorder.budget.found import FORMAT as SEARCH_FORMAT
-from anyorder.budget.found import SearchCertificate
-from anyorder.budget.search_folder import BEST, REPORT, SHOWN, hide_times
-from anyorder.budget.search_folder import CERTIFICATE as SEARCH
-from anyorder.certificate import verify
+from anyorder.budget.claim import FORMAT as SEARCH_FORMAT
+from anyorder.budget.claim import SearchCertificate
+from anyorder.budget.search import BEST, REPORT, SHOWN, hide_times
+from anyorder.budget.search import CERTIFICATE as SEARCH
 from anyorder.errors import ArgumentError, CertificateError, LimitError
-from anyorder.plan import Plan, check_claims
+from anyorder.formats import mentions, printable, read_json
+from anyorder.plan.certificate import verify
+from anyorder.plan.plan import Plan, check_claims
 from anyorder.report.html import Shown, html_refusal, html_report
 from anyorder.run import audit_files, folder
 

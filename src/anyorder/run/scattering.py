@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
 
 __all__ = ["scatter"]
@@ -36,8 +36,8 @@ def scatter(images: Tensor, *, scales: int = 2, angles: int = 8) -> Tensor:
     Cost: 0.5 ms for an image of 28 x 28 on one core; no training, and one image at a time, whatever the others are.
     Raises: ArgumentError for other shapes.
     """
-    scales = _check.integer("scales", scales, low=1, high=6)
-    angles = _check.integer("angles", angles, low=1)
+    scales = checks.integer("scales", scales, low=1, high=6)
+    angles = checks.integer("angles", angles, low=1)
     if images.ndim != 4 or not images.is_floating_point() or any(side % 2**scales for side in images.shape[2:]):
         raise ArgumentError(
             f"images must be float of shape (n, channels, height, width), sides divided by {2**scales}, got "

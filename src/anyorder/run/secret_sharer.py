@@ -14,7 +14,7 @@ from anyorder.audit.bounds import Method
 from anyorder.audit.result import REFUTED
 from anyorder.audit.secrets import LogProb
 from anyorder.errors import ArgumentError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.run.names import load_function
 from anyorder.run.text import Text, read_text
 

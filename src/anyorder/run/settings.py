@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from anyorder import _check
+from anyorder import checks
 from anyorder._orders import order_word
 from anyorder.errors import ArgumentError
 from anyorder.run.planning import Mechanism
@@ -84,13 +84,13 @@ class Settings:
         return cls(dataset=dataset, **{**_defaults(dataset, chosen), **chosen})
 
     def __post_init__(self) -> None:
-        _check.integer("batch_size", self.batch_size, low=1)
-        _check.integer("epochs", self.epochs, low=1)
-        _check.integer("seed", self.seed, low=0, high=2**63 - 1)
-        _check.positive("lr", self.lr)
+        checks.integer("batch_size", self.batch_size, low=1)
+        checks.integer("epochs", self.epochs, low=1)
+        checks.integer("seed", self.seed, low=0, high=2**63 - 1)
+        checks.positive("lr", self.lr)
         object.__setattr__(self, "order", order_word(self.order))
-        _check.choice("optimizer", self.optimizer, {"sgd", "ftrl"})
-        _check.choice("schedule", self.schedule, {"constant", "linear"})
+        checks.choice("optimizer", self.optimizer, {"sgd", "ftrl"})
+        checks.choice("schedule", self.schedule, {"constant", "linear"})
         if self.optimizer == "ftrl" and (self.schedule == "linear" or self.model in OF_FEATURES):
             raise ArgumentError(
                 "optimizer 'ftrl' multiplies all past gradients by its rate, and so needs a constant one; schedule "
@@ -102,7 +102,7 @@ class Settings:
                 f"of features, got {self.epochs}"
             )
         if self.checkpoint_every is not None:
-            _check.integer("checkpoint_every", self.checkpoint_every, low=1)
+            checks.integer("checkpoint_every", self.checkpoint_every, low=1)
         if (self.order == "poisson") != (self.mechanism == "poisson"):
             raise ArgumentError(
                 "order 'poisson' and mechanism 'poisson' are one thing, amplified DP-SGD; got "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
 from anyorder.run.names import load_function
 
@@ -55,9 +55,9 @@ def read_text(name: str | Path, *, vocabulary: int = 1000, leave_out: int = 100,
     """
     if not Path(name).exists() and ":" in str(name):
         return _own(str(name))
-    vocabulary = _check.integer("vocabulary", vocabulary, low=2)
-    leave_out = _check.integer("leave_out", leave_out, low=0)
-    length = _check.integer("length", length, low=2)
+    vocabulary = checks.integer("vocabulary", vocabulary, low=2)
+    leave_out = checks.integer("leave_out", leave_out, low=0)
+    length = checks.integer("length", length, low=2)
     sentences = [[word for word in text.lower().split() if word.isalpha()] for text in _sentences(Path(name))]
     counts = Counter(word for sentence in sentences for word in sentence)
     words = tuple(word for word, _ in counts.most_common(leave_out + vocabulary)[leave_out:])
@@ -98,7 +98,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def _rows(file: Path) -> Iterator[str]:
-    parquet = _check.optional("pyarrow.parquet", extra="train", purpose="reading a Parquet file")
+    parquet = checks.optional("pyarrow.parquet", extra="train", purpose="reading a Parquet file")
     try:
         names = parquet.read_schema(file).names
         found = [name for name in _COLUMNS if name in names]
@@ -122,5 +122,5 @@ def _own(name: str) -> Text:
             f"text {name!r} must return (sequences of integers, size of the vocabulary), got {type(found).__name__}"
         )
     sequences, vocabulary = found
-    vocabulary = _check.integer("the size of the vocabulary", vocabulary, low=2)
+    vocabulary = checks.integer("the size of the vocabulary", vocabulary, low=2)
     return Text(vocabulary, [np.asarray(sequence, np.int64) for sequence in sequences], [])

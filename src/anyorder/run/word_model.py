@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
-from anyorder.plan import Plan
-from anyorder.planner import plan as make_plan
+from anyorder.plan.plan import Plan
+from anyorder.plan.planner import plan as make_plan
 from anyorder.sampling import EpochShuffleSampler
 from anyorder.train import PrivacyEngine
 
@@ -102,8 +102,8 @@ def train_words(
     """
     if not len(corpus):
         raise ArgumentError("corpus must have a sequence, got none")
-    epochs = _check.integer("epochs", epochs, low=1)
-    batch_size = min(_check.integer("batch_size", batch_size, low=1), len(corpus))
+    epochs = checks.integer("epochs", epochs, low=1)
+    batch_size = min(checks.integer("batch_size", batch_size, low=1), len(corpus))
     plan = None
     if epsilon is not None or noise_multiplier is not None:
         plan = make_plan(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import LoaderError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, Participation, PoissonSampling, SingleEpoch
 from anyorder.sampling.loader import Unit
@@ -58,8 +58,8 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None, accumulat
 
     Raises: LoaderError for an order that is not known, or in which an example may come twice in an epoch.
     """
-    epochs = _check.integer("epochs", epochs, low=1)
-    accumulate = _check.integer("accumulate", accumulate, low=1)
+    epochs = checks.integer("epochs", epochs, low=1)
+    accumulate = checks.integer("accumulate", accumulate, low=1)
     check_loader(loader)
     order = read_order(loader, 0)
     check_ranks(order)

@@ -42,7 +42,7 @@ class HandedBatch:
         return len(self.units) + self.padding
 
 
-class _Known:
+class _KnownBatch:
     """One tensor of a batch: its memory is remembered, and is its own for as long as the tensor lives."""
 
     def __init__(self, tensor: Tensor, batch: HandedBatch) -> None:
@@ -71,7 +71,7 @@ class HandedOut:
     """
 
     def __init__(self) -> None:
-        self._known: list[_Known] = []
+        self._known: list[_KnownBatch] = []
         self._waiting: list[HandedBatch] = []
         self._called: HandedBatch | None = None
         self._left: set[int] = set()
@@ -89,7 +89,7 @@ class HandedOut:
             for known in self._known
             if (own := known.tensor()) is not None and not (known.batch.used and id(own) in again)
         ]
-        self._known += [_Known(tensor, handed) for tensor in tensors]
+        self._known += [_KnownBatch(tensor, handed) for tensor in tensors]
         self._waiting.append(handed)
         self._last = batch, handed
 

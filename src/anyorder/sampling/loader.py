@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, as_units
 from anyorder.noise import NoiseSource
@@ -198,7 +198,7 @@ class PrivateLoader:
 
         Raises: LoaderError for a stream, and for a sampler whose epochs cannot be called up again.
         """
-        position = _check.integer("position", position, low=0)
+        position = checks.integer("position", position, low=0)
         if position == self._position == 0:
             return
         batches = self._batches
@@ -239,7 +239,7 @@ class PrivateLoader:
                     f"{found.get(name)!r}; resume with the same data set, batch size and sampler"
                 )
         if self._batches is None:
-            self._position = self._used = _check.integer("position", state["position"], low=0)
+            self._position = self._used = checks.integer("position", state["position"], low=0)
             return
         keyed = self._batches.order.keyed
         if keyed is not None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from anyorder import _check
+from anyorder import checks
 from anyorder._draws import Draws
 from anyorder.noise import NoiseSource
 from anyorder.participation import PoissonSampling
@@ -20,7 +20,7 @@ def key_of(seed: int | bytes | None) -> bytes:
     """32 bytes: BLAKE2b of a seed; fresh ones from the operating system for None."""
     if seed is None:
         return os.urandom(32)
-    text = b"bytes" + seed if isinstance(seed, bytes) else b"int%d" % _check.integer("seed", seed, low=0)
+    text = b"bytes" + seed if isinstance(seed, bytes) else b"int%d" % checks.integer("seed", seed, low=0)
     return blake2b(text, digest_size=32, person=b"anyorder sampler").digest()
 
 
@@ -43,7 +43,7 @@ class _KeyedSampler(Sampler[int]):
     """
 
     def __init__(self, data: Sized | int, seed: int | bytes | None) -> None:
-        self.size = _check.integer("size", len(data) if isinstance(data, Sized) else data, low=1)
+        self.size = checks.integer("size", len(data) if isinstance(data, Sized) else data, low=1)
         self.key = key_of(seed)
 
     def _permutation(self, row: int) -> NDArray[np.int64]:
@@ -93,11 +93,11 @@ class EpochShuffleSampler(_KeyedSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration gives."""
-        self.epoch = _check.integer("epoch", epoch, low=0)
+        self.epoch = checks.integer("epoch", epoch, low=0)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The indices of an epoch, (size,) int64."""
-        return self._permutation(_check.integer("epoch", epoch, low=0))
+        return self._permutation(checks.integer("epoch", epoch, low=0))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.order(self.epoch).tolist())
@@ -131,10 +131,10 @@ class PoissonBatchSampler(Sampler[list[int]]):
         ranks: int = 1,
         indices: NDArray[np.int64] | None = None,
     ) -> None:
-        self.size = _check.integer("size", size, low=1)
-        self.sampling_probability = _check.real("sampling_probability", sampling_probability, low=0.0, high=1.0)
-        self.steps = _check.integer("steps", steps, low=1)
-        probability = _check.positive("sampling_probability", self.sampling_probability)
+        self.size = checks.integer("size", size, low=1)
+        self.sampling_probability = checks.real("sampling_probability", sampling_probability, low=0.0, high=1.0)
+        self.steps = checks.integer("steps", steps, low=1)
+        probability = checks.positive("sampling_probability", self.sampling_probability)
         self._draws = Draws(PoissonSampling(self.steps, probability), self.size, source)
         self._rank, self._ranks = rank, ranks
         self.indices = np.arange(self.size) if indices is None else indices
@@ -142,7 +142,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration gives."""
-        self.epoch = _check.integer("epoch", epoch, low=0)
+        self.epoch = checks.integer("epoch", epoch, low=0)
 
     def batch(self, t: int) -> list[int]:
         """The rank's indices of batch t, counted over all epochs; ascending, perhaps none."""

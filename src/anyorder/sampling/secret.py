@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from anyorder import _check
+from anyorder import checks
 from anyorder._draws import Draws, check_size
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import numbered
@@ -69,7 +69,7 @@ def secret_loader(
     if micro_batch is None and unit is None and type(participation) is TruncatedPoisson:
         micro_batch = -(-participation.batch_size // (accumulate * ranks))
     sampler = SecretBatchSampler(draws, owned, accumulate=accumulate, rows=micro_batch, rank=rank, ranks=ranks)
-    if micro_batch is not None and sampler.batch_size > _check.integer("micro_batch", micro_batch, low=1):
+    if micro_batch is not None and sampler.batch_size > checks.integer("micro_batch", micro_batch, low=1):
         raise ArgumentError(
             f"micro_batch must be at least {sampler.batch_size}, the examples that each of accumulate={accumulate} "
             f"micro-batches of a step is expected to have, got {micro_batch}; more of them need less"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
 from anyorder.ledger import as_units
 from anyorder.sampling.samplers import permutation_of
@@ -47,7 +47,7 @@ class UnitOrderSampler(Sampler[list[int]]):
         ids = np.asarray(as_units(unit_ids))
         if not len(ids):
             raise ArgumentError("unit_ids must name the unit of each example, got none")
-        self.batch_size = _check.integer("batch_size", batch_size, low=1)
+        self.batch_size = checks.integer("batch_size", batch_size, low=1)
         self.indices: NDArray[np.int64] = np.arange(len(ids))
         pieces, owners = _pieces(ids, self.batch_size)
         bins = _pack([len(piece) for piece in pieces], self.batch_size)

@@ -7,8 +7,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 
 __all__ = ["Bound", "from_integer", "from_sum", "roots"]
 
@@ -27,7 +27,7 @@ class Bound:
     exact: bool
 
     def __post_init__(self) -> None:
-        _check.real("value", self.value, low=0.0)
+        checks.real("value", self.value, low=0.0)
 
 
 def from_integer(squared: int) -> Bound:

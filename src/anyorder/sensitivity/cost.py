@@ -7,8 +7,8 @@ counts; beyond, those are that have a closed form.
 import math
 from typing import Any, assert_never
 
-from anyorder._limits import MAX_NUMBERS, MAX_OPERATIONS, MAX_STEPS, REMEDY, bounded, check_work, is_bounded
 from anyorder.errors import ArgumentError, LimitError
+from anyorder.formats import MAX_NUMBERS, MAX_OPERATIONS, MAX_STEPS, REMEDY, bounded, check_work, is_bounded
 from anyorder.participation.base import Rule
 from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.participation.rules import RULES

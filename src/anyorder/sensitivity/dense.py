@@ -7,8 +7,8 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder._limits import check_work
 from anyorder.errors import PlanError
+from anyorder.formats import check_work
 from anyorder.participation import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.shuffled import two_point_bound

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 
-from anyorder._limits import check_work
+from anyorder.formats import check_work
 from anyorder.participation import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import banded, dense
 from anyorder.sensitivity.bound import Bound, from_sum, roots

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.strategy import Tree
-from anyorder.strategy.tree import Subtree
+from anyorder.strategy.nodes import Subtree
 
 __all__ = ["squared"]
 

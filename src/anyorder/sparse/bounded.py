@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.clipping.batch import UnitMap, full_precision
 from anyorder.clipping.lookups import settle_lookups
 from anyorder.clipping.norms import Settled, Weights
@@ -47,7 +47,7 @@ def bounded_rows(rows: Any, values: Any, units: Iterable[Any], clip_norm: float)
         >>> [array.round(6).tolist() for array in ao.sparse.bounded_rows(rows, values, ["a", "b", "c"], clip_norm=1.0)]
         [[2, 7], [[0.0, 0.0], [0.6, 1.3]]]
     """
-    clip_norm = _check.positive("clip_norm", clip_norm)
+    clip_norm = checks.positive("clip_norm", clip_norm)
     return _cut([_rows_of("", rows, values, units)], clip_norm)[0]
 
 
@@ -81,7 +81,7 @@ def bounded_parts(
         >>> total.round(6).tolist(), ids.tolist(), sums.round(6).tolist()
         ([0.7], [2, 7], [[0.2], [0.8]])
     """
-    clip_norm = _check.positive("clip_norm", clip_norm)
+    clip_norm = checks.positive("clip_norm", clip_norm)
     parts = [_rows_of(f" of table {i}", *_several("tables", table, 3)) for i, table in enumerate(tables)]
     if dense is not None:
         vectors, units = _several("dense", dense, 2)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyorder.errors import CheckpointError, PlanError
-from anyorder.noise import late_rows
+from anyorder.noise import lazy
 from anyorder.noise.lazy import Jump, Jumps
 from anyorder.release import Release
 from anyorder.strategy import Tree
@@ -100,12 +100,12 @@ class ByJumps:
         """In place, where the table is in the memory of the processor; the same bits elsewhere."""
         if self._arrays is None:
             return partial(_put, self._stored, rows, self._made(_copied(self._stored, rows), rows, jump, *gradient))
-        return partial(late_rows.carry, self._source, jump, self._arrays, rows, self._first, *gradient)
+        return partial(lazy.carry, self._source, jump, self._arrays, rows, self._first, *gradient)
 
     def _made(self, state: State, rows: Integers, jump: Jump, *gradient: NDArray[Any]) -> State:
         """In float64, on the CPU."""
         numbers = np.concatenate([_numpy(state.kept).transpose(1, 0, 2), _numpy(state.theta)[None]])
-        made = torch.from_numpy(late_rows.carried(self._source, jump, numbers, rows, self._first, *gradient))
+        made = torch.from_numpy(lazy.carried(self._source, jump, numbers, rows, self._first, *gradient))
         return State(made[-1], made[:-1].transpose(0, 1))
 
     def state_dict(self) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.release import Release
 from anyorder.release.clip_norm import ClipNorm
@@ -113,7 +113,7 @@ class LazyTable:
         if not isinstance(release, Release):
             raise ArgumentError(f"release must be an anyorder Release, got {type(release).__name__}")
         self.lr = lr
-        momentum = _check.real("momentum", momentum, low=0.0)
+        momentum = checks.real("momentum", momentum, low=0.0)
         if momentum >= 1:
             raise ArgumentError(f"momentum must be below 1, got {momentum}")
         if nesterov and not momentum:
@@ -148,7 +148,7 @@ class LazyTable:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self._lr = _check.real("lr", value, low=0.0)
+        self._lr = checks.real("lr", value, low=0.0)
 
     @property
     def kept(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 
@@ -62,7 +62,7 @@ def select_counts(
     Raises: ArgumentError; no message has an id or a count.
     """
     ids, values, total = _touched("counts", counts, num_rows)
-    threshold, std = _check.real("threshold", threshold), _check.positive("std", std)
+    threshold, std = checks.real("threshold", threshold), checks.positive("std", std)
     words = _Words(source, b"select counts", step)
     with np.errstate(over="ignore"):
         distance = (values - threshold) / std
@@ -102,8 +102,8 @@ def select_top(
     Raises: ArgumentError; no message has an id or a score.
     """
     ids, values, total = _touched("scores", scores, num_rows)
-    k = _check.integer("k", k, low=1, high=total)
-    scale = _check.positive("scale", scale)
+    k = checks.integer("k", k, low=1, high=total)
+    scale = checks.positive("scale", scale)
     with np.errstate(over="ignore"):
         quotients = values / scale
     if not np.isfinite(quotients).all():
@@ -129,8 +129,8 @@ def select_uniform(k: int, *, num_rows: int, source: NoiseSource, step: int) -> 
     Guarantee: exact, as far as the keystream is uniform.
     Cost: O(k log k) time and memory.
     """
-    num_rows = _check.integer("num_rows", num_rows, low=1, high=MAX_ROWS)
-    k = _check.integer("k", k, low=0, high=num_rows)
+    num_rows = checks.integer("num_rows", num_rows, low=1, high=MAX_ROWS)
+    k = checks.integer("k", k, low=0, high=num_rows)
     return _subset(num_rows, k, _Words(source, b"select uniform", step))
 
 
@@ -138,7 +138,7 @@ class _Words:
     """64-bit words of one step for one purpose, one after the other."""
 
     def __init__(self, source: NoiseSource, purpose: bytes, step: int) -> None:
-        self._step = _check.integer("step", step, low=0, high=2**63 - 1)
+        self._step = checks.integer("step", step, low=0, high=2**63 - 1)
         self._source = source.derive(purpose)
         self._used = 0
 
@@ -160,9 +160,9 @@ class _Touched(NamedTuple):
 def _touched(name: str, given: Any, num_rows: int | None) -> _Touched:
     """What both forms say."""
     if num_rows is not None:
-        num_rows = _check.integer("num_rows", num_rows, low=1, high=MAX_ROWS)
+        num_rows = checks.integer("num_rows", num_rows, low=1, high=MAX_ROWS)
     if not isinstance(given, tuple):
-        values = _check.array(name, _check.plain(given), ndim=1)
+        values = checks.array(name, checks.plain(given), ndim=1)
         if num_rows is not None and num_rows != len(values):
             raise ArgumentError(f"{name} of all rows must be num_rows = {num_rows}, got {len(values)}")
         ids = np.flatnonzero(values)
@@ -171,7 +171,7 @@ def _touched(name: str, given: Any, num_rows: int | None) -> _Touched:
         raise ArgumentError(f"num_rows must be given where {name} are (ids, values) of touched rows, got None")
     if len(given) != 2:
         raise ArgumentError(f"{name} must be (ids, values) or a vector of all rows, got a tuple of {len(given)}")
-    rows, values = (np.asarray(_check.plain(one)) for one in given)
+    rows, values = (np.asarray(checks.plain(one)) for one in given)
     if rows.ndim != 1 or values.shape != rows.shape:
         raise ArgumentError(f"ids and values of {name} must be vectors of one length")
     if not rows.size:
@@ -179,7 +179,7 @@ def _touched(name: str, given: Any, num_rows: int | None) -> _Touched:
     if rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= num_rows:
         raise ArgumentError(f"ids of {name} must be integers from 0 to num_rows - 1 = {num_rows - 1}")
     order = np.argsort(rows)
-    ids, values = rows[order].astype(np.int64), _check.array(f"values of {name}", values, ndim=1)[order]
+    ids, values = rows[order].astype(np.int64), checks.array(f"values of {name}", values, ndim=1)[order]
     if (ids[1:] == ids[:-1]).any():
         raise ArgumentError(f"ids of {name} must be distinct: add the values of equal ids first")
     kept = values != 0

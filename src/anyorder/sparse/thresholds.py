@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from scipy.special import ndtr, ndtri
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.accounting.selection import Counts
 from anyorder.errors import ArgumentError, PlanError, SelectionWarning
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 
 __all__ = ["Chances", "chances", "threshold_for", "warn_of_chances"]
 
@@ -50,9 +50,9 @@ def chances(plan: Plan, *, num_rows: int, units: float, rows_of_unit: int) -> Ch
         '0.16 rows come by chance, such a row with probability 0.87'
     """
     rule, std = _counted(plan)
-    rows = _check.integer("num_rows", num_rows, low=1)
-    count = _check.real("units", units, low=0.0) * min(
-        1.0, rule.count_norm / sqrt(_check.integer("rows_of_unit", rows_of_unit, low=1))
+    rows = checks.integer("num_rows", num_rows, low=1)
+    count = checks.real("units", units, low=0.0) * min(
+        1.0, rule.count_norm / sqrt(checks.integer("rows_of_unit", rows_of_unit, low=1))
     )
     p = float(ndtr(-rule.threshold / std))
     return Chances(p, p * rows, float(ndtr((count - rule.threshold) / std)))
@@ -79,8 +79,8 @@ def threshold_for(plan: Plan, *, num_rows: int, rows_by_chance: float) -> float:
         8.026
     """
     _, std = _counted(plan)
-    rows = _check.integer("num_rows", num_rows, low=1)
-    wanted = _check.real("rows_by_chance", rows_by_chance)
+    rows = checks.integer("num_rows", num_rows, low=1)
+    wanted = checks.real("rows_by_chance", rows_by_chance)
     if not 0 < wanted < rows:
         raise ArgumentError(f"rows_by_chance must lie strictly between 0 and num_rows={rows}, got {rows_by_chance!r}")
     return float(-std * ndtri(wanted / rows))

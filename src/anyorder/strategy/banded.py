@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import final, frozen
+from anyorder import checks
+from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.strategy._packing import pack, unpack
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
@@ -33,7 +33,7 @@ class Banded(Strategy):
     """
 
     def __init__(self, bands: ArrayLike) -> None:
-        values = _check.array("bands", bands, ndim=2)
+        values = checks.array("bands", bands, ndim=2)
         p, n = values.shape
         if p > n:
             raise ArgumentError(f"bands must be (p, n) with p <= n, got shape {values.shape}")
@@ -130,7 +130,7 @@ class Banded(Strategy):
 
     def init(self, size: int) -> State:
         """No outputs yet."""
-        _check.integer("size", size, low=0)
+        checks.integer("size", size, low=0)
         return ()
 
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
@@ -152,8 +152,8 @@ class Banded(Strategy):
 
     @classmethod
     def _from_dict(cls, p: int, n: int, bands: str) -> "Banded":
-        n = _check.integer("n", n, low=1)
-        p = _check.integer("p", p, low=1, high=n)
+        n = checks.integer("n", n, low=1)
+        p = checks.integer("p", p, low=1, high=n)
         values = unpack("bands", bands, (p, n))
         return cls(_matrix_of(values)) if p == n else cls(values)
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.strategy.base import Combination, Recurrence, Terms
 from anyorder.strategy.toeplitz import (
     Floats,
@@ -45,14 +45,14 @@ class BandedInverse(Toeplitz, Combination):
 
         For the prefix sum g_k = g_{k-1} (1 - 3/(2k)).                              [Kalinin et al. 2025, BISR]
         """
-        num_bands = _check.integer("num_bands", num_bands, low=1, high=workload.n)
+        num_bands = checks.integer("num_bands", num_bands, low=1, high=workload.n)
         inverse = inverse_series(workload.toeplitz_coefficients()[:num_bands], num_bands)
         return cls(square_root_series(inverse, num_bands), workload.n)
 
     @classmethod
     def lambda_cgd(cls, weight: float, n: int) -> "BandedInverse":
         """Noise z_t - weight z_{t-1}, 0 <= weight < 1: two bands [DP-lambda-CGD]."""
-        return cls([1.0, -_check.real("weight", weight, low=0.0, high=1.0)], n)
+        return cls([1.0, -checks.real("weight", weight, low=0.0, high=1.0)], n)
 
     @property
     def num_bands(self) -> int:

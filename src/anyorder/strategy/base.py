@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import SetOnce
+from anyorder import checks
+from anyorder.checks import SetOnce
 from anyorder.errors import PlanError
 
 __all__ = ["Combination", "Recurrence", "Row", "State", "Strategy", "Terms"]
@@ -102,7 +102,7 @@ class Strategy(SetOnce, ABC):
 
         Raises: PlanError for a strategy that is a combination of rows and no recurrence: see `Combination.terms`.
         """
-        t = _check.integer("t", t, low=0, high=self.n - 1)
+        t = checks.integer("t", t, low=0, high=self.n - 1)
         return Recurrence(*(part[0] for part in self.recurrences(np.array([t]))))
 
     def recurrences(self, steps: NDArray[np.int64]) -> Recurrence:
@@ -161,7 +161,7 @@ class Combination(Strategy):
 
     def init(self, size: int) -> State:
         """No state."""
-        _check.integer("size", size, low=0)
+        checks.integer("size", size, low=0)
         return ()
 
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:

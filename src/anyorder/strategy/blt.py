@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Recurrence, Row, State, Vector
 from anyorder.strategy.toeplitz import Floats, Toeplitz, repeated
@@ -32,8 +32,8 @@ class BLT(Toeplitz):
 
     def __init__(self, decays: ArrayLike, scales: ArrayLike, n: int) -> None:
         super().__init__(n)
-        self.decays: Floats = _check.array("decays", decays, ndim=1)
-        self.scales: Floats = _check.array("scales", scales, ndim=1)
+        self.decays: Floats = checks.array("decays", decays, ndim=1)
+        self.scales: Floats = checks.array("scales", scales, ndim=1)
         if self.decays.shape != self.scales.shape:
             raise ArgumentError(
                 f"decays and scales must be equally many, got {len(self.decays)} and {len(self.scales)}"
@@ -112,7 +112,7 @@ class BLT(Toeplitz):
 
     def init(self, size: int) -> State:
         """Empty buffers."""
-        _check.integer("size", size, low=0)
+        checks.integer("size", size, low=0)
         return tuple(np.zeros(size, dtype=np.float32) for _ in range(self.num_buffers))
 
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:

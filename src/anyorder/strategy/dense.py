@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import solve_triangular
 
-from anyorder import _check
-from anyorder._closed import final, frozen
+from anyorder import checks
+from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.strategy._packing import pack, unpack
 from anyorder.strategy.base import Combination, Terms
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 def check_lower_triangular(name: str, value: ArrayLike) -> Floats:
     """A square lower-triangular float64 matrix with a positive diagonal, copied and read-only."""
-    C = _check.array(name, value, ndim=2)
+    C = checks.array(name, value, ndim=2)
     if C.shape[0] != C.shape[1]:
         raise ArgumentError(f"{name} must be square, got shape {C.shape}")
     if np.triu(C, 1).any():
@@ -70,7 +70,7 @@ class Dense(Combination):
 
     @classmethod
     def _from_dict(cls, n: int, lower: str) -> "Dense":
-        n = _check.integer("n", n, low=1)
+        n = checks.integer("n", n, low=1)
         C = np.zeros((n, n))
         C[np.tril_indices(n)] = unpack("lower", lower, (n * (n + 1) // 2,))
         return cls(C)

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.strategy.base import Combination, Recurrence, Terms
 
 __all__ = ["Independent"]
@@ -23,7 +23,7 @@ class Independent(Combination):
     """
 
     def __init__(self, n: int) -> None:
-        self._n = _check.integer("n", n, low=1)
+        self._n = checks.integer("n", n, low=1)
 
     @property
     def n(self) -> int:

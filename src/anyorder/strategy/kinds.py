@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
-from anyorder._words import counted
+from anyorder import checks
 from anyorder.errors import PlanError
+from anyorder.formatting import counted
 from anyorder.strategy.banded import Banded
 from anyorder.strategy.banded_inverse import BandedInverse
 from anyorder.strategy.base import Strategy
@@ -216,7 +216,7 @@ def check_kind(strategy: object) -> None:
 
 def from_dict(data: dict[str, Any]) -> Strategy:
     """The strategy that `Strategy.to_dict` described."""
-    name = _check.choice("strategy kind", data.get("kind", ""), _BY_NAME)
+    name = checks.choice("strategy kind", data.get("kind", ""), _BY_NAME)
     return _BY_NAME[name].make(**{key: value for key, value in data.items() if key != "kind"})
 
 

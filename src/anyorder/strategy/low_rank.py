@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import solve_triangular
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy._packing import pack, unpack
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
@@ -39,9 +39,9 @@ class BandedLowRank(Strategy):
     """
 
     def __init__(self, bands: ArrayLike, left: ArrayLike, right: ArrayLike) -> None:
-        self.bands: Floats = _check.array("bands", bands, ndim=2)
-        self.left: Floats = _check.array("left", left, ndim=2)
-        self.right: Floats = _check.array("right", right, ndim=2)
+        self.bands: Floats = checks.array("bands", bands, ndim=2)
+        self.left: Floats = checks.array("left", left, ndim=2)
+        self.right: Floats = checks.array("right", right, ndim=2)
         n, p = self.bands.shape
         if p > n:
             raise ArgumentError(f"bands must be (n, p) with p <= n, got shape {self.bands.shape}")
@@ -75,10 +75,10 @@ class BandedLowRank(Strategy):
             raise ArgumentError(
                 f"strategy must be square, got {strategy.num_rows} rows for {n} steps; a tree has no inverse"
             )
-        num_bands = _check.integer("num_bands", num_bands, low=2, high=n)
-        rank = _check.integer("rank", rank, low=1, high=n)
+        num_bands = checks.integer("num_bands", num_bands, low=2, high=n)
+        rank = checks.integer("rank", rank, low=1, high=n)
         B: Floats = np.cumsum(strategy.noising_matrix(), axis=0)
-        left, right = _complete(B, num_bands - 1, rank, _check.integer("sweeps", sweeps, low=1))
+        left, right = _complete(B, num_bands - 1, rank, checks.integer("sweeps", sweeps, low=1))
         kept = np.tril(np.triu(B, 2 - num_bands)) + np.tril(left @ right.T, 1 - num_bands)
         K = np.diff(kept, axis=0, prepend=0.0)
         bands = np.zeros((n, num_bands))
@@ -127,7 +127,7 @@ class BandedLowRank(Strategy):
 
     def init(self, size: int) -> State:
         """Empty accumulators."""
-        _check.integer("size", size, low=0)
+        checks.integer("size", size, low=0)
         return tuple(np.zeros(size, dtype=np.float32) for _ in range(self.rank))
 
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:

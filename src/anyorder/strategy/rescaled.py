@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.toeplitz import Toeplitz
@@ -27,7 +27,7 @@ class Rescaled(Strategy):
 
     def __init__(self, strategy: Strategy, scales: ArrayLike) -> None:
         self.strategy = strategy
-        self.scales: Floats = _check.array("scales", scales, ndim=1)
+        self.scales: Floats = checks.array("scales", scales, ndim=1)
         if self.scales.shape != (strategy.n,) or (self.scales <= 0).any():
             raise ArgumentError(f"scales must be n={strategy.n} numbers above 0, got {self.scales}")
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import block_diag, solve_triangular, toeplitz
 
-from anyorder import _check
-from anyorder._closed import final, frozen
+from anyorder import checks
+from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
@@ -54,13 +54,13 @@ class RestartedBLT(Strategy):
         n: int,
         steps_per_epoch: int,
     ) -> None:
-        self._n = _check.integer("n", n, low=1)
-        self.steps_per_epoch = _check.integer("steps_per_epoch", steps_per_epoch, low=1)
+        self._n = checks.integer("n", n, low=1)
+        self.steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, low=1)
         self.num_epochs = -(-self._n // self.steps_per_epoch)
-        self.decays: Floats = _check.array("decays", decays, ndim=2)
-        self.scales: Floats = _check.array("scales", scales, ndim=2)
-        self.totals: Floats = _check.array("totals", totals, ndim=1)
-        self.shares: Floats = _check.array("shares", shares, ndim=1)
+        self.decays: Floats = checks.array("decays", decays, ndim=2)
+        self.scales: Floats = checks.array("scales", scales, ndim=2)
+        self.totals: Floats = checks.array("totals", totals, ndim=1)
+        self.shares: Floats = checks.array("shares", shares, ndim=1)
         lengths = {len(part) for part in (self.decays, self.scales, self.totals, self.shares)}
         if lengths != {self.num_epochs}:
             raise ArgumentError(

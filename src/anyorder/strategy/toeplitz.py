@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import toeplitz
 
-from anyorder import _check
-from anyorder._closed import final, frozen
+from anyorder import checks
 from anyorder._filters import fftconvolve, lfilter
+from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.strategy.base import Combination, Recurrence, Row, State, Strategy, Terms, Vector
 from anyorder.workload import Workload
@@ -108,7 +108,7 @@ class Toeplitz(Strategy):
     """A strategy whose C, and so C^-1, is lower-triangular Toeplitz: two power series, c and 1 / c."""
 
     def __init__(self, n: int) -> None:
-        self._n = _check.integer("n", n, low=1)
+        self._n = checks.integer("n", n, low=1)
 
     @property
     def n(self) -> int:
@@ -190,7 +190,7 @@ class ToeplitzBanded(Toeplitz):
     @classmethod
     def from_square_root(cls, workload: Workload, num_bands: int) -> "ToeplitzBanded":
         """The first num_bands coefficients of the square root of a Toeplitz workload (BSR, Kalinin & Lampert 2024)."""
-        num_bands = _check.integer("num_bands", num_bands, low=1, high=workload.n)
+        num_bands = checks.integer("num_bands", num_bands, low=1, high=workload.n)
         return cls(square_root_series(workload.toeplitz_coefficients(), num_bands), workload.n)
 
     @property
@@ -215,7 +215,7 @@ class ToeplitzBanded(Toeplitz):
 
     def init(self, size: int) -> State:
         """No outputs yet."""
-        _check.integer("size", size, low=0)
+        checks.integer("size", size, low=0)
         return ()
 
     def step(self, t: int, state: State, row: Row) -> tuple[Vector, State]:
@@ -278,7 +278,7 @@ def binomial_series(a: float, m: int) -> Floats:
 
 def check_series(name: str, value: ArrayLike, n: int) -> Floats:
     """1 to n coefficients, the first above 0."""
-    series = _check.array(name, value, ndim=1)
+    series = checks.array(name, value, ndim=1)
     if len(series) > n:
         raise ArgumentError(f"{name} must be at most n={n} numbers, got {len(series)}")
     if series[0] <= 0:

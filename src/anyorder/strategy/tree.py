@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.strategy.base import Combination, Row, State, Terms, Vector
-from anyorder.strategy.nodes import (
+from anyorder.strategy.nodes import (  # fmt: skip
     Subtree,
     bits,
     ceil,
@@ -26,7 +26,7 @@ from anyorder.strategy.nodes import (
     trailing_zeros,
     variance,
     within,
-)  # fmt: skip
+)
 
 __all__ = ["Subtree", "Tree"]
 
@@ -82,9 +82,9 @@ class Tree(Combination):
         completion: bool | Sequence[bool] = False,
         regenerate: bool = False,
     ) -> None:
-        self._n = _check.integer("n", n, low=1)
-        self.estimator = _check.choice("estimator", estimator, {"vanilla", "online", "full"})
-        self.restarts = tuple(_check.integer("restarts", r, low=1, high=self._n - 1) for r in restarts)
+        self._n = checks.integer("n", n, low=1)
+        self.estimator = checks.choice("estimator", estimator, {"vanilla", "online", "full"})
+        self.restarts = tuple(checks.integer("restarts", r, low=1, high=self._n - 1) for r in restarts)
         if any(r >= s for r, s in pairwise(self.restarts)):
             raise ArgumentError(f"restarts must increase, got {self.restarts}")
         self.completion = (completion,) * len(self.restarts) if isinstance(completion, bool) else tuple(completion)
@@ -158,7 +158,7 @@ class Tree(Combination):
 
         Raises: PlanError with "online", whose estimates have all nodes below.
         """
-        t = _check.integer("t", t, low=0, high=self._n)
+        t = checks.integer("t", t, low=0, high=self._n)
         if self.estimator == "online":
             raise PlanError(f"a prefix sum of {self!r} has as many rows as steps; use the vanilla or full estimator")
         if t == 0:

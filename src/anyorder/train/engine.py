@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from anyorder import _check
-from anyorder.certificate import Certificate, Evidence
+from anyorder import checks
 from anyorder.clipping.clip_rules import Rule
 from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.ledger import Ledger
 from anyorder.noise import NoiseSource
-from anyorder.plan import Plan
+from anyorder.plan.certificate import Certificate, Evidence
+from anyorder.plan.plan import Plan
 from anyorder.release import Release
 from anyorder.sampling import PrivateLoader, Unit
 from anyorder.train.fitted import warn_of_unfitted
@@ -110,10 +110,10 @@ class PrivacyEngine:
             raise TrainingError("make_private was already called: one engine runs one plan once")
         if self._closed:
             raise TrainingError("this engine was closed: make one of its own for a run")
-        _check.choice("loss_reduction", loss_reduction, {"mean", "sum"})
-        accumulate = _check.integer("accumulate", accumulate, low=1)
+        checks.choice("loss_reduction", loss_reduction, {"mean", "sum"})
+        accumulate = checks.integer("accumulate", accumulate, low=1)
         if micro_batch is not None:
-            micro_batch = _check.integer("micro_batch", micro_batch, low=1)
+            micro_batch = checks.integer("micro_batch", micro_batch, low=1)
         options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch)
         warn_of_unfitted(self.plan, optimizer, stacklevel=2)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)

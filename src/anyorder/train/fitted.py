@@ -5,7 +5,7 @@ import warnings
 import torch
 
 from anyorder.errors import OptimizerWarning
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.strategy import Independent, SquareRoot, Tree
 from anyorder.train.ftrl import FTRL
 from anyorder.workload import Workload

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError, ModelError
 
 __all__ = ["FTRL"]
@@ -44,8 +44,8 @@ class FTRL(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`."""
         options = self.defaults | param_group
-        _check.real("lr", options["lr"], low=0.0)
-        if _check.real("momentum", options["momentum"], low=0.0) >= 1:
+        checks.real("lr", options["lr"], low=0.0)
+        if checks.real("momentum", options["momentum"], low=0.0) >= 1:
             raise ArgumentError(f"momentum must be below 1, got {options['momentum']!r}")
         super().add_param_group(param_group)
 

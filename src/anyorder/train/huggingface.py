@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from anyorder import _check
+from anyorder import checks
 from anyorder._undocumented import TRAINER, check_names
 from anyorder.clipping.clip_rules import Rule
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.sampling import PrivateLoader, UnitOrderSampler
 from anyorder.train.engine import PrivacyEngine
 from anyorder.train.module import PrivateModule
@@ -21,7 +21,7 @@ from anyorder.train.order import check_unit
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
 
-_transformers = _check.optional("transformers", extra="huggingface", purpose="PrivateTrainer")
+_transformers = checks.optional("transformers", extra="huggingface", purpose="PrivateTrainer")
 check_names(_transformers.Trainer, TRAINER, _transformers)
 
 _RELEASES = ("loss", "train_loss", "grad_norm", "total_flos")  # of the training data, not covered by the plan

@@ -6,16 +6,16 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.sampling import PrivateLoader, Unit
 from anyorder.train.engine import PrivacyEngine
 from anyorder.train.order import check_unit
 
 __all__ = ["PrivacyCallback"]
 
-_lightning = _check.optional("lightning", extra="lightning", purpose="PrivacyCallback")
+_lightning = checks.optional("lightning", extra="lightning", purpose="PrivacyCallback")
 
 
 class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-defined]

@@ -8,7 +8,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 
 from anyorder.errors import LoaderError, PlanError
 from anyorder.participation import KnownOrder, Listed, PerEpoch, Separated, covers
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.sampling import Unit, find_participation
 from anyorder.sampling.orders import check_loader, is_plain, read_order
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from anyorder.clipping import count_of
 from anyorder.clipping.units import accumulator_dtype
 from anyorder.errors import ArgumentError, ModelError, PlanError, TrainingError
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.release import Release
 from anyorder.sparse.lazy_table import LazyTable, stand_ins_allowed
 from anyorder.sparse.selected import SelectedTables

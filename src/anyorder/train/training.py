@@ -20,7 +20,7 @@ from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.ledger import Units, numbered
 from anyorder.participation import PoissonSampling
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.release import Release
 from anyorder.sampling import PrivateLoader, Unit
 from anyorder.sampling.handed import HandedBatch

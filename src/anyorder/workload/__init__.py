@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import PlanError
 from anyorder.workload.base import Workload, nonnegative, pack, unpack
 from anyorder.workload.from_torch import from_optimizer
-from anyorder.workload.given import Custom
+from anyorder.workload.given import GivenWorkload
 from anyorder.workload.schedules import cosine, linear_cooldown, step_decay, warmup_stable_decay
 
 __all__ = [
-    "Custom",
+    "GivenWorkload",
     "Workload",
     "cosine",
     "custom",
@@ -31,7 +31,7 @@ __all__ = [
     "weighted",
 ]
 
-_KINDS = (Workload, Custom)
+_KINDS = (Workload, GivenWorkload)
 
 
 def check_kind(workload: object) -> None:
@@ -52,9 +52,9 @@ def momentum(n: int, momentum: float, learning_rates: ArrayLike | None = None) -
     return Workload(n, momentum=momentum, learning_rates=learning_rates)
 
 
-def custom(matrix: ArrayLike) -> Custom:
+def custom(matrix: ArrayLike) -> GivenWorkload:
     """Any lower-triangular (n, n) matrix as a workload."""
-    return Custom(matrix)
+    return GivenWorkload(matrix)
 
 
 def weighted(workload: Workload, weights: ArrayLike) -> Workload:
@@ -75,13 +75,13 @@ def last_iterate(workload: Workload) -> Workload:
 
 def from_dict(data: dict[str, Any]) -> Workload:
     """The workload that `Workload.to_dict` described."""
-    kind = _check.choice("workload kind", data.get("kind", ""), {"custom", "momentum"})
+    kind = checks.choice("workload kind", data.get("kind", ""), {"custom", "momentum"})
     weights = unpack(data.get("weights"))
     if kind == "custom":
-        n = _check.integer("n", data["n"], low=1)
+        n = checks.integer("n", data["n"], low=1)
         entries = np.zeros((n, n))
         packed = unpack(data["entries"])
         entries[np.tril_indices(n)] = 1.0 if packed is None else packed
-        return Custom(entries, weights=weights)
+        return GivenWorkload(entries, weights=weights)
     options = {key: value for key, value in data.items() if key not in ("kind", "learning_rates", "weights")}
     return Workload(learning_rates=unpack(data["learning_rates"]), weights=weights, **options)

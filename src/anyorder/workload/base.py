@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import SetOnce
+from anyorder import checks
 from anyorder._filters import lfilter
-from anyorder._limits import inflate
+from anyorder.checks import SetOnce
 from anyorder.errors import ArgumentError
+from anyorder.formats import inflate
 
 __all__ = ["Workload", "iterates", "nonnegative", "pack", "unpack"]
 
@@ -56,12 +56,12 @@ class Workload(SetOnce):
         nesterov: bool = False,
         weights: ArrayLike | None = None,
     ) -> None:
-        self.n = _check.integer("n", n, low=1)
-        self.momentum = _check.real("momentum", momentum, low=0.0)
+        self.n = checks.integer("n", n, low=1)
+        self.momentum = checks.real("momentum", momentum, low=0.0)
         if self.momentum >= 1:
             raise ArgumentError(f"momentum must be below 1, got {momentum!r}")
         self.learning_rates = nonnegative("learning_rates", learning_rates, self.n)
-        self.weight_decay = _check.real("weight_decay", weight_decay, low=0.0)
+        self.weight_decay = checks.real("weight_decay", weight_decay, low=0.0)
         if self.weight_decay * self.learning_rates.max() > 1:
             raise ArgumentError(
                 f"learning rate times weight_decay must be at most 1 at every step, got "
@@ -190,7 +190,7 @@ class Workload(SetOnce):
 
 def nonnegative(name: str, value: ArrayLike | None, n: int) -> Floats:
     """(n,) numbers, none negative, not all zero; ones for None. Read-only."""
-    result = _check.array(name, np.ones(n) if value is None else value, ndim=1)
+    result = checks.array(name, np.ones(n) if value is None else value, ndim=1)
     if result.shape != (n,) or (result < 0).any() or not result.any():
         raise ArgumentError(f"{name} must be n={n} numbers, none negative, not all 0, got {result}")
     return result

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
 from anyorder.workload.base import Workload, iterates
-from anyorder.workload.given import Custom
+from anyorder.workload.given import GivenWorkload
 
 __all__ = ["from_optimizer"]
 
@@ -27,7 +27,7 @@ def from_optimizer(optimizer: Any, scheduler: Any, n: int) -> Workload:
     """
     import torch
 
-    n = _check.integer("n", n, low=1)
+    n = checks.integer("n", n, low=1)
     if type(optimizer) is not torch.optim.SGD:
         raise ArgumentError(
             f"optimizer must be torch.optim.SGD, which is linear in the gradients, got {type(optimizer).__name__}; "
@@ -53,7 +53,7 @@ def from_optimizer(optimizer: Any, scheduler: Any, n: int) -> Workload:
     rate = rates[:, 0] if decay else shapes[:, 0]
     if np.ptp(beta) == 0 and dampening == 0:
         return Workload(n, momentum=beta[0], learning_rates=rate, weight_decay=decay, nesterov=nesterov)
-    return Custom(iterates(np.eye(n), rate, beta, (decay, 0.0), nesterov, dampening))
+    return GivenWorkload(iterates(np.eye(n), rate, beta, (decay, 0.0), nesterov, dampening))
 
 
 def _simulate(optimizer: Any, scheduler: Any, n: int) -> list[list[tuple[float, float, float]]]:

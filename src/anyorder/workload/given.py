@@ -5,22 +5,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.workload.base import Workload, pack
 
-__all__ = ["Custom"]
+__all__ = ["GivenWorkload"]
 
 Floats = NDArray[np.float64]
 
 
 @final
-class Custom(Workload):
+class GivenWorkload(Workload):
     """Any lower-triangular workload, given by its matrix; made by `custom`. O(n^2) memory."""
 
     def __init__(self, entries: ArrayLike, *, weights: ArrayLike | None = None) -> None:
-        self.entries = _check.array("matrix", entries, ndim=2)
+        self.entries = checks.array("matrix", entries, ndim=2)
         if self.entries.shape[0] != self.entries.shape[1] or np.triu(self.entries, 1).any():
             raise ArgumentError(f"matrix must be square and lower triangular, got shape {self.entries.shape}")
         if not self.entries.any():

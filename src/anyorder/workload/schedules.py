@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _check
+from anyorder import checks
 from anyorder.errors import ArgumentError
 
 __all__ = ["cosine", "linear_cooldown", "step_decay", "warmup_stable_decay"]
@@ -13,23 +13,23 @@ Floats = NDArray[np.float64]
 
 def step_decay(n: int, every: int, factor: float) -> Floats:
     """factor^floor(t / every): a drop after every `every` steps, as torch's `StepLR`."""
-    every = _check.integer("every", every, low=1)
-    drops = np.arange(_check.integer("n", n, low=1)) // every
-    return np.asarray(_check.probability("factor", factor) ** drops)
+    every = checks.integer("every", every, low=1)
+    drops = np.arange(checks.integer("n", n, low=1)) // every
+    return np.asarray(checks.probability("factor", factor) ** drops)
 
 
 def cosine(n: int, final: float = 0.0) -> Floats:
     """(1 + cos(pi t / n)) / 2, from 1 down to `final`, as torch's `CosineAnnealingLR` with T_max = n."""
-    final = _check.real("final", final, low=0.0, high=1.0)
-    result: Floats = final + (1 - final) * (1 + np.cos(np.pi * np.arange(_check.integer("n", n, low=1)) / n)) / 2
+    final = checks.real("final", final, low=0.0, high=1.0)
+    result: Floats = final + (1 - final) * (1 + np.cos(np.pi * np.arange(checks.integer("n", n, low=1)) / n)) / 2
     return result
 
 
 def linear_cooldown(n: int, start: float = 0.75, final: float = 0.05) -> Floats:
     """1 for the first floor(start n) steps, then in equal steps from 1 down to `final`."""
-    n = _check.integer("n", n, low=1)
-    flat = int(_check.real("start", start, low=0.0, high=1.0) * n)
-    return np.concatenate([np.ones(flat), np.linspace(1.0, _check.real("final", final, low=0.0, high=1.0), n - flat)])
+    n = checks.integer("n", n, low=1)
+    flat = int(checks.real("start", start, low=0.0, high=1.0) * n)
+    return np.concatenate([np.ones(flat), np.linspace(1.0, checks.real("final", final, low=0.0, high=1.0), n - flat)])
 
 
 def warmup_stable_decay(n: int, warmup: float = 0.1, decay: float = 0.2, final: float = 0.0) -> Floats:
@@ -37,12 +37,12 @@ def warmup_stable_decay(n: int, warmup: float = 0.1, decay: float = 0.2, final: 
 
     Args: n: steps. warmup, decay: fractions of n, warmup + decay <= 1. final: rate at the (unused) step n.
     """
-    n = _check.integer("n", n, low=1)
-    rise = int(_check.real("warmup", warmup, low=0.0, high=1.0) * n)
-    fall = int(_check.real("decay", decay, low=0.0, high=1.0) * n)
+    n = checks.integer("n", n, low=1)
+    rise = int(checks.real("warmup", warmup, low=0.0, high=1.0) * n)
+    fall = int(checks.real("decay", decay, low=0.0, high=1.0) * n)
     if rise + fall > n:
         raise ArgumentError(f"warmup + decay must be at most 1, got {warmup} + {decay}")
-    final = _check.real("final", final, low=0.0, high=1.0)
+    final = checks.real("final", final, low=0.0, high=1.0)
     up = np.arange(1, rise + 1) / (rise + 1)
     down = 1 - (1 - final) * np.arange(fall) / max(fall, 1)
     return np.concatenate([up, np.ones(n - rise - fall), down])

@@ -16,13 +16,7 @@ import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 from scipy.stats import qmc
 
-from anyorder.participation import (
-    BallsInBins,
-    CyclicPoisson,
-    MinSeparationSampling,
-    PoissonSampling,
-    RandomAllocation,
-)
+from anyorder.participation import BallsInBins, CyclicPoisson, MinSeparationSampling, PoissonSampling, RandomAllocation
 
 REACH = 9.0  # deviations on either side of every mean: what lies beyond has mass 1e-19
 

@@ -9,13 +9,25 @@ from scipy.linalg import block_diag
 from scipy.special import ndtr
 
 from accounting.amplification.oracle import mixture_deltas
-from anyorder.accounting.amplification import bins, bins_chain, bins_fit, lognormals
-from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon, bins_losses
-from anyorder.accounting.amplification.bins_chain import Chain, _bridge, _spread_normal, _spread_weights, chain_law
-from anyorder.accounting.amplification.bins_fit import dominating_chains
-from anyorder.accounting.amplification.bins_nested import nested_above, nested_law
-from anyorder.accounting.amplification.calibrate import calibrate_amplified
-from anyorder.accounting.amplification.curve import Amplified
+from anyorder.accounting.amplification import bins
+from anyorder.accounting.amplification import bins as bins_chain
+from anyorder.accounting.amplification import bins as bins_fit
+from anyorder.accounting.amplification import exact as lognormals
+from anyorder.accounting.amplification.bins import (
+    Chain,
+    _bridge,
+    _spread_normal,
+    _spread_weights,
+    bins_delta,
+    bins_epsilon,
+    bins_losses,
+    chain_law,
+    dominating_chains,
+    nested_above,
+    nested_law,
+)
+from anyorder.accounting.amplification.bound import calibrate_amplified
+from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.amplification.exact import epochs_delta
 from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.gaussian import gdp_delta
@@ -426,9 +438,9 @@ def test_a_price_nearer_to_the_tail_finds_the_smaller_bound(monkeypatch, top, wi
     k = top * np.maximum(0.0, 1 - np.minimum(apart, 40 - apart) / width)
     both = bins.bins_epsilon(k, 1.0, 1e-5)
     monkeypatch.setattr(bins_fit, "_PRICES", (1.0,))
-    bins._above.cache_clear()
+    bins._dominating.cache_clear()
     one = bins.bins_epsilon(k, 1.0, 1e-5)
-    bins._above.cache_clear()
+    bins._dominating.cache_clear()
     assert both < 0.95 * one
 
 
@@ -550,7 +562,7 @@ def test_what_is_left_out_of_a_claim_does_not_count(bands):
 
     def all_of_it(epsilon):
         both = (
-            min(bins.delta_above(one, epsilon, falling=falling) for one in bins.above(k, math.sqrt(k.max())))
+            min(bins.delta_above(one, epsilon, falling=falling) for one in bins.dominating(k, math.sqrt(k.max())))
             for falling in (False, True)
         )
         return min(max(both), gdp_delta(math.sqrt(k.max()), epsilon))

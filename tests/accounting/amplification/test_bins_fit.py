@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from anyorder.accounting.amplification import bins, bins_fit
-from anyorder.accounting.amplification.bins_chain import Chain
-from anyorder.accounting.amplification.bins_fit import dominating_chains
+from anyorder.accounting.amplification import bins
+from anyorder.accounting.amplification import bins as bins_fit
+from anyorder.accounting.amplification.bins import Chain, dominating_chains
 
 B = 8
 APART = np.abs(np.subtract.outer(np.arange(B), np.arange(B)))
@@ -119,10 +119,10 @@ def test_without_a_solver_other_matrices_are_left(monkeypatch):
     k = 0.8**APART
     with_chains = bins.bins_delta(k, 1.0, 1.0)
     monkeypatch.setattr(scipy.optimize, "linprog", lambda *_, **__: SimpleNamespace(status=4, x=None, fun=None))
-    bins._above.cache_clear()
+    bins._dominating.cache_clear()
     assert dominating_chains(k) == []
     assert bins.bins_delta(k, 1.0, 1.0) >= with_chains
-    bins._above.cache_clear()
+    bins._dominating.cache_clear()
 
 
 @pytest.mark.parametrize("found", [np.nan, np.inf])

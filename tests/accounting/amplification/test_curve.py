@@ -9,7 +9,7 @@ import pytest
 
 import anyorder as ao
 from anyorder.accounting import Amplified, Deterministic, Gaussian, MonteCarlo, Pld, calibrate_amplified
-from anyorder.accounting.amplification import calibrate, curve, values
+from anyorder.accounting.amplification import bound, claims
 from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon
 from anyorder.accounting.amplification.exact import pld_delta, pld_epsilon
 from anyorder.accounting.amplification.mixture import bins_gram
@@ -17,8 +17,8 @@ from anyorder.accounting.amplification.monte_carlo import TRIES
 from anyorder.accounting.curves import sampled_curve
 from anyorder.errors import AnyorderError, ArgumentError, CertificateError
 from anyorder.participation import BallsInBins, CyclicPoisson, MinSeparationSampling, RandomAllocation, TruncatedPoisson
-from anyorder.plan import Plan, check_claims
-from anyorder.planner import with_budget
+from anyorder.plan.plan import Plan, check_claims
+from anyorder.plan.planner import with_budget
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import BLT, Banded, Independent, RestartedBLT, ToeplitzBanded
 from anyorder.workload import Workload
@@ -32,7 +32,7 @@ def pair(epsilon: float) -> float:
 
 
 def test_replace_one_takes_half_of_epsilon_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve, "pair_delta", lambda C, rule, sigma, epsilon, method, told: pair(epsilon))
+    monkeypatch.setattr(claims, "pair_delta", lambda C, rule, sigma, epsilon, method, told: pair(epsilon))
     two = Amplified(BUFFERS, BINS, 0.1 + 1e-9, neighbours="replace-one")
     for epsilon in (0.0, 0.5, 3.0):
         exact = pair(epsilon / 2) * (1 + math.exp(epsilon / 2))
@@ -42,8 +42,8 @@ def test_replace_one_takes_half_of_epsilon_for_each_step(monkeypatch: pytest.Mon
 
 
 def test_never_above_known_batches_whatever_the_method_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve, "pair_delta", lambda *_: 1.0)
-    monkeypatch.setattr(curve, "pair_epsilon", lambda *_: math.inf)
+    monkeypatch.setattr(claims, "pair_delta", lambda *_: 1.0)
+    monkeypatch.setattr(claims, "pair_epsilon", lambda *_: math.inf)
     for neighbours, factor in (("zero-out", 1), ("add-or-remove", 1), ("replace-one", 2)):
         one = Amplified(BUFFERS, BINS, 1.0 + 1e-9, neighbours=neighbours)
         sens = ao.sensitivity(BUFFERS, ao.participation.FixedOrder(8, 4, 2)).value
@@ -51,16 +51,16 @@ def test_never_above_known_batches_whatever_the_method_finds(monkeypatch: pytest
         assert one.epsilon(1e-5) == pytest.approx(known.epsilon(1e-5), rel=1e-12)
         assert one.delta(1.0) == pytest.approx(known.delta(1.0), rel=1e-12)
         assert one.known_mu > factor * sens / one.noise_multiplier
-    monkeypatch.setattr(curve, "pair_delta", lambda *_: 1e-9)
-    monkeypatch.setattr(curve, "pair_epsilon", lambda *_: 0.25)
+    monkeypatch.setattr(claims, "pair_delta", lambda *_: 1e-9)
+    monkeypatch.setattr(claims, "pair_epsilon", lambda *_: 0.25)
     quiet = Amplified(BUFFERS, BINS, 1.0 + 2e-9)
     assert (quiet.epsilon(1e-5), quiet.delta(1.0)) == (0.25, 1e-9)
 
 
 def test_separation_has_no_bound_but_that_of_known_batches() -> None:
     banded, rule = ToeplitzBanded([1.0, 0.5], 8), MinSeparationSampling(8, 2, 0.2)
-    assert values.pair_epsilon(banded, rule, 1.0, 1e-5, Deterministic(), None) == math.inf
-    assert values.pair_delta(banded, rule, 1.0, 1.0, Deterministic(), None) == 1.0
+    assert claims.pair_epsilon(banded, rule, 1.0, 1e-5, Deterministic(), None) == math.inf
+    assert claims.pair_delta(banded, rule, 1.0, 1.0, Deterministic(), None) == 1.0
 
 
 def test_a_claim_is_that_of_its_own_pair_at_its_own_noise() -> None:
@@ -81,24 +81,24 @@ def restarted(*scales: float) -> RestartedBLT:
 def test_epochs_of_their_own_compose() -> None:
     pytest.importorskip("dp_accounting")
     loud, other = (
-        values.pair_delta(restarted(*scales), RandomAllocation(2, 2), 1.0, 1.0, Deterministic(), None)
+        claims.pair_delta(restarted(*scales), RandomAllocation(2, 2), 1.0, 1.0, Deterministic(), None)
         for scales in ((0.05, 0.9), (0.9, 0.05))
     )
     assert loud == pytest.approx(other, rel=1e-9)  # their order does not matter
-    one = values.pair_delta(restarted(0.9), BallsInBins(1, 2), 1.0, 1.0, Deterministic(), None)
-    twice = values.pair_delta(restarted(0.9, 0.9), RandomAllocation(2, 2), 1.0, 1.0, Deterministic(), None)
+    one = claims.pair_delta(restarted(0.9), BallsInBins(1, 2), 1.0, 1.0, Deterministic(), None)
+    twice = claims.pair_delta(restarted(0.9, 0.9), RandomAllocation(2, 2), 1.0, 1.0, Deterministic(), None)
     assert one * 1.01 < loud < twice
-    less = values.pair_delta(restarted(0.9, 0.9), RandomAllocation(2, 2), 2.0, 1.0, Deterministic(), None)
+    less = claims.pair_delta(restarted(0.9, 0.9), RandomAllocation(2, 2), 2.0, 1.0, Deterministic(), None)
     assert less < twice  # and what is kept of one sigma is not taken for another
 
 
 def test_two_ways_to_account_for_epochs_agree() -> None:
     pytest.importorskip("dp_accounting")
     C, rule = Independent(12), RandomAllocation(3, 4)
-    exact = values.pair_epsilon(C, rule, 1.0, 1e-5, Pld(), None)
-    assert exact * (1 - 2e-3) < values.pair_epsilon(C, rule, 1.0, 1e-5, Deterministic(), None) < exact * 1.1
-    assert values.pair_epsilon(C, rule, 1.0, 1e-14, Deterministic(), None) == math.inf  # of what transforms may lose
-    assert values.pair_delta(C, rule, 1.0, 500.0, Deterministic(), None) >= 2.0**-48
+    exact = claims.pair_epsilon(C, rule, 1.0, 1e-5, Pld(), None)
+    assert exact * (1 - 2e-3) < claims.pair_epsilon(C, rule, 1.0, 1e-5, Deterministic(), None) < exact * 1.1
+    assert claims.pair_epsilon(C, rule, 1.0, 1e-14, Deterministic(), None) == math.inf  # of what transforms may lose
+    assert claims.pair_delta(C, rule, 1.0, 500.0, Deterministic(), None) >= 2.0**-48
 
 
 def test_a_curve_comes_back_from_its_file_and_refuses_what_it_is_not_for() -> None:
@@ -124,27 +124,27 @@ def test_a_curve_comes_back_from_its_file_and_refuses_what_it_is_not_for() -> No
 
 def test_the_own_method_of_an_order_is_the_tightest_that_is_known() -> None:
     for rule in (BINS, RandomAllocation(4, 2)):
-        assert values.default_method(Independent(8), rule) == Pld()
+        assert claims.default_method(Independent(8), rule) == Pld()
     two = ToeplitzBanded([1.0, 0.5], 8)
-    assert values.default_method(two, BINS) == Deterministic()
+    assert claims.default_method(two, BINS) == Deterministic()
     with pytest.raises(AnyorderError, match="columns do not overlap"):
-        values.check_method_fits(Pld(), two, BINS)
+        claims.check_method_fits(Pld(), two, BINS)
 
 
 def test_fresh_samples_are_of_the_salt_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(curve, "mc_interval", lambda *given: asked.append(given))
+    monkeypatch.setattr(claims, "mc_interval", lambda *given: asked.append(given))
     one = Amplified(BUFFERS, BINS, 1.5, MonteCarlo(3000, 1e-8, 7))
-    curve.fresh_interval(one, 1e-5, 99)
+    claims.fresh_interval(one, 1e-5, 99)
     assert asked[0][:5] == (BUFFERS, BINS, 1.5, 1e-5, MonteCarlo(3000, None, 99))
-    assert curve.fresh_interval(Amplified(BUFFERS, BINS, 1.5), 1e-5, 99) is None
+    assert claims.fresh_interval(Amplified(BUFFERS, BINS, 1.5), 1e-5, 99) is None
 
 
 def test_who_watches_is_told_while_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(curve, "pair_epsilon", lambda *given: told.append(given[-1]) or 0.1)
+    monkeypatch.setattr(claims, "pair_epsilon", lambda *given: told.append(given[-1]) or 0.1)
     bar = lambda done, total: None  # noqa: E731
-    with curve.watched(bar):
+    with claims.watched(bar):
         Amplified(BUFFERS, BINS, 1.5 + 1e-9).epsilon(1e-5)
     Amplified(BUFFERS, BINS, 1.5 + 2e-9).epsilon(1e-5)
     assert told == [bar, None]
@@ -166,7 +166,7 @@ def test_noise_by_samples_is_one_that_was_seen_to_hold(seed: int) -> None:
             value = seen.setdefault(self.at, 2 * math.exp(-1.5 * self.at) * (1 + 0.005 * rng.uniform(-1, 1)))
             return float(value)
 
-    found = calibrate._by_samples(Jumping, 2.0, 1e-5, 0.6)  # type: ignore[arg-type]
+    found = bound._by_samples(Jumping, 2.0, 1e-5, 0.6)  # type: ignore[arg-type]
     assert seen[found] <= 2.0
     assert found == min(at for at, value in seen.items() if value <= 2.0)
     assert abs(found) < 0.02
@@ -184,7 +184,7 @@ def test_a_search_for_noise_looks_no_oftener_than_samples_are_paid_for() -> None
             return 2.0  # never enough
 
     with pytest.raises(ArgumentError, match="samples must be more"):
-        calibrate._by_samples(Wild, 1.0, 1e-5, 0.6)  # type: ignore[arg-type]
+        bound._by_samples(Wild, 1.0, 1e-5, 0.6)  # type: ignore[arg-type]
     assert len(set(looks)) == len(looks) <= TRIES // 16  # some strategies and orders side by side are paid for too
 
 

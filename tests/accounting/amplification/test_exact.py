@@ -8,16 +8,16 @@ from scipy.special import erf
 
 from accounting.amplification import oracle
 from anyorder.accounting import gdp_delta, gdp_epsilon, poisson_epsilon
-from anyorder.accounting.amplification import lognormals
+from anyorder.accounting.amplification import exact as lognormals
 from anyorder.accounting.amplification.exact import (
     cyclic_parts,
     diagonal_losses,
     epochs_delta,
     epochs_epsilon,
+    mean_of_lognormals,
     pld_delta,
     pld_epsilon,
 )
-from anyorder.accounting.amplification.lognormals import mean_of_lognormals
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import BallsInBins, CyclicPoisson, RandomAllocation, TruncatedPoisson
 from anyorder.strategy import Independent, ToeplitzBanded
@@ -93,7 +93,7 @@ def test_many_unlike_variances_are_rounded_up():
     below, above = (mean_of_lognormals(np.full(30, g), points=800) for g in (0.9, 1.0))
     for epsilon in (0.2, 0.5, 1.0):
         assert below.remove(epsilon) < found.remove(epsilon) < above.remove(epsilon) * 1.01
-    kinds, counts = lognormals._kinds(variances)
+    kinds, counts = lognormals._distinct_variances(variances)
     assert counts.sum() == 30
     assert (np.sort(np.repeat(kinds, counts)) >= variances).all()
 

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from anyorder import _limits
+from anyorder import formats
 from anyorder.accounting.amplification.mixture import absolute_columns, bins_gram, check_fits, reach
 from anyorder.errors import AnyorderError, ArgumentError, PlanError
 from anyorder.participation import (
@@ -118,6 +118,6 @@ def test_an_order_without_coins_is_refused():
 
 def test_the_file_of_a_stranger_asks_for_no_large_matrix():
     n, before = 1 << 17, time.process_time()
-    with _limits.bounded(True), pytest.raises(AnyorderError, match="large"):
+    with formats.bounded(True), pytest.raises(AnyorderError, match="large"):
         check_fits(Tree(n), CyclicPoisson(n, 2, 0.5))
     assert time.process_time() - before < 5

@@ -9,9 +9,18 @@ import pytest
 
 from accounting.amplification.oracle import mixture_deltas
 from anyorder.accounting import gdp_epsilon
-from anyorder.accounting.amplification import monte_carlo, monte_carlo_terms
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo, bins_interval, mc_delta, mc_epsilon, mc_interval
-from anyorder.accounting.amplification.monte_carlo_terms import Bins, Shape, Terms
+from anyorder.accounting.amplification import monte_carlo
+from anyorder.accounting.amplification import monte_carlo as monte_carlo_terms
+from anyorder.accounting.amplification.monte_carlo import (
+    Bins,
+    BinsTerms,
+    MonteCarlo,
+    Shape,
+    bins_interval,
+    mc_delta,
+    mc_epsilon,
+    mc_interval,
+)
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.participation import BallsInBins
@@ -56,7 +65,7 @@ def silent(count: int) -> None:
     pass
 
 
-def terms(shape: Shape | None, samples: int = 200_000, key: int = 0) -> Terms:
+def terms(shape: Shape | None, samples: int = 200_000, key: int = 0) -> BinsTerms:
     bins, source = Bins(GRAM / SIGMA**2), NoiseSource(bytes([key] * 32))
     return bins.add(source, samples, 0.7, silent) if shape is None else bins.remove(source, samples, shape, silent)
 
@@ -95,7 +104,7 @@ def test_a_limit_at_twice_the_failure_is_wrong_too_often() -> None:
     def wrong(stake: float) -> float:
         count = 0
         for one in zero:
-            term = Terms(np.array([-1.0 if one else 50.0]), np.array([weight]), 0.0, weight, True)
+            term = BinsTerms(np.array([-1.0 if one else 50.0]), np.array([weight]), 0.0, weight, True)
             try:
                 count += monte_carlo._upper_epsilon(term, m, stake, bet) == 0
             except ArgumentError:  # nothing is claimed
@@ -139,13 +148,13 @@ def test_claims_over_many_salts_fail_as_rarely_as_they_say(monkeypatch: pytest.M
 
 def test_both_directions_count() -> None:
     gram = np.full((2, 2), 1.0) + np.diag([3.0, 0.0])
-    search = monte_carlo._Search(Bins(gram), NoiseSource(bytes(32)), 20_000, None)
+    search = monte_carlo._EpsilonSearch(Bins(gram), NoiseSource(bytes(32)), 20_000, None)
     found = search.least_delta(0.3, 1e-4)
     first, second = mixture_deltas(gram, np.ones(2) / 2, 1.0, 0.3)
     assert max(first, second) < found < 1.1 * max(first, second)
     # where all samples of P against Q say that nothing is lost, Q against P still bounds the claim
-    search = monte_carlo._Search(Bins(gram), NoiseSource(bytes(32)), 20_000, None)
-    nothing = Terms(np.full(20_000, -50.0), np.zeros(20_000), 0.0, 0.0, True)
+    search = monte_carlo._EpsilonSearch(Bins(gram), NoiseSource(bytes(32)), 20_000, None)
+    nothing = BinsTerms(np.full(20_000, -50.0), np.zeros(20_000), 0.0, 0.0, True)
     search._remove = lambda m, stake: (nothing, monte_carlo._Bet(0.5, 0.0))  # type: ignore[method-assign]
     assert mixture_deltas(gram, np.ones(2) / 2, 1.0, search.least_epsilon(1e-2, math.log(1e4)))[1] < 1e-2
     assert search.least_epsilon(1e-2, math.log(1e4)) > 1.0
@@ -176,14 +185,16 @@ def test_published_samples_of_others(multiplier: float) -> None:
 
 def test_failure_is_inside_delta_and_paid_for_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, float]] = []
-    monkeypatch.setattr(monte_carlo._Search, "least_epsilon", lambda self, m, stake: asked.append((m, stake)) or 1.0)
+    monkeypatch.setattr(
+        monte_carlo._EpsilonSearch, "least_epsilon", lambda self, m, stake: asked.append((m, stake)) or 1.0
+    )
     for failure, expected in ((None, 1e-7), (2e-6, 2e-6)):
         mc_epsilon(Independent(4), BallsInBins(2, 2), 1.0, 1e-5, MonteCarlo(1000, failure))
         assert asked[-1] == (pytest.approx(1e-5 - expected, rel=1e-12), pytest.approx(math.log(256 / expected)))
     limits = [3e-4, 5e-4, 5e-4, 3e-4]  # of both directions, twice
     stakes: list[float] = []
 
-    def limit(pilot: Terms, terms: Terms, epsilon: float, stake: float) -> float:
+    def limit(pilot: BinsTerms, terms: BinsTerms, epsilon: float, stake: float) -> float:
         assert len(pilot.loss) == 16384
         assert not set(pilot.loss) & set(terms.loss)  # the bet comes from other samples
         stakes.append(stake)
@@ -191,7 +202,7 @@ def test_failure_is_inside_delta_and_paid_for_all_keys(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(monte_carlo, "_upper_delta", limit)
     for _ in range(2):
-        search = monte_carlo._Search(Bins(GRAM / SIGMA**2), NoiseSource(bytes(32)), 1000, None)
+        search = monte_carlo._EpsilonSearch(Bins(GRAM / SIGMA**2), NoiseSource(bytes(32)), 1000, None)
         assert search.least_delta(EPSILON, 1e-5) == pytest.approx(5e-4 + 1e-5, rel=1e-12)
     assert stakes == pytest.approx(4 * [math.log(256 / 1e-5)])
 
@@ -223,7 +234,7 @@ def test_keys_are_of_all_that_the_number_depends_on(monkeypatch: pytest.MonkeyPa
 
 def test_a_bet_that_a_term_could_ruin_is_never_taken() -> None:
     """The floor of the theorem: no term at or above it may take all, whatever the terms that were drawn."""
-    nothing = Terms(np.full(5000, -50.0), np.zeros(5000), 2.0, 1.5, True)
+    nothing = BinsTerms(np.full(5000, -50.0), np.zeros(5000), 2.0, 1.5, True)
     m, size = 1e-3, 0.8
     at = monte_carlo._upper_epsilon(nothing, m, 0.1, monte_carlo._Bet(size, 0.0))
     assert size * (math.exp(1.5 - 2.0 * at) - m) <= 1 + 1e-9
@@ -265,7 +276,7 @@ def test_an_interval_pays_for_two_lower_limits(monkeypatch: pytest.MonkeyPatch) 
 def test_the_larger_epsilon_is_claimed(answers: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
     left = list(answers)
     monkeypatch.setattr(monte_carlo, "_upper_epsilon", lambda *_: left.pop(0))
-    assert monte_carlo._Search(Bins(GRAM), NoiseSource(bytes(32)), 1000, None).least_epsilon(1e-2, 7.0) == 2.0
+    assert monte_carlo._EpsilonSearch(Bins(GRAM), NoiseSource(bytes(32)), 1000, None).least_epsilon(1e-2, 7.0) == 2.0
 
 
 def test_settings_out_of_range_are_refused() -> None:
@@ -280,7 +291,7 @@ def test_terms_of_two_laws_come_in_equal_numbers(monkeypatch: pytest.MonkeyPatch
     counts: list[int] = []
     remove = Bins.remove
 
-    def counted(self: Bins, source: NoiseSource, samples: int, *rest: object) -> Terms:
+    def counted(self: Bins, source: NoiseSource, samples: int, *rest: object) -> BinsTerms:
         counts.append(samples)
         return remove(self, source, samples, *rest)  # type: ignore[arg-type]
 
@@ -312,6 +323,6 @@ def test_no_constant_of_a_pilot_raises_a_term_above_its_bound() -> None:
 
 def test_the_bet_on_delta_cannot_be_ruined_by_what_a_pilot_did_not_see() -> None:
     """A pilot without a term above 0 has no spread, by which any bet would look good."""
-    seen = Terms(np.full(1000, -50.0), np.zeros(1000), 1.0, 2.0, True)
+    seen = BinsTerms(np.full(1000, -50.0), np.zeros(1000), 1.0, 2.0, True)
     for epsilon in (0.0, 1.0, 5.0):
         assert monte_carlo._delta_bet(seen, epsilon, 12.0, 1000) * monte_carlo._cap(seen, epsilon) <= 0.9 * 1.006

@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 
 from accounting.amplification import oracle
-from anyorder.accounting.amplification import monte_carlo, monte_carlo_separated
+from anyorder.accounting.amplification import monte_carlo
+from anyorder.accounting.amplification import monte_carlo as monte_carlo_separated
 from anyorder.accounting.amplification.mixture import bins_gram
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo, mc_delta, mc_epsilon, mc_interval
-from anyorder.accounting.amplification.monte_carlo_separated import Separated, separated_band
-from anyorder.accounting.amplification.monte_carlo_terms import Bins, Shape, Terms
+from anyorder.accounting.amplification.monte_carlo import (
+    Bins,
+    BinsTerms,
+    MonteCarlo,
+    SeparatedTerms,
+    Shape,
+    mc_delta,
+    mc_epsilon,
+    mc_interval,
+    separated_band,
+)
 from anyorder.accounting.curves import sampled_curve
 from anyorder.errors import PlanError
 from anyorder.noise import NoiseSource
@@ -44,11 +53,11 @@ def silent(count: int) -> None:
     pass
 
 
-def sampler(strategy: Strategy, rule: MinSeparationSampling, sigma: float) -> Separated:
-    return Separated(separated_band(strategy, rule) / sigma**2, rule)
+def sampler(strategy: Strategy, rule: MinSeparationSampling, sigma: float) -> SeparatedTerms:
+    return SeparatedTerms(separated_band(strategy, rule) / sigma**2, rule)
 
 
-def terms(case: str, shape: Shape | None, samples: int) -> Terms:
+def terms(case: str, shape: Shape | None, samples: int) -> BinsTerms:
     found, source = sampler(*CASES[case]), NoiseSource(bytes(32))
     return found.add(source, samples, 0.7, silent) if shape is None else found.remove(source, samples, shape, silent)
 
@@ -152,7 +161,7 @@ def test_the_band_is_that_of_all_columns_whatever_the_blocks() -> None:
             np.testing.assert_allclose(band[distance, : n - distance], gram.diagonal(distance), rtol=1e-12)
         assert band.shape == (bands, n)
         assert (band >= 0).all()
-        whole = Separated(band, rule)
+        whole = SeparatedTerms(band, rule)
         np.testing.assert_allclose(whole._gram @ np.eye(n), gram, rtol=0, atol=1e-8)
         np.testing.assert_allclose(np.diag(whole._root @ (whole._root @ np.eye(n)).T), gram.diagonal(), rtol=1e-8)
 

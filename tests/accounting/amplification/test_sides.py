@@ -8,8 +8,14 @@ import pytest
 
 from anyorder.accounting import gdp_delta, gdp_epsilon
 from anyorder.accounting.amplification import exact
-from anyorder.accounting.amplification.exact import cyclic_parts, diagonal_losses, epochs_delta, epochs_epsilon
-from anyorder.accounting.amplification.lognormals import LARGEST, Ratio
+from anyorder.accounting.amplification.exact import (
+    LARGEST,
+    Ratio,
+    cyclic_parts,
+    diagonal_losses,
+    epochs_delta,
+    epochs_epsilon,
+)
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import BallsInBins, CyclicPoisson, RandomAllocation, TruncatedPoisson
 from anyorder.strategy import Independent, ToeplitzBanded

@@ -36,8 +36,8 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder._limits import check_work
 from anyorder.errors import ArgumentError, PlanError
+from anyorder.formats import check_work
 from anyorder.participation import Participation
 from anyorder.participation.sampled import (
     BallsInBins,

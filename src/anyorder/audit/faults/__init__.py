@@ -19,7 +19,7 @@ from typing import Any
 from anyorder.audit.faults.core import FAULTS
 from anyorder.audit.faults.front_end import Fault, FrontEnd, Reached, SumFault, patched
 from anyorder.audit.faults.judge import Case, Verdict, audit_front_end, cases
-from anyorder.audit.faults.trial import BinsTrial, Moved, SampledTrial, Trial
+from anyorder.audit.faults.trial import BinsTrial, FaultTrial, Moved, SampledTrial
 from anyorder.errors import ArgumentError
 
 __all__ = [
@@ -27,12 +27,12 @@ __all__ = [
     "BinsTrial",
     "Case",
     "Fault",
+    "FaultTrial",
     "FrontEnd",
     "Moved",
     "Reached",
     "SampledTrial",
     "SumFault",
-    "Trial",
     "Verdict",
     "audit_front_end",
     "cases",

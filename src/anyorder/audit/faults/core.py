@@ -56,9 +56,9 @@ def noise_used_again(reached: Reached) -> Iterator[None]:
 @contextmanager
 def row_used_again(reached: Reached) -> Iterator[None]:
     """One row of Z is that of the step before, as if two steps had one address; what is made of the rows is right."""
-    from anyorder.noise import held, traced
+    from anyorder.noise import noise_state, program
 
-    real = traced.trace
+    real = program.trace
 
     def trace(*arguments: Any) -> Any:
         found = real(*arguments)
@@ -66,16 +66,16 @@ def row_used_again(reached: Reached) -> Iterator[None]:
             reached()
         return found._replace(rows=tuple(_STEP - 1 if row == _STEP else row for row in found.rows))
 
-    with patched(held, "trace", trace):
+    with patched(noise_state, "trace", trace):
         yield
 
 
 @contextmanager
 def stale_kernel(reached: Reached) -> Iterator[None]:
     """The compiled step is one of a strategy with other coefficients: the key of the cache forgot them."""
-    from anyorder.noise import compiled, held
+    from anyorder.noise import noise_state, program
 
-    real = compiled.compile_step
+    real = program.compile_step
 
     def compile_step(traced: Any, *rest: Any) -> Any:
         tape = tuple(
@@ -88,7 +88,7 @@ def stale_kernel(reached: Reached) -> Iterator[None]:
             reached()
         return real(traced._replace(tape=tape), *rest)
 
-    with patched(held, "compile_step", compile_step):
+    with patched(noise_state, "compile_step", compile_step):
         yield
 
 
@@ -150,7 +150,7 @@ def _other_noise(change: Any) -> Iterator[None]:
 @contextmanager
 def one_participation(reached: Reached) -> Iterator[None]:
     """The plan accounts for one participation of a unit, where there are three."""
-    from anyorder.plan import Plan
+    from anyorder.plan.plan import Plan
     from anyorder.sensitivity import Bound
 
     def sensitivity(strategy: Any, _: Any) -> Bound:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from anyorder import _check
-from anyorder._closed import final
+from anyorder import checks
 from anyorder.audit.faults.sums import Summing
-from anyorder.audit.faults.trial import BinsTrial, SampledTrial, Trial, banded, banded_inverse, independent, tree
+from anyorder.audit.faults.trial import BinsTrial, FaultTrial, SampledTrial, banded, banded_inverse, independent, tree
+from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.participation import MinSeparation
 from anyorder.strategy import Strategy
@@ -109,7 +109,7 @@ class FrontEnd:
     """
 
     name: str
-    run: Callable[[Trial], Iterable[Any]]
+    run: Callable[[FaultTrial], Iterable[Any]]
     summing: Callable[[Summing], AbstractContextManager[Any]] | None = None
     sampled: Callable[[SampledTrial], Iterable[Any]] | None = None
     faults: tuple[Fault | SumFault, ...] = ()
@@ -125,6 +125,6 @@ class FrontEnd:
         if len(set(names)) < len(names) or not self.strategies:
             raise ArgumentError("faults must have names that differ, also from those that all front ends are given")
         for name, words in self.excuses.items():
-            _check.choice("excuses", name, names)
+            checks.choice("excuses", name, names)
             if not words.strip():
                 raise ArgumentError(f"the excuse of {name!r} must say why the front end cannot have it")

@@ -11,14 +11,12 @@ import numpy as np
 from scipy.special import ndtr
 
 from anyorder.audit.bounds import p_value
+from anyorder.audit.canaries import as_released, sampled_scores, scores
 from anyorder.audit.faults.core import FAULTS
 from anyorder.audit.faults.front_end import Fault, FrontEnd, Reached, SumFault
 from anyorder.audit.faults.sums import Summing
-from anyorder.audit.faults.trial import BinsTrial, Released, SampledTrial, Trial
-from anyorder.audit.noise_law import LEAST, Law, echo, noise_law
-from anyorder.audit.order_law import order_law
-from anyorder.audit.scores import sampled_scores, scores
-from anyorder.audit.whiten import as_released
+from anyorder.audit.faults.trial import BinsTrial, FaultTrial, Released, SampledTrial
+from anyorder.audit.laws import LEAST, NoiseLaw, echo, noise_law, order_law
 from anyorder.errors import AnyorderError, ArgumentError, MissingDependencyError, TrainingError
 from anyorder.strategy import Strategy
 
@@ -27,36 +25,36 @@ __all__ = ["SIGNIFICANCE", "Case", "Verdict", "attack", "audit_front_end", "case
 SIGNIFICANCE = 1e-6
 """A run is refuted below it."""
 
-Part = Callable[[Trial, Released], Law]
-Secret = Callable[[FrontEnd, int, Fault | None], tuple[Law, str | None]]
+Part = Callable[[FaultTrial, Released], NoiseLaw]
+Secret = Callable[[FrontEnd, int, Fault | None], tuple[NoiseLaw, str | None]]
 
 _BINS = "balls in bins"
 
 
-def attack(trial: Trial, released: Released) -> Law:
+def attack(trial: FaultTrial, released: Released) -> NoiseLaw:
     """Whether included canaries stand out by more than the claimed mu: needs the rows and the coins, no sums.
 
     "attack" estimates the noise from the scores; "attack, planned noise" takes the plan's, and sees smaller excesses.
     """
     plan, included = trial.plan, trial.included
     if not np.isfinite(released.rows).all():
-        return Law({"finite": 0.0})
+        return NoiseLaw({"finite": 0.0})
     own = trial.own[: trial.canaries.count]
     found = scores(released.rows, as_released(plan.strategy), own, trial.canaries)
     gap = found[included].mean() - found[~included].mean()
     excess = (gap / plan.noise_std - _mu(trial)) / sqrt(1 / included.sum() + 1 / (~included).sum())
-    return Law({
+    return NoiseLaw({
         "attack": p_value(found, included, plan.curve, method="gaussian"),
         "attack, planned noise": max(float(ndtr(-excess)), LEAST),
     })  # fmt: skip
 
 
-def noise(trial: Trial, released: Released) -> Law:
+def noise(trial: FaultTrial, released: Released) -> NoiseLaw:
     """Whether what was added to the sums is the planned noise; see `noise_law`."""
     return noise_law(released.rows, released.totals, trial.plan.strategy, trial.plan.noise_std)
 
 
-def echoes(trial: Trial, released: Released) -> Law:
+def echoes(trial: FaultTrial, released: Released) -> NoiseLaw:
     """Whether canaries are anywhere but in their own steps; see `echo`."""
     return echo(
         released.rows,
@@ -73,7 +71,7 @@ PARTS: tuple[Part, ...] = (attack, noise, echoes)
 """What an audit is made of."""
 
 
-def _mu(trial: Trial) -> float:
+def _mu(trial: FaultTrial) -> float:
     mu = trial.plan.mu
     assert mu is not None  # of a plan without secret sampling
     return mu
@@ -93,7 +91,7 @@ class Verdict:
 
     front_end: str
     fault: str | None
-    law: Law
+    law: NoiseLaw
     seconds: float
     reached: int = 0
     refused: str | None = None
@@ -150,9 +148,9 @@ def audit_front_end(
             law, refused = _bins(front_end, seed, fault)
         else:
             looser = fault.looser if isinstance(fault, Fault) else None
-            trial = Trial(seed, strategy or front_end.strategies[0], looser=looser, **sizes)
+            trial = FaultTrial(seed, strategy or front_end.strategies[0], looser=looser, **sizes)
             rows, refused = _rows(lambda: front_end.run(trial), fault)
-            law = Law({})
+            law = NoiseLaw({})
             if refused is None:
                 released = trial.released(rows)
                 law = _joined([part(trial, released) for part in parts])
@@ -165,8 +163,8 @@ def audit_front_end(
     return Verdict(front_end.name, name, law, time.perf_counter() - start, reached.count, refused)
 
 
-def _joined(laws: list[Law]) -> Law:
-    found = Law({})
+def _joined(laws: list[NoiseLaw]) -> NoiseLaw:
+    found = NoiseLaw({})
     for law in laws:
         found = found | law
     return found
@@ -206,14 +204,14 @@ def _rows(run: Callable[[], Iterable[Any]], fault: Fault | SumFault | None) -> t
         return [], type(problem).__name__
 
 
-def _sampled(front_end: FrontEnd, trial: SampledTrial, fault: Fault | None) -> tuple[Law, str | None]:
+def _sampled(front_end: FrontEnd, trial: SampledTrial, fault: Fault | None) -> tuple[NoiseLaw, str | None]:
     """Under secret sampling: the best test of each canary, and the two errors of a threshold on it."""
     run, plan = front_end.sampled, trial.plan
     if run is None:
         raise ArgumentError(f"{front_end.name} must have sampled= to be audited under secret sampling, or an excuse")
     rows, refused = _rows(lambda: run(trial), fault)
     if refused is not None:
-        return Law({}), refused
+        return NoiseLaw({}), refused
     if len(rows) != plan.n:
         raise TrainingError(f"the front end released {len(rows)} rows, and the plan has {plan.n} steps")
     found = sampled_scores(
@@ -223,10 +221,12 @@ def _sampled(front_end: FrontEnd, trial: SampledTrial, fault: Fault | None) -> t
         clip_norm=plan.clip_norm,
         noise_std=plan.noise_std,
     )
-    return Law({"attack on secret coins": p_value(found, trial.included, plan.curve, method="clopper_pearson")}), None
+    return NoiseLaw(
+        {"attack on secret coins": p_value(found, trial.included, plan.curve, method="clopper_pearson")}
+    ), None
 
 
-def _bins(front_end: FrontEnd, seed: int, fault: Fault | None) -> tuple[Law, str | None]:
+def _bins(front_end: FrontEnd, seed: int, fault: Fault | None) -> tuple[NoiseLaw, str | None]:
     """Under balls in bins: the law of the batches of two runs, and that of the noise of the first."""
     run = front_end.bins
     if run is None:
@@ -235,7 +235,7 @@ def _bins(front_end: FrontEnd, seed: int, fault: Fault | None) -> tuple[Law, str
     for trial in (BinsTrial(seed), BinsTrial(seed, 1)):
         rows, refused = _rows(lambda trial=trial: run(trial), fault)  # type: ignore[misc]
         if refused is not None:
-            return Law({}), refused
+            return NoiseLaw({}), refused
         present, released = trial.present(rows)
         there.append(present)
         laws.append(noise_law(released.rows, released.totals, trial.plan.strategy, trial.plan.noise_std))
@@ -282,7 +282,7 @@ class Case:
         return verdict
 
 
-def _poisson(front_end: FrontEnd, seed: int, fault: Fault | None) -> tuple[Law, str | None]:
+def _poisson(front_end: FrontEnd, seed: int, fault: Fault | None) -> tuple[NoiseLaw, str | None]:
     return _sampled(front_end, SampledTrial(seed), fault)
 
 

@@ -8,17 +8,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyorder import _check
-from anyorder.audit.canaries import Canaries
-from anyorder.audit.patterns import random_steps
+from anyorder import checks
+from anyorder.audit.canaries import Canaries, random_steps
 from anyorder.errors import ArgumentError, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.participation import BallsInBins, MinSeparation, PoissonSampling
-from anyorder.plan import Plan
+from anyorder.plan.plan import Plan
 from anyorder.strategy import Banded, BandedInverse, Independent, Strategy, Tree
 from anyorder.workload import prefix_sum
 
-__all__ = ["BinsTrial", "Moved", "Released", "SampledTrial", "Trial", "banded", "banded_inverse", "independent", "tree"]
+__all__ = [
+    "BinsTrial",
+    "FaultTrial",
+    "Moved",
+    "Released",
+    "SampledTrial",
+    "banded",
+    "banded_inverse",
+    "independent",
+    "tree",
+]
 
 Floats = NDArray[np.float64]
 Step = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -79,7 +88,7 @@ class Released:
     totals: Floats
 
 
-class Trial:
+class FaultTrial:
     """A run under a plan for several participations, some steps apart, with canaries among its units.
 
     Units 0, .., count - 1 are canaries: each brings, in the steps that are its own, up to three rows whose sum is a
@@ -118,14 +127,14 @@ class Trial:
         others: int = 24,
         looser: Callable[[MinSeparation], MinSeparation] | None = None,
     ) -> None:
-        self.size = _check.integer("size", size, low=2)
-        source = NoiseSource(_check.integer("seed", seed, low=0).to_bytes(32, "little"))
+        self.size = checks.integer("size", size, low=2)
+        source = NoiseSource(checks.integer("seed", seed, low=0).to_bytes(32, "little"))
         self.key = source.derive(b"release").key
         self._generator = np.random.default_rng(seed)
         half = size // 2
         self.canaries = Canaries(size, count, half, seed, coordinates=np.arange(half))
         self.included = self.canaries.coins(source.derive(b"coins").key)
-        self._strategy, self._n, self._others = strategy(n), n, _check.integer("others", others, low=0)
+        self._strategy, self._n, self._others = strategy(n), n, checks.integer("others", others, low=0)
         rule = MinSeparation(n, self.separation, self.most)
         units = count + self._others
         if looser is None:
@@ -227,7 +236,7 @@ class SampledTrial:
     sigma = 0.25
 
     def __init__(self, seed: int, *, n: int = 20, count: int = 400) -> None:
-        source = NoiseSource(_check.integer("seed", seed, low=0).to_bytes(32, "little")).derive(b"sampled")
+        source = NoiseSource(checks.integer("seed", seed, low=0).to_bytes(32, "little")).derive(b"sampled")
         self.size = 2 * count
         self.key = source.derive(b"release").key
         self.canaries = Canaries(self.size, count, self.size, seed)
@@ -265,7 +274,7 @@ class BinsTrial:
     sigma = 0.01
 
     def __init__(self, seed: int, number: int = 0, *, count: int = 300) -> None:
-        source = NoiseSource(_check.integer("seed", seed, low=0).to_bytes(32, "little")).derive(b"bins %d" % number)
+        source = NoiseSource(checks.integer("seed", seed, low=0).to_bytes(32, "little")).derive(b"bins %d" % number)
         self.size = count
         self.key = source.derive(b"release").key
         self.canaries = Canaries(count, count, count, seed)

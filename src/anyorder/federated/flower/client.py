@@ -11,14 +11,13 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from torch import Tensor
 
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.federated.flower.instruction import ARRAYS, RECORD, Instruction, record_of
-from anyorder.federated.flower.masking import Masking, masked_reply
-from anyorder.federated.messages import Layout, clip_message
+from anyorder.federated.flower.messages import ARRAYS, RECORD, Instruction, Masking, masked_reply, record_of
+from anyorder.federated.server import Layout, clip_message
 
 __all__ = ["client_mod"]
 
 
-class DeviceRecord(Protocol):
+class DeviceCounter(Protocol):
     """A counter and a timer on the device's disk: `anyorder.federated.DeviceRecord`."""
 
     def may(self, step: int) -> bool: ...
@@ -36,7 +35,7 @@ _ABSENT = Error(code=0, reason="not in this round")  # says no more than a devic
 def client_mod(
     *,
     user: str | Callable[[Context], str] | None = None,
-    record: Callable[[Context], DeviceRecord] | None = None,
+    record: Callable[[Context], DeviceCounter] | None = None,
 ) -> Mod:
     """A mod for `flwr.clientapp.ClientApp(mods=[..])`: one clipped change leaves the device, and whom it is from.
 
@@ -47,7 +46,7 @@ def client_mod(
     with strict=False: buffers and personal parameters are not among them) and returns its own in an ArrayRecord. Of
     that the mod reads the floats that the server sent, and nothing more; metrics, losses, counts of examples, buffers
     and the words of an exception stay on the device. It answers to train messages of
-    `anyorder.federated.flower.Strategy` alone: evaluation on private data has no noise.
+    `anyorder.federated.flower.PrivateStrategy` alone: evaluation on private data has no noise.
 
     A training that fails is a change of zero, which is sent and recorded as every other: whether it fails may depend on
     the data, and a device that then kept silent would make room for another one. List this mod first, so that what
@@ -96,7 +95,7 @@ def client_mod(
 class _Device:
     """One message's way through a device."""
 
-    def __init__(self, user: str | None, kept: DeviceRecord | None, context: Context, call_next: Next) -> None:
+    def __init__(self, user: str | None, kept: DeviceCounter | None, context: Context, call_next: Next) -> None:
         self._user, self._kept, self._context, self._call_next = user, kept, context, call_next
 
     def plain(self, message: Message, instruction: Instruction) -> Message:

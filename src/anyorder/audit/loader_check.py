@@ -1,0 +1,992 @@
+"""Runs a script, or a function, as Python would, and writes down what was seen.
+
+    python -m anyorder.audit.loader_check REPORT '{"delta": 1e-5}' SCRIPT.py [ARGUMENTS]
+    python -m anyorder.audit.loader_check REPORT '{"epochs": 3}' module:function
+
+A process of its own, which ends with the script's exit code; `anyorder check` reads the report. A function that returns
+a loader has that loader checked; one that returns nothing is a training, and is watched.
+"""
+
+import copy
+import importlib
+import json
+import math
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import checks
+from anyorder.accounting import gdp_mu, poisson_epsilon
+from anyorder.audit.arrivals import Arrivals, Stretch, is_of, read_arrivals
+from anyorder.audit.observations import (
+    KEPT,
+    AtMost,
+    DrawnVisits,
+    Epoch,
+    Observed,
+    SampledVisits,
+    UnitGroup,
+    Unknown,
+    Visits,
+    epsilon_at_least,
+    epsilon_of,
+    undisturbed,
+)
+from anyorder.checks import final
+from anyorder.errors import AnyorderError, ArgumentError
+from anyorder.formatting import counted, rounded_up
+from anyorder.participation import Participation
+from anyorder.plan.plan import CANDIDATE, Plan
+from anyorder.plan.planner import plan
+
+
+def main(arguments: list[str]) -> None:
+    """Run, and write the report whatever happens to the script.
+
+    Args:
+        arguments: the report's path, options in JSON, what to run, and its arguments.
+    """
+    report, options, target, *rest = arguments
+    with undisturbed():  # engines are watched where they are there before the script
+        importlib.import_module("anyorder.train")
+        if find_spec("opacus") is not None:
+            importlib.import_module("opacus")
+    found: dict[str, Any] = {"findings": [], "problem": None}
+    given = json.loads(options)
+    sys.argv = [target, *rest]
+    try:
+        with watch(unit=given.pop("unit", None)) as seen:
+            try:
+                result = _run(target)
+            finally:
+                choice = {name: given[name] for name in ("delta", "noise_multiplier", "accountant") if name in given}
+                found["findings"] = [_runner_told(one) for one in seen.findings(**choice)]
+        if result is not None:
+            found["findings"] = [_runner_told(check(result, **{"delta": 1e-5, "noise_multiplier": 1.0, **given}))]
+    except AnyorderError as problem:
+        found["problem"] = str(problem)
+    finally:
+        Path(report).write_text(json.dumps(found, allow_nan=False))
+
+
+def _run(target: str) -> Any:
+    """What a script or function returns; None for a script."""
+    if ":" not in target:
+        sys.path[0] = str(Path(target).resolve().parent)
+        runpy.run_path(str(Path(target).resolve()), run_name="__main__")
+        return None
+    sys.path[0] = str(Path.cwd())
+    module, _, name = target.partition(":")
+    function = getattr(importlib.import_module(module), name, None)
+    if not callable(function):
+        raise ArgumentError(f"the target must be SCRIPT.py or module:function, got {target!r}, which is no function")
+    return function()
+
+
+def _runner_told(one: Any) -> dict[str, Any]:
+    return {**one.to_dict(), "facts": one.facts()}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+
+
+# ----------------------------------------------------------------------------------------------------
+# What an accountant says of a run, beside what its order allows: `ao.check`.
+
+
+_ACCOUNTANTS = ("prv", "rdp")
+_LOUDEST = 1e4  # noise multiplier that is looked up to
+_ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))  # Opacus's, of its RDP accountant
+
+
+@final
+@dataclass(frozen=True)
+class CheckResult:
+    """What `check` found of a run with independent Gaussian noise.
+
+    Attributes:
+        claimed: the epsilon that an accountant prints which takes the batches for Poisson samples, or that the given
+            engine prints; NaN where none can print any, for an epoch has no length.
+        true: the smallest epsilon that follows from the order, for `neighbours`; infinity where none does.
+        at_least: an attack shows that no epsilon below this one holds; 0 where none is known.
+        order: the order that was found, in words.
+        because: why `true` is what it is.
+        advice: what to do.
+        neighbours: the relation that `true` is for: "zero-out" (the example is there and its gradient is 0), which is
+            the one that an order with batches of a fixed size has, or "add-or-remove".
+        participation: the order as a plan would have it; None where no plan can be made from the loader alone.
+        noise_multiplier, delta: of the run.
+        sampling_probability: what the accountant takes for the probability of an example in a step; None for none.
+        steps, epochs: of the run.
+        batch_size, dataset_size: examples in a full batch, and in all; None where they are not known.
+        accountant: what made `claimed`.
+        noise_needed: the noise multiplier that would make `claimed` true in this order; infinity for none.
+    """
+
+    claimed: float
+    true: float
+    at_least: float
+    order: str
+    because: str
+    advice: tuple[str, ...]
+    neighbours: str
+    participation: Participation | None = field(repr=False)
+    noise_multiplier: float
+    delta: float
+    sampling_probability: float | None
+    steps: int | None
+    epochs: int | None
+    batch_size: int | None
+    dataset_size: int | None
+    accountant: str
+    noise_needed: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim follows from the order: claimed >= true, up to the rounding of floats."""
+        return self.claimed >= self.true * (1 - 1e-12)
+
+    @property
+    def verdict(self) -> str:
+        """One of "holds", "false" (an attack has more) and "not proven" (it follows from nothing that is known)."""
+        if self.holds:
+            return "holds"
+        return "false" if self.claimed < self.at_least else "not proven"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """(name, text), for a card."""
+        claimed = "nothing: an epoch has no length"
+        if not math.isnan(self.claimed):  # as others print it; what is proven is not shown smaller than it is
+            own = self.claimed == self.true
+            claimed = f"epsilon = {rounded_up(self.claimed) if own else format(self.claimed, '.4g')}"
+        true = f"epsilon <= {rounded_up(self.true)}" if self.true < math.inf else "no finite epsilon follows"
+        q = "" if self.sampling_probability is None else f", q = {self.sampling_probability:.4g}"
+        run = [f"noise multiplier {self.noise_multiplier:g}", f"delta {self.delta:g}"]
+        run += [counted(self.steps, "step")] if self.steps is not None else []
+        run += [counted(self.epochs, "epoch")] if self.epochs is not None else []
+        rows = [
+            ("order", self.order),
+            ("run", ", ".join(run)),
+            ("claimed", f"{claimed} ({self.accountant}{q})"),
+            ("true", f"{true} ({self.neighbours} neighbours)"),
+            ("because", self.because),
+            ("verdict", {"holds": "the claim holds", "false": "the claim is FALSE",
+                         "not proven": "the claim is NOT PROVEN"}[self.verdict]),
+        ]  # fmt: skip
+        if not self.holds and self.at_least > 0:
+            rows.append(("attacked", f"no epsilon below {self.at_least:.4g} holds in this order"))
+        return rows + [("advice", line) for line in self.advice]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:>9}  {text}" for name, text in self.facts())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; an infinite or missing number is None."""
+        numbers = {
+            name: getattr(self, name) if math.isfinite(getattr(self, name)) else None
+            for name in ("claimed", "true", "at_least", "noise_needed")
+        }
+        names = (
+            "order", "because", "neighbours", "noise_multiplier", "delta", "sampling_probability", "steps", "epochs",
+            "batch_size", "dataset_size", "accountant", "verdict", "holds",
+        )  # fmt: skip
+        participation = None if self.participation is None else self.participation.describe()
+        others = {name: getattr(self, name) for name in names}
+        return {**numbers, **others, "advice": list(self.advice), "participation": participation}
+
+
+def check(
+    loader: Any,
+    *,
+    delta: float,
+    noise_multiplier: float | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    accumulate: int = 1,
+    unit: Any = None,
+    accountant: str = "prv",
+    engine: Any = None,
+    optimizer: Any = None,
+    mechanism: str | None = None,
+) -> CheckResult:
+    """The order that a loader really has, the epsilon that an accountant prints for it, and the one that holds.
+
+        print(ao.check(loader, noise_multiplier=1.0, epochs=3, delta=1e-5))
+
+    Noise is independent and Gaussian, each example's gradient is clipped (DP-SGD). The accountant takes
+    q = 1 / len(loader), as Opacus does, for Poisson sampling. What holds follows from the order: with at most k steps
+    of one example each, mu = sqrt(k) / sigma, exact Gaussian DP; see `anyorder.audit.observations` for all others.
+
+    Nothing of the run is changed: no batch is loaded, no sampler iterated, nothing drawn. With `unit` the data set's
+    examples are read, and the states of the generators of torch, NumPy, Python and of the loader put back; what
+    a data set of one's own does when it is read is not undone.
+
+    Args:
+        loader: a DataLoader, Opacus's `DPDataLoader` and what `BatchMemoryManager` gives among them, or a list of
+            batches. Any other is told to have an unknown order.
+        delta: strictly between 0 and 1.
+        noise_multiplier: noise std over clip norm; or it comes from `engine` or `optimizer`.
+        epochs: passes over the loader. Or
+        steps: optimizer steps in all, for loops that count them. With an `engine` that has stepped, neither is needed.
+        batch_size: examples in a step, where the loader cannot tell; for an infinite loader or a stream, it and the
+            data set's length give q.
+        accumulate: batches of the loader that are joined in a step.
+        unit: None for each example its own; else where a batch keeps the id of each example's unit.
+        accountant: "prv" (privacy loss distributions, of this package) or "rdp" (at Opacus's orders).
+        engine: an Opacus `PrivacyEngine`, whose own accountant makes the claim.
+        optimizer: an Opacus `DPOptimizer`, for its noise multiplier.
+        mechanism: such as "auto": the advice tells what this mechanism would give at the claimed epsilon.
+    Returns: a Finding.
+    Cost: under a second; with `mechanism` that of a fit.
+    Raises: ArgumentError for numbers that are missing or break their rule; LoaderError for a loader without a batch;
+        MissingDependencyError without dp-accounting, unless `engine` is given and the order has no secret coins.
+    """
+    if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise ArgumentError(f"loader must be what a loop gets its batches from, got {type(loader).__name__}")
+    delta = checks.probability("delta", delta)
+    checks.choice("accountant", accountant, _ACCOUNTANTS)
+    accumulate = checks.integer("accumulate", accumulate, low=1)
+    history = _history(engine)
+    if epochs is None and steps is None and history:
+        steps = sum(count for _, _, count in history)
+    if (epochs is None) == (steps is None):
+        raise ArgumentError(
+            f"exactly one of epochs and steps must be given, got epochs={epochs!r}, steps={steps!r}; an engine that "
+            "has stepped knows its own"
+        )
+    run = Stretch(
+        None if epochs is None else checks.integer("epochs", epochs, low=1),
+        None if steps is None else checks.integer("steps", steps, low=1), accumulate, unit,
+    )  # fmt: skip
+    sigma = _noise(noise_multiplier, optimizer, history)
+    found = read_arrivals(loader, run)
+    if isinstance(found.visits, AtMost):
+        found = replace(found, because=found.because + _provisos(loader, run))
+    if batch_size is not None:
+        batch_size = checks.integer("batch_size", batch_size, low=1)
+    claimed, q, by = _claim(found, sigma, delta, accountant, engine, history, accumulate, batch_size)
+    return judge(
+        found, claimed, sigma, delta, q=q, accountant=by, mechanism=mechanism, joined=accumulate, batch_size=batch_size
+    )
+
+
+def judge(
+    found: Arrivals, claimed: float, sigma: float, delta: float, *, q: float | None, accountant: str,
+    mechanism: str | None = None, joined: int = 1, batch_size: int | None = None, loudest: float | None = None,
+) -> CheckResult:  # fmt: skip
+    """The claim beside what follows from the arrivals; noise between `sigma` and `loudest` in each step."""
+    true = epsilon_of(found.visits, sigma, delta)
+    at_least = min(true, epsilon_at_least(found.visits, loudest or sigma, delta))
+    holds = claimed >= true * (1 - 1e-12)
+    needed = sigma if holds else _needed(found.visits, claimed, sigma, delta)
+    neighbours = "add-or-remove" if isinstance(found.visits, SampledVisits) else "zero-out"
+    because = found.because
+    if isinstance(found.visits, AtMost):
+        because += "; add-or-remove neighbours say nothing here: one example's absence would move all others"
+    size = batch_size or found.batch_size
+    advice = () if holds else _advice(found, claimed, sigma, delta, needed, mechanism, (size or 1) * joined)
+    return CheckResult(
+        claimed=claimed, true=true, at_least=at_least, order=found.order, because=because, advice=advice,
+        neighbours=neighbours, participation=found.participation, noise_multiplier=sigma, delta=delta,
+        sampling_probability=q, steps=found.steps, epochs=found.epochs, batch_size=size,
+        dataset_size=found.dataset_size, accountant=accountant, noise_needed=needed,
+    )  # fmt: skip
+
+
+def _provisos(loader: Any, run: Stretch) -> str:
+    """What is taken for granted of a run that is not seen."""
+    from torch.utils.data import DataLoader, default_collate
+
+    words = "" if run.steps is None else "; if every epoch is whole, and none broken off"
+    if not isinstance(loader, DataLoader):
+        return words
+    own = not type(loader.dataset).__module__.startswith("torch.utils.data")
+    if own or (loader.batch_size is not None and loader.collate_fn is not default_collate):
+        words += "; if the data set and what joins its examples to batches give each example once, under one index"
+    return words
+
+
+# -- the claim -------------------------------------------------------------------------------------------------------
+
+
+def _history(engine: Any) -> list[tuple[float, float, int]]:
+    """(noise multiplier, sampling probability, steps) of what an Opacus engine has accounted for."""
+    if engine is None:
+        return []
+    history = getattr(getattr(engine, "accountant", None), "history", None)
+    if history is None:
+        raise ArgumentError(f"engine must have an accountant with a history, as Opacus's, got {type(engine).__name__}")
+    return [(float(sigma), float(q), int(steps)) for sigma, q, steps in history]
+
+
+def _noise(given: float | None, optimizer: Any, history: list[tuple[float, float, int]]) -> float:
+    """The least noise multiplier of the run."""
+    if given is not None:
+        return checks.positive("noise_multiplier", given)
+    if history:
+        return checks.positive("the engine's noise_multiplier", min(sigma for sigma, _, _ in history))
+    own = getattr(optimizer, "noise_multiplier", None)
+    if own is None:
+        raise ArgumentError(
+            "noise_multiplier must be given, or an optimizer that has one (Opacus's), or an engine that has stepped"
+        )
+    return checks.positive("the optimizer's noise_multiplier", own)
+
+
+def _claim(
+    found: Arrivals, sigma: float, delta: float, accountant: str, engine: Any,
+    history: list[tuple[float, float, int]], accumulate: int, batch_size: int | None,
+) -> tuple[float, float | None, str]:  # fmt: skip
+    """What is printed, the sampling probability in it, and by whom."""
+    by = f"{accountant} accountant for Poisson sampling" if engine is None else "the engine's own accountant"
+    if history:
+        return float(engine.accountant.get_epsilon(delta)), history[-1][1], by
+    q = None
+    if found.batches:
+        q = min(1.0, accumulate / found.batches)
+    elif found.dataset_size and (batch_size or found.batch_size):
+        q = min(1.0, accumulate * (batch_size or found.batch_size or 0) / found.dataset_size)
+    if q is None or found.steps is None:
+        return math.nan, q, by
+    if engine is not None:
+        own = copy.copy(engine.accountant)
+        own.history = [(sigma, q, found.steps)]
+        return float(own.get_epsilon(delta)), q, by
+    return printed(accountant, sigma, q, found.steps, delta), q, by
+
+
+def printed(accountant: str, sigma: float, q: float, steps: int, delta: float) -> float:
+    """The epsilon of Poisson sampling by "prv" or "rdp"; the second is Opacus's of that name to three digits."""
+    if accountant == "prv":
+        return poisson_epsilon(sigma, q, steps, delta)
+    dp_accounting = checks.optional("dp_accounting", extra="amplified", purpose="accounting for Poisson sampling")
+    rdp = checks.optional("dp_accounting.rdp", extra="amplified", purpose="accounting for Poisson sampling")
+    own = rdp.RdpAccountant(_ORDERS)
+    own.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)), steps)
+    return float(own.get_epsilon(delta))
+
+
+# -- what to do ------------------------------------------------------------------------------------------------------
+
+
+def _needed(visits: Visits, claimed: float, sigma: float, delta: float) -> float:
+    """The noise multiplier with which the claim would hold in this order."""
+    if isinstance(visits, Unknown) or not claimed > 0:  # NaN neither
+        return math.inf
+    if isinstance(visits, AtMost):
+        return math.sqrt(visits.weight) / gdp_mu(claimed, delta)
+    low, high = sigma, 2 * sigma
+    while epsilon_of(visits, high, delta) > claimed:
+        low, high = high, 2 * high
+        if high > _LOUDEST:
+            return math.inf
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if epsilon_of(visits, middle, delta) > claimed else (low, middle)
+    return high
+
+
+def _advice(
+    found: Arrivals, claimed: float, sigma: float, delta: float, needed: float, mechanism: str | None, size: int
+) -> tuple[str, ...]:
+    if isinstance(found.visits, (Unknown, DrawnVisits)) or found.participation is None or math.isnan(claimed):
+        lines = [
+            "use shuffle=True or sampler=anyorder.FixedOrderSampler(dataset), which let an example come once an epoch; "
+            "or plan for a rule that the ledger enforces step by step, such as participation=MinSeparation(n, b, k)",
+        ]
+        if isinstance(found.visits, Unknown):
+            lines.append("anyorder check SCRIPT.py tells who really comes, of this loader in one run")
+    else:
+        lines = [
+            f"ao.plan(loader=loader, epochs={found.epochs}, epsilon={claimed:.4g}, delta={delta:g}): correlated noise "
+            "at the epsilon that was claimed" + _gain(found.participation, claimed, delta, mechanism, size),
+        ]
+        if "shuffled anew" in found.order and (found.epochs or 0) > 1:
+            lines.append("sampler=anyorder.FixedOrderSampler(dataset) keeps one shuffle, which costs less noise")
+    if needed < math.inf:
+        lines.append(f"with independent noise the claim needs noise multiplier {needed:.4g}, not {sigma:g}")
+    return tuple(lines)
+
+
+def _gain(order: Participation, claimed: float, delta: float, mechanism: str | None, size: int) -> str:
+    """What correlated noise gives, in words."""
+    if mechanism is None or not claimed > 0:
+        return ""
+    budget: dict[str, Any] = {"participation": order, "batch_size": size, "epsilon": claimed, "delta": delta}
+    chosen, alone = plan(mechanism=mechanism, **budget), plan(mechanism="independent", **budget)
+    ratio = alone.noise_error() / chosen.noise_error()
+    return (
+        f"; {chosen.strategy.describe()} has {ratio:.3g} times less noise in the iterates than independent noise there"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------
+# A training that an engine of this package made private, and that is watched: its plan's claim, beside what was seen.
+#
+# The engine's ledger refuses each step that the plan's order does not cover, and nothing un-noised is ever in a
+# gradient, so that the claim holds of whatever the loop does with the engine. Watching looks for what is beside it:
+# steps that it did not take, other optimizers on the same data, other engines, a noise key that stands in the script.
+# What a script prints of its data, or trains by hand without an optimizer, is not seen.
+
+
+_BY = "the plan of the script's own engine"
+_VERIFY = "anyorder verify run.privacy.json recomputes the claim of the certificate; --evidence checks who took part"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What `make_private` of this package's engine has bound.
+
+    Attributes:
+        engine: the `PrivacyEngine`.
+        dataset: of its loader, whatever part of it the loader takes.
+        begun: steps that a resumed run had taken before.
+        tells: whether it refuses gradients that are not finite, and so tells of them.
+    """
+
+    engine: Any
+    dataset: Any
+    begun: int
+    tells: bool
+
+    @property
+    def plan(self) -> Plan:
+        """The claim."""
+        plan: Plan = self.engine.plan
+        return plan
+
+    @property
+    def steps(self) -> int:
+        """Taken since."""
+        return int(self.engine.step) - self.begun
+
+
+def planned(engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Planned, Any]:
+    """(what was bound, its optimizer), of a call `engine.make_private(*args, **kwargs)` that has returned."""
+    names = dict(zip(("model", "optimizer", "loader"), args, strict=False)) | kwargs
+    dataset = base_of(getattr(names["loader"], "dataset", None))
+    return Planned(engine, dataset, int(engine.step), names.get("non_finite") == "refuse"), names["optimizer"]
+
+
+def base_of(dataset: Any) -> Any:
+    """The data set that a part, of a part, is of."""
+    from torch.utils.data import Subset
+
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return dataset
+
+
+def judge_planned(bound: list[Planned], seen: Observed, delta: float | None, doubt: str) -> CheckResult:
+    """The plan's claim of one data set, which holds if nothing beside the engine was seen.
+
+    Args:
+        bound: the engines of this data set, one or more.
+        delta: None for the plan's own.
+        doubt: why nothing can be said, where the watching itself met something; empty else.
+    """
+    one = bound[-1]
+    plan = one.plan
+    delta = plan.delta if delta is None else delta
+    claimed = plan.curve.epsilon(delta)
+    problem = doubt or _beside(bound, seen)
+    told = (
+        f"the engine carries out a plan for {plan.participation.describe()}: its ledger refuses every step that this "
+        f"does not cover. Of {counted(plan.n, 'planned step')} {one.begun + one.steps} were taken, and nothing was "
+        "seen beside the engine"
+    )
+    if not problem and not seen.is_named:
+        told += "; who was in them is by the ledger alone, for watching could not tell"
+    if plan.unit != "example":
+        told += f"; who counts as one {plan.unit} is what the script says"
+    return CheckResult(
+        claimed=claimed, true=math.inf if problem else claimed, at_least=0.0, order=one.engine.order,
+        because=problem or told, advice=() if problem else (_VERIFY,), neighbours=plan.neighbours,
+        participation=plan.participation, noise_multiplier=plan.noise_multiplier, delta=delta,
+        sampling_probability=None, steps=seen.steps, epochs=seen.epochs, batch_size=plan.batch_size,
+        dataset_size=plan.dataset_size, accountant=_BY, noise_needed=plan.noise_multiplier,
+    )  # fmt: skip
+
+
+def _beside(bound: list[Planned], seen: Observed) -> str:
+    """Why the plan's claim does not speak for what was seen; empty where it does."""
+    one, rule = bound[-1], bound[-1].plan.participation
+    if len(bound) > 1:
+        return f"{len(bound)} engines trained on it, and the plan of each claims its own run alone: use a budget"
+    if seen.doubt:
+        return seen.doubt
+    if one.steps != seen.steps or seen.reused:
+        return (
+            f"the engine took {counted(one.steps, 'step')}, and {seen.steps} were seen on this data"
+            + (", some with batches of the step before" if seen.reused else "")
+            + ": what was learnt beside the engine has no noise"
+        )
+    if one.engine.is_keyed:
+        return "the script gives the engine its noise key: whoever reads it takes the noise off. Leave key= out"
+    if one.plan.candidate_of is not None:
+        return f"the plan is of {CANDIDATE}"
+    if one.tells:
+        return 'non_finite="refuse" tells of gradients that are not finite, which no noise covers'
+    apart = seen.separation
+    if seen.is_named and (
+        seen.most > rule.max_participations or (apart is not None and apart < rule.min_separation) or seen.together > 1
+    ):
+        told = "" if rule.secret else f": {seen.describe()}"  # how often units came by secret coins is as secret
+        return f"units were seen oftener or nearer than the plan's order lets them come{told}"
+    return ""
+
+
+# ----------------------------------------------------------------------------------------------------
+# Who really comes when: a training that is watched, and what its samplers and its accountant say of it.
+#
+# Nothing is drawn, reordered or kept back: the hooks copy the indices that torch's loaders hand out anyway, and count
+# the steps of optimizers. What is kept is a few numbers for each example.
+
+
+Indices = NDArray[np.int64]
+
+OTHERS = (
+    "another optimizer, or another engine, stepped after batches of this data had come: if it changed a model by them, "
+    "no noise of the plan covers that"
+)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A finding, what was seen, and what the script itself asked its accountant for.
+
+    Attributes:
+        data: the class of the data set.
+        finding: claimed and true.
+        seen: who came when.
+        printed: (delta, epsilon) of each `get_epsilon` of the script.
+    """
+
+    data: str
+    finding: CheckResult
+    seen: Observed
+    printed: tuple[tuple[float, float], ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:>9}  {text}" for name, text in self.facts())
+
+    def facts(self) -> list[tuple[str, str]]:
+        """(name, text), for a card."""
+        order, *others = self.finding.facts()
+        told = [("printed", f"epsilon = {e:.4g} at delta {d:g}, by the script") for d, e in self.printed[-1:]]
+        return [("data", self.data), order, ("seen", self.seen.describe()), *told, *others]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "data": self.data, **self.finding.to_dict(), "seen": self.seen.to_dict(),
+            "printed": [list(pair) for pair in self.printed],
+        }  # fmt: skip
+
+
+class Watch:
+    """What `watch` has seen so far."""
+
+    def __init__(self, unit: Any = None) -> None:
+        self.unit = unit
+        self.failure = ""  # of a hook: then nothing finite is said
+        self._groups: dict[int, UnitGroup] = {}
+        self._epochs: WeakKeyDictionary[Any, Epoch] = WeakKeyDictionary()
+        self._starting: list[Epoch] = []
+        self._engines: dict[int, Any] = {}
+        self._private: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        self._printed: dict[int, list[tuple[float, float]]] = {}
+        self._planned: list[Planned] = []  # by engines of this package
+        self._own: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # their optimizers
+
+    def findings(
+        self, *, delta: float | None = None, noise_multiplier: float | None = None, accountant: str = "prv"
+    ) -> list[Watched]:
+        """One for each data set that was trained on.
+
+        Args:
+            delta: None for the one that the script asked its accountant for, or 1e-5.
+            noise_multiplier: where no engine of Opacus says it; 1 if none does.
+            accountant: "prv" or "rdp", where there is no engine.
+        """
+        groups = [g for g in self._groups.values() if g.steps or (self.failure and g.batches)]
+        if self.failure and not groups:
+            groups = list(self._groups.values()) or [UnitGroup(None)]
+        return [self._judge(g, delta, noise_multiplier, accountant) for g in groups]
+
+    # -- called by the hooks ----------------------------------------------------------------------------------------
+
+    def begin(self, loader: Any) -> Epoch:
+        """A pass over a loader."""
+        group, naming = self._group(loader)
+        if loader not in group.known:
+            group.known[loader] = None
+            try:
+                kept = copy.copy(loader)  # its samplers and data set, not its workers
+                object.__setattr__(kept, "_iterator", None)
+                group.known[loader] = kept
+            except Exception as problem:  # a class of the script's own may refuse; it is told, and the script goes on
+                group.doubt = group.doubt or _watching_told(problem)
+        batcher = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        try:
+            length = len(batcher) if group.is_named else None
+        except Exception:  # a sampler of the script's own may raise anything: its epochs have no length
+            length = None
+        epoch = Epoch(group, length, naming, group.known[loader])
+        self._starting.append(epoch)
+        return epoch
+
+    def begun(self, iterator: Any, epoch: Epoch | None) -> None:
+        """The iterator of that pass is made."""
+        if epoch is None:
+            return
+        self._starting.remove(epoch)
+        if iterator is not None:
+            self._epochs[iterator] = epoch
+
+    def drawn(self, iterator: Any, index: Any) -> None:
+        """The sampler gave the indices of a batch."""
+        epoch = self._starting[-1] if self._starting else self._epochs.get(iterator)
+        if epoch is not None:
+            epoch.waiting.append(copy.copy(index))
+
+    def handed(self, iterator: Any, data: Any) -> None:
+        """The batch reached the loop; without gradients it is not trained on."""
+        import torch
+
+        epoch = self._epochs.get(iterator)
+        if epoch is None:
+            return
+        is_trained = torch.is_grad_enabled()
+        if is_trained and not epoch.is_trained:
+            epoch.group.train(epoch)
+        epoch.is_trained |= is_trained
+        names = epoch.hand_out(data, self.unit)
+        epoch.group.deliver(names, data, is_trained)
+
+    def ended(self, iterator: Any) -> None:
+        """The loop was told that the pass is over."""
+        epoch = self._epochs.get(iterator)
+        if epoch is not None and epoch.is_trained:
+            epoch.group.is_exhausted = True
+
+    def stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer has changed a model."""
+        groups = list(self._groups.values())
+        if optimizer not in self._own:
+            for group in groups:
+                group.is_mixed |= group.batches > 0
+        if self._private and optimizer not in self._private:
+            return
+        new = [group.has_new(optimizer) for group in groups]
+        is_unexplained = not any(group.batches for group in groups)
+        for group, is_new in zip(groups, new, strict=True):
+            group.step(optimizer, any(new) and not is_new, is_unexplained)
+
+    def careful(self, hook: Callable[..., Any], *args: Any) -> Any:
+        """What a hook gives, or None where it fails.
+
+        What is watched belongs to the script: samplers, keys, data sets and optimizers of its own may raise anything
+        when they are asked, and a training must not end for being watched. So no failure of a hook goes on to the
+        script. It is not lost either: from then on nothing finite is said of the run, and the finding has the words.
+        """
+        try:
+            return hook(*args)
+        except Exception as problem:
+            self.failure = self.failure or _watching_told(problem)
+            return None
+
+    def made_private(self, engine: Any, result: Any) -> None:
+        """Opacus has made a training private."""
+        self._engines[id(engine)] = engine
+        for part in result if isinstance(result, tuple) else ():
+            if hasattr(part, "original_optimizer") and hasattr(part, "noise_multiplier"):
+                self._private[part.original_optimizer] = True
+
+    def planned(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An engine of this package has made a training private."""
+        bound, optimizer = planned(engine, args, kwargs)
+        self._planned.append(bound)
+        self._own[optimizer] = True
+
+    def asked(self, engine: Any, delta: float, epsilon: float) -> None:
+        """The script asked for its epsilon."""
+        self._printed.setdefault(id(engine), []).append((float(delta), float(epsilon)))
+
+    # -- the judgement ----------------------------------------------------------------------------------------------
+
+    def _group(self, loader: Any) -> tuple[UnitGroup, Callable[[Indices], Indices] | None]:
+        """All that is of the same data, and who the indices of this loader are."""
+        from torch.utils.data import IterableDataset
+
+        from anyorder.sampling.origins import Origins
+
+        base = base_of(loader.dataset)
+        group = self._groups.setdefault(id(base), UnitGroup(base))
+        if isinstance(base, IterableDataset):
+            return group, None
+        try:
+            origins = Origins(loader.dataset)
+        except Exception:  # a data set of the script's own may raise anything: nobody is named then
+            return group, None
+        dataset = loader.dataset
+
+        def naming(indices: Indices) -> Indices:
+            if indices.min(initial=0) < 0:  # from the end, as lists and tensors count
+                indices = np.where(indices < 0, indices + len(dataset), indices)
+            return origins.names(indices)
+
+        return group, naming
+
+    def _judge(self, group: UnitGroup, delta: float | None, noise: float | None, accountant: str) -> Watched:
+        seen = group.seen()
+        bound = [one for one in self._planned if one.dataset is group.dataset]
+        if bound:
+            delta = None if delta is None else checks.probability("delta", delta)
+            doubt = self.failure or (OTHERS if group.is_mixed or self._engines else "")
+            finding = judge_planned(bound, seen, delta, doubt)
+            shown = replace(seen, is_secret=any(one.plan.participation.secret for one in bound))
+            return Watched(type(group.dataset).__name__, finding, shown)
+        engines = [engine for engine in self._engines.values() if engine.accountant.history]
+        own = engines if len(engines) == 1 else [e for e in engines if _same_data(e, group.dataset)]
+        asked = tuple(pair for engine in own for pair in self._printed.get(id(engine), ()))
+        if delta is None:
+            delta = asked[-1][0] if asked else 1e-5
+        delta = checks.probability("delta", delta)
+        joined = max(1, round(seen.batches / max(1, seen.steps)))
+        found = _combined(self._read(group, seen, joined), seen)
+        if self.failure:
+            found = _doubted(found, self.failure)
+        history = [entry for engine in own or engines for entry in engine.accountant.history]
+        loudest = None
+        if own:
+            found = _accounted(found, sum(int(steps) for _, _, steps in history), seen.steps)
+            claims = [float(engine.accountant.get_epsilon(delta)) for engine in own]
+            claimed, q, by = max(claims), float(history[-1][1]), "the script's own accountant"
+            if len(own) > 1:
+                by = f"the largest claim of {len(own)} accountants of the script, each of its own training alone"
+        elif engines and noise is None:
+            by = "give noise_multiplier: the script's accountants are of other data"
+            claimed = q = math.nan
+            found = _doubted(found, "several engines of Opacus, and none of them is known to be of this data")
+        else:
+            by = f"{accountant} accountant"
+            q = min(1.0, joined / found.batches) if found.batches else math.nan
+        if history and (own or noise is None):
+            sigma, loudest = (float(of(s for s, _, _ in history)) for of in (min, max))
+        else:
+            sigma = checks.positive("noise_multiplier", 1.0 if noise is None else noise)
+            claimed = math.nan if math.isnan(q) else printed(accountant, sigma, q, seen.steps, delta)
+        finding = judge(found, claimed, sigma, delta, q=None if math.isnan(q) else q, accountant=by, loudest=loudest)
+        seen = replace(seen, is_secret=isinstance(found.visits, (SampledVisits, DrawnVisits)))
+        return Watched(type(group.dataset).__name__, finding, seen, asked)
+
+    def _read(self, group: UnitGroup, seen: Observed, joined: int) -> Arrivals:
+        """What the samplers say, of a run of as many steps."""
+        try:
+            found = self._said(group, seen, joined)
+        except Exception as problem:  # samplers and data sets of the script's own may raise anything when asked
+            found = Arrivals("that of a loader that cannot be read", Unknown(), _watching_told(problem))
+        return replace(found, steps=seen.steps, epochs=seen.epochs)
+
+    def _said(self, group: UnitGroup, seen: Observed, joined: int) -> Arrivals:
+        read = []
+        for loader in group.loaders:
+            split = is_of(loader.batch_sampler, "opacus.utils.batch_memory_manager", "BatchSplittingSampler")
+            accumulate = 1 if split else joined  # such a loader's parts are of one step
+            one = read_arrivals(loader, Stretch(None, seen.steps, accumulate))
+            # steps that straddle epochs are fewer, and so are those of epochs whose last batches are dropped
+            is_split = one.batches is not None and seen.steps == seen.epochs * -(-one.batches // accumulate)
+            one = read_arrivals(loader, Stretch(None, seen.steps, accumulate, is_split=is_split))
+            if isinstance(one.visits, AtMost) and (one.epochs or 0) < seen.epochs:  # epochs that were broken off
+                one = read_arrivals(loader, Stretch(seen.epochs, None, accumulate, is_split=is_split))
+            read.append(one)
+        if not read:
+            return Arrivals("that of a loader that cannot be read", Unknown(), "the loader cannot be copied")
+        if len({(one.order, one.batches) for one in read}) == 1:
+            found = read[0]
+        else:
+            words = "; then ".join(dict.fromkeys(one.order for one in read))
+            found = Arrivals(words, Unknown(), "several loaders of other orders", batches=read[0].batches)
+        if self.unit is not None and not isinstance(found.visits, Unknown):
+            found = replace(found, visits=Unknown(), because="units are named by batches")
+        return found
+
+
+def _combined(said: Arrivals, seen: Observed) -> Arrivals:
+    """What the samplers say, and where they say nothing, or less than was seen, what was seen."""
+    if seen.doubt:
+        return _doubted(said, seen.doubt)
+    if not seen.is_named:
+        if seen.reused and not isinstance(said.visits, Unknown):
+            return _doubted(said, KEPT)  # how often each of them was used is not known by its units
+        return said
+    if seen.weight == 0:
+        return _doubted(said, "nobody was seen in any step")
+    watched: Visits = AtMost(seen.weight)
+    because = (
+        f"in the order that was seen, squared counts of a unit in its steps sum up to {seen.weight:g} at most: mu = "
+        f"sqrt({seen.weight:g}) / sigma. It holds for this run, if the order does not depend on the data; nothing "
+        "promises it for another one"
+    )
+    if seen.reused:
+        because += "; a step for which no batch was fetched is taken to be of the batch of the step before"
+    because += "; no data set or collate function of the script's own may give an example under two indices"
+    match said.visits:
+        case SampledVisits() | DrawnVisits():
+            if seen.is_redrawn:
+                words = "the same batches came again, so that no coins were tossed anew (a seed that is set again?)"
+            elif seen.reused:
+                words = "batches were used in several steps, so that not each step had coins of its own"
+            else:
+                return said
+            return replace(said, visits=watched, because=f"{words}; {because}", participation=None)
+        case AtMost() if seen.reused:
+            return replace(said, visits=watched, because=because, participation=None)
+        case AtMost(weight=weight) if weight >= seen.weight:
+            words = said.order
+            visits = said.visits
+            if seen.is_repeated and "anew" in words:
+                words = (
+                    f"one shuffle, the same in each epoch, as was seen (a sampler that is not told the epoch?): {words}"
+                )
+                if visits.shuffles is not None:
+                    visits = replace(visits, shuffles=replace(visits.shuffles, epochs=min(1, visits.shuffles.epochs)))
+            return replace(said, order=words, visits=visits)
+        case AtMost():
+            return replace(
+                said,
+                visits=watched,
+                because=f"a unit came more often than its sampler says; {because}",
+                participation=None,
+            )
+        case Unknown():
+            return replace(said, visits=watched, because=because)
+
+
+def _accounted(found: Arrivals, accounted: int, steps: int) -> Arrivals:
+    """Unknown where the accountants have other steps than were seen."""
+    if accounted == steps:
+        return found
+    return _doubted(
+        found,
+        f"the script's accountant has {counted(accounted, 'step')} and {steps} were seen: who was in others is unknown",
+    )
+
+
+def _doubted(found: Arrivals, because: str) -> Arrivals:
+    return replace(found, visits=Unknown(), because=because, participation=None)
+
+
+def _watching_told(problem: Exception) -> str:
+    """Without its text, which may have data in it."""
+    return f"who was there could not be told: watching met {type(problem).__name__} in the script's own classes"
+
+
+def _same_data(engine: Any, dataset: Any) -> bool:
+    return base_of(engine.dataset) is dataset
+
+
+@contextmanager
+def watch(*, unit: Any = None) -> Iterator[Watch]:
+    """Watch every torch loader and optimizer that is used inside the block.
+
+        with ao.audit.watch() as seen:
+            train()
+        for one in seen.findings(delta=1e-5):
+            print(one)
+
+    Of each batch it is noted whose it was, when it was handed to the loop; batches under `torch.no_grad` are not
+    trained on. They are in the optimizer's next step. Loops that fetch a batch before they step with the one before are
+    seen one step off. Opacus's `make_private` and `get_epsilon` are noted where opacus is imported before the block;
+    `PrivacyEngine.make_private` of this package too (import anyorder.train), whose plan then makes the claim.
+
+    Args:
+        unit: where a batch keeps the ids of its units; None for examples, by their index.
+    Cost: some 100 microseconds for a batch of 64, 1 ms for one of 1024, and 24 bytes for each example.
+    """
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    seen = Watch(unit)
+
+    def begin(original: Callable[..., Any], loader: Any) -> Any:
+        epoch = seen.careful(seen.begin, loader)
+        iterator = None
+        try:
+            iterator = original(loader)
+        finally:
+            seen.careful(seen.begun, iterator, epoch)
+        return iterator
+
+    def draw(original: Callable[..., Any], iterator: Any) -> Any:
+        index = original(iterator)
+        seen.careful(seen.drawn, iterator, index)
+        return index
+
+    def hand(original: Callable[..., Any], iterator: Any) -> Any:
+        try:
+            data = original(iterator)
+        except StopIteration:
+            seen.careful(seen.ended, iterator)
+            raise
+        seen.careful(seen.handed, iterator, data)
+        return data
+
+    def make(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(engine, *args, **kwargs)
+        seen.careful(seen.made_private, engine, result)
+        return result
+
+    def bind(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(engine, *args, **kwargs)
+        seen.careful(seen.planned, engine, args, kwargs)
+        return result
+
+    def ask(original: Callable[..., Any], engine: Any, delta: float, *args: Any, **kwargs: Any) -> Any:
+        epsilon = original(engine, delta, *args, **kwargs)
+        seen.careful(seen.asked, engine, delta, epsilon)
+        return epsilon
+
+    hooks: list[tuple[Any, str, Callable[..., Any]]] = [
+        (DataLoader, "__iter__", begin), (_BaseDataLoaderIter, "_next_index", draw),
+        (_BaseDataLoaderIter, "__next__", hand),
+    ]  # fmt: skip
+    if (own := sys.modules.get("anyorder.train.engine")) is not None:
+        hooks.append((own.PrivacyEngine, "make_private", bind))
+    if (opacus := sys.modules.get("opacus.privacy_engine")) is not None:
+        hooks += [(opacus.PrivacyEngine, "make_private", make), (opacus.PrivacyEngine, "get_epsilon", ask)]
+    with ExitStack() as stack:
+        for owner, name, hook in hooks:
+            stack.enter_context(_replaced(owner, name, hook))
+        handle = register_optimizer_step_post_hook(lambda *args: seen.careful(seen.stepped, *args))
+        stack.callback(handle.remove)
+        yield seen
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, hook: Callable[..., Any]) -> Iterator[None]:
+    """A method that calls the hook with the original first."""
+    original = owner.__dict__[name]
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return hook(original, self, *args, **kwargs)
+
+    method.__name__, method.__doc__ = name, original.__doc__
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

@@ -1,0 +1,476 @@
+"""Claim and evidence: what a run promises, in a file for everybody, and who took part when, in a file for its owner."""
+
+import base64
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from itertools import pairwise
+from math import inf, nextafter, sqrt
+from pathlib import Path
+from typing import Any
+
+from anyorder.accounting import compose_mus
+from anyorder.accounting.curves import Gaussian
+from anyorder.accounting.gaussian import NEIGHBOURS
+from anyorder.accounting.selection import step_mu
+from anyorder.checks import final
+from anyorder.errors import ArgumentError, CertificateError
+from anyorder.formats import (
+    bounded,
+    brief,
+    canonical,
+    check_names,
+    hexadecimal,
+    html_table,
+    load_json,
+    quoted,
+    save_json,
+)
+from anyorder.formatting import counted, rounded_up
+from anyorder.ledger import Ledger
+from anyorder.participation import MinSeparation, Participation
+from anyorder.participation.known import with_names, without_names
+from anyorder.plan.plan import FORMAT as PLAN_FORMAT
+from anyorder.plan.plan import Plan, checked_plan, close, plan_of
+from anyorder.plan.receipt import Receipt, receipt_key, receipt_root, receipts
+from anyorder.sensitivity import sensitivity
+from anyorder.sensitivity.cost import check_plan
+
+# ----------------------------------------------------------------------------------------------------
+# What a run turned out to cost, from how often units came and how far apart: for its certificate, beside the plan's.
+#
+# The plan's epsilon is that of the worst steps that its participation allows. Afterwards it is known that no unit took
+# part more than k times, nor twice within less than b steps. With the noise as planned,
+#
+#     mu = mu_plan min(1, sens(C, S) / sens(C, participation)),     S = MinSeparation(n, b, k)
+#
+# **Why it may be claimed.** Let pi say who is in which step, of the steps that were taken. Under `zero-out` and
+# `replace-one` neighbours, pi is the same for both. Let it, and the step after which the run ended, be chosen without
+# looking at what was released: by a calendar, by coins, by who is at hand. Then a run is one draw of pi, the same for
+# neighbours, and after it a Gaussian matrix mechanism whose steps are those of pi, and whose noise was fixed
+# beforehand: mu-GDP with mu = f clip_norm sens(C, pi) / noise_std for this pi, whatever else might have been drawn.
+# Every unit's steps in pi are a pattern of S, and float32 coefficients move sens(C, S) by no larger share than that of
+# the plan, which allows no fewer participations. So mu above is at least that of pi. And it is a function of pi alone:
+# to show it shows nothing in which neighbours differ.
+#
+# A selection of rows (`Plan.selection`) in k steps counts beside the release: mu^2 is the sum of both.
+#
+# **Where it may not.** Where what was released decided who came, or when to stop, the smaller number is no claim: a
+# run that ends when its releases happen to say much about somebody has lost more than its length tells. The plan's
+# epsilon holds there too; to stop early costs it nothing. Under `add-or-remove`, pi differs between neighbours by the
+# very unit, so that k and b would tell of it. Under secret sampling the batches are secret, and the claim rests on
+# that. Where the record is on users' devices, nobody has pi. In all of these `realised_claim` is None.
+
+
+_NAMES = ("max_participations", "min_separation", "mu", "epsilon")
+
+
+@final
+@dataclass(frozen=True)
+class Realised:
+    """What holds of those who took part, if neither they nor the end of the run were chosen by what was released.
+
+    Attributes:
+        max_participations: k, the most steps of a unit.
+        min_separation: b, the smallest distance between two steps of one; n where none came twice.
+        mu: Gaussian DP parameter, at most the plan's.
+        epsilon: at the plan's delta, at most the plan's.
+    """
+
+    max_participations: int
+    min_separation: int
+    mu: float
+    epsilon: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a certificate has it."""
+        return {name: getattr(self, name) for name in _NAMES}
+
+    def says_nobody(self, steps: int) -> bool:
+        """Whether nobody took part in a run of so many steps: it follows, and is implausible; see `describe`."""
+        return steps > 0 and self.max_participations == 0
+
+    def describe(self, steps: int) -> str:
+        """In a phrase, for the card of a run of so many steps.
+
+        Where nobody took part no number is said: a run does not train on nobody, and who edits k in a file to 0 has one
+        that agrees with itself.
+        """
+        k, b = self.max_participations, self.min_separation
+        if self.says_nobody(steps):
+            return (
+                f"nobody took part in any of {counted(steps, 'step')}, it says: implausible, and unchecked without the "
+                "evidence. Rest on the planned epsilon"
+            )
+        apart = f", at least {counted(b, 'step')} apart" if k > 1 else ""
+        return f"epsilon <= {rounded_up(self.epsilon)} of who took part: at most {counted(k, 'time')}{apart}"
+
+
+def is_claimable(plan: Plan) -> bool:
+    """Whether who took part is the same for neighbours, and known here."""
+    same = plan.neighbours in ("zero-out", "replace-one") and not plan.participation.secret
+    return same and "record" not in plan.on_device
+
+
+def realised_claim(plan: Plan, max_participations: int, min_separation: int) -> Realised | None:
+    """The claim for units that came at most k times, at least b steps apart; None where there is none.
+
+    Args:
+        plan: that was run.
+        max_participations, min_separation: k and b, as `Ledger.realised_bounds` has them.
+    Returns: None also where it would take so long to check that a stranger could not verify the certificate for it.
+    Guarantee: mu is never below that of the true steps, and never above the plan's.
+    """
+    k, b = max_participations, min_separation
+    if not is_claimable(plan) or plan.mu is None:
+        return None
+    if k == 0:
+        return Realised(0, b, 0.0, 0.0)
+    mu = plan.mu
+    if k < plan.participation.max_participations or b > plan.participation.min_separation:
+        order = MinSeparation(plan.n, b, k)
+        if _is_dear(plan, order) and not _is_dear(plan, plan.participation):
+            return None
+        check_plan(_described(plan, order))
+        share = sensitivity(plan.strategy, order).value / plan.sensitivity.value
+        if plan.selection is None:
+            mu = min(mu, nextafter(mu * nextafter(share, inf), inf))
+        else:
+            mu = min(mu, _of_both(plan, nextafter(share, inf), k))
+    curve = Gaussian(mu, neighbours=plan.neighbours, unit=plan.unit)
+    return Realised(k, b, mu, min(curve.epsilon(plan.delta), plan.epsilon))
+
+
+def _of_both(plan: Plan, share: float, k: int) -> float:
+    """The mu of a selection in k steps and of the release of this share of the plan's sensitivity."""
+    released = NEIGHBOURS[plan.neighbours] / plan.sigma * share
+    selected = step_mu(plan.selection, plan.neighbours, plan.selection_std) * sqrt(k)
+    return nextafter(compose_mus(nextafter(released, inf), nextafter(selected, inf)), inf)
+
+
+def _is_dear(plan: Plan, order: Participation) -> bool:
+    """Whether a file of a stranger would be given less time than the plan's claims take, in this order."""
+    try:
+        with bounded(True):
+            check_plan(_described(plan, order))
+    except CertificateError:
+        return True
+    return False
+
+
+def _described(plan: Plan, order: Participation) -> dict[str, Any]:
+    return {**plan.to_dict(), "participation": order.to_dict()}
+
+
+def read_realised(plan: Plan, steps: int, data: Any) -> Realised:
+    """What a certificate claims, recomputed. Raises: CertificateError if it does not follow.
+
+    Args:
+        steps: that were taken.
+    """
+    check_names("realised", data, set(_NAMES))
+    k, b = data["max_participations"], data["min_separation"]
+    rule, n = plan.participation, plan.n
+    if not is_claimable(plan):
+        raise CertificateError(
+            "the certificate has a realised epsilon, which cannot be claimed where neighbours differ in who took part, "
+            "nor where the record is secret or on devices"
+        )
+    if type(k) is not int or not 0 <= k <= min(steps, rule.max_participations):
+        raise CertificateError(
+            f"max_participations must be an integer from 0 to {min(steps, rule.max_participations)}, got {quoted(k)}"
+        )
+    low, high = (rule.min_separation, (steps - 1) // (k - 1)) if k > 1 else (n, n)
+    if type(b) is not int or not low <= b <= high:
+        raise CertificateError(
+            f"min_separation must be an integer from {low} to {high}, where units came {k} times, got {quoted(b)}"
+        )
+    found = realised_claim(plan, k, b)
+    if found is None:
+        raise CertificateError("the certificate's realised epsilon is one that this package does not write")
+    for name, value in (("mu", found.mu), ("epsilon", found.epsilon)):
+        if not close(data[name], value):
+            raise CertificateError(
+                f"the certificate claims a realised {name} = {quoted(data[name])}; recomputed it is {value!r}"
+            )
+    return found
+
+
+FORMAT = "anyorder-certificate/2"
+EVIDENCE_FORMAT = "anyorder-evidence/1"
+_OLD = {
+    "anyorder-certificate/1": "it holds who was in which step, which is as secret as the data. Write a new one with "
+    "engine.certificate().save(..), from the run's checkpoint, and do not pass the old one on"
+}
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a run claims. Public: it names nobody, and tells nothing of any batch.
+
+    Attributes:
+        plan: the plan that was run; a known order's units are numbers in it.
+        steps: steps taken; at most plan.n. Stopping early costs nothing.
+        key_fingerprint: a hash of the noise key; equal in two certificates only if noise was used twice.
+        record_digest: HMAC-SHA256 of plan, steps and the ledger's history, under a key that only the run's owner has:
+            it tells nothing to others, and holds the owner to one record.
+        receipt_root: what every unit's `Receipt` leads to; to those who have none it tells nothing.
+        realised: how often units came at most, how far apart, and the epsilon of that; see `Realised` for what it
+            rests on. It follows from the record that the digest stands for, so that certificates are compared
+            without it. None where it cannot be claimed or was not shown.
+    """
+
+    plan: Plan
+    steps: int
+    key_fingerprint: str
+    record_digest: str
+    receipt_root: str
+    realised: Realised | None = field(default=None, compare=False)
+
+    @property
+    def epsilon(self) -> float:
+        """Of the plan, at `plan.delta`: the claim of the run. What was realised may be less: `realised.epsilon`."""
+        return self.plan.epsilon
+
+    def save(self, path: str | Path) -> None:
+        """Write the certificate as JSON."""
+        save_json(path, {
+            "format": FORMAT,
+            "plan": self.plan.to_dict(),
+            "claims": self.plan.claims(),
+            "run": self.run(),
+            **({} if self.realised is None else {"realised": self.realised.to_dict()}),
+        })  # fmt: skip
+
+    def facts(self) -> list[tuple[str, str]]:
+        """(name, text): the plan's, and what is known after the run. `print(certificate)` shows them."""
+        first, *rest = self.plan.facts()
+        realised = [] if self.realised is None else [("realised", self.realised.describe(self.steps))]
+        return [first, *realised, *rest, ("steps", f"{self.steps} of {self.plan.n} taken")]
+
+    def _repr_html_(self) -> str:
+        return html_table(self.facts())
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
+
+    def run(self) -> dict[str, Any]:
+        """What the file says on the run, beside its plan."""
+        return {
+            "steps": self.steps, "key_fingerprint": self.key_fingerprint, "record_digest": self.record_digest,
+            "receipt_root": self.receipt_root,
+        }  # fmt: skip
+
+    def check(self, receipt: Receipt, *, large: bool = False) -> None:
+        """Raise CertificateError unless the receipt is one of this run's, its steps keep to the plan, and mu follows.
+
+        Its steps must also be no more, and no nearer, than the certificate says of all units.
+
+        Args:
+            large: compute mu, however long it takes, for files of one's own.
+        """
+        claim = _claim(self.plan, self.steps, self.key_fingerprint)
+        receipt.check(self.plan, self.steps, claim, self.receipt_root, large=large)
+        if self.realised is not None:
+            nearest = min((b - a for a, b in pairwise(receipt.steps)), default=self.plan.n)
+            if len(receipt.steps) > self.realised.max_participations or nearest < self.realised.min_separation:
+                raise CertificateError(
+                    "the receipt's steps are more, or nearer, than the certificate says of all units: what it claims "
+                    "as realised does not hold"
+                )
+
+    @classmethod
+    def load(cls, path: str | Path, *, large: bool = False) -> "Certificate":
+        """Read a certificate; every claim is recomputed. Raises CertificateError if one does not follow."""
+        return cls._of(load_json(path, FORMAT, old=_OLD, large=large), large)
+
+    @classmethod
+    def _of(cls, data: dict[str, Any], large: bool) -> "Certificate":
+        optional = {"realised"} & data.keys()  # an owner may not show it, and older ones have none
+        check_names("certificate", data, {"format", "plan", "claims", "run"} | optional)
+        run = check_names("run", data["run"], {"steps", "key_fingerprint", "record_digest", "receipt_root"})
+        fingerprint, digest = hexadecimal(run, "key_fingerprint", 32), hexadecimal(run, "record_digest", 64)
+        root = hexadecimal(run, "receipt_root", 64)
+        plan = checked_plan(data["plan"], data["claims"], large=large)
+        steps = run["steps"]
+        if type(steps) is not int or not 0 <= steps <= plan.n:
+            raise CertificateError(
+                f"steps must be an integer from 0 to {plan.n}, the planned ones, got {quoted(steps)}"
+            )
+        realised = None
+        if optional:
+            with bounded(not large):
+                realised = read_realised(plan, steps, data["realised"])
+        return cls(plan, steps, fingerprint, digest, root, realised)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Who took part in which step of a run: what backs its certificate. Secret, as the data is.
+
+    Under secret sampling the batches must stay secret for the claim to hold; elsewhere ids of units are in it.
+
+    Attributes:
+        plan: the plan that was run, with the names of a known order.
+        ledger: which unit took part at which step.
+        key_fingerprint: as in the certificate.
+        record_key: 32 bytes, the key of record digest and receipts; the noise key does not follow from it.
+    """
+
+    plan: Plan
+    ledger: Ledger
+    key_fingerprint: str
+    record_key: bytes = field(repr=False)
+    _made: dict[str, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _realised: dict[tuple[int, int], Realised | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @property
+    def certificate(self) -> Certificate:
+        """The claim that this evidence backs. Cost: about 8 us for each unit that took part, once for a record."""
+        record = self._record()
+        if record not in self._made:  # the ledger of a run that goes on has another record then
+            self._made.clear()
+            self._made[record] = self._certificate(record)
+        return self._made[record]
+
+    @property
+    def realised(self) -> Realised | None:
+        """What is known of how often units came, and its epsilon; None where it is no claim, see
+        `anyorder.plan.certificate`.
+
+        `Release.certificate()` shows it. The certificate of evidence alone does not: it tells nothing of the record.
+        """
+        bounds = self.ledger.realised_bounds()
+        if bounds not in self._realised:
+            self._realised.clear()
+            self._realised[bounds] = realised_claim(self.plan, *bounds)
+        return self._realised[bounds]
+
+    def _certificate(self, record: str) -> Certificate:
+        shown, steps = self.plan.public(), self.ledger.step
+        digest = hmac.new(self.record_key, record.encode(), sha256).hexdigest()
+        claim = _claim(shown, steps, self.key_fingerprint)
+        root = receipt_root(self.ledger, receipt_key(self.record_key, record), claim)
+        return Certificate(shown, steps, self.key_fingerprint, digest, root)
+
+    def receipt(self, unit: int | str) -> Receipt:
+        """For this unit: its steps and its own mu, to be held against the certificate of the same step.
+
+        Raises: ArgumentError if it took part in no step: for whoever may ask who took part, not for logs; and where
+            the record is on devices.
+        """
+        return self.receipts([unit])[0]
+
+    def receipts(self, units: Iterable[Any]) -> list[Receipt]:
+        """The receipts of many units, in their order, from one tree: for 10^6 units it takes some seconds."""
+        if "record" in self.plan.on_device:
+            raise ArgumentError("there are no receipts where the record is on devices: this one names nobody")
+        return receipts(self.ledger, receipt_key(self.record_key, self._record()), self.plan, units)
+
+    def _record(self) -> str:
+        text = {"plan": self.plan.public().digest, "steps": self.ledger.step, "key": self.key_fingerprint}
+        return canonical({**text, "history": self.ledger.digest()})
+
+    def save(self, path: str | Path) -> None:
+        """Write the evidence as JSON, readable by the owner of the file only."""
+        shown = self.certificate
+        save_json(path, {
+            "format": EVIDENCE_FORMAT,
+            "plan_digest": shown.plan.digest,
+            **shown.run(),
+            "record_key": self.record_key.hex(),
+            "names": without_names(self.plan.participation)[1],
+            "ledger": base64.b64encode(self.ledger.to_bytes()).decode(),
+        }, secret=True)  # fmt: skip
+
+    @classmethod
+    def load(cls, path: str | Path, certificate: Certificate, *, large: bool = False) -> "Evidence":
+        """Read the evidence of a certificate; its history is replayed under the plan's rule.
+
+        Raises: CertificateError if it belongs to another certificate, or a unit broke the rule; the message names none.
+        """
+        data = load_json(path, EVIDENCE_FORMAT, large=large)
+        check_names("evidence", data, {
+            "format", "plan_digest", "steps", "key_fingerprint", "record_digest", "receipt_root", "record_key",
+            "names", "ledger",
+        })  # fmt: skip
+        for name, value in {"plan_digest": certificate.plan.digest, **certificate.run()}.items():
+            if type(data[name]) is not type(value) or data[name] != value:
+                raise CertificateError(
+                    f"the evidence is not that of this certificate: its {name} is {quoted(data[name], 70)}, and the "
+                    f"certificate's is {value}"
+                )
+        key = bytes.fromhex(hexadecimal(data, "record_key", 64))
+        try:
+            order = with_names(certificate.plan.participation, data["names"])
+            with bounded(not large):
+                ledger = Ledger.from_bytes(order, base64.b64decode(data["ledger"], validate=True))
+        except CertificateError:
+            raise
+        except Exception as problem:  # whatever the decoder trips over, the file does not hold
+            raise CertificateError(f"the evidence does not hold: {brief(problem)}") from problem
+        if "record" in certificate.plan.on_device and any(map(len, ledger.history())):
+            raise CertificateError("the evidence names units, and the plan leaves the record to devices")
+        evidence = cls(replace(certificate.plan, participation=order), ledger, certificate.key_fingerprint, key)
+        with bounded(not large):
+            same = evidence.certificate == certificate
+        if not same:
+            raise CertificateError("the evidence holds another record than the one that the certificate was made of")
+        shown = certificate.realised
+        if shown is not None and (shown.max_participations, shown.min_separation) != ledger.realised_bounds():
+            raise CertificateError(
+                "the certificate's realised participations are not those of the evidence: units came more often or "
+                "nearer, or less so, than it says"
+            )
+        return evidence
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was checked: the plan, the certificate where the file was one, evidence and receipt where given."""
+
+    plan: Plan
+    certificate: Certificate | None
+    evidence: Evidence | None = None
+    receipt: Receipt | None = None
+
+
+def verify(
+    path: str | Path, *, evidence: str | Path | None = None, receipt: str | Path | None = None, large: bool = False
+) -> Verification:
+    """Recompute every claim of a plan or certificate file; with evidence or a receipt, check who took part as well.
+
+    Checked from the public file alone: its own hash; sensitivity, noise, mu and epsilon from the strategy's numbers.
+    With the evidence: that it is the certificate's, and that every unit's steps obey the participation. With a
+    receipt: that the certificate is bound to these steps of this unit, which obey the participation, and its own mu.
+    Not checked, because no file can show it: that the program which wrote the files added the noise, and that order,
+    units and clipping were what it says.
+
+    Args:
+        path: a certificate or a plan.
+        evidence: the certificate's evidence, a file that its owner keeps secret.
+        receipt: one unit's, a file that the unit has from the owner.
+        large: read files of one's own that are beyond the bounds on files of strangers.
+    Raises: CertificateError with the first thing that does not hold; within 2 seconds and 200 MB, unless `large`.
+    """
+    data = load_json(path, FORMAT, PLAN_FORMAT, old=_OLD, large=large)
+    if data["format"] == PLAN_FORMAT:
+        if evidence is not None:
+            raise CertificateError("the file is a plan, which has not run: evidence belongs to a certificate")
+        if receipt is not None:
+            raise CertificateError("the file is a plan, which has not run: a receipt belongs to a certificate")
+        return Verification(plan_of(data, large=large), None)
+    certificate = Certificate._of(data, large)
+    found = None if evidence is None else Evidence.load(evidence, certificate, large=large)
+    own = None if receipt is None else Receipt.load(receipt, large=large)
+    if own is not None:
+        certificate.check(own, large=large)
+    return Verification(certificate.plan, certificate, found, own)
+
+
+def _claim(shown: Plan, steps: int, fingerprint: str) -> str:
+    """What the root of the receipts is bound to: a certificate that claims anything else has other receipts."""
+    return canonical({"plan": shown.digest, "steps": steps, "key": fingerprint})

@@ -1,0 +1,224 @@
+"""Which order to ask for: plans for several orders at one budget, side by side."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from anyorder import checks
+from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
+from anyorder.formatting import counted, rounded_up
+from anyorder.participation import (
+    BallsInBins,
+    CyclicPoisson,
+    EpochShuffle,
+    FixedOrder,
+    KnownOrder,
+    MinSeparation,
+    MinSeparationSampling,
+    Participation,
+    PoissonSampling,
+    RandomAllocation,
+    SingleEpoch,
+    TruncatedPoisson,
+)
+from anyorder.participation.rules import check_kind
+from anyorder.plan.plan import Plan
+from anyorder.strategy.kinds import in_words
+
+ANY = ("shuffled", "fixed", "poisson", "cyclic-poisson", "truncated-poisson", "balls-in-bins", "random-allocation")
+"""What "any" stands for, in the order in which they are planned. Sampling with separation is asked for by its name:
+only samples amplify its claims, and its distance must be given."""
+
+_OWN = {"order", "participation", "loader", "accumulate", "noise_multiplier", "sigma"}
+
+
+class Needs(NamedTuple):
+    """What somebody who trains must be able to do for an order's claim to hold.
+
+    Attributes:
+        access: to the data.
+        secrecy: whether batches must stay secret.
+        batches: of what size they are.
+    """
+
+    access: str
+    secrecy: bool
+    batches: str
+
+    def __str__(self) -> str:
+        secret = "batches stay secret" if self.secrecy else "batches may be public"
+        return f"{self.access}; {secret}; {self.batches}"
+
+
+@dataclass(frozen=True)
+class OrderRow:
+    """One order in a comparison.
+
+    Attributes:
+        order: its word.
+        plan: for it, at the common budget.
+    """
+
+    order: str
+    plan: Plan
+
+    @cached_property
+    def error(self) -> float:
+        """Noise of one coordinate of the iterates, root mean square over steps, in clip norms: `Plan.noise_error`."""
+        return self.plan.noise_error(sums=not self.plan.reaches_iterates)
+
+    @property
+    def known_epsilon(self) -> float | None:
+        """The epsilon if the batches became known; None where they may be."""
+        return self.plan.known_epsilon
+
+    @property
+    def needs(self) -> Needs:
+        """What the order takes."""
+        return needs(self.plan.participation)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "order": self.order, "mechanism": self.plan.strategy.describe(), "error": self.error,
+            "epsilon": self.plan.epsilon, "known_epsilon": self.known_epsilon, "vectors": self.plan.strategy.state_rows,
+            "noise_multiplier": self.plan.noise_multiplier, "needs": self.needs._asdict(),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OrderComparison:
+    """Plans for several orders at one (epsilon, delta) and expected batch size, the least error first.
+
+    Attributes:
+        rows: of the orders that were planned.
+        refused: (order, reason) of those of "any" that do not fit what was asked.
+    """
+
+    rows: tuple[OrderRow, ...]
+    refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def best(self) -> Plan:
+        """The plan of least error."""
+        return self.rows[0].plan
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of `texts`."""
+        return ("order", "mechanism", "error", "vectors", "if known", "data", "batches")
+
+    @property
+    def texts(self) -> list[tuple[str, ...]]:
+        """The rows in words; "if known" is the epsilon if the batches became known, where they must stay secret."""
+        return [
+            (
+                row.order, in_words(row.plan.strategy), f"{row.error:.5g}", str(row.plan.strategy.state_rows),
+                "" if row.known_epsilon is None else rounded_up(row.known_epsilon, 3), row.needs.access,
+                ("secret, " if row.needs.secrecy else "") + row.needs.batches,
+            )
+            for row in self.rows
+        ]  # fmt: skip
+
+    @property
+    def title(self) -> str:
+        """What all rows share."""
+        plan = self.best
+        steps = f"{counted(plan.n, 'step')} of {plan.batch_size} on average"
+        return f"epsilon {rounded_up(plan.epsilon)} at delta {plan.delta:g}, {steps}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"orders": [row.to_dict() for row in self.rows], "refused": dict(self.refused)}
+
+    def __str__(self) -> str:
+        table = [self.columns, *self.texts]
+        widths = [max(len(row[i]) for row in table) for i in range(len(self.columns))]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
+        return "\n".join([self.title, *lines, *(f"{order}: not planned: {why}" for order, why in self.refused)])
+
+
+def needs(order: Participation) -> Needs:
+    """What somebody who trains must be able to do for the order."""
+    check_kind(order)
+    match order:
+        case SingleEpoch():
+            return Needs("one pass in any order", secrecy=False, batches="one size")
+        case EpochShuffle():
+            return Needs("any order in each epoch", secrecy=False, batches="one size")
+        case FixedOrder():
+            return Needs("one order, kept", secrecy=False, batches="one size")
+        case KnownOrder():
+            return Needs("the order that is known", secrecy=False, batches="as they are")
+        case MinSeparation():
+            return Needs("any order that keeps a distance", secrecy=False, batches="any size")
+        case PoissonSampling() | MinSeparationSampling():
+            return Needs("random access", secrecy=True, batches="varying size")
+        case CyclicPoisson():
+            return Needs("random access in a group", secrecy=True, batches="varying size")
+        case TruncatedPoisson():
+            return Needs("random access", secrecy=True, batches=f"at most {order.batch_size}, filled up")
+        case BallsInBins():
+            return Needs("one random split, kept", secrecy=True, batches="varying size")
+        case RandomAllocation():
+            return Needs("a random split in each epoch", secrecy=True, batches="varying size")
+        case _:
+            raise PlanError(f"nothing is known of what {order.describe()} needs")
+
+
+def compared(
+    plan: Callable[..., Plan],
+    order: str | Sequence[str],
+    arguments: dict[str, Any],
+    progress: Callable[[str], None] | None = None,
+) -> OrderComparison:
+    """`anyorder.compare_orders`, whose docstring says it all, by the planner's function for one order."""
+    given = {name for name, value in arguments.items() if value is not None}
+    wrong = sorted(_OWN & given - ({"accumulate"} if arguments.get("accumulate") == 1 else set()))
+    if wrong:
+        raise ArgumentError(
+            f"{', '.join(wrong)} must not be given with several orders, which are planned by dataset_size, batch_size, "
+            "epochs and epsilon"
+        )
+    arguments = {name: value for name, value in arguments.items() if name not in _OWN}
+    words = _words(order)
+    rows, refused = [], []
+    for word in words:
+        fitting = {name: value for name, value in arguments.items() if word in _FOR.get(name, words)}
+        if progress is not None:
+            progress(word)
+        try:
+            rows.append(OrderRow(word, plan(order=word, **fitting)))
+        except (PlanError, MissingDependencyError) as problem:
+            if order != "any":
+                raise
+            refused.append((word, str(problem)))
+    if not rows:
+        told = "; ".join(f"{word}: {why}" for word, why in refused)
+        raise PlanError(f"no order can be planned with what was asked: {told}")
+    return OrderComparison(tuple(sorted(rows, key=lambda row: row.error)), tuple(refused))
+
+
+_FOR = {
+    "cycle": ("cyclic-poisson", "truncated-poisson", "min-separation-sampling"),
+    "max_batch_size": ("truncated-poisson",),
+    "method": ("balls-in-bins", "random-allocation", "min-separation-sampling"),
+}
+"""Argument -> the orders that have it."""
+
+
+def _words(order: str | Sequence[str]) -> tuple[str, ...]:
+    if order == "any":
+        return ANY
+    listed = (order,) if isinstance(order, str) else tuple(order)
+    if not listed:
+        raise ArgumentError("order must be 'any', or a list of at least one order in words, got an empty list")
+    words = tuple(word.replace("_", "-") if isinstance(word, str) else word for word in listed)
+    if "any" in words:
+        raise ArgumentError(f"order must be 'any' alone, which is all of them, or a list without it, got {order!r}")
+    for word in words:
+        checks.choice("order", word, {*ANY, "sequential", "min-separation-sampling"})
+    return tuple(dict.fromkeys(words))

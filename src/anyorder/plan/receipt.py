@@ -1,0 +1,290 @@
+"""A unit's own receipt: its steps and its own mu, a leaf of a tree whose root stands in the public certificate.
+
+    salt_i, slot_i, pads   keyed streams; slots are distinct, uniform in 0 .. 2^30 - 1
+    leaf_i                 sha256(0 | salt_i | unit | steps)
+    node                   sha256(1 | its 8 children), of which those without a leaf below are pads
+    root                   sha256(2 | top node | what the certificate claims)
+
+Ten levels, whatever the number of units. The key is made from the record, so that no stream is used for two records.
+To those without it root and paths are random bytes: neither ids nor steps of others can be tried, and a sibling with
+leaves below looks as one without.
+"""
+
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256, shake_128
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder.errors import ArgumentError, CertificateError, PlanError
+from anyorder.formats import bounded, brief, check_names, check_work, hexadecimal, load_json, quoted, save_json
+from anyorder.ledger import Ledger, Units, allows, as_units
+from anyorder.participation import TruncatedPoisson
+from anyorder.participation.known import one_unit
+from anyorder.plan.plan import Plan, close
+
+FORMAT = "anyorder-receipt/1"
+_LEVELS, _ARITY, _SIZE = 10, 8, 32
+_SLOTS = _ARITY**_LEVELS
+_PATH = _LEVELS * (_ARITY - 1) * _SIZE
+_ROWS = 1 << 13  # nodes that are made at once
+
+_HASH = np.dtype((np.void, _SIZE))
+_NODE = np.dtype([("tag", np.uint8), ("children", _HASH, _ARITY)])  # what is hashed
+
+Hashes = NDArray[np.void]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a run did with one unit, for that unit: as secret as its part in the data is to itself.
+
+    Attributes:
+        unit: its id.
+        steps: those in which it took part, rising.
+        mu: Gaussian DP parameter of these steps, at most the plan's. Under secret sampling: against those who know the
+            steps, where it may be far above what the plan claims against everybody else.
+        slot: the leaf's place in the tree.
+        salt: 32 bytes that hide the leaf.
+        path: the siblings from the leaf up, 10 levels of 7 times 32 bytes.
+    """
+
+    unit: int | str
+    steps: tuple[int, ...]
+    mu: float
+    slot: int
+    salt: bytes = field(repr=False)
+    path: bytes = field(repr=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write the receipt as JSON, readable by the owner of the file only."""
+        save_json(path, {
+            "format": FORMAT, "unit": self.unit, "steps": list(self.steps), "mu": self.mu, "slot": self.slot,
+            "salt": self.salt.hex(), "path": self.path.hex(),
+        }, secret=True)  # fmt: skip
+
+    @classmethod
+    def load(cls, path: str | Path, *, large: bool = False) -> "Receipt":
+        """Read a receipt; `anyorder.verify` holds it against its certificate. Raises: CertificateError."""
+        data = load_json(path, FORMAT, large=large)
+        check_names("receipt", data, {"format", "unit", "steps", "mu", "slot", "salt", "path"})
+        unit, steps, mu, slot = data["unit"], data["steps"], data["mu"], data["slot"]
+        if type(unit) not in (int, str):
+            raise CertificateError(f"unit must be an integer or a text, got {quoted(unit)}")
+        if type(steps) is not list or not steps or not all(type(t) is int for t in steps):
+            raise CertificateError(f"steps must be a list of one integer or more, got {quoted(steps)}")
+        if type(mu) is not float:
+            raise CertificateError(f"mu must be a real number, got {quoted(mu)}")
+        if type(slot) is not int or not 0 <= slot < _SLOTS:
+            raise CertificateError(f"slot must be an integer from 0 to {_SLOTS - 1}, got {quoted(slot)}")
+        salt, siblings = (
+            bytes.fromhex(hexadecimal(data, name, 2 * size)) for name, size in (("salt", _SIZE), ("path", _PATH))
+        )
+        return cls(unit, tuple(steps), mu, slot, salt, siblings)
+
+    def check(self, plan: Plan, steps: int, claim: str, root: str, *, large: bool = False) -> None:
+        """Raise CertificateError unless this is a leaf below the root, its steps keep to the plan, and mu follows.
+
+        Args:
+            plan: the certificate's.
+            steps: that were taken.
+            claim: what the root is bound to.
+            root: 64 hexadecimal digits.
+        """
+        if self.root(claim) != root:
+            raise CertificateError(
+                "the receipt does not belong to this certificate: its unit, steps or path were altered, or it is of "
+                "another run, or of the same run at another step"
+            )
+        rising = all(a < b for a, b in zip((-1, *self.steps), self.steps, strict=False))
+        if not rising or self.steps[-1] >= steps:
+            raise CertificateError(f"the steps of the receipt must rise, from 0 to {steps - 1} at most")
+        with bounded(not large):
+            if not plan.participation.secret:
+                check_work("the rule of a unit's steps", operations=256 * 64 * len(self.steps))
+            if not allows(plan.participation, self.steps):
+                raise CertificateError(f"the steps of the receipt break the plan: {plan.participation.describe()}")
+            try:
+                own = _own_mu(plan, self.steps)
+            except CertificateError:
+                raise
+            except Exception as problem:
+                raise CertificateError(f"the receipt's mu cannot be recomputed: {brief(problem)}") from problem
+        if not close(self.mu, own):
+            raise CertificateError(f"the receipt claims mu = {quoted(self.mu)}; its steps and the plan give {own!r}")
+
+    def root(self, claim: str) -> str:
+        """The root that this leaf and its path lead to."""
+        node, slot = _leaf(self.salt, _id_bytes(self.unit), np.array(self.steps, "<i8").tobytes()), self.slot
+        level = (_ARITY - 1) * _SIZE
+        for start in range(0, _PATH, level):
+            siblings, place = self.path[start : start + level], _SIZE * (slot % _ARITY)
+            node = sha256(b"\1" + siblings[:place] + node + siblings[place:]).digest()
+            slot //= _ARITY
+        return _sealed(node, claim)
+
+
+def receipt_key(record_key: bytes, record: str) -> bytes:
+    """The key of the tree of one record; a record of one step more has another."""
+    return hmac.digest(record_key, b"anyorder receipts 1\n" + record.encode(), "sha256")
+
+
+def receipt_root(ledger: Ledger, key: bytes, claim: str) -> str:
+    """64 hexadecimal digits: the root of all units' receipts. Cost: about 8 us for each unit."""
+    return _sealed(_Leaves(ledger, key).climb(np.empty(0, np.int64))[0], claim)
+
+
+def receipts(ledger: Ledger, key: bytes, plan: Plan, units: Iterable[Any]) -> list[Receipt]:
+    """The receipts of the units, in their order.
+
+    Raises: ArgumentError if one of them took part in no step; PlanError under truncated Poisson sampling, where who was
+        cut off depends on who else was drawn, so that receipts of others tell of a unit.
+    """
+    if type(plan.participation) is TruncatedPoisson:
+        raise PlanError(
+            "receipts are not given under truncated Poisson sampling: a batch is cut by who else was drawn: the "
+            "receipts of all others would tell a unit's steps; plan for 'cyclic-poisson' or 'poisson' to give some"
+        )
+    leaves, asked = _Leaves(ledger, key), as_units(units)
+    wanted = leaves.find(asked)
+    _, paths = leaves.climb(wanted)
+    mus: dict[tuple[int, ...], float] = {}
+    made = []
+    for unit, i, path in zip(_plain(asked), wanted.tolist(), paths, strict=True):
+        steps = tuple(leaves.steps[leaves.bounds[i] : leaves.bounds[i + 1]].tolist())
+        if steps not in mus:
+            mus[steps] = _own_mu(plan, steps)
+        made.append(Receipt(unit, steps, mus[steps], int(leaves.slots[i]), leaves.salt(i), path.tobytes()))
+    return made
+
+
+def _own_mu(plan: Plan, steps: tuple[int, ...]) -> float:
+    mu = float(plan.unit_mus(one_unit(plan.n, steps))[0])
+    return mu if plan.mu is None else min(mu, plan.mu)  # both are bounds
+
+
+# -- the tree --------------------------------------------------------------------------------------------------------
+
+
+def _stream(key: bytes, name: str, size: int) -> bytes:
+    """Bytes that nobody without the key (of 32 bytes) can tell from random ones; others for another name."""
+    return shake_128(key + name.encode()).digest(size)
+
+
+def _leaf(salt: bytes, unit: bytes, steps: bytes) -> bytes:
+    return sha256(b"\0" + salt + unit + steps).digest()
+
+
+def _sealed(top: bytes, claim: str) -> str:
+    return sha256(b"\2" + top + claim.encode()).hexdigest()
+
+
+def _id_bytes(unit: int | str) -> bytes:
+    """A letter for the kind, then an integer in 8 bytes, or the length of a text and the text: no two ids alike."""
+    if isinstance(unit, str):
+        raw = unit.encode("utf-8", "surrogatepass")
+        return b"s" + len(raw).to_bytes(8, "little") + raw
+    return b"i" + unit.to_bytes(8, "little", signed=True)
+
+
+class _Leaves:
+    """The units of a record, sorted by id: unit i has steps[bounds[i] : bounds[i + 1]] and the leaf at slots[i]."""
+
+    def __init__(self, ledger: Ledger, key: bytes) -> None:
+        history = list(ledger.history())
+        at = np.repeat(np.arange(len(history)), [len(row) for row in history])
+        if any(isinstance(row, list) for row in history):
+            self.units: Units = sorted({str(unit) for row in history for unit in row})
+            number = {unit: i for i, unit in enumerate(self.units)}
+            ids = np.array([number[str(unit)] for row in history for unit in row], np.int64)
+        else:
+            ids = np.concatenate([np.empty(0, np.int64), *map(np.asarray, history)])
+            self.units = np.unique(ids)
+        check_work("the tree of all receipts", operations=256 * 2 * _LEVELS * len(self.units))
+        by_unit = np.argsort(ids, kind="stable")
+        ids = ids[by_unit]
+        self.steps = at[by_unit].astype("<i8")
+        self.bounds = [*np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1)).tolist(), len(ids)]
+        self._key, self._salts = key, _stream(key, "salts", _SIZE * len(self.units))
+        self.slots = _slots(key, len(self.units))
+
+    def salt(self, i: int) -> bytes:
+        return self._salts[_SIZE * i : _SIZE * (i + 1)]
+
+    def find(self, units: Units) -> Integers:
+        """The numbers of the units. Raises: ArgumentError, naming none, if one is not there."""
+        numbers = {unit: i for i, unit in enumerate(_plain(self.units))}
+        found = [numbers.get(unit) for unit in _plain(units)]
+        if None in found:
+            raise ArgumentError(
+                "a receipt is for a unit that took part in a step, and this one, or one of these, took part in none: "
+                "it is no leaf of the tree, which shows who is in it and cannot show who is not"
+            )
+        return np.array(found, np.int64)
+
+    def climb(self, wanted: Integers) -> tuple[bytes, Hashes]:
+        """(the top node, the (wanted, 10, 7) siblings on the paths to it)."""
+        paths = np.empty((len(wanted), _LEVELS, _ARITY - 1), _HASH)
+        if not len(self.units):
+            return _stream(self._key, "nobody", _SIZE), paths
+        order = np.argsort(self.slots)
+        index, nodes = self.slots[order], self._hashed()[order]
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        place = place[wanted]
+        for level in range(_LEVELS):
+            new = np.diff(index // _ARITY, prepend=-1) != 0
+            child, parent = index % _ARITY, np.cumsum(new) - 1
+            others = np.arange(_ARITY)[None, :] != child[place][:, None]
+            place = parent[place]
+            nodes, families = self._level(level, nodes, parent, child, place)
+            paths[:, level] = families[others].reshape(-1, _ARITY - 1)
+            index = index[new] // _ARITY
+        return nodes.tobytes(), paths
+
+    def _hashed(self) -> Hashes:
+        """(units,) leaves."""
+        steps, bounds = self.steps.tobytes(), self.bounds
+        leaves = [
+            _leaf(self.salt(i), _id_bytes(unit), steps[8 * bounds[i] : 8 * bounds[i + 1]])
+            for i, unit in enumerate(_plain(self.units))
+        ]
+        return np.frombuffer(b"".join(leaves), _HASH)
+
+    def _level(
+        self, level: int, nodes: Hashes, parent: Integers, child: Integers, wanted: Integers
+    ) -> tuple[Hashes, Hashes]:
+        """The parents of nodes, sorted; and the (wanted, 8) children of some parents."""
+        count = int(parent[-1]) + 1
+        families = np.empty((len(wanted), _ARITY), _HASH)
+        made = []
+        for start in range(0, count, _ROWS):
+            rows = min(_ROWS, count - start)
+            part = slice(*np.searchsorted(parent, (start, start + rows)))
+            full = np.zeros((rows, _ARITY), np.bool_)
+            full[parent[part] - start, child[part]] = True
+            table = np.empty(rows, _NODE)
+            table["tag"], children = 1, table["children"]
+            children[full] = nodes[part]
+            pads = _stream(self._key, f"pads {level} {start}", _SIZE * (full.size - part.stop + part.start))
+            children[~full] = np.frombuffer(pads, _HASH)
+            here = (wanted >= start) & (wanted < start + rows)
+            families[here] = children[wanted[here] - start]
+            made.append(b"".join([sha256(node).digest() for node in table.view(f"V{_NODE.itemsize}").tolist()]))
+        return np.frombuffer(b"".join(made), _HASH), families
+
+
+def _slots(key: bytes, count: int) -> Integers:
+    """(count,) distinct and uniform: those of a stream that came before are passed over."""
+    words = np.frombuffer(_stream(key, "slots", 4 * (64 + count + count // 8)), "<u4") % _SLOTS
+    first = np.sort(np.unique(words, return_index=True)[1])
+    return np.asarray(words[first[:count]], np.int64)
+
+
+def _plain(units: Units) -> Sequence[int | str]:
+    return units if isinstance(units, list) else units.tolist()
