@@ -48,6 +48,17 @@ def test_imports_only_from_rooms_above() -> None:
     assert {str(path.relative_to(ROOT)): rooms for path, rooms in below.items() if rooms} == {}
 
 
+def test_tests_and_package_import_neither_benchmarks_nor_reproductions() -> None:
+    """Which have tests of their own beside them: `pytest benchmarks reproductions`."""
+    found = set()
+    for path in [*ROOT.rglob("*.py"), *Path(__file__).parent.rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found |= {f"{path}: {name}" for name in names if name.split(".")[0] in ("benchmarks", "reproductions")}
+    assert found == set()
+
+
 def test_pure_rooms_do_not_import_torch() -> None:
     code = (
         f"import importlib, sys; [importlib.import_module('anyorder.' + room) for room in {PURE!r}]; "

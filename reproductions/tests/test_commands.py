@@ -19,7 +19,7 @@ from reproductions.__main__ import PAPERS, chosen_figures, parser
 
 from anyorder.federated import Layout
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "reproductions").glob("[!_]*.py"))
 
 
