@@ -87,6 +87,12 @@ def test_what_was_checked_vouches_for_no_other_units(kind):
     assert ledger.step == 1
 
 
+def test_the_nearest_return_is_that_of_the_one_who_came_last():
+    """Of several who come back in one step: the certificate claims that all were at least so far apart."""
+    ledger = replay(MinSeparation(9, 1), [["a"], [], [], ["b"], ["a", "b"], [], [], ["a", "b"]])
+    assert ledger.realised_bounds() == (3, 1)
+
+
 def test_known_order_takes_the_planned_units_and_forgives_absence():
     ledger = Ledger(KnownOrder([["a", "b"], ["c"], ["a"]]))
     ledger.record(0, ["b"])
