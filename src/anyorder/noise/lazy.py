@@ -605,7 +605,8 @@ class Jumps:
         if self.size > _MOST_STATE:
             raise PlanError(
                 f"a lazy table keeps {self.size - 1} further tables for {in_words(strategy)}, and {_MOST_STATE - 1} "
-                "are the most: choose fewer bands or buffers, as ao.plan(mechanism='blt', memory=4) does"
+                "are the most: choose fewer bands or buffers, as ao.plan(mechanism='blt', limits=ao.Limits(memory=4)) "
+                "does"
             )
         if not self.by_value and self.first_row(self.n) > _MAX_ROW:
             raise PlanError(f"jumps need row ids below 2^63: n={self.n} steps with {self.width} normals are too many")

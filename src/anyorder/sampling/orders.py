@@ -33,7 +33,7 @@ Kind = Literal["fixed", "shuffled", "poisson", "secret", "unknown"]
 
 _EXPLICIT = "or pass participation= to ao.plan, which the ledger then enforces step by step"
 _BY_UNITS = (
-    "let its batches name their units: ao.plan(participation=.., batch_size=.., unit='user') and "
+    "let its batches name their units: ao.plan(order=.., batch_size=.., unit='user') and "
     "make_private(.., unit=<where a batch keeps the ids>)"
 )
 _ANEW = "shuffled anew in each epoch"
