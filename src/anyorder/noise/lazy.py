@@ -819,8 +819,8 @@ def _way(strategy: Strategy) -> tuple[bool, Callable[[Integers], Recurrence]]:
     raise PlanError(
         f"noise of {in_words(strategy)} cannot be added late: it has no recurrence of a few numbers, so that a row "
         "would need the noise of every step that it missed; Independent, BLT, RestartedBLT, Banded, ToeplitzBanded, "
-        "BandedInverse, BandedLowRank and Tree can jump. Plan with mechanism='blt' (and limits=ao.Limits(memory=4), say, "
-        "for the most arrays of the table's size that are kept)"
+        "BandedInverse, BandedLowRank and Tree can jump. Plan with mechanism='blt' (and limits=ao.Limits(memory=4) for "
+        "the most arrays of the table's size that are kept)"
     )
 
 
