@@ -242,7 +242,7 @@ def _read_loader(
     loader: Iterable[Any], epochs: int | None, batch_size: int | None, dataset_size: int | None, unit: Any, order: Any,
     neighbours: str,
 ) -> _Steps:  # fmt: skip
-    if order not in (None, "shuffled"):
+    if order not in (None, "shuffled", OrderOptions("shuffled")):
         raise ArgumentError(
             f"order must not be given together with loader, which says it, got order={order!r}; an order is given for "
             "a plan by dataset_size, batch_size and epochs, and secret sampling (order='poisson') is planned so"
