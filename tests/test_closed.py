@@ -29,7 +29,7 @@ from anyorder.participation import (
     Separated,
     SingleEpoch,
 )
-from anyorder.participation.rules import RULES
+from anyorder.participation.registry import ORDERS
 from anyorder.plan.planner import plan_at_sigma
 from anyorder.release.schedules import Fixed
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
@@ -41,7 +41,7 @@ from laws.cases import PARTICIPATIONS, STRATEGIES
 N = 8
 FINAL = [
     *(kind.cls for kind in KINDS),
-    *RULES,
+    *ORDERS,
     *get_args(Pattern),
     *get_args(Loss),
     *get_args(Set),

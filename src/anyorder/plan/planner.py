@@ -28,7 +28,7 @@ from anyorder.participation import (
     SingleEpoch,
     TruncatedPoisson,
 )
-from anyorder.participation.rules import check_kind as check_participation
+from anyorder.patterns import check_order
 from anyorder.plan.compare import OrderComparison, compared
 from anyorder.plan.compatibility import (
     check_exact,
@@ -274,7 +274,7 @@ def _read_loader(
 
 
 def _given_order(order: Participation, epochs: int | None, batch_size: int | None, dataset_size: int | None) -> _Steps:
-    check_participation(order)
+    check_order(order)
     if epochs is not None:
         raise ArgumentError(
             f"epochs must not be given together with a participation, which says all steps, got epochs={epochs!r}"
