@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, make_clipping
+from anyorder.clipping import FunctionalClipping, GhostClipping, layer_rules, make_clipping
 from anyorder.clipping import per_example as clipping_engine
 from anyorder.clipping.norms import round_down
 from anyorder.errors import ClippingWarning, ModelError
@@ -227,7 +227,7 @@ def test_a_fault_is_no_reason_for_two_passes(fault, engine):
         before = [name for name, _ in module.named_parameters()]
         with pytest.MonkeyPatch.context() as patch, pytest.raises(fault, match="a fault"):
             patch.setitem(clipping_engine.RULES, F.linear, broken)
-            patch.setattr(clipping_engine.LinearMap, "apply", broken)
+            patch.setattr(layer_rules.LinearMap, "apply", broken)
             patch.setattr(F, "linear", broken)
             run(engine(module), torch.randn(2, 4).to(next(module.parameters())), torch.tensor([0, 1]), F.cross_entropy)
         assert [name for name, _ in module.named_parameters()] == before

@@ -19,35 +19,27 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vjp, vmap
-from torch.nn import functional as F
 
 from anyorder import checks
-from anyorder.clipping import torch_private as private
 from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite, sums_of
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
 from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, one_pass
 from anyorder.clipping.layer_rules import (
-    FUNCTION_RULES,
-    TABLE_RULES,
-    Bag,
-    Convolution,
-    LayerNorm,
-    LinearMap,
-    Lookup,
+    RULES,
+    NotRowwise,
     Part,
     Reading,
+    RowwiseCall,
     Tracer,
     for_each_example,
     layers_with_rules,
     other_use,
-    rows_of,
 )
 from anyorder.clipping.mapping import ExampleCall, Settings, Tensors, mappable
 from anyorder.clipping.norms import (
     NO_TABLES,
     DirectUse,
     EmbeddingUse,
-    Geometry,
     Settled,
     Table,
     Tables,
@@ -131,348 +123,8 @@ class PerUnitClipping(ABC):
         del state
 
 
-# -- models of layers in a row ---------------------------------------------------------------------------------------
-
-Layer = Callable[[Tracer, Tensor], Tensor]
-
-
-class NotPlain(Exception):
-    """What is not in the form of this file."""
-
-
-class Plain:
-    """The call `module(x)` of a plain model on the whole batch.
-
-    Attributes:
-        tensors: (x,), with leading dimension `size`.
-        size: B, the number of examples.
-    """
-
-    mapped = False
-
-    def __init__(self, x: Tensor, layers: list[Layer], made: Made) -> None:
-        self.tensors, self.size, self._layers, self.made = (x,), len(x), layers, made
-
-    @classmethod
-    def of(
-        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made | None = None,
-        tables: Mapping[str, Table] | None = None,
-    ) -> "Plain | None":  # fmt: skip
-        """The call, or None where model or arguments are not in this form."""
-        if type(module) not in _KINDS or len(args) != 1 or kwargs or type(args[0]) is not Tensor or not _alone(args[0]):
-            return None
-        names: dict[int, str] = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-        try:
-            layers = list(_layers(module, _Trained(names, tables or {})))
-        except NotPlain:
-            return None
-        return cls(args[0], layers, Made() if made is None else made)
-
-    def __call__(self, tracer: Tracer, x: Tensor) -> Tensor:
-        """The outputs of (b, ..) examples; the tracer's book is told of every use of a parameter.
-
-        Raises: NotPlain where an input has too few dimensions.
-        """
-        with one_pass(self.made):
-            for layer in self._layers:
-                x = layer(tracer, x)
-        return x
-
-    def assemble(self, differentiable: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
-        """The module's output: a tensor."""
-        del others
-        return differentiable[0]
-
-
-def _alone(x: Tensor) -> bool:
-    """Whether torch itself, and nobody else, computes what is computed of a tensor."""
-    return (
-        x.dim() > 0
-        and not x.requires_grad
-        and x.layout is torch.strided
-        and not x.is_nested
-        and not torch.is_autocast_enabled(x.device.type)
-        and not private.is_wrapped(x)
-        and private.current_level() is None
-        and not torch.compiler.is_compiling()
-        and not (private.function_modes() or private.dispatch_modes())
-        and nn.Module.__call__ is _CALL
-        and bool(private.HOOKS_OF_ALL_MODULES)
-        and not any(private.HOOKS_OF_ALL_MODULES)
-    )
-
-
-_CALL = nn.Module.__call__
-# -- which layers ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """The names of trained parameters by their id, and how those are read that are tables."""
-
-    names: Mapping[int, str]
-    tables: Mapping[str, Table]
-
-    def part(self, parameter: Any) -> Part | None:
-        name = self.names.get(id(parameter))
-        return None if name is None else Part(name)
-
-    def is_table(self, parameter: Any) -> bool:
-        return self.names.get(id(parameter)) in self.tables
-
-
-def _layers(module: nn.Module, trained: _Trained) -> Iterator[Layer]:
-    """The layers in order; raises NotPlain."""
-    kind, own = type(module), vars(module)
-    known = _KINDS.get(kind)
-    if known is None or kind.forward is not known[0] or own.keys() != known[1] or any(map(own.get, _EMPTY)):
-        raise NotPlain
-    if kind is nn.Sequential:
-        if own["_parameters"]:
-            raise NotPlain
-        for part in own["_modules"].values():
-            yield from _layers(part, trained)
-        return
-    settings = [own[name] for name in ("training", *known[2])]
-    if own["_modules"] or not all(map(_is_setting, settings)) or own.get("inplace") or own.get("return_indices"):
-        raise NotPlain
-    if kind in _WITH_PARAMETERS:
-        if kind not in _LOOKUPS and any(map(trained.is_table, own["_parameters"].values())):
-            raise NotPlain
-        yield _WITH_PARAMETERS[kind](own, trained)
-        return
-    if own["_parameters"]:
-        raise NotPlain
-    yield _of_rows(kind, own)
-
-
-def _is_setting(value: Any) -> bool:
-    kind = type(value)
-    return kind in _SETTINGS or (kind in (tuple, list) and all(type(v) in _SETTINGS for v in value))
-
-
-def _of_rows(kind: type[nn.Module], own: dict[str, Any]) -> Layer:
-    function, names = _OF_ROWS[kind]
-    settings = [own[name] for name in names]
-    if kind is nn.Flatten and not (
-        set(map(type, settings)) == {int} and settings[0] >= 1 and (settings[1] == -1 or settings[1] >= 1)
-    ):
-        raise NotPlain
-    least = 4 if kind in _POOLS else 1
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if x.dim() < least:
-            raise NotPlain
-        return function(x, *settings)
-
-    return layer
-
-
-def _parameters(own: dict[str, Any], trained: _Trained, *wanted: str) -> tuple[list[Any], list[Any]]:
-    """The parameters of a layer, cut off, and their parts: None for frozen ones."""
-    held = own["_parameters"]
-    if tuple(held) != wanted or any(p is not None and type(p) is not nn.Parameter for p in held.values()):
-        raise NotPlain
-    parts = [trained.part(p) for p in held.values()]
-    return [None if p is None else p.detach() for p in held.values()], parts
-
-
-# -- layers with parameters ------------------------------------------------------------------------------------------
-
-
-def _linear(own: dict[str, Any], trained: _Trained) -> Layer:
-    (w, b), parts = _parameters(own, trained, "weight", "bias")
-    if w is None or w.dim() != 2 or (b is not None and b.shape != w.shape[:1]) or _bias_alone(parts):
-        raise NotPlain
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if x.dim() < 2:
-            raise NotPlain
-        if parts[0] is None:
-            return F.linear(x, w, b)
-        tracer.expect(*parts)
-        result: Tensor = tracer.anchored(LinearMap, tracer, parts, x, w, b)
-        return result
-
-    return layer
-
-
-def _convolution(own: dict[str, Any], trained: _Trained) -> Layer:
-    (w, b), parts = _parameters(own, trained, "weight", "bias")
-    spatial = 0 if w is None else w.dim() - 2
-    odd = any(type(own[name]) is not tuple for name in ("kernel_size", "stride", "padding", "dilation"))
-    odd = odd or own["padding_mode"] != "zeros" or own["transposed"] or len(own["kernel_size"]) != spatial
-    if odd or w is None or (b is not None and b.shape != w.shape[:1]) or _bias_alone(parts):
-        raise NotPlain
-    geometry = Geometry(tuple(w.shape[2:]), own["stride"], own["padding"], own["dilation"], own["groups"])
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if x.dim() != spatial + 2:
-            raise NotPlain
-        if parts[0] is None:
-            stride, padding, dilation, groups = geometry.stride, geometry.padding, geometry.dilation, geometry.groups
-            return torch.convolution(x, w, b, stride, padding, dilation, False, [0] * spatial, groups)
-        tracer.expect(*parts)
-        result: Tensor = tracer.anchored(Convolution, tracer, parts, geometry, x, w, b)
-        return result
-
-    return layer
-
-
-def _table(own: dict[str, Any], trained: _Trained) -> tuple[Any, Part | None, int | None]:
-    """Where the rows of a table come from, its part, and the row of padding."""
-    (w,), (part,) = _parameters(own, trained, "weight")
-    padding = own["padding_idx"]
-    if (
-        w is None
-        or w.dim() != 2
-        or type(padding) not in (int, type(None))
-        or own["max_norm"] is not None
-        or own["scale_grad_by_freq"]
-    ):
-        raise NotPlain
-    source = w if part is None else trained.tables.get(part.name, w)
-    return source, part, None if padding is None else padding % rows_of(source)
-
-
-def _embedding(own: dict[str, Any], trained: _Trained) -> Layer:
-    source, part, padding = _table(own, trained)
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if part is None:
-            return F.embedding(x, source)
-        tracer.expect(part)
-        result: Tensor = tracer.anchored(Lookup, tracer, part, padding, x, source)
-        return result
-
-    return layer
-
-
-def _bag(own: dict[str, Any], trained: _Trained) -> Layer:
-    source, part, padding = _table(own, trained)
-    mode = own["mode"]
-    if mode not in ("sum", "mean") or own["include_last_offset"]:
-        raise NotPlain
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if x.dim() != 2:
-            raise NotPlain
-        if part is None:
-            return F.embedding_bag(x, source, mode=mode, padding_idx=padding)
-        tracer.expect(part)
-        result: Tensor = tracer.anchored(Bag, tracer, part, padding, mode, x.unsqueeze(1), None, source)
-        return result.squeeze(1)
-
-    return layer
-
-
-def _layer_norm(own: dict[str, Any], trained: _Trained) -> Layer:
-    (w, b), parts = _parameters(own, trained, "weight", "bias")
-    shape, eps = own["normalized_shape"], own["eps"]
-    if type(shape) is not tuple or any(p is not None and p.shape != shape for p in (w, b)):
-        raise NotPlain
-    learns = parts[0] is not None
-    if (b is not None and (parts[1] is not None) != learns) or (w is None and b is not None):
-        raise NotPlain
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if x.dim() <= len(shape) or tuple(x.shape[-len(shape) :]) != shape:
-            raise NotPlain
-        if not learns:
-            return F.layer_norm(x, shape, w, b, eps)
-        if x.dtype not in (torch.float32, torch.float64) or any(p is not None and p.dtype != x.dtype for p in (w, b)):
-            raise NotPlain
-        tracer.expect(*parts)
-        result: Tensor = tracer.anchored(LayerNorm, tracer, parts, eps, x, w, b)
-        return result
-
-    return layer
-
-
-def _bias_alone(parts: list[Part | None]) -> bool:
-    """Whether the bias is trained and the weight is not."""
-    return parts[0] is None and parts[1] is not None
-
-
-_WITH_PARAMETERS: dict[type[nn.Module], Callable[[dict[str, Any], _Trained], Layer]] = {
-    nn.Linear: _linear,
-    nn.Conv1d: _convolution,
-    nn.Conv2d: _convolution,
-    nn.Embedding: _embedding,
-    nn.EmbeddingBag: _bag,
-    nn.LayerNorm: _layer_norm,
-}
-
-
-# -- layers without --------------------------------------------------------------------------------------------------
-
-
-def _itself(x: Tensor) -> Tensor:
-    return x
-
-
-def _gelu(x: Tensor, approximate: str) -> Tensor:
-    return F.gelu(x, approximate=approximate)
-
-
-_OF_ROWS: dict[type[nn.Module], tuple[Callable[..., Tensor], tuple[str, ...]]] = {
-    # (function, the attributes that it takes after its input)
-    nn.Identity: (_itself, ()),
-    nn.Tanh: (torch.tanh, ()),
-    nn.Sigmoid: (torch.sigmoid, ()),
-    nn.ReLU: (F.relu, ()),
-    nn.SiLU: (F.silu, ()),
-    nn.Mish: (F.mish, ()),
-    nn.GELU: (_gelu, ("approximate",)),
-    nn.ELU: (F.elu, ("alpha",)),
-    nn.LeakyReLU: (F.leaky_relu, ("negative_slope",)),
-    nn.Softplus: (F.softplus, ("beta", "threshold")),
-    nn.Flatten: (torch.flatten, ("start_dim", "end_dim")),
-    nn.Dropout: (F.dropout, ("p", "training")),
-    nn.MaxPool2d: (F.max_pool2d, ("kernel_size", "stride", "padding", "dilation", "ceil_mode")),
-    nn.AvgPool2d: (
-        F.avg_pool2d,
-        ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
-    ),
-    nn.AdaptiveAvgPool2d: (F.adaptive_avg_pool2d, ("output_size",)),
-}
-_POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-
-_CONVOLUTION = (
-    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "transposed", "output_padding",
-    "groups", "padding_mode", "_reversed_padding_repeated_twice",
-)  # fmt: skip
-_ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {  # what its class gives a part beside what every module has
-    **{kind: names for kind, (_, names) in _OF_ROWS.items()},
-    **dict.fromkeys((nn.ReLU, nn.SiLU, nn.Mish), ("inplace",)),
-    nn.ELU: ("alpha", "inplace"),
-    nn.LeakyReLU: ("negative_slope", "inplace"),
-    nn.Dropout: ("p", "inplace"),
-    nn.MaxPool2d: ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode"),
-    nn.Sequential: (),
-    nn.Linear: ("in_features", "out_features"),
-    nn.Conv1d: _CONVOLUTION,
-    nn.Conv2d: _CONVOLUTION,
-    nn.Embedding: (
-        "num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse",
-    ),
-    nn.EmbeddingBag: (
-        "num_embeddings", "embedding_dim", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse",
-        "include_last_offset", "padding_idx",
-    ),
-    nn.LayerNorm: ("normalized_shape", "eps", "elementwise_affine"),
-}  # fmt: skip
-_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
-_EVERY_MODULE = vars(nn.Module()).keys()
-_WHEN_SAVED = {name for name in _EVERY_MODULE if "state_dict" in name}  # hooks, which no forward or backward runs
-_EMPTY = tuple(_EVERY_MODULE - {"training", "_parameters", "_modules"} - _WHEN_SAVED)
-_KINDS = {kind: (kind.forward, _EVERY_MODULE | set(names), names) for kind, names in _ATTRIBUTES.items()}
-_SETTINGS = frozenset({type(None), bool, int, float, str})
-
-
 # -- one pass --------------------------------------------------------------------------------------------------------
 
-RULES = FUNCTION_RULES | TABLE_RULES
 _SLACK = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 _NO_HOOKS = "they would run or move parts of the model outside of vmap"
 
@@ -529,7 +181,7 @@ class Pass:
     def __init__(
         self,
         module: nn.Module,
-        call: ExampleCall | Plain,
+        call: ExampleCall | RowwiseCall,
         parameters: dict[str, Tensor],
         groups: Tensor,
         settings: Settings,
@@ -560,7 +212,7 @@ class Pass:
         """
         size = len(tensors[0])
         root = torch.zeros((), device=self._device, requires_grad=True)
-        if isinstance(self._call, Plain):
+        if isinstance(self._call, RowwiseCall):
             return self._on_batch(self._call, root, *tensors)
         call = self._call
         # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
@@ -599,16 +251,17 @@ class Pass:
             raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
         return differentiable, others, anchor
 
-    def _on_batch(self, call: Plain, root: Tensor, x: Tensor) -> tuple[Tensors, Tensors, Tensor]:
+    def _on_batch(self, call: RowwiseCall, root: Tensor, x: Tensor) -> tuple[Tensors, Tensors, Tensor]:
         """The same of a plain model. Where that fails, running it on one example alone tells why."""
         (anchor,) = _Root.apply(root, self, 0)  # type: ignore[no-untyped-call]
         tracer = Tracer({}, self.parameters, self._dtypes, anchor, self, call.made, self._tables.by_name)
+        tracer.start_on_batch()
         try:
             with disable_saved_tensors_hooks(_NO_HOOKS):
                 return (call(tracer, x),), (), anchor
         except (AnyorderError, torch.OutOfMemoryError):
             raise
-        except (NotPlain, *FAILURES) as error:
+        except (NotRowwise, *FAILURES) as error:
             raise Unmapped(f"the model does not run on the whole batch: {error}") from error
 
     @contextmanager
@@ -861,8 +514,10 @@ class GhostClipping(PerUnitClipping):
         if not tables.keys() <= parameters.keys():
             frozen = ", ".join(sorted(tables.keys() - parameters.keys()))
             raise ModelError(f"{frozen} was made a table and has been frozen since; set requires_grad=True again")
-        plain = None if self._mapped or self._unmapped else Plain.of(self._module, args, kwargs, self._made, tables)
-        call = plain or ExampleCall(self._module, args, kwargs, self._made, mapped=self._mapped)
+        row = None
+        if not (self._mapped or self._unmapped):
+            row = RowwiseCall.of(self._module, args, kwargs, parameters, self._made, tables)
+        call = row or ExampleCall(self._module, args, kwargs, self._made, mapped=self._mapped)
         check_groups(groups, call.size)
         clip_norm = checks.positive("clip_norm", clip_norm)
         if call.size:
@@ -881,7 +536,7 @@ class GhostClipping(PerUnitClipping):
             except Unmapped as error:
                 cause = error.__cause__ or error
                 start.rewind()
-                if isinstance(job.call, Plain):
+                if isinstance(job.call, RowwiseCall):
                     job.call = ExampleCall(self._module, args, kwargs, self._made)
                     continue
                 if not job.call.mapped:
@@ -931,7 +586,7 @@ class _GhostJob:
     """One batch, from its forward pass to its backward pass."""
 
     module: nn.Module
-    call: ExampleCall | Plain
+    call: ExampleCall | RowwiseCall
     parameters: dict[str, Tensor]
     groups: Tensor
     cut: Cut

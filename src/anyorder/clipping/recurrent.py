@@ -541,11 +541,12 @@ def _recorder(tracer: Tracer, parts: dict[str, Part | None], batch: int) -> Any:
         if part is None:
             return
         g = gradients.reshape(batch, -1, gradients.shape[-1])
+        dtype = tracer.dtypes[part.name]
         if activations is None:
-            tracer.enter(part, lambda dtype: DirectUse(g.sum(1, dtype=dtype), dtype))
+            tracer.book.enter(part, DirectUse(g.sum(1, dtype=dtype), dtype))
         else:
             a = activations.reshape(batch, -1, activations.shape[-1])
-            tracer.enter(part, lambda dtype: LinearUse(a, g, dtype))
+            tracer.book.enter(part, LinearUse(a, g, dtype))
 
     return record
 
