@@ -75,14 +75,8 @@ def one_pass(made: Made) -> Iterator[None]:
         made: what was made in the model's last run; what is made in this one goes there.
     Raises: ModelError if anything of an earlier one is still there.
     """
-    if _left(made):
-        gc.collect()  # what only a cycle holds, nobody can read
-    made[:] = [one for one in _left(made) if _holders(one) > 0]
     if made:
-        raise ModelError(
-            "the model keeps tensors of an earlier batch, in a list, a closure or a global perhaps: a later batch "
-            "would depend on those examples. Return them from forward, and keep nothing of a batch in training"
-        )
+        _refuse_what_is_kept(made)
     # What compiled parts would be compiled to is not used, and the compiler keeps tensors.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
@@ -91,6 +85,18 @@ def one_pass(made: Made) -> Iterator[None]:
     except BaseException:
         made.clear()  # the error's own frames hold them
         raise
+
+
+def _refuse_what_is_kept(made: Made) -> None:
+    """What is left of an earlier pass, and held by Python."""
+    if _left(made):
+        gc.collect()  # what only a cycle holds, nobody can read
+    made[:] = [one for one in _left(made) if _holders(one) > 0]
+    if made:
+        raise ModelError(
+            "the model keeps tensors of an earlier batch, in a list, a closure or a global perhaps: a later batch "
+            "would depend on those examples. Return them from forward, and keep nothing of a batch in training"
+        )
 
 
 def _left(made: Made) -> Made:

@@ -122,14 +122,6 @@ def sum_of(tensors: list[Tensor]) -> Tensor:
 # -- the units of a batch --------------------------------------------------------------------------------------------
 
 
-def check_groups(groups: Tensor, size: int) -> None:
-    if groups.dtype != torch.int64 or groups.shape != (size,):
-        raise ArgumentError(
-            f"groups must be int64 of shape ({size},), one unit for each example of the batch, got {groups.dtype} of "
-            f"shape {tuple(groups.shape)}; the model must be called on the whole batch"
-        )
-
-
 @dataclass(frozen=True)
 class UnitMap:
     """Which unit each example of a batch belongs to.
@@ -188,20 +180,15 @@ class UnitMap:
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
     """float32 products in float32: TF32 and bfloat16 would round the factors, and so move a unit over its bound."""
-    reduced = [kernels for kernels in _kernels(device) if kernels.fp32_precision not in _FULL]
-    return _in_full_precision(device, reduced) if reduced or torch.is_autocast_enabled(device.type) else nullcontext()
+    kernels = _KERNELS["cuda" if device.type == "cuda" else "cpu"]
+    reduced = [one for one in kernels if one.fp32_precision not in _FULL]
+    if reduced or torch.is_autocast_enabled(device.type):
+        return _in_full_precision(device, reduced)
+    return _AS_IT_IS
 
 
 _FULL = ("ieee", "none")  # none: where nothing was chosen
-_LEGACY = not hasattr(torch.backends.cuda.matmul, "fp32_precision")  # before torch 2.9
-
-
-def _kernels(device: torch.device) -> tuple[Any, ...]:
-    if _LEGACY:
-        return (_Legacy(),)
-    if device.type == "cuda":
-        return torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    return torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv  # type: ignore[attr-defined]
+_AS_IT_IS = nullcontext()
 
 
 class _Legacy:
@@ -217,6 +204,17 @@ class _Legacy:
         matmul, tf32 = ("highest", False) if value == "ieee" else value
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = tf32
+
+
+_LEGACY = not hasattr(torch.backends.cuda.matmul, "fp32_precision")  # before torch 2.9
+_KERNELS: dict[str, tuple[Any, ...]] = (
+    {"cuda": (_Legacy(),), "cpu": (_Legacy(),)}
+    if _LEGACY
+    else {
+        "cuda": (torch.backends.cuda.matmul, torch.backends.cudnn.conv),  # type: ignore[attr-defined]
+        "cpu": (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv),  # type: ignore[attr-defined]
+    }
+)
 
 
 @contextmanager
@@ -560,6 +558,14 @@ def accumulator_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
+def accumulator_dtypes(tensors: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
+    """`accumulator_dtype` of each."""
+    result = {}
+    for name, tensor in tensors.items():
+        result[name] = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return result
+
+
 def round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
     """float64 factors in dtype, never further from 0 than they were."""
     if factors.dtype == dtype:
@@ -571,6 +577,12 @@ def round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
         return rounded
     above = rounded.abs() > factors.abs()  # compared in float64
     return torch.where(above, torch.nextafter(rounded, rounded.new_zeros(())), rounded)
+
+
+def sums_of(coordinates: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> dict[str, Tensor]:
+    """The sums over units of a schedule's own coordinates, in the widest of the parameters' dtypes."""
+    dtype = torch.float64 if torch.float64 in dtypes.values() else torch.float32
+    return {name: round_down(values, dtype).sum() for name, values in coordinates.items()}
 
 
 # -- norms, and the weighted sum -------------------------------------------------------------------------------------
@@ -608,8 +620,11 @@ class Weights:
 
     def sum_of_uses(self, uses: Sequence[Use]) -> Tensor:
         """The weighted sum (*shape) of the examples' gradients by all uses."""
-        uses = uses if self.left_out is None else [use.without(self.left_out[1]) for use in uses]
-        result = sum_of([use.weighted_sum(self.by_example) for use in uses])
+        if self.left_out is not None:
+            uses = [use.without(self.left_out[1]) for use in uses]
+        result = uses[0].weighted_sum(self.by_example)
+        for use in uses[1:]:
+            result = result + use.weighted_sum(self.by_example)
         if result.dtype == torch.float64 or isfinite(float(result.sum())):
             return result
         # All terms are finite, and so is what each unit adds; but a weight times one factor of a term may be too
@@ -659,6 +674,12 @@ class Settled:
 
 def settle(uses: Sequence[Use], units: UnitMap) -> Settled:
     """Norms and sum of the gradient that all uses of one parameter have together."""
+    if len(uses) == 1:  # as nearly all parameters are used
+        (use,) = uses
+        if isinstance(use, DirectUse):
+            return Settled.keep(units.sum(use.values.to(use.dtype)))
+        if isinstance(use, FactoredUse):
+            return _settle_factored([use], units)
     direct = [use for use in uses if isinstance(use, DirectUse)]
     if len(direct) == len(uses):
         return Settled.keep(sum_of([units.sum(use.values.to(use.dtype)) for use in direct]))
@@ -679,14 +700,14 @@ def settle(uses: Sequence[Use], units: UnitMap) -> Settled:
 
 def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
     first = uses[0]
+    if isinstance(first, LinearUse) and len(uses) == first.positions == units.largest == 1:
+        a, g = squares_of(first.activations.flatten(1).to(first.dtype)), first.output_gradients.flatten(1)
+        return Settled(a * squares_of(g.to(first.dtype)), lambda weights: weights.sum_of_uses([first]))
     alone = len(uses) == 1 and units.classes is None and _keeping_is_cheaper(uses, units)
     if alone and isinstance(first, ConvolutionUse) and first.compiled:
         return _made_by_library(first)
     if alone and first.grouped:
         return Settled.keep(_all_gradients(first))
-    if isinstance(first, LinearUse) and len(uses) == first.positions == units.largest == 1:
-        a, g = (squares_of(t.flatten(1).to(first.dtype)) for t in (first.activations, first.output_gradients))
-        return Settled(a * g, lambda weights: weights.sum_of_uses([first]))
     T, size = units.largest * sum(use.positions for use in uses), first.groups * first.inputs * first.outputs
     keep = _keeping_is_cheaper(uses, units)
     gram = not keep and _gram_is_cheaper(uses, units)

@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -21,7 +21,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vjp, vmap
 
 from anyorder import checks
-from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite, sums_of
+from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
 from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, one_pass
 from anyorder.clipping.layer_rules import (
@@ -35,7 +35,7 @@ from anyorder.clipping.layer_rules import (
     layers_with_rules,
     other_use,
 )
-from anyorder.clipping.mapping import ExampleCall, Settings, Tensors, mappable
+from anyorder.clipping.mapping import ExampleCall, Tensors, mappable
 from anyorder.clipping.norms import (
     NO_TABLES,
     DirectUse,
@@ -47,11 +47,12 @@ from anyorder.clipping.norms import (
     Use,
     Weights,
     accumulator_dtype,
-    check_groups,
+    accumulator_dtypes,
     full_precision,
     round_down,
     settle,
     settle_lookups,
+    sums_of,
 )
 from anyorder.clipping.recurrent import recurrent_layers
 from anyorder.clipping.validate import FAILURES
@@ -123,9 +124,58 @@ class PerUnitClipping(ABC):
         del state
 
 
+def _check_groups(groups: Tensor, size: int) -> None:
+    if groups.dtype != torch.int64 or groups.shape != (size,):
+        raise ArgumentError(
+            f"groups must be int64 of shape ({size},), one unit for each example of the batch, got {groups.dtype} of "
+            f"shape {tuple(groups.shape)}; the model must be called on the whole batch"
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The state of torch that a forward pass depends on: random numbers and autocast, on the CPU and on `devices`."""
+
+    devices: tuple[torch.device, ...]
+    random: tuple[Tensor, ...]
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls, device: torch.device) -> "Settings":
+        devices = (device,) if device.type == "cuda" else ()
+        random = (torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices))
+        types = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
+        autocast = [(t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types]
+        return cls(devices, random, tuple(autocast))
+
+    def rewind(self) -> None:
+        """Put the global generators back, so that another attempt draws the same numbers."""
+        torch.set_rng_state(self.random[0])
+        for device, state in zip(self.devices, self.random[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    @contextmanager
+    def autocast_again(self) -> Iterator[None]:
+        """Autocast as it was, without its cache, which would keep every chunk's casts of the weights."""
+        with ExitStack() as stack:
+            for device_type, enabled, dtype in self.autocast:
+                if enabled or torch.is_autocast_enabled(device_type):
+                    stack.enter_context(torch.autocast(device_type, dtype, enabled, cache_enabled=False))
+            yield
+
+    @contextmanager
+    def random_again(self) -> Iterator[None]:
+        """The same random numbers again; the global generators are left as they were."""
+        with torch.random.fork_rng([d.index for d in self.devices]):
+            torch.set_rng_state(self.random[0])
+            for device, state in zip(self.devices, self.random[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
+
+
 # -- one pass --------------------------------------------------------------------------------------------------------
 
-_SLACK = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+_SLACK = 4 * torch.finfo(torch.float32).eps
 _NO_HOOKS = "they would run or move parts of the model outside of vmap"
 
 
@@ -196,7 +246,7 @@ class Pass:
         self._tables = tables
         self._device = call.tensors[0].device
         self._units = UnitMap.of(groups, self._device)
-        self._dtypes = {name: accumulator_dtype(p) for name, p in parameters.items()}
+        self._dtypes = accumulator_dtypes(parameters)
         self._expected: Counter[str] = Counter()
         self._uses: dict[str, list[tuple[Part, Use]]] = {name: [] for name in parameters}
         self._settled: dict[str, tuple[Part, Settled]] = {}
@@ -310,18 +360,23 @@ class Pass:
         Args:
             direct: for each parameter, the per-example gradients (b, *shape) that came by autograd, or None.
         """
-        self._refuse(name for name, values in zip(self.parameters, direct, strict=True) if values is not None)
+        if self._tables.by_name:
+            self._refuse(name for name, values in zip(self.parameters, direct, strict=True) if values is not None)
         with full_precision(self._device):
-            settled = {name: self._settle(name, values) for name, values in zip(self.parameters, direct, strict=True)}
+            settled = {}
+            for name, values in zip(self.parameters, direct, strict=True):
+                one = self._settle(name, values)
+                if one is not None:
+                    settled[name] = one
             self._uses, self._settled = {}, {}
-            self._receive(self._clipped({name: s for name, s in settled.items() if s is not None}))
+            self._receive(self._clipped(settled))
 
     def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
         parameter, uses = self.parameters[name], self._uses[name]
         if name in self._settled:
             part, settled = self._settled[name]
             if direct is None:
-                return _in_place(part, settled, parameter)
+                return _in_place(part, settled, parameter) if part.chain else settled
             if settled.kept is not None:
                 kept = _in_shape(part, settled.kept, parameter)
                 return Settled.keep(kept + self._units.sum(direct.to(kept.dtype)))
@@ -355,7 +410,7 @@ class Pass:
             bad = ~rows.view(-1, self._units.count).sum(0).isfinite()
             rows = rows.masked_fill(bad, 0.0)
         # Just under clip_norm, so that the rounding of weights and of the norms cannot carry a unit over.
-        slack = max(1e-12, *(_SLACK[dtype] for dtype in self._dtypes.values()))
+        slack = _SLACK if torch.float32 in self._dtypes.values() else 1e-12
         clip_norm = self._clip_norm * (1 - slack)
         squares = dict(zip(settled or self.parameters, rows if rows.dim() > 1 else [rows], strict=True))
         factors, further = self._cut.apply(squares, clip_norm)
@@ -373,8 +428,10 @@ class Pass:
             if key not in weights:
                 weights[key] = self._weights(self._scale * factors[name], dtype, bad)
             sums[name] = settled[name].total(weights[key])
-        sums |= sums_of(further, self._dtypes)
-        sums |= self._tables.counts(settled, self._units.count, self._device)
+        if further:
+            sums |= sums_of(further, self._dtypes)
+        if self._tables.by_name:
+            sums |= self._tables.counts(settled, self._units.count, self._device)
         return Sums(sums, 0 if bad is None else int(bad.sum()), self._units.count)
 
     def _weights(self, factors: Tensor, dtype: torch.dtype, bad: Tensor | None) -> Weights:
@@ -388,21 +445,22 @@ def _settle_parts(uses: list[tuple[Part, Use]], parameter: Tensor, units: UnitMa
     """Settle the uses of a parameter, of which some may be of views of it."""
     if len(uses) == 1:
         part, use = uses[0]
-        return _in_place(part, settle([use], units), parameter)
+        settled = settle([use], units)
+        return _in_place(part, settled, parameter) if part.chain else settled
     views: dict[tuple[str, str], tuple[Part, list[Use]]] = {}
     for part, use in uses:
         views.setdefault(part.key, (part, []))[1].append(use)
     if not _disjoint([part for part, _ in views.values()], parameter):
         whole = [DirectUse(_in_shape(part, use.gradients(slice(None)), parameter), use.dtype) for part, use in uses]
         return settle(whole, units)
-    settled = [_in_place(part, settle(own, units), parameter) for part, own in views.values()]
-    if len(settled) == 1:
-        return settled[0]
+    each = [_in_place(part, settle(own, units), parameter) for part, own in views.values()]
+    if len(each) == 1:
+        return each[0]
 
     def total(weights: Weights) -> Tensor:
-        return torch.stack([s.total(weights) for s in settled]).sum(0)
+        return torch.stack([one.total(weights) for one in each]).sum(0)
 
-    return Settled(torch.stack([s.squares for s in settled]).sum(0), total)
+    return Settled(torch.stack([one.squares for one in each]).sum(0), total)
 
 
 def _disjoint(parts: list[Part], parameter: Tensor) -> bool:
@@ -441,6 +499,8 @@ class _Root(torch.autograd.Function):
     def forward(ctx: Any, root: Tensor, owner: Pass, size: int, *parameters: Tensor) -> Tensors:
         ctx.owner, ctx.count = owner, len(owner.parameters)
         ctx.set_materialize_grads(False)
+        if not parameters:
+            return (root.clone(),)
         return root.clone(), *(p.expand(size, *p.shape) for p in parameters)
 
     @staticmethod
@@ -518,7 +578,7 @@ class GhostClipping(PerUnitClipping):
         if not (self._mapped or self._unmapped):
             row = RowwiseCall.of(self._module, args, kwargs, parameters, self._made, tables)
         call = row or ExampleCall(self._module, args, kwargs, self._made, mapped=self._mapped)
-        check_groups(groups, call.size)
+        _check_groups(groups, call.size)
         clip_norm = checks.positive("clip_norm", clip_norm)
         if call.size:
             scale = checks.positive("scale", scale)
@@ -602,7 +662,7 @@ class _GhostJob:
         """The module's outputs, attached to autograd."""
         if not self.call.size:
             return self._of_nobody()
-        cuts = _cut(self.groups, chunk_size)
+        cuts = None if chunk_size is None else _cut(self.groups, chunk_size)
         held = (*self.parameters.values(), *self.call.tensors)
         if cuts is None:
             whole = self._pass(self.groups, self._finish)
@@ -652,8 +712,8 @@ class _GhostJob:
                     found = [found[0] + found[1]]
         self._finish(found[0])
 
-    def start(self) -> None:
-        """Refuse a second backward pass, and one that is to be differentiated."""
+    def start(self, ctx: Any) -> None:
+        """Refuse a second backward pass, one that is to be differentiated, and one after a change in place."""
         if torch.is_grad_enabled():
             raise TrainingError("create_graph=True asks for the gradient of a clipped gradient: it is not covered")
         if self.done:
@@ -662,6 +722,10 @@ class _GhostJob:
                 "the losses and call backward once"
             )
         self.done = True
+        try:
+            ctx.saved_tensors  # noqa: B018  parameters and inputs
+        except RuntimeError as error:
+            raise TrainingError(f"backward through the private model cannot run: {error}") from error
 
     def _pass(self, groups: Tensor, receive: Any = None) -> Pass:
         options = self.cut, self.clip_norm, self.scale, receive, self.tables
@@ -673,9 +737,9 @@ class _GhostJob:
         self.receive(found.sums)
 
 
-def _cut(groups: Tensor, size: int | None) -> list[Tensor] | None:
+def _cut(groups: Tensor, size: int) -> list[Tensor] | None:
     """Indices of the examples of each chunk: whole units, `size` examples where units allow. None: one chunk."""
-    if size is None or size >= len(groups):
+    if size >= len(groups):
         return None
     ranked, order = torch.sort(groups, stable=True)
     ends = torch.unique_consecutive(ranked, return_counts=True)[1].cumsum(0).tolist()
@@ -696,14 +760,6 @@ def _put_together(cuts: list[Tensor], parts: tuple[Tensor, ...]) -> Tensor:
     return torch.empty_like(whole).index_copy_(0, torch.cat(cuts).to(whole.device), whole)
 
 
-def _saved(ctx: Any) -> None:
-    """Check that neither parameters nor inputs were changed in place."""
-    try:
-        ctx.saved_tensors  # noqa: B018
-    except RuntimeError as error:
-        raise TrainingError(f"backward through the private model cannot run: {error}") from error
-
-
 class _Whole(torch.autograd.Function):
     """The outputs of a pass; its backward is where that of the model begins."""
 
@@ -715,8 +771,7 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.job.start()
-        _saved(ctx)
+        ctx.job.start(ctx)
         # A gradient for the anchor, and be it zero: the parameters' part of backward runs even if nothing uses them.
         return grads[0].new_zeros(()), *(None,) * (2 + ctx.count), *grads
 
@@ -732,8 +787,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.job.start()
-        _saved(ctx)
+        ctx.job.start(ctx)
         ctx.job.backward_in_chunks(ctx.cuts, grads)
         return (None,) * (4 + ctx.count)
 
@@ -801,7 +855,7 @@ class FunctionalClipping(PerUnitClipping):
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
         call = ExampleCall(self._module, args, kwargs, self.made, mapped=self.mapped)
-        check_groups(groups, call.size)
+        _check_groups(groups, call.size)
         job = _FunctionalJob(
             module=self._module,
             call=call,
