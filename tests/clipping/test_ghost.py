@@ -226,7 +226,7 @@ def test_a_fault_is_no_reason_for_two_passes(fault, engine):
     for module in (network(), nn.Sequential(nn.Linear(4, 3))):
         before = [name for name, _ in module.named_parameters()]
         with pytest.MonkeyPatch.context() as patch, pytest.raises(fault, match="a fault"):
-            patch.setitem(clipping_engine.RULES, F.linear, broken)
+            patch.setitem(layer_rules.RULES, F.linear, broken)
             patch.setattr(layer_rules.LinearMap, "apply", broken)
             patch.setattr(F, "linear", broken)
             run(engine(module), torch.randn(2, 4).to(next(module.parameters())), torch.tensor([0, 1]), F.cross_entropy)
@@ -239,7 +239,7 @@ def test_a_rule_that_fails_is_told_with_its_cause(monkeypatch):
     def broken(*args, **kwargs):
         raise ValueError("a fault in a rule")
 
-    monkeypatch.setitem(clipping_engine.RULES, F.linear, broken)
+    monkeypatch.setitem(layer_rules.RULES, F.linear, broken)
     module, (x, y) = network(), batch()
     expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(6), 0.1)
     with pytest.warns(ClippingWarning, match="ValueError: a fault in a rule"):

@@ -365,7 +365,7 @@ class _Node:
 
 
 @dataclass(frozen=True)
-class _Root:
+class _Output:
     """An output of the model: its number, its shape, and where its own part of the graph begins."""
 
     number: int
@@ -384,7 +384,7 @@ class _Tape:
     def __init__(self, watch: LossWatch) -> None:
         self.watch, self.recording, self.size = watch, not watch.done, 0
         self._into: _Tape | None = None
-        self._roots: list[list[_Root]] = [[]]  # by batch
+        self._roots: list[list[_Output]] = [[]]  # by batch
         self._calls: list[tuple[Callable[..., Any], Any, Any, list[int | None]]] = []
 
     @property
@@ -409,7 +409,7 @@ class _Tape:
         self.size = len(output)
         watched: Any = self.follow(output)
         if self.recording:
-            root = _Root(watched.number, output.shape, output.dtype, output.device, watched.grad_fn)
+            root = _Output(watched.number, output.shape, output.dtype, output.device, watched.grad_fn)
             self._roots[0].append(root)
         return watched  # type: ignore[no-any-return]
 
@@ -516,7 +516,7 @@ def _number(tensor: Tensor) -> int:
     return tensor.number
 
 
-def _has_own_backward(loss: Tensor, roots: Sequence[_Root]) -> bool:
+def _has_own_backward(loss: Tensor, roots: Sequence[_Output]) -> bool:
     """Whether a `torch.autograd.Function`, whose backward may be anything, lies between the outputs and the loss."""
     seen: set[Any] = {None, *(root.grad_fn for root in roots)}
     nodes: list[Any] = [loss.grad_fn]

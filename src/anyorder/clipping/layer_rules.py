@@ -11,10 +11,11 @@ the layers of that name). Layers of one's own get a rule by `register_layer_rule
 import functools
 import inspect
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, overload
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ from anyorder.errors import ArgumentError, ModelError
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterView:
     """A parameter, or the view of one that a chain of functions makes.
 
     Attributes:
@@ -68,68 +69,55 @@ class Part:
         return parameter
 
 
-class Book(Protocol):
-    """Where uses are written down."""
-
-    def expect(self, part: Part) -> None:
-        """A use that backward may report."""
-
-    def enter(self, part: Part, use: Use) -> None:
-        """A use that backward reports."""
-
-
 class Tracer(TorchFunctionMode):
     """Runs what parameters are used in on the whole batch; active while the module runs under vmap.
 
     Args:
-        rules: {function: what is called in its place, with the tracer, the function and its arguments}; what returns
-            NotImplemented leaves the function as it is.
         parameters: the parameters, cut off from autograd, by name.
         dtypes: float32 or float64, in which the gradients of each are added up.
         anchor: a scalar that requires a gradient; what is computed from a parameter depends on it.
-        book: told of every use.
-        made: see `kept`.
-        tables: the parameters that are read by lookups alone, and how; see `table_rules`.
+        expected: how many uses of each parameter backward may come to; counted here.
+        enter: takes each use that backward comes to.
+        made: see `coupling.one_pass`.
+        tables: the parameters that are read by lookups alone, and how.
 
     Attributes:
-        dtypes, book, tables: as given.
+        dtypes, enter, tables: as given.
         direct: names of the parameters whose gradients will come from autograd, (B, *shape) each, as far as is seen.
     """
 
     def __init__(
         self,
-        rules: Mapping[Any, Callable[..., Any]],
         parameters: dict[str, Tensor],
         dtypes: dict[str, torch.dtype],
         anchor: Tensor,
-        book: Book,
+        expected: Counter[str],
+        enter: Callable[[ParameterView, Use], None],
         made: Made,
         tables: Mapping[str, Table],
     ) -> None:
         super().__init__()
-        self._rules, self.tables = rules, tables
-        self._parameters, self.dtypes, self._anchor, self.book = parameters, dtypes, anchor, book
-        self._made = made
+        self._parameters, self.dtypes, self._anchor = parameters, dtypes, anchor
+        self._expected, self.enter, self._made, self.tables = expected, enter, made, tables
         self._level: int | None = None
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, ParameterView] = {}
         self._alive: list[Tensor] = []  # so that no id is used again
         self.direct: set[str] = set()
 
     def start_on_batch(self) -> None:
         """The module is given the parameters themselves, and the whole batch."""
-        for name, tensor in self._parameters.items():
-            self.track(tensor, Part(name))
+        self._parts = {id(tensor): ParameterView(name) for name, tensor in self._parameters.items()}
 
     def start(self, copies: dict[str, Tensor], token: Tensor) -> None:
         """The copies of the parameters that the module is given, and any tensor mapped over examples."""
         self._token, self._level = token, _vmap_level()
         self._whole = private.get_unwrapped(token)
         for name, tensor in copies.items():
-            self.track(tensor, Part(name))
+            self.track(tensor, ParameterView(name))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        rule, values = self._rules.get(func), (*args, *kwargs.values()) if kwargs else args
+        rule, values = RULES.get(func), (*args, *kwargs.values()) if kwargs else args
         table = self._table_among(values) if self.tables else None
         if table is not None and func in _OF_SHAPE:
             return func(self._shape_of(table), *args[1:], **kwargs)
@@ -191,13 +179,13 @@ class Tracer(TorchFunctionMode):
         return _vmap_level() != self._level
 
     def note(self, *tensors: Tensor) -> None:
-        """Remember tensors that no function of torch made; see `kept`."""
+        """Remember tensors that no function of torch made; see `coupling.one_pass`."""
         note(self._made, *tensors)
 
-    def part(self, tensor: Any) -> Part | None:
+    def part(self, tensor: Any) -> ParameterView | None:
         return self._parts.get(id(tensor))
 
-    def track(self, tensor: Tensor, part: Part) -> None:
+    def track(self, tensor: Tensor, part: ParameterView) -> None:
         self._parts[id(tensor)] = part
         self._alive.append(tensor)
 
@@ -217,11 +205,12 @@ class Tracer(TorchFunctionMode):
             if own.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() and own.shape == tensor.shape:
                 self.track(tensor, view)
 
-    def tensor(self, part: Part) -> Tensor:
+    def tensor(self, part: ParameterView) -> Tensor:
         """The part of the parameter itself."""
-        return part.of(self._parameters[part.name])
+        parameter = self._parameters[part.name]
+        return part.of(parameter) if part.chain else parameter
 
-    def source(self, part: Part) -> Tensor | Table:
+    def source(self, part: ParameterView) -> Tensor | Table:
         """Where the rows of a table come from: the part of the parameter, or what stands behind it."""
         table = self.tables.get(part.name)
         return self.tensor(part) if table is None else table
@@ -235,7 +224,7 @@ class Tracer(TorchFunctionMode):
         if private.interpreter is None:
             return _OnBatch.apply(run, self._token, *tensors)  # type: ignore[no-untyped-call]
         level, unwrap = self._level, private.unwrap_batched
-        whole, dims = zip(*((t, None) if t is None else unwrap(t, level) for t in tensors), strict=True)
+        whole, dims = zip(*[(t, None) if t is None else unwrap(t, level) for t in tensors], strict=True)
         with private.interpreter().lower():
             result = run(*_in_front(len(self._whole), whole, dims))
         wrap = private.add_batch_dim
@@ -245,11 +234,11 @@ class Tracer(TorchFunctionMode):
         """An autograd function whose backward comes before that of the parameters."""
         return function.apply(self._anchor, *arguments)
 
-    def expect(self, *parts: Part | None) -> None:
+    def expect(self, *parts: ParameterView | None) -> None:
         """Announce a use."""
         for part in parts:
             if part is not None and torch.is_grad_enabled():
-                self.book.expect(part)
+                self._expected[part.name] += 1
 
 
 class _OnBatch(torch.autograd.Function):
@@ -290,8 +279,8 @@ def for_each_example(function: Callable[..., Any], *tensors: Tensor) -> Any:
     size = len(tensors[0])
     level = enter(size, "different")
     try:
-        results = function(*(private.add_batch_dim(t, 0, level) for t in tensors))
-        return tuple(tuple(private.remove_batch_dim(t, level, size, 0) for t in group) for group in results)
+        results = function(*[private.add_batch_dim(t, 0, level) for t in tensors])
+        return tuple([tuple([private.remove_batch_dim(t, level, size, 0) for t in group]) for group in results])
     finally:
         leave()
 
@@ -383,10 +372,10 @@ class LinearMap(torch.autograd.Function):
         (x, w), (weight, bias), tracer = ctx.saved_tensors, ctx.parts, ctx.tracer
         grad = grad.reshape(-1, grad.shape[-1])
         a, g = x.detach().reshape(ctx.shape[0], -1, x.shape[1]), grad.reshape(ctx.shape[0], -1, grad.shape[1])
-        tracer.book.enter(weight, LinearUse(a, g, tracer.dtypes[weight.name]))
+        tracer.enter(weight, LinearUse(a, g, tracer.dtypes[weight.name]))
         if bias is not None:
             dtype = tracer.dtypes[bias.name]
-            tracer.book.enter(bias, DirectUse(g.sum(1, dtype=dtype), dtype))
+            tracer.enter(bias, DirectUse(g.sum(1, dtype=dtype), dtype))
         back = (grad @ w.detach()).view(ctx.shape) if ctx.needs_input_grad[3] else None
         return None, None, None, back, None, None
 
@@ -441,11 +430,11 @@ class Convolution(torch.autograd.Function):
         x, w = (t.detach() for t in ctx.saved_tensors)
         (weight, bias), tracer, geometry, batch = ctx.parts, ctx.tracer, ctx.geometry, ctx.shape[0]
         grad = grad.flatten(0, -len(geometry.kernel) - 2)
-        tracer.book.enter(weight, ConvolutionUse(x, grad, geometry, batch, tracer.dtypes[weight.name]))
+        tracer.enter(weight, ConvolutionUse(x, grad, geometry, batch, tracer.dtypes[weight.name]))
         if bias is not None:
             places = [d for d in range(grad.dim() + 1) if d not in (0, 2)]
             dtype = tracer.dtypes[bias.name]
-            tracer.book.enter(bias, DirectUse(grad.view(batch, -1, *grad.shape[1:]).sum(places, dtype=dtype), dtype))
+            tracer.enter(bias, DirectUse(grad.view(batch, -1, *grad.shape[1:]).sum(places, dtype=dtype), dtype))
         back = None
         if ctx.needs_input_grad[4]:
             back = torch.ops.aten.convolution_backward(
@@ -551,10 +540,10 @@ def _enter_scaled(tracer: Tracer, parts: Any, shape: Any, grad: Tensor, normalis
     dtype = tracer.dtypes[weight.name]
     products = (normalised(rows).to(dtype).mul_(grad[rows]) for rows in pieces)
     scales = torch.cat([product.view(len(product), -1, *shape).sum(1) for product in products])
-    tracer.book.enter(weight, DirectUse(scales, dtype))
+    tracer.enter(weight, DirectUse(scales, dtype))
     if bias is not None:
         dtype = tracer.dtypes[bias.name]
-        tracer.book.enter(bias, DirectUse(grad.reshape(len(grad), -1, *shape).sum(1, dtype=dtype), dtype))
+        tracer.enter(bias, DirectUse(grad.reshape(len(grad), -1, *shape).sum(1, dtype=dtype), dtype))
 
 
 def _normalised(tracer: Tracer, input: Any, shape: Any, weight: Any, bias: Any) -> Any:
@@ -715,7 +704,7 @@ class Bag(torch.autograd.Function):
 
 def _enter_lookup(ctx: Any, ids: Tensor, g: Tensor) -> None:
     dtype = ctx.tracer.dtypes[ctx.part.name]
-    ctx.tracer.book.enter(ctx.part, EmbeddingUse(ids, g, ctx.size, ctx.padding, dtype))
+    ctx.tracer.enter(ctx.part, EmbeddingUse(ids, g, ctx.size, ctx.padding, dtype))
 
 
 def _by_torch(table: Tensor, ids: Tensor, mode: str, padding: int | None, weights: Tensor | None) -> Tensor:
@@ -901,7 +890,7 @@ def layers_with_rules(module: nn.Module, tracer: Tracer, made: Made) -> Iterator
     with ExitStack() as stack:
         for name, layer in module.named_modules():
             rule = _RULES.get(type(layer))
-            own = {local: Part(names[id(p)]) for local, p in layer.named_parameters() if id(p) in names}
+            own = {local: ParameterView(names[id(p)]) for local, p in layer.named_parameters() if id(p) in names}
             if rule is None or not own or layer in inside:
                 continue
             for part in own.values():
@@ -933,7 +922,7 @@ class _Ruled:
     layer: nn.Module
     name: str
     rule: LayerRule
-    parts: dict[str, Part]
+    parts: dict[str, ParameterView]
     original: Callable[..., Any]
     tracer: Tracer
     made: Made
@@ -981,8 +970,8 @@ class _Ruled:
         for local, values in self._by_rule(activations, backprops).items():
             self._enter(self.parts[local], values)
 
-    def _enter(self, part: Part, values: Tensor) -> None:
-        self.tracer.book.enter(part, DirectUse(values, self.tracer.dtypes[part.name]))
+    def _enter(self, part: ParameterView, values: Tensor) -> None:
+        self.tracer.enter(part, DirectUse(values, self.tracer.dtypes[part.name]))
 
     def _by_rule(self, activations: Sequence[Tensor], backprops: Tensor) -> dict[str, Tensor]:
         """{parameter: (B, *shape)} of (B, n, ..) activations and backprops: the rule sees one example at a time."""
@@ -1168,7 +1157,7 @@ class RowwiseCall:
         return cls(args[0], layers, made) if _collect(module, cut, tables, layers) else None
 
     def __call__(self, tracer: Tracer, x: Tensor) -> Tensor:
-        """The outputs of (b, ..) examples; the tracer's book is told of every use of a parameter.
+        """The outputs of (b, ..) examples; the tracer is told of every use of a parameter.
 
         Raises: NotRowwise where an input has too few dimensions, or another type than its layer.
         """
@@ -1238,7 +1227,9 @@ class _Kind(NamedTuple):
     dims: Callable[[dict[str, Any]], tuple[int, int]]
 
 
-def _collect(module: nn.Module, cut: Mapping[int, tuple[str, Tensor]], tables: Any, layers: list[_Layer]) -> bool:
+def _collect(
+    module: nn.Module, cut: Mapping[int, tuple[str, Tensor]], tables: Mapping[str, Table], layers: list[_Layer]
+) -> bool:
     """Append the layers in order; whether all are of the form."""
     kind, own = type(module), vars(module)
     known = _KINDS.get(kind)
@@ -1258,17 +1249,20 @@ def _collect(module: nn.Module, cut: Mapping[int, tuple[str, Tensor]], tables: A
         value = own[name]
         if not _SETTINGS.issuperset(map(type, value if type(value) in (tuple, list) else (value,))):
             return False
-    if held and any(p is not None and type(p) is not nn.Parameter for p in held.values()):
-        return False
+    names: list[str | None] = []
+    for p in held.values():
+        if p is not None:
+            if type(p) is not nn.Parameter:
+                return False
+            names.append(cut[id(p)][0] if id(p) in cut else None)
     if not known.fits(own):
         return False
-    names = [cut[id(p)][0] if id(p) in cut else None for p in held.values() if p is not None]
     trained = bool(names) and names[0] is not None
-    if any(names) and not trained:  # a bias alone
+    if not trained and any(names):  # a bias alone
         return False
-    if (kind is nn.LayerNorm and trained and None in names) or (
-        known.function not in LOOKUPS and any(name in tables for name in names)
-    ):
+    if kind is nn.LayerNorm and trained and None in names:
+        return False
+    if known.function not in LOOKUPS and not tables.keys().isdisjoint(names):
         return False
     values: list[Any] = []
     for name in known.arguments:

@@ -243,7 +243,7 @@ class ExampleCall:
     Args:
         module: the module. Its buffers are copied: every example sees what they hold now.
         args, kwargs: what the module is called with on the batch; see `PerUnitClipping.forward`.
-        made: what the model's last pass made; see `kept`.
+        made: what the model's last pass made; see `coupling.one_pass`.
         mapped: whether functions are put into the form that `Mapped` gives them.
 
     Attributes:

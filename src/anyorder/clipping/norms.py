@@ -180,9 +180,10 @@ class UnitMap:
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
     """float32 products in float32: TF32 and bfloat16 would round the factors, and so move a unit over its bound."""
-    kernels = _KERNELS["cuda" if device.type == "cuda" else "cpu"]
-    reduced = [one for one in kernels if one.fp32_precision not in _FULL]
-    if reduced or torch.is_autocast_enabled(device.type):
+    products, convolutions = _KERNELS["cuda" if device.type == "cuda" else "cpu"]
+    exact = products.fp32_precision in _FULL and convolutions.fp32_precision in _FULL
+    if not exact or torch.is_autocast_enabled(device.type):
+        reduced = [one for one in (products, convolutions) if one.fp32_precision not in _FULL]
         return _in_full_precision(device, reduced)
     return _AS_IT_IS
 
@@ -208,7 +209,7 @@ class _Legacy:
 
 _LEGACY = not hasattr(torch.backends.cuda.matmul, "fp32_precision")  # before torch 2.9
 _KERNELS: dict[str, tuple[Any, ...]] = (
-    {"cuda": (_Legacy(),), "cpu": (_Legacy(),)}
+    {"cuda": (_Legacy(), _Legacy()), "cpu": (_Legacy(), _Legacy())}
     if _LEGACY
     else {
         "cuda": (torch.backends.cuda.matmul, torch.backends.cudnn.conv),  # type: ignore[attr-defined]
@@ -350,8 +351,8 @@ class LinearUse(FactoredUse):
         self.shape = torch.Size((self.outputs, self.inputs))
 
     def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        a, g = (t[rows].to(self.dtype).unsqueeze(1) for t in (self.activations, self.output_gradients))
-        return a, g
+        a, g = self.activations[rows].to(self.dtype), self.output_gradients[rows].to(self.dtype)
+        return a.unsqueeze(1), g.unsqueeze(1)
 
     def shaped(self, gradient: Tensor) -> Tensor:
         return gradient.squeeze(-3)
@@ -376,7 +377,7 @@ class LinearUse(FactoredUse):
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.activations, self.output_gradients))
+        return self.activations.nbytes + self.output_gradients.nbytes
 
 
 @dataclass(frozen=True)
@@ -512,7 +513,7 @@ class ConvolutionUse(FactoredUse):
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.x, self.output_gradients))
+        return self.x.nbytes + self.output_gradients.nbytes
 
 
 def _by_example(images: Tensor, batch: int) -> Tensor:
@@ -708,7 +709,7 @@ def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
         return _made_by_library(first)
     if alone and first.grouped:
         return Settled.keep(_all_gradients(first))
-    T, size = units.largest * sum(use.positions for use in uses), first.groups * first.inputs * first.outputs
+    T, size = _positions(uses, units), first.groups * first.inputs * first.outputs
     keep = _keeping_is_cheaper(uses, units)
     gram = not keep and _gram_is_cheaper(uses, units)
     squares = torch.zeros(units.count, dtype=torch.float64, device=units.index.device)
@@ -761,9 +762,10 @@ def _all_gradients(use: FactoredUse) -> Tensor:
 
 def _joined(uses: Sequence[FactoredUse], members: slice | Tensor) -> tuple[Tensor, Tensor]:
     """(u, G, T, in) and (u, G, T, out) of some units: all uses, and all examples of a unit, one after the other."""
-    pairs = [_factors(use, members) for use in uses]
-    a, g = ([pair[i] for pair in pairs] for i in (0, 1))
-    return (torch.cat(a, 2), torch.cat(g, 2)) if len(uses) > 1 else (a[0], g[0])
+    if len(uses) == 1:
+        return _factors(uses[0], members)
+    a, g = zip(*[_factors(use, members) for use in uses], strict=True)
+    return torch.cat(a, 2), torch.cat(g, 2)
 
 
 def _factors(use: FactoredUse, members: slice | Tensor) -> tuple[Tensor, Tensor]:
@@ -779,13 +781,21 @@ def _by_member(values: Tensor, members: Tensor) -> Tensor:
     return values.masked_fill((members < 0).view(*members.shape, *(1 for _ in values.shape[2:])), 0)
 
 
+def _positions(uses: Sequence[FactoredUse], units: UnitMap) -> int:
+    """Terms g (x) a of the largest unit."""
+    positions = 0
+    for use in uses:
+        positions += use.positions
+    return positions * units.largest
+
+
 def _costs(uses: Sequence[FactoredUse], units: UnitMap) -> tuple[float, float, float]:
     """Multiplications for one unit and group: by Gram matrices; by gradients that are kept; that are dropped.
 
     A number costs about 20 multiplications for each time that it passes through memory, and 2 through the cache; what
     is not kept is made again for the sum.
     """
-    T, n, m = units.largest * sum(use.positions for use in uses), uses[0].inputs, uses[0].outputs
+    T, n, m = _positions(uses, units), uses[0].inputs, uses[0].outputs
     passes = 40.0 if units.count * uses[0].groups * n * m > BLOCK else 4.0
     again = T * n * m + (20.0 * T * n if uses[0].unfolds else 0.0)
     return 1.5 * T * T * (n + m) + again, T * n * m + passes * n * m, T * n * m + 20.0 * n * m + again
@@ -793,12 +803,14 @@ def _costs(uses: Sequence[FactoredUse], units: UnitMap) -> tuple[float, float, f
 
 def _keeping_is_cheaper(uses: Sequence[FactoredUse], units: UnitMap) -> bool:
     first = uses[0]
-    if units.largest * sum(use.positions for use in uses) == 1:
+    if _positions(uses, units) == 1:
         return False
     gram, keep, drop = _costs(uses, units)
     nbytes = units.count * first.groups * first.inputs * first.outputs * first.dtype.itemsize
     # What is kept takes the place of the uses, which are held no longer.
-    return keep <= min(gram, drop) and nbytes <= max(STORE_BYTES, 1.25 * sum(use.nbytes for use in uses))
+    if keep > min(gram, drop):
+        return False
+    return nbytes <= STORE_BYTES or nbytes <= 1.25 * sum(use.nbytes for use in uses)
 
 
 def _gram_is_cheaper(uses: Sequence[FactoredUse], units: UnitMap) -> bool:
@@ -995,7 +1007,7 @@ _MOST_ROWS = 2**40  # times the units of a batch, a row and a unit are one int64
 
 
 @dataclass(frozen=True)
-class Tables:
+class SparseTables:
     """The parameters of a model that are read as tables.
 
     Attributes:
@@ -1007,7 +1019,7 @@ class Tables:
     count_norm: float | None = None
 
     @classmethod
-    def of(cls, module: nn.Module, tables: Mapping[str, Table], count_norm: float | None) -> "Tables":
+    def of(cls, module: nn.Module, tables: Mapping[str, Table], count_norm: float | None) -> "SparseTables":
         """Raises: ArgumentError for a name, a shape or a norm that does not fit the module."""
         if count_norm is not None:
             count_norm = checks.positive("count_norm", count_norm)
@@ -1060,7 +1072,7 @@ class Tables:
         return result
 
 
-NO_TABLES = Tables()
+NO_TABLES = SparseTables()
 
 
 def settle_lookups(uses: Sequence[EmbeddingUse], units: UnitMap) -> Settled:

@@ -7,7 +7,7 @@ sums on a grid, whose units are rounded one by one.
 
 import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,9 +25,8 @@ from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
 from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, one_pass
 from anyorder.clipping.layer_rules import (
-    RULES,
     NotRowwise,
-    Part,
+    ParameterView,
     Reading,
     RowwiseCall,
     Tracer,
@@ -41,8 +40,8 @@ from anyorder.clipping.norms import (
     DirectUse,
     EmbeddingUse,
     Settled,
+    SparseTables,
     Table,
-    Tables,
     UnitMap,
     Use,
     Weights,
@@ -78,7 +77,7 @@ class PerUnitClipping(ABC):
     2 clip_norm, for fixed parameters -- if the loss is a sum over examples of terms, each of that example's output
     and target alone, times a constant (`nn.CrossEntropyLoss()` is; a contrastive loss, and a mean over the unmasked
     tokens of the batch, are not). The criterion belongs to the caller; the training engine watches it in the first
-    batch (`coupling`).
+    batch (`coupling.LossWatch`).
     """
 
     @abstractmethod
@@ -133,7 +132,7 @@ def _check_groups(groups: Tensor, size: int) -> None:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TorchState:
     """The state of torch that a forward pass depends on: random numbers and autocast, on the CPU and on `devices`."""
 
     devices: tuple[torch.device, ...]
@@ -141,7 +140,7 @@ class Settings:
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
 
     @classmethod
-    def now(cls, device: torch.device) -> "Settings":
+    def now(cls, device: torch.device) -> "TorchState":
         devices = (device,) if device.type == "cuda" else ()
         random = (torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices))
         types = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
@@ -234,12 +233,12 @@ class Pass:
         call: ExampleCall | RowwiseCall,
         parameters: dict[str, Tensor],
         groups: Tensor,
-        settings: Settings,
+        settings: TorchState,
         cut: Cut,
         clip_norm: float,
         scale: float,
         receive: Callable[[Sums], None],
-        tables: Tables = NO_TABLES,
+        tables: SparseTables = NO_TABLES,
     ) -> None:
         self._module, self._call, self.parameters, self._settings = module, call, parameters, settings
         self._cut, self._clip_norm, self._scale, self._receive = cut, clip_norm, scale, receive
@@ -248,8 +247,8 @@ class Pass:
         self._units = UnitMap.of(groups, self._device)
         self._dtypes = accumulator_dtypes(parameters)
         self._expected: Counter[str] = Counter()
-        self._uses: dict[str, list[tuple[Part, Use]]] = {name: [] for name in parameters}
-        self._settled: dict[str, tuple[Part, Settled]] = {}
+        self._uses: defaultdict[str, list[tuple[ParameterView, Use]]] = defaultdict(list)
+        self._settled: dict[str, tuple[ParameterView, Settled]] = {}
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
@@ -267,7 +266,7 @@ class Pass:
         call = self._call
         # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
         anchor, *copies = _Root.apply(root, self, size, *self.parameters.values())  # type: ignore[no-untyped-call]
-        tracer = Tracer(RULES, self.parameters, self._dtypes, anchor, self, call.made, self._tables.by_name)
+        tracer = self._tracer(anchor)
 
         def example(token: Tensor, *tensors: Tensor) -> tuple[Tensors, Tensors]:
             copies = dict(zip(self.parameters, tensors, strict=False))
@@ -301,10 +300,14 @@ class Pass:
             raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
         return differentiable, others, anchor
 
+    def _tracer(self, anchor: Tensor) -> Tracer:
+        options = self._expected, self._enter, self._call.made, self._tables.by_name
+        return Tracer(self.parameters, self._dtypes, anchor, *options)
+
     def _on_batch(self, call: RowwiseCall, root: Tensor, x: Tensor) -> tuple[Tensors, Tensors, Tensor]:
         """The same of a plain model. Where that fails, running it on one example alone tells why."""
         (anchor,) = _Root.apply(root, self, 0)  # type: ignore[no-untyped-call]
-        tracer = Tracer({}, self.parameters, self._dtypes, anchor, self, call.made, self._tables.by_name)
+        tracer = self._tracer(anchor)
         tracer.start_on_batch()
         try:
             with disable_saved_tensors_hooks(_NO_HOOKS):
@@ -338,11 +341,7 @@ class Pass:
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
-    def expect(self, part: Part) -> None:
-        """A use that backward may enter; see `Book`."""
-        self._expected[part.name] += 1
-
-    def enter(self, part: Part, use: Use) -> None:
+    def _enter(self, part: ParameterView, use: Use) -> None:
         """A use that backward has come to. An only one is settled now, while its tensors are in the cache."""
         if self._expected[part.name] > 1 or isinstance(use, DirectUse):
             self._uses[part.name].append((part, use))
@@ -368,7 +367,7 @@ class Pass:
                 one = self._settle(name, values)
                 if one is not None:
                     settled[name] = one
-            self._uses, self._settled = {}, {}
+            self._uses, self._settled = defaultdict(list), {}
             self._receive(self._clipped(settled))
 
     def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
@@ -381,7 +380,7 @@ class Pass:
                 kept = _in_shape(part, settled.kept, parameter)
                 return Settled.keep(kept + self._units.sum(direct.to(kept.dtype)))
         if direct is not None:
-            uses.append((Part(name), DirectUse(direct, self._dtypes[name])))
+            uses.append((ParameterView(name), DirectUse(direct, self._dtypes[name])))
         if name in self._tables.by_name:
             return self._settle_uses(name, [use for _, use in uses]) if uses else None
         return _settle_parts(uses, parameter, self._units) if uses else None
@@ -441,13 +440,13 @@ class Pass:
         return Weights(by_unit, by_example, None if bad is None else (bad, bad if alone else bad[index]))
 
 
-def _settle_parts(uses: list[tuple[Part, Use]], parameter: Tensor, units: UnitMap) -> Settled:
+def _settle_parts(uses: list[tuple[ParameterView, Use]], parameter: Tensor, units: UnitMap) -> Settled:
     """Settle the uses of a parameter, of which some may be of views of it."""
     if len(uses) == 1:
         part, use = uses[0]
         settled = settle([use], units)
         return _in_place(part, settled, parameter) if part.chain else settled
-    views: dict[tuple[str, str], tuple[Part, list[Use]]] = {}
+    views: dict[tuple[str, str], tuple[ParameterView, list[Use]]] = {}
     for part, use in uses:
         views.setdefault(part.key, (part, []))[1].append(use)
     if not _disjoint([part for part, _ in views.values()], parameter):
@@ -463,7 +462,7 @@ def _settle_parts(uses: list[tuple[Part, Use]], parameter: Tensor, units: UnitMa
     return Settled(torch.stack([one.squares for one in each]).sum(0), total)
 
 
-def _disjoint(parts: list[Part], parameter: Tensor) -> bool:
+def _disjoint(parts: list[ParameterView], parameter: Tensor) -> bool:
     """Whether no two views share an element: then their squared norms add up."""
     if len(parts) == 1:
         return True
@@ -471,7 +470,7 @@ def _disjoint(parts: list[Part], parameter: Tensor) -> bool:
     return int(torch.cat([part.of(elements).flatten() for part in parts]).bincount().max()) <= 1
 
 
-def _in_place(part: Part, settled: Settled, parameter: Tensor) -> Settled:
+def _in_place(part: ParameterView, settled: Settled, parameter: Tensor) -> Settled:
     """A view's sums in the parameter's shape, zero elsewhere."""
     if not part.chain:
         return settled
@@ -482,7 +481,7 @@ def _in_place(part: Part, settled: Settled, parameter: Tensor) -> Settled:
     return Settled(settled.squares, total)
 
 
-def _in_shape(part: Part, values: Tensor, parameter: Tensor) -> Tensor:
+def _in_shape(part: ParameterView, values: Tensor, parameter: Tensor) -> Tensor:
     """(n, *view) in the parameter's shape, (n, *shape), zero elsewhere."""
     if not part.chain:
         return values
@@ -501,7 +500,7 @@ class _Root(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if not parameters:
             return (root.clone(),)
-        return root.clone(), *(p.expand(size, *p.shape) for p in parameters)
+        return root.clone(), *[p.expand(size, *p.shape) for p in parameters]
 
     @staticmethod
     @once_differentiable
@@ -524,7 +523,7 @@ class GhostClipping(PerUnitClipping):
     sum [Li et al. 2022; Bu et al. 2023, book-keeping]; `norms` has the formulas and how their rounding is bounded.
     A parameter that is used in any other way has its per-example gradients made by autograd. A model with a function
     that cannot be mapped so runs with functions in the form of `Mapped`, or else by `FunctionalClipping`. A model of
-    torch's own layers in a row, which treat examples apart by definition, runs on the whole batch; see `plain`.
+    torch's own layers in a row, which treat examples apart by definition, runs on the whole batch; see `RowwiseCall`.
 
     Cost: a plain step, plus the norms. Memory: what autograd holds, and the gradients of all layers' outputs.
 
@@ -552,7 +551,7 @@ class GhostClipping(PerUnitClipping):
         self._chunk_size = None if chunk_size is None else checks.integer("chunk_size", chunk_size, low=1)
         self._rule, self._cut = rule, Cut.of(rule)
         self._non_finite = checks.choice("non_finite", non_finite, NON_FINITE)
-        self._tables = Tables.of(module, tables or {}, count_norm)
+        self._tables = SparseTables.of(module, tables or {}, count_norm)
         self._unmapped = self._mapped = False
         self._made: Made = []
 
@@ -585,7 +584,7 @@ class GhostClipping(PerUnitClipping):
         nothing = not call.size or not torch.is_grad_enabled()
         if (nothing or self._unmapped) and not tables:  # nothing to clip, or not by this engine
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
-        start = Settings.now(call.tensors[0].device)
+        start = TorchState.now(call.tensors[0].device)
         groups = groups.detach().cpu()
         refuse = self._non_finite == "refuse"
         options = self._cut, self._tables, refuse, clip_norm, scale, receive, start
@@ -650,12 +649,12 @@ class _GhostJob:
     parameters: dict[str, Tensor]
     groups: Tensor
     cut: Cut
-    tables: Tables
+    tables: SparseTables
     refuse: bool
     clip_norm: float
     scale: float
     receive: Receive
-    settings: Settings
+    settings: TorchState
     done: bool = False
 
     def outputs(self, chunk_size: int | None, direct_bytes: int | None) -> Any:
@@ -767,7 +766,7 @@ class _Whole(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, job: _GhostJob, count: int, *tensors: Tensor) -> Tensors:
         ctx.job, ctx.count = job, count
         ctx.save_for_backward(*tensors[:count])
-        return tuple(t.view_as(t) for t in tensors[count:])
+        return tuple([t.view_as(t) for t in tensors[count:]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -783,7 +782,7 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, root: Tensor, job: _GhostJob, cuts: Any, count: int, *tensors: Tensor) -> Tensors:
         ctx.job, ctx.cuts, ctx.count = job, cuts, len(tensors)
         ctx.save_for_backward(*tensors[:count])
-        return tuple(t.view_as(t) for t in tensors[count:])
+        return tuple([t.view_as(t) for t in tensors[count:]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -819,7 +818,7 @@ class FunctionalClipping(PerUnitClipping):
 
     Attributes:
         mapped: whether the module runs with functions in the form of `Mapped`: it is found in the first batch.
-        made: what its last pass made; see `kept`.
+        made: what its last pass made; see `coupling.one_pass`.
 
     Raises: ArgumentError for another rule on a grid.
     """
@@ -869,7 +868,7 @@ class FunctionalClipping(PerUnitClipping):
             refuse=self._refuse,
             scale=checks.positive("scale", scale) if call.size else 1.0,
             receive=receive,
-            settings=Settings.now(call.tensors[0].device),
+            settings=TorchState.now(call.tensors[0].device),
         )
         tensors = (*parameters.values(), *call.tensors)
         if not torch.is_grad_enabled():
@@ -942,7 +941,7 @@ class _FunctionalJob:
     refuse: bool
     scale: float
     receive: Receive
-    settings: Settings
+    settings: TorchState
     differentiable: int = 0
     done: bool = False
 
