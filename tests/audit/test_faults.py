@@ -127,7 +127,7 @@ def everything_patched():
     from anyorder.release.noise import SharedNoise
     from audit import front_ends as ours
 
-    owners = (Ledger, noise_state, sys.modules["anyorder.plan"], Release, ClipNorm, SharedNoise, Draws, ours)
+    owners = (Ledger, noise_state, sys.modules["anyorder.plan.plan"], Release, ClipNorm, SharedNoise, Draws, ours)
     return [dict(vars(owner)) for owner in owners]
 
 
