@@ -467,6 +467,13 @@ def test_version_and_help():
     assert invoke("audit").exit_code == 2
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_all_commands_says_what_each_says_of_itself(name):
+    stood_for, own = cli.COMMANDS[name][1], cli.load_command(name)
+    assert " ".join(own.help.split("\n\n")[0].split()) == stood_for
+    assert own.name == name
+
+
 def test_every_command_names_its_default_order_and_they_agree():
     assert Settings.of("mnist").order == "fixed"
     assert Settings.of("mnist", model="cnn").order == "shuffled"
@@ -477,7 +484,7 @@ def test_every_command_names_its_default_order_and_they_agree():
         order = inspect.signature(getattr(cli, command)).parameters["order"]
         assert order.default is None
         assert "Default: shuffled" in order.annotation.__metadata__[0].help
-    hint = inspect.signature(cli.train).parameters["order"].annotation
+    hint = inspect.signature(cli.training.train).parameters["order"].annotation
     assert "Default: fixed for digits, patches and scattering, else shuffled" in hint.__metadata__[0].help
 
 

@@ -149,16 +149,15 @@ def read_at(descriptor: int, place: int, size: int) -> bytes:
 
 def write_at(descriptor: int, data: bytes, place: int) -> None:
     """Write the bytes from `place` on. Raises: OSError, where not all could be written."""
-    view = memoryview(data)
-    for start in range(0, len(view), _MOST):
-        part = view[start : start + _MOST]
+    for start in range(0, len(data), _MOST):
+        part = data if len(data) <= _MOST else memoryview(data)[start : start + _MOST]
         if hasattr(os, "pwrite"):
             done = os.pwrite(descriptor, part, place + start)
         else:  # Windows
             os.lseek(descriptor, place + start, os.SEEK_SET)
             done = os.write(descriptor, part)
         if done != len(part):
-            raise OSError(f"{start + done} of {len(view)} bytes written")
+            raise OSError(f"{start + done} of {len(data)} bytes written")
 
 
 # -- one value -------------------------------------------------------------------------------------------------------

@@ -171,8 +171,8 @@ class Journal:
                     f"record {place} of the journal {self.path} was altered: its "
                     "checksum differs. Which steps were released is not known; start a new run"
                 )
+            self._keep(kind, number, content, when)
             self._log.end += _RECORD.size
-            self._take(kind, number, content, when)
         # A rest is a record that a loss of power or a kill tore, whose step was not released, or what a cut has left.
         # A torn one may be as long as a whole one: `_put` writes over its own last attempt, and a write is not one act.
         # If somebody altered it, the file is as one that was cut before it, and the doubt leads to fresh noise too.
@@ -185,7 +185,7 @@ class Journal:
         elif not _is_same(_time_of(changed), when):
             self.doubt = "it was written, moved or put back by something else after the run's last step"
 
-    def _take(self, kind: bytes, number: int, content: bytes, when: int) -> None:
+    def _keep(self, kind: bytes, number: int, content: bytes, when: int) -> None:
         """Take over what a record says that counts."""
         if kind == _STEP:
             self._entries[number] = content
@@ -301,8 +301,8 @@ class Journal:
             if _is_same(changed, when):
                 break
         self._log.sync()
+        self._keep(kind, number, content, when)
         self._log.keep()
-        self._take(kind, number, content, when)
 
     def _checksum(self, kind: bytes, number: int, content: bytes, when: int) -> bytes:
         """Binds a record to the run and to its place in the file."""
