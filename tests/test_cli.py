@@ -16,7 +16,7 @@ import processes
 from anyorder import accounting, cli
 from anyorder.__main__ import main
 from anyorder.accounting.selection import Counts, Top, Uniform
-from anyorder.cli import app, run
+from anyorder.cli import app, plans, run, training
 from anyorder.participation import EpochShuffle
 from anyorder.plan.plan import Plan
 from anyorder.run.settings import Settings
@@ -481,10 +481,10 @@ def test_every_command_names_its_default_order_and_they_agree():
     assert anyorder.plan(dataset_size=4, batch_size=2, epochs=2, sigma=1, delta=0.1).participation == EpochShuffle(2, 2)
     assert Settings.of("digits").order == "fixed"
     for command in ("plan", "epsilon"):
-        order = inspect.signature(getattr(cli, command)).parameters["order"]
+        order = inspect.signature(getattr(plans, command)).parameters["order"]
         assert order.default is None
         assert "Default: shuffled" in order.annotation.__metadata__[0].help
-    hint = inspect.signature(cli.training.train).parameters["order"].annotation
+    hint = inspect.signature(training.train).parameters["order"].annotation
     assert "Default: fixed for digits, patches and scattering, else shuffled" in hint.__metadata__[0].help
 
 
