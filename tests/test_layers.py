@@ -10,7 +10,7 @@ import pytest
 import anyorder
 
 ROOMS = [
-    "errors", "durable", "_undocumented", "checks", "formatting", "_filters", "formats", "_library", "workload",
+    "errors", "durable", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
     "participation", "_orders", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger",
     "_draws", "sampling", "plan", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
     "report", "run", "planner_page", "cli", "__main__",

@@ -16,8 +16,8 @@ from anyorder.checks import frozen
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.formats import inflate, spend_participations
 from anyorder.participation import KnownOrder, Participation
-from anyorder.participation.base import Refusals, Rule
-from anyorder.participation.rules import RULES
+from anyorder.participation.registry import ORDERS
+from anyorder.patterns import Refusals, Rule
 
 Integers = NDArray[np.int64]
 
@@ -510,7 +510,7 @@ class Ledger:
     """
 
     def __init__(self, participation: Participation) -> None:
-        if type(participation) not in RULES:
+        if type(participation) not in ORDERS:
             raise ArgumentError(f"participation must be one of anyorder's, got {type(participation).__name__}")
         self.participation = participation
         self._seen = UnitHistory()
@@ -689,7 +689,7 @@ class Ledger:
             case Rule() as rule:
                 return rule.refusals(t, *self._seen.look_up(ids))
             case other:
-                raise AssertionError(f"{type(other).__name__} has no refusals, and all of RULES do")
+                raise AssertionError(f"{type(other).__name__} has no refusals, and all of ORDERS do")
 
     def digest(self) -> str:
         """The history as one hash, 64 hexadecimal digits: equal for equal histories, however the units were passed.

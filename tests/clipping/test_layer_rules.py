@@ -7,7 +7,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping import FunctionalClipping, GhostClipping, PerGroup, ghost, layer_rules, register_layer_rule
+from anyorder.clipping import FunctionalClipping, GhostClipping, PerGroup, layer_rules, register_layer_rule
+from anyorder.clipping import per_example as engine
 from anyorder.errors import ArgumentError, ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 
@@ -360,7 +361,7 @@ def test_a_layer_inside_a_layer_with_a_rule_is_part_of_it():
 
 
 def test_gradients_by_a_rule_count_towards_the_memory_of_a_chunk(monkeypatch):
-    monkeypatch.setattr(ghost, "DIRECT_BYTES", 100)  # those of three examples, two parameters of four float32
+    monkeypatch.setattr(engine, "DIRECT_BYTES", 100)  # those of three examples, two parameters of four float32
     clipping, x = GhostClipping(Scale(4)), torch.randn(B, 4)
     run(clipping, x, x, F.mse_loss)
     assert clipping.state_dict()["chunk_size"] == 3
@@ -449,8 +450,8 @@ def test_training_is_that_without_a_rule(options):
         loader = DataLoader(TensorDataset(x, torch.arange(16) // 2), batch_size=4)
         accumulate = options.get("accumulate", 1)
         plan = ao.plan(
-            participation=ao.participation.EpochShuffle(1, 4 // accumulate), batch_size=4 * accumulate, epsilon=8,
-            delta=1e-3, mechanism="tree", secure=secure, unit="user" if "unit" in options else "example",
+            order=ao.participation.EpochShuffle(1, 4 // accumulate), batch_size=4 * accumulate, epsilon=8,
+            delta=1e-3, mechanism=ao.mechanism("tree", secure=secure), unit="user" if "unit" in options else "example",
         )  # fmt: skip
         engine = ao.PrivacyEngine(plan, key=bytes(32))
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)

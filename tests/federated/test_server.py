@@ -13,7 +13,7 @@ import anyorder.federated.server as rounds
 from anyorder import plan as planned
 from anyorder.accounting.selection import Counts
 from anyorder.clipping import Adaptive, Flat, PerGroup
-from anyorder.clipping.units import step_of
+from anyorder.clipping.bounded import step_of
 from anyorder.errors import ArgumentError, ParticipationError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.federated import Server
 from anyorder.noise import NoiseSource
@@ -462,8 +462,8 @@ def test_another_report_goal_is_refused():
 def test_a_plan_with_a_selection_needs_a_table():
     """Its claim is for rows that are chosen, and messages have every coordinate."""
     selecting = planned(
-        participation=MinSeparation(N, 3, 3), batch_size=GOAL, epsilon=4, delta=1e-6, mechanism="independent",
-        unit="user", selection=Counts(3.0),
+        order=MinSeparation(N, 3, 3), batch_size=GOAL, epsilon=4, delta=1e-6, unit="user",
+        mechanism=ao.mechanism("independent", selection=Counts(3.0)),
     )  # fmt: skip
     with pytest.raises(PlanError, match="it needs a table"):
         make(selecting)

@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 import anyorder
 from anyorder._library import PATHS, load
 from anyorder.cli.output import fail
-from anyorder.noise.native import describe as noise_kernel
+from anyorder.noise.compiled import describe as noise_kernel
 
 # The one list of commands, in the order of the help: where each stands, and the first paragraph of its own help, which
 # a test holds against it.

@@ -1,4 +1,6 @@
-"""Rows of Z in plain torch operations, on any device. `anyorder.noise` states the layout.
+"""The path of torch: steps made on the device where the gradients are, in torch's own operations, a launch for each.
+
+No kernel that is written for one kind of accelerator ships. `anyorder.noise` states the layout.
 
 Every product, sum, root and division is an operation of its own, so nothing is fused, and each rounds once. The square
 root is taken in float64: no root of a float32 comes within four float64 ulps of where float32 rounds either way, so the
@@ -14,51 +16,30 @@ result is the correctly rounded one even if the root in float64 is a little off.
 Working memory: some twenty vectors of 2^16 elements on a CPU, of 2^22 (about 0.4 GiB) elsewhere.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib.util import find_spec
-from itertools import accumulate, groupby, pairwise
-from typing import Any
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyorder import checks
 from anyorder.noise import transform
-from anyorder.noise.host import Targets, execute
-from anyorder.noise.noise_state import NoiseState
-from anyorder.noise.program import Program
+from anyorder.noise.compiled import Targets
+from anyorder.noise.program import NoiseState, Program, Unfinished, execute
 from anyorder.noise.source import NoiseSource
-from anyorder.strategy import State, Strategy
+from anyorder.noise.transform import BLOCK
+from anyorder.strategy import State
 
-_BLOCK = 16  # words, and normals, of a block
 _CPU_PIECE = 16 << 12  # elements at a time: what a core's cache holds
 _PIECE = 16 << 18  # elements at a time: enough to fill a GPU
-_RAW, _EXTENSION = 1 << 30, -(1 << 31)  # bits 62 and 63 of the counter, in its high word
+_EXTENSION = -(1 << 31)  # bit 63 of the counter, in its high word
 _SIGN = -(1 << 31)
 _TWO_POW_MINUS_32 = 2.0**-32
 _CONSTANTS = [int(word) for word in np.frombuffer(b"expand 32-byte k", "<i4")]
-_MAX_ELEMENT = 1 << 62
-_MAX_ROW = (1 << 63) - 1
 _SQRT_HALF = 0x3F3504F3  # bits of float32 sqrt(1/2)
 _TOP = _SQRT_HALF + (32 << 23)  # the same times 2^32
-
-
-def normal(source: NoiseSource, row: int, start: int, stop: int, device: torch.device | str) -> Tensor:
-    """Z[row, start:stop] as `NoiseSource.normal`: (stop - start,) float32 on the device.
-
-    Cost: about 350 operations of torch for each piece of the range; one of them, the search for the rare radii that
-    need further bits, makes the host wait for the device.
-    """
-    return _fill(normal_piece, source, row, start, stop, torch.device(device), torch.float32)
-
-
-def words(source: NoiseSource, row: int, start: int, stop: int, device: torch.device | str) -> Tensor:
-    """Raw words as `NoiseSource.words`: (stop - start,) int32 with the bits of the uint32 words."""
-    return _fill(_raw, source, row, start, stop, torch.device(device), torch.int32)
 
 
 def add(out: Tensor, noise: Tensor, scale: float) -> None:
@@ -82,50 +63,23 @@ def pieces(start: int, stop: int, device: torch.device) -> Iterator[tuple[int, i
         low = high
 
 
-def _fill(
-    make: Callable[..., Tensor],
-    source: NoiseSource,
-    row: int,
-    start: int,
-    stop: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Tensor:
-    checks.integer("row", row, low=0, high=_MAX_ROW)
-    checks.integer("start", start, low=0, high=_MAX_ELEMENT)
-    checks.integer("stop", stop, low=start, high=_MAX_ELEMENT)
-    result = torch.empty(stop - start, dtype=dtype, device=device)
-    for low, high in pieces(start, stop, device):
-        result[low - start : high - start] = make(source, row, low, high, device)
-    return result
-
-
 def normal_piece(source: NoiseSource, row: int, start: int, stop: int, device: torch.device) -> Tensor:
-    """Z[row, start:stop] of one piece, a fresh tensor."""
-    counters = _counters(start, stop, device)
+    """Z[row, start:stop] of one piece, as `NoiseSource.normal`: a fresh float32 tensor on the device.
+
+    Cost: about 350 operations of torch; one of them, the search for the rare radii that need further bits, makes the
+    host wait for the device.
+    """
+    counters = torch.arange(start // BLOCK, -(-stop // BLOCK), dtype=torch.int64, device=device)
 
     def further(columns: Tensor) -> Tensor:
         return _blocks(source, counters[columns], _EXTENSION, row)
 
-    return _range(_transform(_blocks(source, counters, 0, row), further), start, stop)
-
-
-def _raw(source: NoiseSource, row: int, start: int, stop: int, device: torch.device) -> Tensor:
-    return _range(_blocks(source, _counters(start, stop, device), _RAW, row), start, stop)
-
-
-def _counters(start: int, stop: int, device: torch.device) -> Tensor:
-    return torch.arange(start // _BLOCK, -(-stop // _BLOCK), dtype=torch.int64, device=device)
-
-
-def _range(columns: Tensor, start: int, stop: int) -> Tensor:
-    """Elements start .. stop - 1 of blocks that stand in columns."""
-    first = start // _BLOCK * _BLOCK
-    return columns.T.reshape(-1)[start - first : stop - first]
+    flat = _transform(_blocks(source, counters, 0, row), further).T.reshape(-1)
+    return flat[start % BLOCK : start % BLOCK + stop - start]
 
 
 def _blocks(source: NoiseSource, counters: Tensor, domain: int, row: int) -> Tensor:
-    """(16, B) int32 bits of the words of each block. ChaCha as in `chacha.blocks`: int32 wraps as uint32 does."""
+    """(16, B) int32 bits of the words of each block. ChaCha as in `transform.blocks`: int32 wraps as uint32 does."""
     key = np.frombuffer(source.of(row).key, "<i4").tolist()
     nonce = np.array([row & 0xFFFFFFFF, row >> 32], np.uint32).view(np.int32).tolist()
     start = torch.empty((16, len(counters)), dtype=torch.int32, device=counters.device)
@@ -222,12 +176,60 @@ def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Programs run on a device in torch's own operations, a launch for each.
+# Steps of a stream. On CPUs they are tested to the bit; on a GPU none of this was ever run.
+
+
+class TorchPath:
+    """Makes std * (K Z)[t] over the coordinates start, .., start + size - 1, with arrays on a device.
+
+    Args:
+        source: gives Z.
+        std: a float32.
+        start: first coordinate.
+        size: number of coordinates.
+        device: where the tensors are.
+    """
+
+    def __init__(self, source: NoiseSource, std: np.float32, start: int, size: int, device: torch.device | str) -> None:
+        self._source, self._std, self._start, self._size = source, float(std), start, size
+        self.device = torch.empty(0, device=device).device  # with its number: "cuda" becomes "cuda:0"
+
+    def new(self) -> Tensor:
+        """An array that is not written."""
+        return torch.empty(self._size, dtype=torch.float32, device=self.device)
+
+    def load(self, vectors: Sequence[NDArray[np.float32]]) -> list[Tensor]:
+        """Arrays that hold copies of these."""
+        return [torch.from_numpy(vector).to(self.device, copy=True) for vector in vectors]
+
+    def save(self, arrays: Sequence[Tensor]) -> State:
+        """What arrays hold: copies, on the CPU."""
+        return tuple(array.cpu().numpy().copy() for array in arrays)
+
+    def next(self, state: NoiseState[Tensor]) -> NDArray[np.float32]:
+        """The noise of the next step, (size,) float32, a fresh array of the CPU."""
+        # -0 + x is x, where x is -0 too
+        noise = torch.full((self._size,), -0.0, dtype=torch.float32, device=self.device)
+        self.add(state, Targets([noise], self._size), 1.0)
+        with Unfinished(state):
+            made: NDArray[np.float32] = noise.cpu().numpy()
+        return made
+
+    def add(self, state: NoiseState[Tensor], targets: Targets, scale: float) -> None:
+        """Write (target + noise of the next step) * scale to targets on the device."""
+        outs = [tensor.contiguous().view(-1) for tensor in targets.tensors]
+        made, arrays = state.prepare()
+        with Unfinished(state):
+            run(made.program, self._source, arrays, self._start, outs, self._std, scale, self.device)
+            state.advance(made, arrays)
+            for x, out in zip(targets.tensors, outs, strict=True):
+                if not x.is_contiguous():
+                    x.copy_(out.view(x.shape))
 
 
 def run(
     program: Program, source: NoiseSource, arrays: Sequence[Tensor], start: int, outs: Sequence[Tensor], std: float,
-    scale: float,
+    scale: float, device: torch.device,
 ) -> None:  # fmt: skip
     """Write (out + noise * std) * scale to outs, and the arrays; the roundings are those of the CPU.
 
@@ -245,7 +247,6 @@ def run(
     Guarantee: on a CPU the bits of `Strategy.step`, for every strategy. On CUDA the same operations one by one, so the
         bits should be those of the CPU; that was never run on a GPU.
     """
-    device = outs[0].device
     edges = list(accumulate((len(out) for out in outs), initial=0))
     for low, high in pieces(start, start + edges[-1], device):
         at, end = low - start, high - start
@@ -260,92 +261,3 @@ def run(
         for out, (first, last) in zip(outs, pairwise(edges), strict=True):
             if first < end and at < last:
                 add(out[max(at - first, 0) : end - first], noise[max(first - at, 0) : last - at], scale)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The noise of a stream made on the device where the gradients are, and added to them there.
-#
-# One fused kernel a tensor makes the step on a CUDA device where the package triton is (`execute_triton`); plain torch
-# operations make it elsewhere, for float64, for the rare program with more tiles than the kernel has, and where
-# ANYORDER_KERNEL is "reference" (`execute_torch`). Both run the program of the step, with the roundings of the CPU. On
-# a GPU none of this was ever run: on CPUs torch's operations are tested to the bit, and the kernel under Triton's
-# interpreter; of its code for a GPU it is tested that it compiles, and which operations it has.
-
-
-Run = Callable[..., None]
-
-
-class DeviceNoise:
-    """std * (K Z)[t] over the coordinates start, .., start + size - 1, with the state on a device.
-
-    Args:
-        strategy: gives K.
-        source: gives Z.
-        std: a float32.
-        size: number of coordinates.
-        start: first coordinate.
-        most: number of arrays to hold at most, the state's included.
-        device: where the tensors are.
-    """
-
-    def __init__(
-        self, strategy: Strategy, source: NoiseSource, std: np.float32, size: int, start: int, most: int,
-        device: torch.device | str,
-    ) -> None:  # fmt: skip
-        self._strategy, self._source, self._std = strategy, source, float(std)
-        self._size, self._start, self._most = size, start, most
-        self.device = torch.empty(0, device=device).device  # with its number: "cuda" becomes "cuda:0"
-        self.load(0, strategy.init(size))
-
-    def next(self) -> NDArray[np.float32]:
-        """The noise of the next step, (size,) float32, a fresh array of the CPU."""
-        # -0 + x is x, where x is -0 too
-        noise = torch.full((self._size,), -0.0, dtype=torch.float32, device=self.device)
-        self.add(Targets([noise], self._size), 1.0)
-        with self.held.unsafe():
-            made: NDArray[np.float32] = noise.cpu().numpy()
-        return made
-
-    def add(self, targets: Targets, scale: float) -> None:
-        """Write (target + noise of the next step) * scale to targets on the device."""
-        outs = [tensor.contiguous().view(-1) for tensor in targets.tensors]
-        made, arrays = self.held.prepare()
-        with self.held.unsafe():
-            for run, part, low, high in _parts(made.program, outs):
-                here = [array[low:high] for array in arrays]
-                run(made.program, self._source, here, self._start + low, part, self._std, scale)
-            self.held.settle(made, arrays)
-            for x, out in zip(targets.tensors, outs, strict=True):
-                if not x.is_contiguous():
-                    x.copy_(out.view(x.shape))
-
-    def state(self) -> State:
-        """The state before the next step as `Strategy.step` returns it: copies, on the CPU."""
-        return tuple(vector.cpu().numpy().copy() for vector in self.held.state)
-
-    def load(self, t: int, state: Sequence[Any]) -> None:
-        """Go on from a copy of a state before step t."""
-        own = [torch.from_numpy(vector).to(self.device, copy=True) for vector in state]
-        self.held: NoiseState[Tensor] = NoiseState(self._strategy, t, own, self._most, self._new)
-
-    def _new(self) -> Tensor:
-        return torch.empty(self._size, dtype=torch.float32, device=self.device)
-
-
-def _parts(program: Program, outs: Sequence[Tensor]) -> Iterator[tuple[Run, list[Tensor], int, int]]:
-    """Tensors side by side that one executor takes, with their range of coordinates, counted from the first."""
-    edges = pairwise(accumulate((len(out) for out in outs), initial=0))
-    for run, group in groupby(zip(outs, edges, strict=True), key=lambda pair: _executor(program, pair[0])):
-        part = list(group)
-        yield run, [out for out, _ in part], part[0][1][0], part[-1][1][1]
-
-
-def _executor(program: Program, out: Tensor) -> Run:
-    """What makes the step: Triton's kernel where it can and ANYORDER_KERNEL allows it."""
-    wanted = out.is_cuda and out.dtype != torch.float64 and os.environ.get("ANYORDER_KERNEL") != "reference"
-    if wanted and find_spec("triton") is not None:
-        from anyorder.noise import execute_triton
-
-        if program.num_tiles <= execute_triton.MOST_TILES:
-            return execute_triton.run
-    return run

@@ -1,4 +1,4 @@
-"""The kernel: loads the compiled library, chooses an instruction set, and hands it steps.
+"""The path of the CPU: the compiled kernel where it is, for rows of one key, else NumPy.
 
 The library is built when the package is installed, where a C++ compiler is. Without it NumPy makes the same bits,
 slower. `ANYORDER_KERNEL` set to "avx512", "avx2", "portable" or "reference" (NumPy) takes that path and no other.
@@ -6,13 +6,15 @@ slower. `ANYORDER_KERNEL` set to "avx512", "avx2", "portable" or "reference" (Nu
 
 import ctypes
 import functools
+import itertools
 import os
 import struct
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +23,28 @@ from anyorder import checks
 from anyorder._library import PATHS, WARNING, load, parallel
 from anyorder.errors import ArgumentError, NoiseWarning
 from anyorder.noise import transform
-from anyorder.noise import transform as chacha
-from anyorder.noise.program import NONE, OP, TERM, Operation, Program
+from anyorder.noise.program import (
+    NONE,
+    OP,
+    TERM,
+    NoiseState,
+    Operation,
+    Program,
+    Unfinished,
+    compile_step,
+    execute,
+    trace,
+)
+from anyorder.strategy import State, Strategy
+
+if TYPE_CHECKING:
+    from anyorder.noise.source import NoiseSource
+
+# ----------------------------------------------------------------------------------------------------
+# The kernel: the library, kept to one instruction set, and given steps.
+
+
+Vector = NDArray[np.float32]
 
 _VERSION = 3  # of the library's interface
 _SOURCES = ("_kernel.cpp", "_kernel.h", "_lanes.h", "_tile.h", "_jump.h")
@@ -40,7 +62,7 @@ _NUMBERS = {np.dtype(name): TYPES[name] for name in ("float32", "float64")}  # a
 
 
 class Kernel:
-    """The library, held to one instruction set."""
+    """The library, kept to one instruction set."""
 
     def __init__(self, library: ctypes.CDLL, path: int) -> None:
         self._library, self._path = library, path
@@ -132,7 +154,7 @@ class Kernel:
         into: NDArray[np.float64] | None = None,
         threads: int | None = None,
     ) -> None:
-        """Rows of a table: s <- Phi s + R Z[ids] + into sums, as `noise.late_rows.carry` says, which checks all this.
+        """Rows of a table: s <- Phi s + R Z[ids] + into sums, as `noise.lazy.carry` says, which checks all this.
 
         Raises: MemoryError, and then nothing was done.
         """
@@ -241,7 +263,7 @@ def _checked(path: int) -> Kernel | None:
     expected = transform.normals(words, lambda columns: words[:, columns])
     key, made = words[3, :8], np.empty(1024, np.uint32)
     found.fill(key, 8, 2**40, 0, made, threads=1)
-    raw = chacha.blocks(key, np.arange(64, dtype=np.uint64) | np.uint64(1 << 62), 2**40, 8)
+    raw = transform.blocks(key, np.arange(64, dtype=np.uint64) | transform.RAW, 2**40, 8)
     same = found.transform(words, words).tobytes() == expected.tobytes() and made.tobytes() == raw.T.tobytes()
     agrees = same and _steps_agree(found) and _ranges_agree(found) and _jumps_agree(found)
     return found if agrees else None
@@ -253,11 +275,8 @@ def _steps_agree(kernel: Kernel) -> bool:
     key, length = np.arange(1, 9, dtype=np.uint32), 512
     counters = np.arange(first // 16, first // 16 + length // 16, dtype=np.uint64)
 
-    def row(r: int) -> NDArray[np.float32]:
-        def further(columns: NDArray[np.intp]) -> NDArray[np.uint32]:
-            return chacha.blocks(key, counters[columns] | np.uint64(1 << 63), r, 8)
-
-        return transform.normals(chacha.blocks(key, counters, r, 8), further).T.reshape(-1)
+    def row(r: int) -> Vector:
+        return transform.normal_blocks(key, counters, r, 8).T.reshape(-1)
 
     kept, other = row(1), row(2)
     c = [np.float32(x) for x in (0.3, -0.7, 1.7, 0.6)]
@@ -296,14 +315,8 @@ def _ranges_agree(kernel: Kernel) -> bool:
     rows = np.array([7, 2**40 + 18955, 2**40 + 4618])  # the first block of one has a rare radius, and the second of one
     made = np.empty((3, width), np.float32)
     kernel.fill_at(key, 8, rows, np.zeros(3, np.int64), made)
-    for row, out in zip(rows.tolist(), made, strict=True):
-
-        def further(columns: NDArray[np.intp], row: int = row) -> NDArray[np.uint32]:
-            return chacha.blocks(key, blocks[columns] | np.uint64(1 << 63), row, 8)
-
-        if out.tobytes() != transform.normals(chacha.blocks(key, blocks, row, 8), further).T.tobytes():
-            return False
-    return True
+    expected = [transform.normal_blocks(key, blocks, row, 8).T.tobytes() for row in rows.tolist()]
+    return [out.tobytes() for out in made] == expected
 
 
 def _jumps_agree(kernel: Kernel) -> bool:
@@ -335,3 +348,266 @@ def _threads() -> int:
     if given.isdigit() and int(given):
         return int(given)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ----------------------------------------------------------------------------------------------------
+# Tensors and arrays that noise is added to: as memory for the kernel, and by their own operations without it.
+
+
+class Targets:
+    """Tensors that hold the coordinates of a stream, in their order; each in row-major order, whatever its strides.
+
+    Args:
+        tensors: torch tensors or NumPy arrays of any shapes and floating types.
+        size: elements in all.
+    Raises: ArgumentError if they do not fit, or one cannot be written; nothing is written before `add`.
+    """
+
+    def __init__(self, tensors: Sequence[Any], size: int) -> None:
+        self.tensors: list[Any] = []
+        self.devices: set[Any] = set()
+        self.has_arrays = False
+        self.on_cpu = True
+        self._types: list[str] = []
+        self._counts: list[int] = []
+        torch = sys.modules.get("torch")
+        for i, x in enumerate(tensors):
+            kind = _name(getattr(x, "dtype", None))
+            if torch is not None and isinstance(x, torch.Tensor):
+                x = x.detach()
+                _check_tensor(i, x, torch)
+                self.devices.add(x.device)
+                self.on_cpu &= x.device.type == "cpu"
+                count = x.numel()
+            else:
+                _check_array(i, x)
+                self.has_arrays = True
+                count = x.size
+            if kind not in TYPES or kind == "uint32":
+                raise ArgumentError(
+                    f"tensors[{i}] must be of type float32, float64, float16 or bfloat16, got {x.dtype}"
+                )
+            self.tensors.append(x)
+            self._types.append(kind)
+            self._counts.append(count)
+        if sum(self._counts) != size:
+            raise ArgumentError(f"tensors must hold the stream's {size} coordinates, got {sum(self._counts)} elements")
+
+    def segments(self, start: int) -> tuple[NDArray[Any], NDArray[np.int32], list[Any]]:
+        """Memory for the kernel: segments, their types, and contiguous stand-ins where a tensor is not (else None)."""
+        segments, types, stand_ins = [], [], []
+        for x, kind, count in zip(self.tensors, self._types, self._counts, strict=True):
+            stand_in = None
+            if isinstance(x, np.ndarray):
+                if not x.flags.c_contiguous:
+                    x = stand_in = np.ascontiguousarray(x)
+                segments.append((x.ctypes.data, start, count))
+            else:
+                if not x.is_contiguous():
+                    x = stand_in = x.contiguous()
+                segments.append((x.data_ptr(), start, count))
+            types.append(TYPES[kind])
+            stand_ins.append(stand_in)
+            start += count
+        return np.array(segments, SEGMENT), np.array(types, np.int32), stand_ins
+
+    def take_back(self, stand_ins: list[Any]) -> None:
+        """Copy what was written to stand-ins."""
+        for x, stand_in in zip(self.tensors, stand_ins, strict=True):
+            if stand_in is not None:
+                _write(x, stand_in)
+
+    def add(self, noise: Vector, scale: float) -> None:
+        """Tensor = (tensor + noise) * scale, with the roundings of the kernel."""
+        start = 0
+        for x, kind, count in zip(self.tensors, self._types, self._counts, strict=True):
+            part = noise[start : start + count].reshape(tuple(x.shape))
+            start += count
+            wide = kind == "float64"
+            if isinstance(x, np.ndarray):
+                total = x + part if wide else x.astype(np.float32) + part
+                total *= scale if wide else np.float32(scale)
+            else:
+                torch = sys.modules["torch"]
+                total = (x if wide else x.float()) + torch.from_numpy(part).to(x.device)
+                total *= scale if wide else float(np.float32(scale))
+            _write(x, total)
+
+
+def _check_tensor(i: int, x: Any, torch: Any) -> None:
+    if x.device.type == "meta" or (type(x) is not torch.Tensor and "FakeTensor" in type(x).__name__):
+        raise ArgumentError(f"tensors[{i}] has no memory (a meta or fake tensor): noise needs a real one")
+    if x.layout != torch.strided:
+        raise ArgumentError(f"tensors[{i}] must be dense, got layout {x.layout}")
+    strides = x.stride()
+    if 0 in strides and x.numel() and any(e > 1 for e, stride in zip(x.shape, strides, strict=True) if stride == 0):
+        raise ArgumentError(f"tensors[{i}] has elements that share memory (an expanded tensor): give a copy of it")
+
+
+def _check_array(i: int, x: Any) -> None:
+    if not isinstance(x, np.ndarray):
+        raise ArgumentError(f"tensors must be torch tensors or NumPy arrays, got {type(x).__name__} at {i}")
+    if not x.flags.writeable or not x.dtype.isnative:
+        raise ArgumentError(f"tensors[{i}] must be writeable and of native byte order")
+
+
+@functools.cache
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _write(x: Any, values: Any) -> None:
+    if isinstance(x, np.ndarray):
+        x[...] = values
+    else:
+        x.copy_(values)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Steps of a stream, made in the CPU's memory.
+
+
+_PIECE = 1 << 16  # coordinates that NumPy makes at a time: what a core's cache holds
+GROUP = 256  # elements that the kernel works on together; arrays have whole groups
+_PAGE = 1024  # float32 elements
+_LINES = itertools.count(0, 5 * 16)  # elements from the start of a page, 5 lines from one array to the next
+
+
+class CompiledPath:
+    """Makes std * (K Z)[t] over the coordinates start, .., start + size - 1, with arrays in the CPU's memory.
+
+    Args:
+        source: gives Z.
+        std: a float32.
+        start: first coordinate.
+        size: number of coordinates.
+    """
+
+    def __init__(self, source: "NoiseSource", std: np.float32, start: int, size: int) -> None:
+        self._source, self._std, self._kernel = source, std, source.kernel
+        self._size, self._start, self._origin = size, start, start // 16 * 16
+        self._length = whole_groups(start, size)
+        self._own = slice(start - self._origin, start - self._origin + size)
+
+    def new(self) -> Vector:
+        """A float32 array of zeros, that take no memory until written; it begins at a cache line.
+
+        The next one begins at another line of its page: what is read side by side would else share few places in the
+        cache.
+        """
+        raw = np.zeros(self._length + _PAGE, np.float32)
+        skip = (next(_LINES) - raw.ctypes.data // 4) % _PAGE
+        return raw[skip : skip + self._length]
+
+    def load(self, vectors: Sequence[Vector]) -> list[Vector]:
+        """Arrays that hold copies of these, over whole groups."""
+        arrays = []
+        for vector in vectors:
+            arrays.append(self.new())
+            arrays[-1][self._own] = vector
+        return arrays
+
+    def save(self, arrays: Sequence[Vector]) -> State:
+        """What arrays hold, over the stream's own coordinates: views."""
+        return tuple(array[self._own] for array in arrays)
+
+    def next(self, state: NoiseState[Vector]) -> Vector:
+        """The noise of the next step, (size,) float32, a fresh array."""
+        noise = np.empty(self._size, np.float32)
+        segments = np.array([(noise.ctypes.data, self._start, self._size)], SEGMENT)
+        made = self._run(state, segments, np.zeros(1, np.int32), add=False, scale=1.0)
+        return noise if made is None else made
+
+    def add(self, state: NoiseState[Vector], targets: Targets, scale: float) -> None:
+        """Write (target + noise of the next step) * scale to targets on the CPU."""
+        segments, types, stand_ins = targets.segments(self._start)
+        made = self._run(state, segments, types, add=True, scale=scale)
+        with Unfinished(state):
+            if made is None:
+                targets.take_back(stand_ins)
+            else:
+                targets.add(made, scale)
+
+    def _run(
+        self, state: NoiseState[Vector], segments: NDArray[Any], types: NDArray[np.int32], *, add: bool, scale: float
+    ) -> Vector | None:
+        """The step. None where the kernel has written the segments, else the noise, which is nowhere yet."""
+        made, arrays = state.prepare()
+        source = None if self._kernel is None else self._source.of_all(made.program.rows())
+        if self._kernel is None or source is None:
+            arrays = [array.copy() for array in arrays]  # a step that fails changes nothing
+            noise = by_numpy(made.program, self._source, arrays, self._origin, self._length)
+            with Unfinished(state):
+                state.advance(made, arrays)
+            return noise[self._own] * self._std
+        with Unfinished(state, harmless=(MemoryError,)):
+            self._kernel.run(
+                source.key_words, source.rounds, made.program, segments, types,
+                arrays=np.array([array.ctypes.data for array in arrays] or [0], np.uint64), origin=self._origin,
+                std=float(self._std), add=add, scale=scale,
+            )  # fmt: skip
+            state.advance(made, arrays)
+        return None
+
+
+def by_numpy(
+    program: Program, source: "NoiseSource", arrays: Sequence[NDArray[np.float32]], start: int, size: int
+) -> NDArray[np.float32]:
+    """The noise, before std, of the coordinates start .. start + size - 1; the arrays are written.
+
+    The bits are those of `Strategy.step`. Rows may come from several keys.
+
+    Args:
+        program: the step.
+        source: gives Z.
+        arrays: (size,) float32 each.
+        start, size: the coordinates.
+    Returns: (size,) float32, a fresh array. Memory: the tiles of 2^16 coordinates besides.
+    """
+    noise = np.empty(size, np.float32)
+    for low in range(0, size, _PIECE):
+        high = min(low + _PIECE, size)
+
+        def row(r: int, low: int = low, high: int = high) -> NDArray[np.float32]:
+            return source.normal(r, start + low, start + high)
+
+        own = [array[low:high] for array in arrays]
+        noise[low:high] = execute(program, row, own, partial(np.zeros, high - low, np.float32), np.float32)
+    return noise
+
+
+def whole_groups(start: int, size: int) -> int:
+    """Length of an array that holds these coordinates, from the first one's block on."""
+    return -(-(start % 16 + size) // GROUP) * GROUP
+
+
+def chosen(
+    strategy: Strategy, source: "NoiseSource", std: np.float32, t: int, starts: NDArray[np.int64], width: int
+) -> Vector:
+    """The noise of step t in ranges of coordinates, wherever they lie; for a strategy without a state.
+
+    Args:
+        strategy, source, std, t: the step.
+        starts: (k,) first coordinates.
+        width: of every range.
+    Returns: (k, width) float32.
+    """
+    program = compile_step(trace(strategy, t, 0), 0, {}, (), (), 0).program
+    kernel, one = source.kernel, source.of_all(program.rows())
+    if kernel is None or one is None:
+
+        def row(r: int) -> Vector:
+            parts = [source.normal(r, int(start), int(start) + width) for start in starts]
+            return np.concatenate([np.empty(0, np.float32), *parts])
+
+        noise = execute(program, row, (), lambda: np.zeros(len(starts) * width, np.float32), np.float32)
+        result: Vector = (noise * std).reshape(len(starts), width)
+        return result
+    out = np.empty((len(starts), width), np.float32)
+    segments = np.zeros(len(starts), SEGMENT)
+    segments["data"] = out.ctypes.data + np.arange(len(starts), dtype=np.uint64) * np.uint64(4 * width)
+    segments["element"], segments["length"] = starts, width
+    kernel.run(
+        one.key_words, one.rounds, program, segments, np.zeros(len(starts), np.int32), std=float(std), scattered=True
+    )
+    return out

@@ -1,4 +1,5 @@
-"""The pattern families: the sets of steps of one unit that sensitivities and optimisers are proven for.
+"""The pattern families: the sets of steps of one unit that sensitivities and optimisers are proven for; and what an
+order states about itself, the abstract `Participation`.
 
 A pattern is the sorted tuple of the steps of one unit; b is the distance from one step to the next. Whatever is
 allowed is allowed with steps left out: a unit that stays away contributes zero. The union `Pattern` is closed: code
@@ -6,20 +7,20 @@ that asks which family it has in hand matches all of them and ends with `assert_
 every place that a further family would have to visit.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import combinations, pairwise, product
 from math import comb
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder.checks import final, frozen
-from anyorder.errors import ArgumentError
-
-__all__ = ["Groups", "Listed", "Pattern", "PerEpoch", "Separated", "grouped"]
+from anyorder.errors import ArgumentError, PlanError
 
 Integers = NDArray[np.int64]
 
@@ -320,3 +321,131 @@ def _rectangular(n: int, stride: int) -> Groups:
     table = np.arange(-(-n // stride) * stride).reshape(-1, stride).T
     whole = stride if n % stride == 0 else n % stride  # patterns of full length; the others lack the last step
     return [part for part in (table[whole:, :-1], table[:whole]) if part.size]
+
+
+# ----------------------------------------------------------------------------------------------------
+# What an order states about itself. The orders are in `anyorder.participation`, one file each.
+
+
+Refusals = list[tuple[str, NDArray[np.bool_]]]
+"""What a rule says, and which of the units that want to come break it, clause by clause."""
+
+
+class Participation(ABC):
+    """A set of allowed patterns; a pattern is the sorted tuple of the steps of one unit.
+
+    Attributes:
+        n: number of steps.
+        kind: its name in files.
+        absence_moves_others: whether, without one unit, others would be in other steps, as where a loader fills
+            batches by number. Then neighbours cannot differ by a unit's absence ("add-or-remove").
+    """
+
+    n: int
+    kind: ClassVar[str]
+    absence_moves_others: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def pattern(self) -> Pattern:
+        """The family that holds every set of steps that a unit may take; claims are proven for it."""
+
+    @abstractmethod
+    def covers(self, actual: "Participation") -> bool:
+        """Whether the patterns of `actual`, within the planned steps, are known to be among those of this one."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """One phrase for people."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values from which `read` makes an equal participation; "kind" is its name."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, data: dict[str, Any]) -> Self:
+        """From what `to_dict` wrote, without its kind."""
+
+    @property
+    def coin(self) -> float | None:
+        """The probability of the secret coin that alone decides whether a unit is in a step; None for other orders."""
+        return None
+
+    @property
+    def secret(self) -> bool:
+        """Whether its steps are drawn by secret coins, from which its privacy comes."""
+        return False
+
+    @property
+    def max_participations(self) -> int:
+        """The largest number of steps of one unit."""
+        return self.pattern.max_participations
+
+    @property
+    def min_separation(self) -> int:
+        """The smallest distance between two steps of one unit that the rule allows; n if there is only one step."""
+        return self.pattern.min_separation
+
+    def patterns(self) -> Iterator[tuple[int, ...]]:
+        """Every maximal allowed pattern; exponentially many for some rules: for tests and small n."""
+        return self.pattern.enumerate()
+
+
+class Rule(Participation):
+    """A participation that names no units: who may come follows from a unit's last step and its number of steps.
+
+    Subclasses are frozen dataclasses; files hold their fields.
+    """
+
+    @abstractmethod
+    def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
+        """Which units may not be in step t; those that no clause names may, whatever other units do.
+
+        What is let through, step by step, must be within `pattern`: the claim rests on it.
+
+        Args:
+            t: the step.
+            last: (m,) the last step of each unit that wants to come; -1 for never.
+            count: (m,) its number of steps so far.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """{"kind": .., and the fields}."""
+        return {"kind": self.kind} | {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> Self:
+        """From the fields."""
+        return cls(**data)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The closed set of orders. `anyorder.participation.registry` lists them once, as it is imported; rooms that stand above
+# it ask here whether what they are given is one of them, by its exact type.
+
+
+_ORDERS: dict[str, type[Participation]] = {}
+
+
+def close(orders: tuple[type[Participation], ...]) -> None:
+    """Say which orders there are: `anyorder.participation.registry` does, and nobody else. Raises: a second time."""
+    if _ORDERS:
+        raise AssertionError("the set of orders is closed: add a row to anyorder.participation.registry")
+    _ORDERS.update({order.kind: order for order in orders})
+
+
+def check_order(participation: object) -> None:
+    """Raise PlanError unless it is one of the registered orders itself: the set that all claims are proven for."""
+    if type(participation) not in _ORDERS.values():
+        raise PlanError(
+            f"participation must be one of {', '.join(order.__name__ for order in _ORDERS.values())}, got "
+            f"{type(participation).__name__}: claims are proven for these alone; name the units of every step with "
+            "KnownOrder"
+        )
+
+
+def from_dict(data: dict[str, Any]) -> Participation:
+    """The participation that `Participation.to_dict` described."""
+    order = _ORDERS[checks.choice("participation kind", data.get("kind", ""), _ORDERS)]
+    return order.read({key: value for key, value in data.items() if key != "kind"})

@@ -1,34 +1,275 @@
-"""A module as a function of one example alone, in the form that torch.func maps over a batch."""
+"""A module as a function of one example alone, in the form that torch.func maps over a batch.
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+What torch.func cannot map as it stands is given a form that it can: recurrent layers, attention, activation
+checkpoints, masks of transformers, numbers that are drawn to branch on.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
+from torch.overrides import TorchFunctionMode
 
-from anyorder.clipping.explain import own_error, unmapped
-from anyorder.clipping.huggingface import is_cache, no_branches_on_masks
-from anyorder.clipping.kept import Made, is_of_batch, note
-from anyorder.clipping.mapped import Mapped
-from anyorder.clipping.segments import plain_segments
-from anyorder.clipping.stand_in import stand_in
+from anyorder.clipping import torch_private as private
+from anyorder.clipping.coupling import SETTING, Made, check_argument, note
+from anyorder.clipping.torch_private import pytree
+from anyorder.clipping.validate import own_error, unmapped
 from anyorder.errors import AnyorderError, ModelError
 
-__all__ = ["Alone", "Tensors", "check_argument", "check_nothing_kept", "mappable"]
+# -- other parameters ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reparametrized(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put tensors in the place of a module's parameters and buffers, and its own back at the end.
+
+    A tensor that is held in several places is replaced in all of them; so is that of a layer that is in the model
+    twice, where `torch.func.functional_call` leaves the replacement behind.
+
+    Args:
+        module: the module.
+        tensors: by the names of `named_parameters` and `named_buffers`.
+    Raises: ModelError if another tensor was put in the place of one of them.
+    """
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    other = {id(own): tensors[name] for name, own in named.items() if name in tensors}
+    places: list[tuple[dict[str, Any], str, Tensor | None]] = [
+        (held, name, own)
+        for part in module.modules()
+        for held in (part._parameters, part._buffers)
+        for name, own in held.items()
+        if id(own) in other
+    ]
+    try:
+        for held, name, own in places:
+            held[name] = other[id(own)]
+        yield
+        put = {name for held, name, own in places if held.get(name) is not other[id(own)]}
+        if put:
+            raise ModelError(
+                f"forward gives {', '.join(sorted(put))} another tensor: a private model's parameters and buffers are "
+                "put back after each example, and would keep their values. Leave them as they are in training; count "
+                "with a Python number"
+            )
+    finally:
+        for held, name, own in places:
+            held[name] = own
+
+
+# -- functions that vmap cannot be given as they stand ---------------------------------------------------------------
+
+_NEW = {torch.empty: 0.0, torch.zeros: 0.0, torch.ones: 1.0}
+_DRAWN = {torch.rand, torch.randn, torch.randint}
+
+
+class Mapped(TorchFunctionMode):
+    """Runs a module on one example alone, for modules that vmap alone does not run.
+
+        torch.empty, zeros, ones, full    a tensor of each example's own: values of the example may be written into it
+        torch.rand(1), of one number      one number for all examples, so that forward may branch on it (whole layers
+        and of at most one dimension      that are left out at random), as it does where it sees a whole batch
+        group_norm                        of a copy: vmap has none for some channels of a tensor
+
+    What is drawn so is drawn outside of vmap, and nothing of an example can be in it.
+
+    Args:
+        like: any tensor of the example.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self._like = like
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _NEW and not kwargs.keys() - {"size", "dtype", "device"}:
+            size = args or (kwargs.pop("size"),)
+            return self._new(size, _NEW[func], **kwargs)
+        if func is torch.full and len(args) == 2 and not kwargs.keys() - {"dtype", "device"}:
+            size, value = args
+            if not isinstance(value, Tensor):
+                return self._new(size, value, **{"dtype": torch.tensor(value).dtype, **kwargs})
+        if func in _DRAWN:
+            with private.outside_transforms():
+                number = func(*args, **kwargs)
+            if number.numel() == 1 and number.dim() <= 1:
+                return number
+        if func is F.group_norm:
+            args = (args[0].clone(memory_format=torch.contiguous_format), *args[1:])
+        return func(*args, **kwargs)
+
+    def _new(self, size: Any, value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
+        size = size[0] if len(size) == 1 and not isinstance(size[0], int) else size
+        device = torch.get_default_device() if device is None else device
+        return self._like.new_full(tuple(size), value, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+# -- activation checkpoints ------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_inside = threading.local()  # .passes: how many of this thread's passes are in a model
+_undo: list[Callable[[], None]] = []
+_passes = 0
+
+
+@contextmanager
+def plain_segments() -> Iterator[None]:
+    """Run checkpointed segments, of either variant, as if they were not; in this thread alone.
+
+    However `checkpoint` was imported, it looks its two variants up in its own module, and these are replaced here. A
+    release of torch in which they are elsewhere runs its own, which no model survives under vmap: the reentrant
+    variant has no batching rule, and the other needs hooks on saved tensors, which are disabled there.
+    """
+    global _passes
+    with _lock:
+        _passes += 1
+        if _passes == 1:
+            for owner, name, plain in _REPLACED:
+                _replace(owner, name, plain)
+    _inside.passes = getattr(_inside, "passes", 0) + 1
+    try:
+        yield
+    finally:
+        _inside.passes -= 1
+        with _lock:
+            _passes -= 1
+            while not _passes and _undo:
+                _undo.pop()()
+
+
+def _replace(owner: Any, name: str, plain: Callable[..., Any]) -> None:
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return (plain if getattr(_inside, "passes", 0) else original)(*args, **kwargs)
+
+    setattr(owner, name, either)
+    _undo.append(lambda: setattr(owner, name, before) if own else delattr(owner, name))
+
+
+def _reentrant(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    return function(*args)
+
+
+def _other_variant(
+    function: Any, preserve_rng_state: Any, context_fn: Callable[[], Any], *_: Any, **kwargs: Any
+) -> Iterator[None]:
+    """What `checkpoint` begins before it runs the segment, and ends after it."""
+    with context_fn()[0]:
+        yield
+
+
+def _requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
+    """Models ask for gradients of a segment's input so that it gives some to its parameters; vmap would refuse it.
+
+    It changes nothing there: a forward that reads `requires_grad` of the same tensor sees False.
+    """
+    asked_by_torch = private.inplace_requires_grad_allowed()
+    if requires_grad and private.is_wrapped(tensor) and not asked_by_torch:
+        return tensor
+    return private.requires_grad_(tensor, requires_grad)
+
+
+_REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    (*private.CHECKPOINT_VARIANTS[0], _reentrant),
+    (*private.CHECKPOINT_VARIANTS[1], _other_variant),
+    (Tensor, "requires_grad_", _requires_grad),
+)
+
+
+# -- transformers ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def no_branches_on_masks() -> Iterator[None]:
+    """Let transformers build its masks without a look at their values, as it does when a model is exported.
+
+    It leaves a mask out where no token is padded: the same result, but a branch that cannot be mapped over examples.
+    """
+    utils: Any = sys.modules.get("transformers.utils.import_utils")
+    if utils is None:
+        yield
+        return
+    before = utils.is_jit_tracing  # which `is_tracing` asks, wherever it was imported to
+    utils.is_jit_tracing = _yes
+    try:
+        yield
+    finally:
+        utils.is_jit_tracing = before
+
+
+def is_cache(value: Any) -> bool:
+    """Whether a value is a cache of keys and values, for generation: models return one that training does not need."""
+    caches: Any = sys.modules.get("transformers.cache_utils")
+    return caches is not None and isinstance(value, caches.Cache)
+
+
+def _yes() -> bool:
+    return True
+
+
+# -- the state of torch ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The state of torch that a forward pass depends on: random numbers and autocast, on the CPU and on `devices`."""
+
+    devices: tuple[torch.device, ...]
+    random: tuple[Tensor, ...]
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls, device: torch.device) -> "Settings":
+        devices = (device,) if device.type == "cuda" else ()
+        random = (torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices))
+        types = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
+        autocast = tuple((t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)
+        return cls(devices, random, autocast)
+
+    def rewind(self) -> None:
+        """Put the global generators back, so that another attempt draws the same numbers."""
+        torch.set_rng_state(self.random[0])
+        for device, state in zip(self.devices, self.random[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
+
+    @contextmanager
+    def autocast_again(self) -> Iterator[None]:
+        """Autocast as it was, without its cache, which would keep every chunk's casts of the weights."""
+        with ExitStack() as stack:
+            for device_type, enabled, dtype in self.autocast:
+                if enabled or torch.is_autocast_enabled(device_type):
+                    stack.enter_context(torch.autocast(device_type, dtype, enabled, cache_enabled=False))
+            yield
+
+    @contextmanager
+    def random_again(self) -> Iterator[None]:
+        """The same random numbers again; the global generators are left as they were."""
+        with torch.random.fork_rng([d.index for d in self.devices]):
+            torch.set_rng_state(self.random[0])
+            for device, state in zip(self.devices, self.random[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
+
+
+# -- the call --------------------------------------------------------------------------------------------------------
 
 Tensors = tuple[Tensor, ...]
 Within = Callable[[dict[str, Tensor]], AbstractContextManager[Any]]
 
 _NOTHING = nullcontext()
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-_SETTING = (type(None), bool, int, float, str)
-_PLAIN = frozenset(_SETTING)
-_CONTAINERS = frozenset({tuple, list, set, dict, OrderedDict})
 
 
 @dataclass(frozen=True)
@@ -38,7 +279,7 @@ class _Place:
     differentiable: bool
 
 
-class Alone:
+class ExampleCall:
     """The call `module(*args, **kwargs)` on a batch, as a function of the parameters and of one example.
 
     The module sees a batch of one. It cannot see another example, since no other is among what it is given.
@@ -73,7 +314,7 @@ class Alone:
         self.mapped, self.made = mapped, made
         self._module = module
         self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        self._versions = {name: _version(buffer) for name, buffer in self._buffers.items()}
+        self._versions = {name: private.version(buffer) for name, buffer in self._buffers.items()}
         self._output: tuple[list[Any], pytree.TreeSpec | None]
 
     def __call__(
@@ -92,7 +333,7 @@ class Alone:
             note(self.made, leaves[slot])
         args, kwargs = self._called_with(leaves)
         forms = Mapped(example[0]) if self.mapped else nullcontext()
-        with stand_in(self._module, self._buffers | parameters), within or nullcontext(), forms:
+        with reparametrized(self._module, self._buffers | parameters), within or nullcontext(), forms:
             output = self._module(*args, **kwargs)
         self._check_buffers()
         places: list[Any] = [output]
@@ -145,7 +386,7 @@ class Alone:
             leaves[slot] = tensor
         args, kwargs = self._called_with(leaves)
         held = {name: b.clone() for name, b in self._buffers.items()} | parameters
-        with stand_in(self._module, held), within(parameters):
+        with reparametrized(self._module, held), within(parameters):
             self._module(*args, **kwargs)
 
     def assemble(self, differentiable: Tensors, others: Tensors) -> Any:
@@ -160,32 +401,12 @@ class Alone:
         return (leaves, {}) if self._structure is None else pytree.tree_unflatten(leaves, self._structure)
 
     def _check_buffers(self) -> None:
-        written = [name for name, buffer in self._buffers.items() if _version(buffer) != self._versions[name]]
+        written = [name for name, buffer in self._buffers.items() if private.version(buffer) != self._versions[name]]
         if written:
             raise ModelError(
                 f"the module writes its buffers {', '.join(written)} in forward: what it writes would not be private. "
                 "Keep such state out of the model, or call .eval() on the part that writes it"
             )
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the tensor was written; torch does not count under inference_mode."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def check_argument(argument: Any, of: str = "the model") -> None:
-    """A setting stands alone; a container holds tensors. A list of lengths would tell one example of the others."""
-    if isinstance(argument, (Tensor, *_SETTING)):
-        return
-    leaves = pytree.tree_leaves(argument)
-    strange = next((leaf for leaf in leaves if leaf is not None and not isinstance(leaf, Tensor)), None)
-    if strange is not None:
-        raise ModelError(
-            f"the arguments of {of} must be tensors (or containers of tensors) that can be split by example, and "
-            f"settings None, bool, int, float, str outside containers; got a {type(strange).__name__}"
-            f"{'' if strange is argument else f' inside a {type(argument).__name__}'}: make it a tensor with one row "
-            "for each example"
-        )
 
 
 def _batch_size(tensors: Tensors) -> int:
@@ -206,7 +427,7 @@ def _batch_size(tensors: Tensors) -> int:
 
 
 def _check_output(leaf: Any) -> None:
-    if not isinstance(leaf, (Tensor, *_SETTING)):
+    if not isinstance(leaf, (Tensor, *SETTING)):
         raise ModelError(
             "the model's output must be tensors, or tuples, lists, dicts of tensors; got a "
             f"{type(leaf).__name__}: return its tensors instead"
@@ -217,34 +438,6 @@ def _check_output(leaf: Any) -> None:
             f"{tuple(leaf.shape)}, not (1, ...): use batch_first=True, move that dimension to the front, or take the "
             "batch size from the input (x.shape[0]) where it is written into forward"
         )
-
-
-def check_nothing_kept(module: nn.Module, of: str = "the model") -> None:
-    """Refuse a module that keeps tensors of this batch: in the next, they would let its units move other units."""
-    for name, part in module.named_modules():
-        for attribute, value in vars(part).items():
-            kind = type(value)
-            if kind in _PLAIN or (kind in _CONTAINERS and not value) or attribute == "_modules":
-                continue  # most attributes, and the modules, whose turn comes
-            if _is_of_batch(value):
-                raise ModelError(
-                    f"{name or f'{of} itself'} ({type(part).__name__}) keeps a tensor of the batch in its "
-                    f"attribute {attribute!r}: a later batch would depend on these examples. Return it from forward, "
-                    "or do not store it in training"
-                )
-
-
-def _is_of_batch(value: Any) -> bool:
-    """Whether a value is, or holds, a tensor that was mapped."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return False
-    if isinstance(value, Tensor):
-        return is_of_batch(value)
-    if kind in _CONTAINERS:
-        return any(map(_is_of_batch, value.values() if isinstance(value, dict) else value))
-    leaves = pytree.tree_leaves(value)
-    return any(isinstance(x, Tensor) and is_of_batch(x) for x in leaves)
 
 
 @contextmanager

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError, NoiseWarning
-from anyorder.noise import NoiseSource, NoiseStream, native, transform
-from anyorder.noise.host import execute
-from anyorder.noise.program import NONE, OP, TERM, Operation, Program
+from anyorder.noise import NoiseSource, NoiseStream, compiled, transform
+from anyorder.noise.program import NONE, OP, TERM, Operation, Program, execute
 from anyorder.strategy import Independent
 from noise.test_chacha import KEYSTREAMS
 
@@ -20,9 +19,9 @@ RANDOM = np.random.default_rng(3)  # inputs of a scan, no noise
 
 
 def _paths():
-    for name in native.PATHS:
+    for name in compiled.PATHS:
         try:
-            found = native.kernel(name)
+            found = compiled.kernel(name)
         except ArgumentError as error:
             reason = str(error)
             if "does not run on this processor" not in reason and os.environ.get("ANYORDER_NEEDS_KERNEL"):
@@ -33,7 +32,7 @@ def _paths():
             yield pytest.param(found, id=name)
 
 
-needs_library = pytest.mark.skipif(native._library() is None, reason="the kernel was not built here")
+needs_library = pytest.mark.skipif(compiled._library() is None, reason="the kernel was not built here")
 every_path = pytest.mark.parametrize("kernel", list(_paths()))
 
 
@@ -57,7 +56,7 @@ def test_extension_blocks_of_a_long_row(kernel):
     reference = NoiseSource(KEY, kernel="reference")
     made = np.empty(2**20, np.float32)
     kernel.fill(reference.key_words, 8, 3, 0, made)
-    blocks = reference._blocks(3, np.arange(2**16, dtype=np.uint64))
+    blocks = transform.blocks(reference.key_words, np.arange(2**16, dtype=np.uint64), 3, 8)
     assert (blocks[:8] < 2**16).sum() >= 4
     assert made.tobytes() == reference.normal(3, 0, 2**20).tobytes()
 
@@ -163,7 +162,7 @@ def test_programs_give_what_their_operations_give_one_by_one(kernel, name):
         own, out = [array.copy() for array in arrays], np.full(size, 0.5, np.float32)
         kernel.run(
             reference.key_words, 8, _compiled(ops, result),
-            np.array([(out.ctypes.data, origin + skip, size)], native.SEGMENT), np.zeros(1, np.int32),
+            np.array([(out.ctypes.data, origin + skip, size)], compiled.SEGMENT), np.zeros(1, np.int32),
             arrays=np.array([array.ctypes.data for array in own], np.uint64), origin=origin, std=float(std), add=True,
             scale=scale, threads=1,
         )  # fmt: skip
@@ -178,7 +177,7 @@ def test_programs_give_what_their_operations_give_one_by_one(kernel, name):
 def test_published_keystreams(kernel, key, nonce, rounds, keystream):
     made, row = np.empty(32, np.uint32), int.from_bytes(bytes.fromhex(nonce), "little")
     ops = np.array([(Operation.WORDS, 0, NONE, NONE, 1, 0, row)], OP)  # counters from 0 on
-    segments = np.array([(made.ctypes.data, 0, 32)], native.SEGMENT)
+    segments = np.array([(made.ctypes.data, 0, 32)], compiled.SEGMENT)
     kernel.run(
         np.frombuffer(bytes.fromhex(key), "<u4").astype(np.uint32), rounds,
         Program(ops, np.empty(0, TERM), 1, 0), segments, np.array([4], np.int32),
@@ -221,17 +220,17 @@ def _compare(kernel, radii, angles):
 
 
 def test_a_library_with_other_bits_is_refused(monkeypatch):
-    native._checked.cache_clear()
+    compiled._checked.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(transform, "TWO_LN2_LOW", transform.TWO_LN2_LOW * 1.001)
-        assert native.kernel() is None
+        assert compiled.kernel() is None
         assert NoiseSource(KEY).kernel is None
-        assert "other bits" in native._missing()
-    native._checked.cache_clear()
+        assert "other bits" in compiled._missing()
+    compiled._checked.cache_clear()
 
 
 def test_names_of_kernels(monkeypatch):
-    assert native.kernel("reference") is None
+    assert compiled.kernel("reference") is None
     with pytest.raises(ArgumentError, match="kernel must be one of"):
         NoiseSource(KEY, kernel="fast")
     monkeypatch.setenv("ANYORDER_KERNEL", "reference")
@@ -240,16 +239,16 @@ def test_names_of_kernels(monkeypatch):
     with pytest.raises(ArgumentError, match="ANYORDER_KERNEL must be one of"):
         NoiseSource(KEY)
     monkeypatch.delenv("ANYORDER_KERNEL")
-    monkeypatch.setattr(native, "_library", lambda: type("", (), {"anyorder_lanes": staticmethod(lambda: 0)}))
+    monkeypatch.setattr(compiled, "_library", lambda: type("", (), {"anyorder_lanes": staticmethod(lambda: 0)}))
     with pytest.raises(ArgumentError, match="best is 'portable'"):
-        native.kernel("avx2")
+        compiled.kernel("avx2")
 
 
 def test_without_the_library_the_same_noise_and_one_warning(monkeypatch):
     expected = NoiseStream(Independent(1), NoiseSource(KEY), 1.0, 1000).next()
-    monkeypatch.setattr(native, "_library", lambda: None)
-    monkeypatch.setattr(native, "_file", lambda: native.Path("nowhere/_kernel.so"))
-    native._warn.cache_clear()
+    monkeypatch.setattr(compiled, "_library", lambda: None)
+    monkeypatch.setattr(compiled, "_file", lambda: compiled.Path("nowhere/_kernel.so"))
+    compiled._warn.cache_clear()
     made = NoiseStream(Independent(1), NoiseSource(KEY), 1.0, 1000).next()  # small: no warning
     assert made.tobytes() == expected.tobytes()
     with pytest.warns(NoiseWarning, match=r"no library .*C\+\+ compiler"):
@@ -259,31 +258,31 @@ def test_without_the_library_the_same_noise_and_one_warning(monkeypatch):
         NoiseStream(Independent(1), NoiseSource(KEY), 1.0, 1 << 20)
     with pytest.raises(ArgumentError, match="not there: no library"):
         NoiseSource(KEY, kernel="portable")
-    native._warn.cache_clear()
+    compiled._warn.cache_clear()
 
 
 def test_whoever_asks_for_the_reference_is_not_warned(monkeypatch):
     monkeypatch.setenv("ANYORDER_KERNEL", "reference")
-    native._warn.cache_clear()
+    compiled._warn.cache_clear()
     NoiseStream(Independent(1), NoiseSource(KEY), 1.0, 1 << 20)
 
 
 def test_threads_follow_torch(monkeypatch):
     torch = pytest.importorskip("torch")
-    assert native._threads() == torch.get_num_threads()
+    assert compiled._threads() == torch.get_num_threads()
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert native._threads() == 5
+    assert compiled._threads() == 5
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert native._threads() >= 1
-    assert native.parallel() is None
+    assert compiled._threads() >= 1
+    assert compiled.parallel() is None
 
 
-@pytest.mark.parametrize("pool", [native.parallel, lambda: None], ids=["torch's pool", "threads of our own"])
+@pytest.mark.parametrize("pool", [compiled.parallel, lambda: None], ids=["torch's pool", "threads of our own"])
 @every_path
 def test_many_threads_give_the_same_bits(kernel, pool, monkeypatch):
     """More threads than cores, and a range that begins and ends within blocks."""
-    monkeypatch.setattr(native, "parallel", pool)
+    monkeypatch.setattr(compiled, "parallel", pool)
     reference = NoiseSource(KEY, kernel="reference")
     made = np.empty(300_001, np.float32)
     kernel.fill(reference.key_words, 8, 5, 11, made, threads=7)
@@ -292,21 +291,21 @@ def test_many_threads_give_the_same_bits(kernel, pool, monkeypatch):
 
 @needs_library
 def test_a_library_of_other_sources_is_not_taken(monkeypatch):
-    library = native._library.__wrapped__
+    library = compiled._library.__wrapped__
     assert library() is not None
-    monkeypatch.setattr(native, "_SOURCES", native._SOURCES[::-1])
+    monkeypatch.setattr(compiled, "_SOURCES", compiled._SOURCES[::-1])
     assert library() is None
 
 
 @needs_library
 @pytest.mark.parametrize("fault", [{"add": False}, {"std": 0.0}, {"scale": 1.0}, {"rounds": 12}])
 def test_a_kernel_that_reads_its_orders_wrongly_is_not_taken(fault, monkeypatch):
-    found, run = native.kernel("portable"), native.Kernel.run
+    found, run = compiled.kernel("portable"), compiled.Kernel.run
 
     def wrong(self, key, rounds, *args, **kwargs):
         kwargs = {**kwargs, **{name: value for name, value in fault.items() if name != "rounds"}}
         run(self, key, fault.get("rounds", rounds), *args, **kwargs)
 
-    assert native._steps_agree(found)
-    monkeypatch.setattr(native.Kernel, "run", wrong)
-    assert not native._steps_agree(found)
+    assert compiled._steps_agree(found)
+    monkeypatch.setattr(compiled.Kernel, "run", wrong)
+    assert not compiled._steps_agree(found)
