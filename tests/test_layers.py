@@ -8,7 +8,7 @@ from pathlib import Path
 import anyorder
 
 ROOMS = [
-    "errors", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
+    "errors", "durable", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
     "participation", "_orders", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger",
     "_draws", "sampling", "plan", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
     "report", "run", "planner_page", "cli", "__main__",
