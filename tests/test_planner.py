@@ -12,12 +12,12 @@ import anyorder as ao
 from anyorder.errors import ArgumentError, LoaderError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.optimize import choose, fit
-from anyorder.optimize.candidates import rows_touched
-from anyorder.optimize.tree import fit_tree
+from anyorder.optimize.choose import rows_touched
 from anyorder.participation import EpochShuffle, FixedOrder, PoissonSampling
 from anyorder.plan.planner import with_budget
 from anyorder.sampling import PoissonBatchSampler
 from anyorder.strategy import BLT, Combination, Dense, Independent, Tree
+from anyorder.strategy.tree import fit_tree
 from anyorder.workload import GivenWorkload, Workload, cosine, custom, last_iterate, prefix_sum
 
 

@@ -41,7 +41,7 @@ from anyorder.formatting import rounded_up
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import checked_plan, close
 from anyorder.plan.planner import plan
-from anyorder.sensitivity.cost import check_plan, is_large
+from anyorder.strategy.cost import check_plan, is_large
 
 _KINDS: dict[str, type[Gaussian] | type[BoundedRange] | type[Sampled]] = {
     "gaussian": Gaussian, "bounded range": BoundedRange, "sampled": Sampled,

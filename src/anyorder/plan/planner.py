@@ -43,9 +43,9 @@ from anyorder.plan.compatibility import (
 )
 from anyorder.plan.mechanism import Limits, strategy_of, vectors, with_best_cycle
 from anyorder.plan.plan import Plan
-from anyorder.sensitivity import sensitivity
-from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Strategy
+from anyorder.strategy.rounding import rounding
+from anyorder.strategy.sensitivity import sensitivity
 from anyorder.workload import Workload, from_optimizer
 from anyorder.workload import check_kind as check_workload
 
