@@ -404,7 +404,7 @@ def fit(
         kind: see the table.
         workload: A.
         participation: any but PoissonSampling. For a KnownOrder whose units mix, and for EpochShuffle, the fit uses a
-            likely worst pattern; `anyorder.sensitivity` says what it is really worth.
+            likely worst pattern; `ao.sensitivity` says what it is really worth.
         objective: "mean", "max" or "last" error.
         bands, buffers, rank: the sizes that the kind needs, and no others.
         epsilon, delta: the claim, for an order that is drawn by secret coins, and for no other: the fit is of least
