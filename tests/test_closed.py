@@ -32,9 +32,10 @@ from anyorder.participation import (
 from anyorder.participation.registry import ORDERS
 from anyorder.plan.planner import plan_at_sigma
 from anyorder.release.schedules import Fixed
-from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
-from anyorder.strategy.kinds import KINDS, Structure
+from anyorder.strategy.bound import Bound
+from anyorder.strategy.registry import KINDS, Structure
+from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from anyorder.workload import GivenWorkload, Workload
 from laws.cases import PARTICIPATIONS, STRATEGIES
 

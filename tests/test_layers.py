@@ -9,7 +9,7 @@ import anyorder
 
 ROOMS = [
     "errors", "durable", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
-    "participation", "_orders", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger",
+    "participation", "_orders", "strategy", "noise", "accounting", "optimize", "ledger",
     "_draws", "sampling", "plan", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
     "report", "run", "planner_page", "cli", "__main__",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from anyorder.strategy import (
     ToeplitzBanded,
     Tree,
 )
-from anyorder.strategy.kinds import KINDS, Structure
+from anyorder.strategy.registry import KINDS, Structure
 from anyorder.workload import Workload
 
 N = 29

@@ -9,7 +9,7 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise import NoiseSource, NoiseStream, lazy
 from anyorder.noise.lazy import Jumps
 from anyorder.strategy import BLT, Tree
-from anyorder.strategy.kinds import KINDS
+from anyorder.strategy.registry import KINDS
 from noise.test_lazy import OPTIMIZERS, RATES, N, difference, differences, patterns, recorded
 
 TREES = {
