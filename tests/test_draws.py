@@ -247,7 +247,7 @@ def test_a_draw_that_was_interrupted_is_begun_anew(monkeypatch):
     """Half of its steps are no state to go on from: units would wait for a step that nobody drew."""
     rule = MinSeparationSampling(12, 3, 0.6)
     whole, draws = Draws(rule, 300, SOURCE), Draws(rule, 300, SOURCE)
-    straight, words, left = [whole.step(t).tolist() for t in range(12)], _draws._words, [4]
+    straight, words, left = [whole.step(t).tolist() for t in range(12)], _draws.words, [4]
 
     def stopped(*args):
         left[0] -= 1
@@ -256,7 +256,7 @@ def test_a_draw_that_was_interrupted_is_begun_anew(monkeypatch):
         return words(*args)
 
     draws.step(2)
-    monkeypatch.setattr(_draws, "_words", stopped)
+    monkeypatch.setattr(_draws, "words", stopped)
     with pytest.raises(KeyboardInterrupt):
         draws.step(9)
     assert draws.step(4).tolist() == straight[4]
@@ -286,10 +286,10 @@ def test_a_choice_of_one_of_b_is_made_of_whole_ranges_of_words(monkeypatch):
     """A word behind the last multiple of b is drawn again; modulo alone, the first ones would come more often."""
     last = 2**64 // 3 * 3 - 1
     words = [np.array(row, np.uint64) for row in ([last, last + 1, 5], [0, 2**64 - 1, 0], [0, 7, 0])]
-    monkeypatch.setattr(_draws, "_words", lambda source, row, size: words.pop(0))
+    monkeypatch.setattr(_draws, "words", lambda source, row, size: words.pop(0))
     assert _draws.uniform(SOURCE, 0, 3, 3).tolist() == [last % 3, 1, 2]
     assert not words
-    monkeypatch.setattr(_draws, "_words", lambda source, row, size: np.array([2**64 - 1, 0], np.uint64))
+    monkeypatch.setattr(_draws, "words", lambda source, row, size: np.array([2**64 - 1, 0], np.uint64))
     assert _draws.uniform(SOURCE, 0, 2, 4).tolist() == [3, 0]
 
 
@@ -298,8 +298,8 @@ def test_thresholds_are_rounded_down_and_nearly_always_exact():
         assert Fraction(_draws.threshold_of(q, 32), 2**32) <= Fraction(q)
         assert q < 2**-11 or Fraction(_draws.threshold_of(q, 64), 2**64) == Fraction(q)
     words = np.array([0, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
-    assert _draws._below(words, 0.5).tolist() == [True, True, False, False]
-    assert _draws._below(words, 1.0).all()
+    assert _draws.below(words, 0.5).tolist() == [True, True, False, False]
+    assert _draws.below(words, 1.0).all()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from anyorder.participation import (
     SingleEpoch,
     TruncatedPoisson,
 )
-from anyorder.participation.known import with_names, without_names
+from anyorder.participation.known_order import with_names, without_names
 from anyorder.participation.packing import packed, unpacked
 
 EXAMPLES = [

@@ -4,33 +4,22 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import frexp, inf, nextafter, sqrt
-from typing import Any, get_args
+from math import frexp, inf, nextafter
+from typing import Any
 
 from numpy.typing import ArrayLike
 
 from anyorder import accounting, checks
-from anyorder._orders import CYCLIC, order_in_words, order_word
 from anyorder.accounting.amplification.bound import calibrate_amplified, method_named
-from anyorder.accounting.amplification.claims import Method, Secret
-from anyorder.accounting.amplification.mixture import check_fits, reach
+from anyorder.accounting.amplification.methods import Method
+from anyorder.accounting.amplification.mixture import reach
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SampledOrder
 from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.accounting.selection import Selection, check_selection, for_epsilon, for_sigma, plan_curve, shared
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import (
-    BallsInBins,
-    CyclicPoisson,
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    MinSeparationSampling,
-    Participation,
-    PoissonSampling,
-    RandomAllocation,
-    SingleEpoch,
-    TruncatedPoisson,
-)
+from anyorder.participation import KnownOrder
+from anyorder.participation.registry import WORDS, order_in_words, order_word, words_with
+from anyorder.patterns import Participation, moves_others
 from anyorder.plan.compare import OrderComparison, compared
 from anyorder.plan.compatibility import (
     check_exact,
@@ -39,7 +28,6 @@ from anyorder.plan.compatibility import (
     check_secret,
     check_selected,
     checked_method,
-    moves_others,
 )
 from anyorder.plan.mechanism import Limits, strategy_of, vectors, with_best_cycle
 from anyorder.plan.plan import Plan
@@ -194,7 +182,13 @@ def plan(
         raise ArgumentError("batch_size must be given: it is the constant that gradient sums are divided by")
     on_device = check_on_device(on_device, rule)  # before a fit that may take long
     work = _workload(rule.n, workload, optimizer, scheduler, momentum, learning_rates)
-    if participation is None and loader is None and cycle is None and mechanism == "auto" and order in CYCLIC[:2]:
+    if (
+        participation is None
+        and loader is None
+        and cycle is None
+        and mechanism == "auto"
+        and WORDS[order][1].cycle_is_chosen
+    ):
         rule = with_best_cycle(rule, work, epsilon, delta, objective, max_cost)
     check_selection(selection)  # before a fit that may take long
     tree = {"estimator": estimator, "restart_every": restart_every, "completion": completion}
@@ -214,7 +208,7 @@ def plan(
     check_selected(selection, chosen, secure, on_device)
     check_secret(rule, secure, selection)
     check_neighbours(neighbours, rule, chosen)
-    if method is not None and type(rule) not in get_args(Secret):
+    if method is not None and not isinstance(rule, AmplifiedOrder):
         found = checked_method(method, rule, chosen, neighbours)  # which refuses it
     else:
         named = None if method is None else method_named(method, chosen, rule)
@@ -332,14 +326,14 @@ def _participation(
 
 def _cycle_of(mechanism: str | Strategy, cycle: int | None, order: str) -> int | None:
     """The number of bands, where no cycle is given and the order has one."""
-    if cycle is not None or order not in CYCLIC:
+    if cycle is not None or order not in words_with("cycle"):
         return cycle
     if isinstance(mechanism, Strategy):
         return reach(mechanism)
     found = re.search(r"([0-9]+) bands?", mechanism) if isinstance(mechanism, str) else None
     if found is not None:
         return int(found[1])
-    if mechanism == "auto" and order in CYCLIC[:2]:
+    if mechanism == "auto" and WORDS[order][1].cycle_is_chosen:
         return 1  # found by the claim, later
     return 1 if mechanism in ("independent", "poisson") else None
 
@@ -393,16 +387,11 @@ def _noise(
             sigma = noise_multiplier / (sens * (1 + rounding(chosen, rule)))
         return sigma, for_sigma(sigma, selection, visits)
     match rule:
-        case PoissonSampling():
-            total = accounting.calibrate_poisson(epsilon, delta, rule.sampling_probability, rule.n)
-        case CyclicPoisson():
-            steps, largest = -(-rule.n // rule.cycle), sqrt(float(chosen.column_norms_squared().max()))
-            check_fits(chosen, rule)
-            total = accounting.calibrate_poisson(epsilon, delta, rule.sampling_probability, steps)
-            total *= largest * (1 + 2.0**-47)
-        case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
+        case SampledOrder():
+            total = rule.least_noise(chosen, epsilon, delta)
+        case AmplifiedOrder():
             total = calibrate_amplified(chosen, rule, epsilon, delta, method, neighbours)
-        case SingleEpoch() | FixedOrder() | EpochShuffle() | MinSeparation() | KnownOrder():
+        case _ if not rule.secret:
             total = nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
         case _:
             raise PlanError(f"plans are not accounted for {rule.describe()}")
