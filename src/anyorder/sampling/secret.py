@@ -14,9 +14,9 @@ from anyorder.ledger import numbered
 from anyorder.noise import NoiseSource
 from anyorder.participation import Participation, PoissonSampling
 from anyorder.sampling.loader import Unit, rebuild
-from anyorder.sampling.orders import check_loader, read_order
 from anyorder.sampling.origins import Indices, Origins
 from anyorder.sampling.owners import read_owners
+from anyorder.sampling.read_loader import check_loader, read_order
 from anyorder.sampling.secret_batches import Owned, SecretBatchSampler
 
 __all__ = ["secret_loader"]
