@@ -10,7 +10,7 @@ import pytest
 import anyorder
 
 ROOMS = [
-    "errors", "_undocumented", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
+    "errors", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
     "strategy", "sensitivity", "error", "noise", "accounting", "_draws", "participation", "optimize", "ledger",
     "sampling", "plan", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
     "report", "run", "planner_page", "cli", "__main__",

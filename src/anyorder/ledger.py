@@ -539,7 +539,7 @@ class Ledger:
 
     Cost: O(m log m) for a step of m units; 8 bytes for each unit ever seen, about 200 for one with a name, and the
     history, delta-coded and compressed to about one byte for each participation of an integer. `create` and `resume`
-    keep the history in a file instead, see `ledger.disk`.
+    keep the history in a file instead, see `Disk`.
     """
 
     def __init__(self, participation: Participation) -> None:
@@ -557,7 +557,7 @@ class Ledger:
 
     @classmethod
     def create(cls, participation: Participation, path: str | Path, run: str) -> Self:
-        """An empty ledger whose history is kept in a file of its own, append-only: see `ledger.disk`.
+        """An empty ledger whose history is kept in a file of its own, append-only: see `Disk`.
 
         Args:
             path: the file, which is made; one that a run without a checkpoint left is replaced.

@@ -37,11 +37,7 @@ ROOT = Path(anyorder.__file__).parent
 FILES = sorted(file for room in HOLD_SETS for file in [*ROOT.glob(f"{room}.py"), *ROOT.glob(f"{room}/**/*.py")])
 for file in FILES:
     name = ".".join(["anyorder", *file.relative_to(ROOT).with_suffix("").parts])
-    try:
-        importlib.import_module(name.removesuffix(".__init__"))
-    except ModuleNotFoundError as missing:
-        if missing.name != "triton":  # which torch for CUDA alone brings
-            raise
+    importlib.import_module(name.removesuffix(".__init__"))
 
 
 def members(base):

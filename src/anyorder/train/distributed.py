@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from anyorder.clipping.base import Receive
+from anyorder.clipping.per_example import Receive
 from anyorder.errors import AnyorderError, TrainingError
 from anyorder.ledger import Units
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from anyorder.clipping.stand_in import stand_in
+from anyorder.clipping.mapping import reparametrized
 from anyorder.errors import TrainingError
 from anyorder.train.fsdp import WholeModel
 
@@ -51,7 +51,7 @@ class PrivateModule(nn.Module):
         if not self.training:
             self._check_shown()
             whole = self._whole.gather()
-            with stand_in(whole, {name: p.detach() for name, p in whole.named_parameters()}):
+            with reparametrized(whole, {name: p.detach() for name, p in whole.named_parameters()}):
                 outputs = whole(*args, **kwargs)
             return pytree.tree_map(_of_evaluation, outputs)
         return self._private_forward(args, kwargs)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from anyorder.clipping import make_clipping
-from anyorder.clipping.base import Receive
 from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.coupling import LossWatch
-from anyorder.clipping.units import accumulator_dtype
+from anyorder.clipping.norms import accumulator_dtype
+from anyorder.clipping.per_example import Receive
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.ledger import Units, numbered
