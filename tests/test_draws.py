@@ -5,6 +5,7 @@ from collections import Counter
 from fractions import Fraction
 from itertools import product
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -208,6 +209,25 @@ def test_poisson_coins_are_those_of_its_sampler():
     ]
     same = Draws(CyclicPoisson(4, 1, 0.2), 30, SOURCE)
     assert all(np.array_equal(same.step(t), Draws(PoissonSampling(4, 0.2), 30, SOURCE).step(t)) for t in range(4))
+
+
+class Words(NamedTuple):
+    """A source of stated words."""
+
+    given: list[int]
+
+    def derive(self, label):
+        return self
+
+    def words(self, row, start, count):
+        return np.array(self.given, np.uint32)[start : start + count]
+
+
+def test_a_unit_whose_word_is_the_threshold_stays_away():
+    """Words below q 2^32 are q 2^32 of them; with the threshold itself a coin would fall more often than q."""
+    threshold = _draws.threshold_of(0.25, 32)
+    draws = Draws(PoissonSampling(1, 0.25), 4, Words([threshold - 1, threshold, threshold + 1, 0]))
+    assert draws.step(0).tolist() == [0, 3]
 
 
 def test_a_renewed_source_moves_no_unit_where_the_rule_forbids_it():

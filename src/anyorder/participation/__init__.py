@@ -6,37 +6,9 @@ step), never the number of steps between them. An order is what people have; `an
 of sets of steps that each of them reduces to, and that all claims are proven for.
 """
 
-from anyorder.participation.balls_in_bins import BallsInBins
-from anyorder.participation.cyclic_poisson import CyclicPoisson
-from anyorder.participation.epoch_shuffle import EpochShuffle
-from anyorder.participation.fixed_order import FixedOrder
-from anyorder.participation.known_order import KnownOrder
-from anyorder.participation.min_separation import MinSeparation
-from anyorder.participation.min_separation_sampling import MinSeparationSampling
-from anyorder.participation.poisson import PoissonSampling
-from anyorder.participation.random_allocation import RandomAllocation
-from anyorder.participation.registry import covers
-from anyorder.participation.single_epoch import SingleEpoch
-from anyorder.participation.truncated_poisson import TruncatedPoisson
+from anyorder.participation import registry
+from anyorder.participation.registry import *  # noqa: F403  the orders, by its list
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated, from_dict
 
-__all__ = [
-    "BallsInBins",
-    "CyclicPoisson",
-    "EpochShuffle",
-    "FixedOrder",
-    "KnownOrder",
-    "Listed",
-    "MinSeparation",
-    "MinSeparationSampling",
-    "Participation",
-    "Pattern",
-    "PerEpoch",
-    "PoissonSampling",
-    "RandomAllocation",
-    "Separated",
-    "SingleEpoch",
-    "TruncatedPoisson",
-    "covers",
-    "from_dict",
-]
+__all__ = ["Listed", "Participation", "Pattern", "PerEpoch", "Separated", "from_dict"]
+__all__ += registry.__all__

@@ -20,6 +20,21 @@ from anyorder.participation.single_epoch import SingleEpoch
 from anyorder.participation.truncated_poisson import TruncatedPoisson
 from anyorder.patterns import Asked, LoaderFacts, Participation, Word, check_order, close
 
+__all__ = [  # what `anyorder.participation` offers
+    "BallsInBins",
+    "CyclicPoisson",
+    "EpochShuffle",
+    "FixedOrder",
+    "KnownOrder",
+    "MinSeparation",
+    "MinSeparationSampling",
+    "PoissonSampling",
+    "RandomAllocation",
+    "SingleEpoch",
+    "TruncatedPoisson",
+    "covers",
+]
+
 ORDERS: tuple[type[Participation], ...] = (
     SingleEpoch,
     EpochShuffle,
