@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 
 from anyorder import checks
 from anyorder.accounting.amplification.mixture import check_fits
+from anyorder.accounting.amplification.secret_order import SecretOrder
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose
 from anyorder.optimize.amplified import NoAmplifiedFitError
 from anyorder.optimize.candidates import MAX_COST, rows_touched
 from anyorder.optimize.cycle import best_cycle
 from anyorder.optimize.fits import fit_named
-from anyorder.participation import CyclicPoisson, PoissonSampling, TruncatedPoisson
+from anyorder.participation import PoissonSampling
 from anyorder.patterns import Participation
 from anyorder.strategy import Combination, Independent, Strategy, Tree
 from anyorder.workload import Workload
@@ -83,14 +84,13 @@ def with_best_cycle(
     max_cost: float | None,
 ) -> Participation:  # fmt: skip
     """Of cyclic and truncated sampling that were planned without groups, with as many as suit the claim."""
-    assert isinstance(rule, (CyclicPoisson, TruncatedPoisson))  # those with `cycle_is_chosen`
-    share = rule.sampling_probability
+    assert isinstance(rule, SecretOrder)  # of those with `cycle_is_chosen`
     if epsilon is None:
         raise ArgumentError(
             "epsilon must be given with order 'cyclic-poisson' and mechanism 'auto', by which the cycle is chosen; or "
             "take a mechanism with bands, such as 'banded toeplitz, 8 bands', or a cycle"
         )
-    cycle = best_cycle(work, share, epsilon, delta, objective, most=MAX_COST if max_cost is None else max_cost)
+    cycle = best_cycle(work, rule.rate, epsilon, delta, objective, most=MAX_COST if max_cost is None else max_cost)
     return rule.with_cycle(cycle)
 
 

@@ -87,6 +87,10 @@ class SecretOrder(Rule):
         """The number of units, if the order may have so many. Raises: ArgumentError."""
         return checks.integer("num_units", size, low=1)
 
+    def with_cycle(self, cycle: int) -> "SecretOrder":
+        """The same from as many groups, of one group, where `cycle_is_chosen`: as many units in a step are expected."""
+        raise PlanError(f"no groups come by turns in {self.describe()}, got cycle={cycle}")
+
     # -- which mechanisms fit ----------------------------------------------------------------------------------------
 
     @abstractmethod
