@@ -5,6 +5,8 @@ refuses, what it needs; and for a secret one its draws, the mechanisms that fit,
 of loaders, the ledger, samplers, audits, the command line and the planner page ask the order, and list these rows.
 """
 
+from typing import Literal
+
 from anyorder import checks
 from anyorder.errors import ArgumentError
 from anyorder.participation.balls_in_bins import BallsInBins
@@ -57,6 +59,12 @@ WORDS: dict[str, tuple[Word, type[Participation]]] = {
 }
 """By the words that ask for them."""
 
+OrderWord = Literal[
+    "shuffled", "fixed", "sequential", "poisson", "cyclic-poisson", "truncated-poisson", "balls-in-bins",
+    "random-allocation", "min-separation-sampling",
+]  # fmt: skip
+"""The words, for type checkers."""
+
 
 def covers(planned: Participation, actual: Participation) -> bool:
     """Whether the patterns of `actual`, within the planned steps, are known to be among those of `planned`.
@@ -80,8 +88,8 @@ def order_word(order: str) -> str:
     word = order.replace("_", "-") if isinstance(order, str) else order
     if isinstance(word, str) and (word == "any" or "," in word):
         raise ArgumentError(
-            f"order must be one order in words here, got {order!r}: several are compared by ao.plan(order=[..]), or "
-            "`anyorder plan --order any`"
+            f"order must be one order in words here, got {order!r}: several are compared by ao.compare([..], ..) "
+            "or `anyorder plan --order any`"
         )
     checks.choice("order", word, set(WORDS))
     return word

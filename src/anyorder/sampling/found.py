@@ -72,7 +72,7 @@ def planned_order(loader: DataLoader[Any], accumulate: int) -> Order:
     """The order of a checked loader, if a plan can be made of it. Raises: LoaderError."""
     order = read_order(loader, 0)
     if order.kind == "secret":
-        raise LoaderError(f"the batches are those of a plan already: {order.phrase}; plan with its participation=")
+        raise LoaderError(f"the batches are those of a plan already: {order.phrase}; give its participation as order=")
     if order.kind == "poisson" and accumulate != 1:
         raise LoaderError(f"batches of Poisson sampling are steps each: accumulate must be 1, got {accumulate}")
     check_ranks(order)
@@ -109,7 +109,7 @@ def check_known_beforehand(order: Order) -> None:
             f"the steps of units must be known beforehand, and this order is {order.phrase}"
             f"{f', dealt out to {order.ranks} ranks' if order.ranks > 1 else ''}; use batch_sampler="
             "anyorder.sampling.UnitOrderSampler(ids, batch_size), sampler=anyorder.FixedOrderSampler(data, seed) or "
-            "anyorder.sampling.EpochShuffleSampler(data, seed), or pass participation= to ao.plan (for example "
+            "anyorder.sampling.EpochShuffleSampler(data, seed), or pass order= to ao.plan (for example "
             "MinSeparation), which the ledger then enforces step by step"
         )
 

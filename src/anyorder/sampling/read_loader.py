@@ -36,9 +36,9 @@ Kind = Literal["fixed", "shuffled", "poisson", "secret", "unknown"]
 Drawn = tuple[Callable[[int], Indices], Keyed | None]
 """(epoch) -> its indices; and what has the key that they are drawn from, if there is one."""
 
-_EXPLICIT = "or pass participation= to ao.plan, which the ledger then enforces step by step"
+_EXPLICIT = "or pass order= to ao.plan, which the ledger then enforces step by step"
 _BY_UNITS = (
-    "let its batches name their units: ao.plan(participation=.., batch_size=.., unit='user') and "
+    "let its batches name their units: ao.plan(order=.., batch_size=.., unit='user') and "
     "make_private(.., unit=<where a batch keeps the ids>)"
 )
 _ANEW = "shuffled anew in each epoch"
@@ -350,7 +350,7 @@ def read_batcher(loader: DataLoader[Any], batcher: Any) -> Reading:
     if kind is SecretBatchSampler:
         if type(batcher.rule) is PoissonSampling:
             return SecretBatches(batcher)
-        told = f"the batches are those of a plan already: {batcher.phrase}; plan with its participation="
+        told = f"the batches are those of a plan already: {batcher.phrase}; give its participation as order="
         return SecretBatches(batcher, told)
     if is_of(batcher, "opacus.utils.uniform_sampler", "UniformWithReplacementSampler"):
         q, steps, total = batcher.sample_rate, len(batcher), batcher.num_samples
@@ -518,7 +518,7 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
     if isinstance(loader.dataset, IterableDataset):
         raise LoaderError(
             "the order of an IterableDataset is not known beforehand; name its units with unit= in make_private, and "
-            "pass participation= to ao.plan, which the ledger then enforces step by step"
+            "pass order= to ao.plan, which the ledger then enforces step by step"
         )
     read = read_batcher(loader, _batcher(loader))
     if isinstance(read, SecretBatches):  # whose members are known, whatever a plan says of it
