@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import anyorder as ao
 from anyorder.errors import CheckpointError, CheckpointWarning
 from anyorder.participation import PoissonSampling
+from anyorder.plan.planner import plan_at_sigma
 from anyorder.release import files
 from anyorder.strategy import BLT, BandedInverse, SquareRoot, Tree
 
@@ -204,7 +205,7 @@ def test_a_copy_is_refused_where_later_noise_is_settled_before(tmp_path):
 
 def test_a_copy_tosses_its_own_coins(tmp_path):
     """Poisson sampling: batches that another copy drew would amplify neither."""
-    plan = ao.plan(participation=PoissonSampling(12, 0.5), sigma=1.0, delta=1e-5, batch_size=32, clip_norm=1.0)
+    plan = plan_at_sigma(1.0, order=PoissonSampling(12, 0.5), delta=1e-5, batch_size=32, clip_norm=1.0)
 
     def start(folder):
         torch.manual_seed(0)
@@ -300,8 +301,6 @@ def test_the_journal_begins_with_the_run(tmp_path):
 
 def test_a_job_started_twice_is_refused_before_the_first_has_saved(tmp_path):
     first = Run(tmp_path).to(1)
-    with pytest.raises(CheckpointError, match="an engine of this process runs with this checkpoint file"):
-        Run(tmp_path)
     assert "another process runs with this checkpoint file" in in_child(lambda: Run(tmp_path))
     first.to(2)
     first.engine.save()
@@ -310,11 +309,26 @@ def test_a_job_started_twice_is_refused_before_the_first_has_saved(tmp_path):
     assert Run(tmp_path).engine.step == 2  # the run is still there
 
 
-def test_a_run_that_never_saved_leaves_the_place_to_the_next(tmp_path):
-    Run(tmp_path).to(2).engine.close()
+def test_a_job_started_twice_in_one_process_is_one_run(tmp_path):
+    """The newer one goes on from the first checkpoint, which is there before the first step."""
+    first = Run(tmp_path).to(1)
+    second = Run(tmp_path)
+    with pytest.raises(CheckpointError, match="is closed"):
+        first.to(2)
+    assert np.array_equal(second.to(1).noises[0], first.noises[0])
+
+
+def test_a_run_that_nobody_saved_goes_on_under_its_key(tmp_path):
+    first = Run(tmp_path).to(2)
+    first.engine.close()
     second = Run(tmp_path)
     assert second.engine.step == 0
-    second.to(1).engine.save()
+    assert second.to(3).engine.certificate().key_fingerprint == first.engine.certificate().key_fingerprint
+    assert all(np.array_equal(second.noises[t], first.noises[t]) for t in range(2))
+    second.engine.close()
+    (tmp_path / "run.ckpt").unlink()
+    with pytest.raises(CheckpointError, match="took steps, and whose checkpoint .* is gone"):
+        Run(tmp_path)
 
 
 def test_an_engine_that_nobody_holds_leaves_the_place_to_the_next(tmp_path):

@@ -608,7 +608,8 @@ class Jumps:
         if self.size > _MOST_STATE:
             raise PlanError(
                 f"a lazy table keeps {self.size - 1} further tables for {in_words(strategy)}, and {_MOST_STATE - 1} "
-                "are the most: choose fewer bands or buffers, as ao.plan(mechanism='blt', memory=4) does"
+                "are the most: choose fewer bands or buffers, as ao.plan(mechanism='blt', limits=ao.Limits(memory=4)) "
+                "does"
             )
         if not self.by_value and self.first_row(self.n) > MAX_ROW:
             raise PlanError(f"jumps need row ids below 2^63: n={self.n} steps with {self.width} normals are too many")
@@ -821,8 +822,8 @@ def _way(strategy: Strategy) -> tuple[bool, Callable[[Integers], Recurrence]]:
     raise PlanError(
         f"noise of {in_words(strategy)} cannot be added late: it has no recurrence of a few numbers, so that a row "
         "would need the noise of every step that it missed; Independent, BLT, RestartedBLT, Banded, ToeplitzBanded, "
-        "BandedInverse, BandedLowRank and Tree can jump. Plan with mechanism='blt' (and memory=4, say, for the most "
-        "arrays of the table's size that are kept)"
+        "BandedInverse, BandedLowRank and Tree can jump. Plan with mechanism='blt' (and limits=ao.Limits(memory=4) for "
+        "the most arrays of the table's size that are kept)"
     )
 
 

@@ -48,7 +48,8 @@ class SelectedTables:
         plan = release.plan
         if plan.selection is None:
             raise PlanError(
-                "the plan has no selection of rows: make it with ao.plan(.., selection=ao.sparse.Counts(..))"
+                "the plan has no selection of rows: make it with "
+                "ao.plan(.., mechanism=ao.mechanism(selection=ao.sparse.Counts(..)))"
             )
         self._rule, self._std, self._scale = plan.selection, plan.selection_std, plan.selection_scale
         self._shapes = [(int(rows), int(width)) for rows, width in shapes]
