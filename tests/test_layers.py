@@ -12,7 +12,7 @@ import anyorder
 ROOMS = [
     "errors", "_undocumented", "checks", "formatting", "_filters", "formats", "_library", "workload",
     "participation", "_orders", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger",
-    "_draws", "sampling", "plan", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
+    "_draws", "sampling", "plan", "release", "audit", "clipping", "sparse", "training", "federated", "online", "budget",
     "report", "run", "planner_page", "cli", "__main__",
 ]  # fmt: skip
 PURE = [*ROOMS[: ROOMS.index("plan") + 1], "audit", "budget", "report"]  # an auditor and a planner

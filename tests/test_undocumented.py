@@ -9,7 +9,7 @@ from torch import nn
 
 from anyorder._undocumented import FUNCTORCH, TRAINER, check_names
 from anyorder.errors import MissingDependencyError
-from anyorder.train import fsdp
+from anyorder.training import distributed
 
 
 def test_what_is_missing_is_named():
@@ -29,5 +29,5 @@ def test_a_sharded_module_is_known_by_its_class_not_by_a_name(monkeypatch):
         pass
 
     monkeypatch.setitem(sys.modules, "torch.distributed.fsdp", SimpleNamespace(FSDPModule=Sharded))
-    assert not fsdp._is_fsdp(FSDPModule(1, 1))
-    assert fsdp._is_fsdp(Part(1, 1))
+    assert not distributed._is_fsdp(FSDPModule(1, 1))
+    assert distributed._is_fsdp(Part(1, 1))

@@ -25,7 +25,7 @@ from anyorder.run import Setup, audit_training, folder
 from anyorder.run.audit_job import Request, run
 from anyorder.run.auditing import attack, setup_of
 from anyorder.strategy import BandedInverse
-from anyorder.train import PrivacyEngine
+from anyorder.training import PrivacyEngine
 
 KEY = bytes(range(32))
 COUNT, FEATURES = 60, 150

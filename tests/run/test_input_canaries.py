@@ -13,7 +13,7 @@ import anyorder as ao
 from anyorder.errors import ArgumentError
 from anyorder.run import audit_inputs, with_canaries
 from anyorder.run.auditing import Setup, attack
-from anyorder.train import PrivacyEngine
+from anyorder.training import PrivacyEngine
 
 SIZE = 600
 KEY = bytes(range(32))

@@ -270,7 +270,7 @@ def _of_loader(loader: Any, run: Stretch) -> Arrivals:
     from torch.utils.data import BatchSampler
 
     from anyorder.sampling import PoissonBatchSampler, UnitOrderSampler
-    from anyorder.sampling.secret_batches import SecretBatchSampler
+    from anyorder.sampling.samplers import SecretBatchSampler
 
     batcher = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     kind = type(batcher)

@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
     """
     report, options, target, *rest = arguments
     with undisturbed():  # engines are watched where they are there before the script
-        importlib.import_module("anyorder.train")
+        importlib.import_module("anyorder.training")
         if find_spec("opacus") is not None:
             importlib.import_module("opacus")
     found: dict[str, Any] = {"findings": [], "problem": None}
@@ -910,7 +910,7 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
     Of each batch it is noted whose it was, when it was handed to the loop; batches under `torch.no_grad` are not
     trained on. They are in the optimizer's next step. Loops that fetch a batch before they step with the one before are
     seen one step off. Opacus's `make_private` and `get_epsilon` are noted where opacus is imported before the block;
-    `PrivacyEngine.make_private` of this package too (import anyorder.train), whose plan then makes the claim.
+    `PrivacyEngine.make_private` of this package too (import anyorder.training), whose plan then makes the claim.
 
     Args:
         unit: where a batch keeps the ids of its units; None for examples, by their index.
@@ -964,7 +964,7 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         (DataLoader, "__iter__", begin), (_BaseDataLoaderIter, "_next_index", draw),
         (_BaseDataLoaderIter, "__next__", hand),
     ]  # fmt: skip
-    if (own := sys.modules.get("anyorder.train.engine")) is not None:
+    if (own := sys.modules.get("anyorder.training.engine")) is not None:
         hooks.append((own.PrivacyEngine, "make_private", bind))
     if (opacus := sys.modules.get("opacus.privacy_engine")) is not None:
         hooks += [(opacus.PrivacyEngine, "make_private", make), (opacus.PrivacyEngine, "get_epsilon", ask)]

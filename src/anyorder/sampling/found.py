@@ -12,8 +12,8 @@ from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, Partici
 from anyorder.sampling.loader import Unit
 from anyorder.sampling.orders import Order, check_loader, check_ranks, read_order
 from anyorder.sampling.origins import Origins
-from anyorder.sampling.owners import read_owners
-from anyorder.sampling.secret_batches import SecretBatchSampler
+from anyorder.sampling.samplers import SecretBatchSampler
+from anyorder.sampling.secret import read_owners
 
 __all__ = ["Found", "find_participation"]
 

@@ -21,8 +21,7 @@ from torch.utils.data import (
 
 from anyorder.errors import LoaderError
 from anyorder.participation import PoissonSampling
-from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
-from anyorder.sampling.secret_batches import SecretBatchSampler
+from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler, SecretBatchSampler
 from anyorder.sampling.unit_order import UnitOrderSampler
 
 __all__ = ["Order", "check_loader", "check_ranks", "is_plain", "read_order", "take_order"]
