@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.noise import GridStream, NoiseSource, NoiseStream
-from anyorder.noise.native import kernel
+from anyorder.noise.compiled import kernel
 from anyorder.strategy import BLT, BandedInverse, Independent, Strategy, ToeplitzBanded, Tree
 from anyorder.workload import prefix_sum
 from benchmarks._peers import OPAKE, interpreter

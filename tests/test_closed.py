@@ -29,7 +29,7 @@ from anyorder.participation import (
     Separated,
     SingleEpoch,
 )
-from anyorder.participation.rules import RULES
+from anyorder.participation.registry import ORDERS
 from anyorder.release.schedules import Fixed
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
@@ -40,7 +40,7 @@ from laws.cases import PARTICIPATIONS, STRATEGIES
 N = 8
 FINAL = [
     *(kind.cls for kind in KINDS),
-    *RULES,
+    *ORDERS,
     *get_args(Pattern),
     *get_args(Loss),
     *get_args(Set),

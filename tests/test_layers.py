@@ -10,7 +10,7 @@ import pytest
 import anyorder
 
 ROOMS = [
-    "errors", "_undocumented", "checks", "formatting", "_filters", "formats", "_library", "workload",
+    "errors", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
     "participation", "_orders", "strategy", "sensitivity", "error", "noise", "accounting", "optimize", "ledger",
     "_draws", "sampling", "plan", "release", "audit", "clipping", "sparse", "training", "federated", "online", "budget",
     "report", "run", "planner_page", "cli", "__main__",

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import sys
 from dataclasses import replace
 from hashlib import sha256
 from itertools import combinations
@@ -291,7 +292,7 @@ def guesses(receipt, unit, steps):
 
 def test_a_path_lets_nobody_try_what_another_unit_did(monkeypatch):
     """In a tree of two leaves under one node, where the other leaf does stand in the path."""
-    monkeypatch.setattr("anyorder.plan.receipt._slots", lambda key, count: np.arange(count))
+    monkeypatch.setattr(sys.modules["anyorder.plan.receipt"], "_slots", lambda key, count: np.arange(count))
     evidence = made(history=[[0], [1], [0], []])
     mine, other = evidence.receipts([0, 1])
     evidence.certificate.check(mine)

@@ -66,7 +66,7 @@ def test_dampening_becomes_a_matrix() -> None:
     gradients = np.random.default_rng(0).standard_normal((N, 2))
     options = {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}
     A = read(options, "step")
-    assert isinstance(A, W.Custom)
+    assert isinstance(A, W.GivenWorkload)
     np.testing.assert_allclose(A.apply(gradients), -trajectory(options, "step", gradients), rtol=1e-9)
 
 

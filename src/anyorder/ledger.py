@@ -17,8 +17,8 @@ from anyorder.checks import frozen
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.formats import inflate, spend_participations, sync_folder
 from anyorder.participation import KnownOrder, Participation
-from anyorder.participation.base import Refusals, Rule
-from anyorder.participation.rules import RULES
+from anyorder.participation.registry import ORDERS
+from anyorder.patterns import Refusals, Rule
 
 Integers = NDArray[np.int64]
 
@@ -539,11 +539,11 @@ class Ledger:
 
     Cost: O(m log m) for a step of m units; 8 bytes for each unit ever seen, about 200 for one with a name, and the
     history, delta-coded and compressed to about one byte for each participation of an integer. `create` and `resume`
-    keep the history in a file instead, see `ledger.disk`.
+    keep the history in a file instead, see `Disk`.
     """
 
     def __init__(self, participation: Participation) -> None:
-        if type(participation) not in RULES:
+        if type(participation) not in ORDERS:
             raise ArgumentError(f"participation must be one of anyorder's, got {type(participation).__name__}")
         self.participation = participation
         self._seen = UnitHistory()
@@ -557,7 +557,7 @@ class Ledger:
 
     @classmethod
     def create(cls, participation: Participation, path: str | Path, run: str) -> Self:
-        """An empty ledger whose history is kept in a file of its own, append-only: see `ledger.disk`.
+        """An empty ledger whose history is kept in a file of its own, append-only: see `Disk`.
 
         Args:
             path: the file, which is made; one that a run without a checkpoint left is replaced.
@@ -724,7 +724,7 @@ class Ledger:
             case Rule() as rule:
                 return rule.refusals(t, *self._seen.look_up(ids))
             case other:
-                raise AssertionError(f"{type(other).__name__} has no refusals, and all of RULES do")
+                raise AssertionError(f"{type(other).__name__} has no refusals, and all of ORDERS do")
 
     def digest(self) -> str:
         """The history as one hash, 64 hexadecimal digits: equal for equal histories, however the units were passed.

@@ -31,7 +31,7 @@ CASES = {
 @pytest.fixture(params=[False, True], ids=["whole", "in small blocks"])
 def blocks(request, monkeypatch):
     if request.param:
-        monkeypatch.setattr(module, "_BLOCK", 7)
+        monkeypatch.setattr(module, "_DIRECTION_BLOCK", 7)
 
 
 @pytest.mark.parametrize("canaries", CASES.values(), ids=CASES)
@@ -77,7 +77,7 @@ def test_vectors_depend_on_no_order_of_access(name):
 
 def test_blocks_change_no_vector(monkeypatch):
     before = {name: canaries.vectors() for name, canaries in CASES.items()}
-    monkeypatch.setattr(module, "_BLOCK", 5)
+    monkeypatch.setattr(module, "_DIRECTION_BLOCK", 5)
     for name, canaries in CASES.items():
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(canaries)).vectors(), before[name])
 

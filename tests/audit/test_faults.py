@@ -121,12 +121,12 @@ def test_what_is_found_does_not_hang_on_one_seed(seed):
 def everything_patched():
     from anyorder._draws import Draws
     from anyorder.ledger import Ledger
-    from anyorder.noise import noise_state
+    from anyorder.noise import program
     from anyorder.release import Release
     from anyorder.release.release import SharedNoise
     from audit import front_ends as ours
 
-    owners = (Ledger, noise_state, sys.modules["anyorder.plan"], Release, SharedNoise, Draws, ours)
+    owners = (Ledger, program, sys.modules["anyorder.plan.plan"], Release, SharedNoise, Draws, ours)
     return [dict(vars(owner)) for owner in owners]
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from anyorder.clipping import Adaptive
+from anyorder.clipping.bounded import ClippedSum, step_of
 from anyorder.clipping.clip_rules import Cut
-from anyorder.clipping.units import ClippedSum, step_of
 from anyorder.errors import ArgumentError
 
 SHAPES = {"a": (3, 5), "b": (7,)}

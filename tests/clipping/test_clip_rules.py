@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import Adaptive, Automatic, ClipRule, Flat, FunctionalClipping, GhostClipping, PerGroup, passes
+from anyorder.clipping import Adaptive, Automatic, ClipRule, Flat, FunctionalClipping, GhostClipping, PerGroup
+from anyorder.clipping import per_example as engine
 from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError
 from anyorder.release.schedules import Fixed
@@ -163,9 +164,9 @@ def test_rules_hold_for_models_that_one_pass_cannot_run(name, monkeypatch):
     _, expected = run(GhostClipping(module, rule=rule), x, y, F.cross_entropy, clip_norm=0.1)
 
     def fail(self, tensors, direct_bytes=None):
-        raise passes.Unmapped("no")
+        raise engine.Unmapped("no")
 
-    monkeypatch.setattr(passes.Pass, "outputs", fail)
+    monkeypatch.setattr(engine.Pass, "outputs", fail)
     assert_close(run(GhostClipping(module, rule=rule), x, y, F.cross_entropy, clip_norm=0.1)[1], expected, 1e-10)
 
 

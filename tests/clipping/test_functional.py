@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, functional
+from anyorder.clipping import FunctionalClipping, GhostClipping
+from anyorder.clipping import per_example as clipping_engine
 from anyorder.errors import ModelError, NonFiniteError, TrainingError
 from clipping.brute import assert_close, clipped_sum, norm, per_example, run
 
@@ -71,7 +72,7 @@ def test_the_default_chunk_bounds_memory(monkeypatch):
             return super().forward(x)
 
     module, (x, y) = Watch(4, 3).double(), batch(10)
-    monkeypatch.setattr(functional, "CHUNK_BYTES", 4 * 15 * 8)  # four examples of 15 float64 parameters
+    monkeypatch.setattr(clipping_engine, "CHUNK_BYTES", 4 * 15 * 8)  # four examples of 15 float64 parameters
     run(FunctionalClipping(module), x, y, F.cross_entropy)
     assert len(seen) == 3 + 3
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, ghost, make_clipping, passes, plain
-from anyorder.clipping.units import round_down
+from anyorder.clipping import FunctionalClipping, GhostClipping, make_clipping
+from anyorder.clipping import per_example as clipping_engine
+from anyorder.clipping.norms import round_down
 from anyorder.errors import ClippingWarning, ModelError
 from clipping.brute import assert_close, clipped_sum, norm, per_example, run
 
@@ -57,7 +58,7 @@ class Scale(nn.Module):
 
 
 def test_gradients_made_by_autograd_are_kept_within_memory(monkeypatch):
-    monkeypatch.setattr(ghost, "DIRECT_BYTES", 3 * 50 * 8)
+    monkeypatch.setattr(clipping_engine, "DIRECT_BYTES", 3 * 50 * 8)
     module, (x, _) = Scale(), batch(7)
     clipping, target = GhostClipping(module), torch.randn(7, 50, dtype=torch.float64)
     expected = clipped_sum(per_example(module, x, target, F.mse_loss), torch.arange(7), 0.01)
@@ -70,21 +71,21 @@ def test_gradients_made_by_autograd_are_kept_within_memory(monkeypatch):
 
 
 def test_a_chunk_size_is_kept(monkeypatch):
-    monkeypatch.setattr(ghost, "DIRECT_BYTES", 1)
+    monkeypatch.setattr(clipping_engine, "DIRECT_BYTES", 1)
     module, (x, _) = Scale(), batch(7)
     run(GhostClipping(module, 7), x, torch.randn(7, 50, dtype=torch.float64), F.mse_loss)
     assert module.calls == 1
 
 
 def test_a_full_memory_halves_the_batch(monkeypatch):
-    outputs = passes.Pass.outputs
+    outputs = clipping_engine.Pass.outputs
 
     def small(self, tensors, direct_bytes=None):
         if len(tensors[0]) > 2:
             raise torch.OutOfMemoryError("full")
         return outputs(self, tensors, direct_bytes)
 
-    monkeypatch.setattr(passes.Pass, "outputs", small)
+    monkeypatch.setattr(clipping_engine.Pass, "outputs", small)
     module, (x, y) = network(), batch(8)
     expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(8), 0.1)
     assert_close(run(GhostClipping(module), x, y, F.cross_entropy, clip_norm=0.1)[1], expected, 1e-10)
@@ -130,14 +131,14 @@ def test_a_batch_leaves_nothing_in_memory(backward):
 
     module, (x, y) = nn.Sequential(Watch(4, 5), nn.Tanh(), nn.LSTM(5, 3)).double(), batch()
     kept = []
-    register = passes.Pass.__init__
+    register = clipping_engine.Pass.__init__
 
     def watch(self, *args, **kwargs):
         register(self, *args, **kwargs)
         kept.append(weakref.ref(self))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes.Pass, "__init__", watch)
+        patch.setattr(clipping_engine.Pass, "__init__", watch)
         gc.collect()
         gc.disable()
         try:
@@ -200,9 +201,9 @@ def test_models_of_the_other_engine_run_by_it(monkeypatch):
     )
 
     def fail(self, tensors, direct_bytes=None):
-        raise passes.Unmapped("no")
+        raise clipping_engine.Unmapped("no")
 
-    monkeypatch.setattr(passes.Pass, "outputs", fail)
+    monkeypatch.setattr(clipping_engine.Pass, "outputs", fail)
     module, (x, y) = network(), batch()
     clipping = GhostClipping(module)
     expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(6), 0.1)
@@ -225,8 +226,8 @@ def test_a_fault_is_no_reason_for_two_passes(fault, engine):
     for module in (network(), nn.Sequential(nn.Linear(4, 3))):
         before = [name for name, _ in module.named_parameters()]
         with pytest.MonkeyPatch.context() as patch, pytest.raises(fault, match="a fault"):
-            patch.setitem(passes.RULES, F.linear, broken)
-            patch.setattr(plain.LinearMap, "apply", broken)
+            patch.setitem(clipping_engine.RULES, F.linear, broken)
+            patch.setattr(clipping_engine.LinearMap, "apply", broken)
             patch.setattr(F, "linear", broken)
             run(engine(module), torch.randn(2, 4).to(next(module.parameters())), torch.tensor([0, 1]), F.cross_entropy)
         assert [name for name, _ in module.named_parameters()] == before
@@ -238,7 +239,7 @@ def test_a_rule_that_fails_is_told_with_its_cause(monkeypatch):
     def broken(*args, **kwargs):
         raise ValueError("a fault in a rule")
 
-    monkeypatch.setitem(passes.RULES, F.linear, broken)
+    monkeypatch.setitem(clipping_engine.RULES, F.linear, broken)
     module, (x, y) = network(), batch()
     expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(6), 0.1)
     with pytest.warns(ClippingWarning, match="ValueError: a fault in a rule"):

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import GhostClipping, norms, passes
-from anyorder.clipping.uses import DirectUse, LinearUse
+from anyorder.clipping import GhostClipping, norms
+from anyorder.clipping import per_example as engine
+from anyorder.clipping.norms import DirectUse, LinearUse
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, norm, per_example, run
 from clipping.test_layers_by_loop import CASES, IMAGE, SEQUENCE, TOKENS, LowRank, inputs
 
@@ -322,7 +323,7 @@ def test_stated_norms_are_never_too_small(cancel, formula):
         a, g = (torch.randn(40, T, size, generator=generator) for size in (n, m))
         a[:, 1::2], g[:, 1::2] = a[:, ::2], -cancel * g[:, ::2]
         use = LinearUse(a, g, torch.float32)
-        settled = norms.settle([use], passes.UnitMap.of(torch.arange(40), a.device))
+        settled = norms.settle([use], engine.UnitMap.of(torch.arange(40), a.device))
         made = g.double().mT @ a.double() if settled.kept is None else settled.kept.double()
         exact = made.square().sum((1, 2))
         assert (settled.kept is not None) == (formula == "kept")
@@ -361,7 +362,7 @@ def first_use_only(uses, units):
 
 
 def per_example_norms(uses, units):
-    return norms.settle(uses, passes.UnitMap.of(torch.arange(len(units.index)), units.index.device))
+    return norms.settle(uses, engine.UnitMap.of(torch.arange(len(units.index)), units.index.device))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +372,7 @@ def per_example_norms(uses, units):
      (first_use_only, "tied", "examples")],
 )  # fmt: skip
 def test_planted_faults_are_seen(monkeypatch, fault, name, units):
-    monkeypatch.setattr(passes, "settle", lambda uses, u: fault(uses, u) if len(uses) > 1 else norms.settle(uses, u))
+    monkeypatch.setattr(engine, "settle", lambda uses, u: fault(uses, u) if len(uses) > 1 else norms.settle(uses, u))
     torch.manual_seed(3)
     make, shape = (CASES | ODD)[name]
     with pytest.raises(AssertionError):
@@ -380,9 +381,11 @@ def test_planted_faults_are_seen(monkeypatch, fault, name, units):
 
 def test_a_direct_use_beside_a_rule_is_not_missed(monkeypatch):
     """The fault: what autograd returns for a parameter that a rule has settled is dropped."""
-    settle = passes.Pass._settle
+    settle = engine.Pass._settle
     monkeypatch.setattr(
-        passes.Pass, "_settle", lambda self, name, direct: settle(self, name, None if name in self._settled else direct)
+        engine.Pass,
+        "_settle",
+        lambda self, name, direct: settle(self, name, None if name in self._settled else direct),
     )
     for name in ("used whole and in a layer", "table used whole"):
         make, shape = ODD[name]
@@ -394,7 +397,7 @@ def test_a_direct_use_beside_a_rule_is_not_missed(monkeypatch):
 def test_rules_are_taken_where_they_should_be(monkeypatch):
     """Only scales, shifts and biases have their per-example gradients made."""
     seen = []
-    monkeypatch.setattr(passes, "settle", lambda uses, units: (seen.extend(uses), norms.settle(uses, units))[1])
+    monkeypatch.setattr(engine, "settle", lambda uses, units: (seen.extend(uses), norms.settle(uses, units))[1])
     for name in ("transformer", "cnn", "lstm", "embedding", "low rank", "tied", "attention", "lstm cell"):
         torch.manual_seed(0)
         make, shape = CASES[name]
@@ -408,8 +411,8 @@ def test_rules_are_taken_where_they_should_be(monkeypatch):
 def test_scales_of_normalised_layers_have_no_copy_for_each_example_in_the_graph(monkeypatch, norm):
     """Autograd would make products and sums over positions one by one; the rule tells their gradients itself."""
     seen = []
-    finish = passes.Pass.finish
-    monkeypatch.setattr(passes.Pass, "finish", lambda self, direct: (seen.extend(direct), finish(self, direct))[1])
+    finish = engine.Pass.finish
+    monkeypatch.setattr(engine.Pass, "finish", lambda self, direct: (seen.extend(direct), finish(self, direct))[1])
     module = nn.Sequential(nn.Linear(8, 8), norm(8), nn.Tanh(), norm(8))
     x = torch.randn(4, 5, 8)
     run(GhostClipping(module), x, torch.randn(4, 5, 8), F.mse_loss)

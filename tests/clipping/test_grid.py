@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from anyorder.clipping import FunctionalClipping
-from anyorder.clipping.units import ClippedSum
+from anyorder.clipping.bounded import ClippedSum
 from clipping.brute import run
 
 GRID = 2.0**-12

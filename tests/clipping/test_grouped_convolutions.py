@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from anyorder.clipping.batch import UnitMap
-from anyorder.clipping.norms import Weights, settle
-from anyorder.clipping.uses import ConvolutionUse, Geometry
+from anyorder.clipping.norms import ConvolutionUse, Geometry, UnitMap, Weights, settle
 
 CASES = {
     "padded": (Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1), 32, 48, (16, 16)),

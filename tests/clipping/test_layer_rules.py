@@ -7,7 +7,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping import FunctionalClipping, GhostClipping, PerGroup, ghost, layer_rules, register_layer_rule
+from anyorder.clipping import FunctionalClipping, GhostClipping, PerGroup, layer_rules, register_layer_rule
+from anyorder.clipping import per_example as engine
 from anyorder.errors import ArgumentError, ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 
@@ -360,7 +361,7 @@ def test_a_layer_inside_a_layer_with_a_rule_is_part_of_it():
 
 
 def test_gradients_by_a_rule_count_towards_the_memory_of_a_chunk(monkeypatch):
-    monkeypatch.setattr(ghost, "DIRECT_BYTES", 100)  # those of three examples, two parameters of four float32
+    monkeypatch.setattr(engine, "DIRECT_BYTES", 100)  # those of three examples, two parameters of four float32
     clipping, x = GhostClipping(Scale(4)), torch.randn(B, 4)
     run(clipping, x, x, F.mse_loss)
     assert clipping.state_dict()["chunk_size"] == 3

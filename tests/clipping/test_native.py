@@ -8,9 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from anyorder.clipping import native
-from anyorder.clipping.batch import UnitMap
-from anyorder.clipping.norms import Weights, settle
-from anyorder.clipping.uses import ConvolutionUse, Geometry
+from anyorder.clipping.norms import ConvolutionUse, Geometry, UnitMap, Weights, settle
 from anyorder.errors import ClippingWarning
 
 pytestmark = pytest.mark.skipif(

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anyorder.clipping import GhostClipping, passes, plain
-from anyorder.clipping.plain import Plain
+from anyorder.clipping import GhostClipping
+from anyorder.clipping import per_example as engine
+from anyorder.clipping.per_example import Plain
 from anyorder.errors import ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 
@@ -84,7 +85,7 @@ def sums(module, x, y, monkeypatch, *, general=False, chunk_size=None, groups=No
         if general:
             patch.setattr(Plain, "of", lambda *_: None)
         else:
-            patch.delattr(passes, "for_each_example")  # which the general way calls
+            patch.delattr(engine, "for_each_example")  # which the general way calls
         return run(GhostClipping(module, chunk_size), x, y, loss, groups=groups, clip_norm=0.5)
 
 
@@ -303,9 +304,9 @@ def test_hooks_on_saved_tensors_are_not_run_on_the_batch():
     module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(6, 4)
     seen = []
     call, parameters = Plain.of(module, (x,), {}), dict(module.named_parameters())
-    job = passes.Pass(module, call, parameters, torch.arange(6), None, None, 1.0, 1.0, None)
+    job = engine.Pass(module, call, parameters, torch.arange(6), None, None, 1.0, 1.0, None)
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t.shape), t)[1], lambda t: t)
-    with hooks, pytest.raises(passes.Unmapped, match="would run or move parts"):
+    with hooks, pytest.raises(engine.Unmapped, match="would run or move parts"):
         job.outputs((x,))
     assert not seen
 
@@ -327,7 +328,7 @@ def test_what_an_earlier_batch_left_is_refused_here_too():
 
 def test_every_kind_is_tested():
     kinds = {type(part) for make, _ in CASES.values() for part in made_parts(make)}
-    assert kinds - {nn.LazyLinear} == plain._KINDS.keys()
+    assert kinds - {nn.LazyLinear} == engine._KINDS.keys()
 
 
 def made_parts(make):

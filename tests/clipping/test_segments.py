@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, segments
+from anyorder.clipping import FunctionalClipping, GhostClipping, mapping
 from anyorder.errors import ModelError
 from clipping.brute import assert_close, clipped_sum, run
 
@@ -163,7 +163,7 @@ def test_torch_keeps_its_own_checkpoints(reentrant):
 
 
 def replaced():
-    return [vars(owner).get(name) for owner, name, _ in segments._REPLACED]
+    return [vars(owner).get(name) for owner, name, _ in mapping._REPLACED]
 
 
 def test_an_error_in_a_segment_leaves_torch_as_it_was():
@@ -184,12 +184,12 @@ def test_passes_that_overlap_in_time_leave_torch_as_it_was():
     before, entered, leave = replaced(), threading.Event(), threading.Event()
 
     def other():
-        with segments.plain_segments():
+        with mapping.plain_segments():
             entered.set()
             leave.wait(10)
 
     thread = threading.Thread(target=other, daemon=True)
-    with segments.plain_segments():
+    with mapping.plain_segments():
         thread.start()
         assert entered.wait(10)
     assert own_calls() == 2

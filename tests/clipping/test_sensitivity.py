@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from anyorder.clipping import FunctionalClipping, GhostClipping
-from anyorder.clipping.units import ClippedSum
+from anyorder.clipping.bounded import ClippedSum
 from clipping.brute import clipped_sum, distance, norm, per_example, run
 
 Clipping = FunctionalClipping

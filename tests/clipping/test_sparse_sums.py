@@ -7,11 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import Adaptive, Automatic, GhostClipping, PerGroup, lookups, make_clipping
-from anyorder.clipping.batch import UnitMap
-from anyorder.clipping.norms import Weights
-from anyorder.clipping.units import round_down
-from anyorder.clipping.uses import EmbeddingUse
+from anyorder.clipping import Adaptive, Automatic, GhostClipping, PerGroup, make_clipping, norms
+from anyorder.clipping.norms import EmbeddingUse, UnitMap, Weights, round_down
 from clipping.brute import assert_close, clipped_sum, per_example, run
 
 V, D, B = 11, 3, 7
@@ -217,12 +214,12 @@ def test_rows_that_no_unit_reads_twice_are_summed_as_others_are():
     units = UnitMap.of(torch.arange(8), torch.device("cpu"))
     ids = torch.stack([torch.randperm(20, generator=torch.Generator().manual_seed(i))[:5] for i in range(8)])
     weights = Weights(torch.linspace(0.1, 1, 8), torch.linspace(0.1, 1, 8))
-    short = lookups._each_once(_use(ids), units)
+    short = norms._each_once(_use(ids), units)
     # The same uses in two parts go the other way.
     left, right = _use(ids), _use(ids)
     left.ids, left.output_gradients = left.ids[:, :2], left.output_gradients[:, :2]
     right.ids, right.output_gradients = right.ids[:, 2:], right.output_gradients[:, 2:]
-    long = lookups.settle_lookups([left, right], units)
+    long = norms.settle_lookups([left, right], units)
     assert short is not None
     torch.testing.assert_close(short.squares, long.squares, rtol=1e-12, atol=0)
     ours, theirs = short.total(weights), long.total(weights)
@@ -230,7 +227,7 @@ def test_rows_that_no_unit_reads_twice_are_summed_as_others_are():
     assert torch.equal(ours.indices(), theirs.indices())
     assert torch.equal(ours.values(), theirs.values())
     ids[3, 4] = ids[3, 0]
-    assert lookups._each_once(_use(ids), units) is None
+    assert norms._each_once(_use(ids), units) is None
 
 
 def test_factors_are_rounded_towards_zero():

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.clipping import FunctionalClipping, GhostClipping
-from anyorder.clipping.stand_in import stand_in
+from anyorder.clipping.mapping import reparametrized
 from anyorder.errors import ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 
@@ -44,7 +44,7 @@ def held(module):
 def test_everything_is_back_also_after_an_error():
     module = Again()
     before = held(module)
-    with pytest.raises(KeyError), stand_in(module, {"first.weight": torch.zeros(4, 4), "shift": torch.zeros(4)}):
+    with pytest.raises(KeyError), reparametrized(module, {"first.weight": torch.zeros(4, 4), "shift": torch.zeros(4)}):
         assert not module.last.weight.any()
         assert not module.tied.weight.any()
         assert not module.tied.shift.any()
@@ -61,7 +61,7 @@ def test_what_is_put_in_the_place_of_a_stand_in_is_refused_and_all_is_back(chang
     names = {"parameter": "weight", "buffer": "shift", "two": "bias, weight", "deleted": "bias"}
     with (
         pytest.raises(ModelError, match=f"forward gives {names.get(change, 'weight')} another"),
-        stand_in(module, tensors),
+        reparametrized(module, tensors),
     ):
         match change:
             case "parameter":

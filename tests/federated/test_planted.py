@@ -9,8 +9,8 @@ import torch
 import anyorder.federated.server as rounds
 from anyorder.audit.faults import FAULTS, patched
 from anyorder.clipping import Adaptive
+from anyorder.clipping.bounded import ClippedSum
 from anyorder.clipping.clip_rules import Cut
-from anyorder.clipping.units import ClippedSum
 from anyorder.errors import AnyorderError, ParticipationError
 from anyorder.federated import Layout, Round, Server, clip_message
 from anyorder.release.schedules import MovingNorm

@@ -13,7 +13,7 @@ import anyorder.federated.server as rounds
 from anyorder import plan as planned
 from anyorder.accounting.selection import Counts
 from anyorder.clipping import Adaptive, Flat, PerGroup
-from anyorder.clipping.units import step_of
+from anyorder.clipping.bounded import step_of
 from anyorder.errors import ArgumentError, ParticipationError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.federated import Server
 from anyorder.noise import NoiseSource

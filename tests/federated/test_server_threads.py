@@ -11,7 +11,7 @@ from torch import nn
 import anyorder.federated.server as rounds
 import anyorder.federated.server as server_file
 from anyorder.clipping import Adaptive
-from anyorder.clipping.units import ClippedSum
+from anyorder.clipping.bounded import ClippedSum
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, TrainingError
 from anyorder.federated import Server
 from anyorder.release.journal import Journal

@@ -20,7 +20,7 @@ from anyorder.participation import (
     RandomAllocation,
     TruncatedPoisson,
 )
-from anyorder.participation.rules import RULES
+from anyorder.participation.registry import ORDERS
 from laws.cases import PARTICIPATIONS, SAMPLED
 
 CASES = {**PARTICIPATIONS, **SAMPLED}
@@ -45,8 +45,8 @@ def is_let_in(rule: Participation, unit: object, steps: tuple[int, ...]) -> bool
 
 
 def test_every_rule_is_offered_under_a_name_of_its_own() -> None:
-    assert len({rule.kind for rule in RULES}) == len(RULES)
-    for rule in RULES:
+    assert len({rule.kind for rule in ORDERS}) == len(ORDERS)
+    for rule in ORDERS:
         assert getattr(participation, rule.__name__) is rule
         assert rule.__name__ in participation.__all__
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.noise import NoiseStream, native
+from anyorder.noise import NoiseStream, compiled
 from anyorder.strategy import BLT, BandedInverse, Independent, ToeplitzBanded, Tree
 from laws.cases import STRATEGIES
 from noise.test_fused import PLAIN, SOURCE, N, _reference
 
-pytestmark = pytest.mark.skipif(native.kernel() is None, reason="the compiled kernel is not there")
+pytestmark = pytest.mark.skipif(compiled.kernel() is None, reason="the compiled kernel is not there")
 
 
 STATELESS = [name for name, make in STRATEGIES.items() if make(N).state_rows == 0]

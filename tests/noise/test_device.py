@@ -1,29 +1,13 @@
 """Noise made where the gradients are: every strategy's own bits, on the CPU and, where there is one, on a GPU."""
 
-import sys
-from dataclasses import replace
-from types import ModuleType, SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
-import anyorder.noise
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.noise import (
-    NoiseSource,
-    NoiseStream,
-    torch_backend,
-)
-from anyorder.noise import (
-    torch_backend as device,
-)
-from anyorder.noise import (
-    torch_backend as execute_torch,
-)
-from anyorder.noise.host import HostNoise, Targets
-from anyorder.noise.program import Program
-from anyorder.noise.torch_backend import DeviceNoise
+from anyorder.noise import NoiseSource, NoiseStream, torch_path
+from anyorder.noise.compiled import CompiledPath, Targets
+from anyorder.noise.torch_path import TorchPath
 from anyorder.strategy import (
     BLT,
     Banded,
@@ -38,6 +22,7 @@ from anyorder.strategy import (
     ToeplitzBanded,
     Tree,
 )
+from noise.steps import Steps
 from noise.steps import steps as all_steps
 
 SOURCE = NoiseSource(bytes(range(32)), 12)
@@ -92,7 +77,7 @@ def _tensors(place, dtypes=(torch.float32,)):
 
 
 def _noise(strategy, source, place):
-    return DeviceNoise(strategy, source, np.float32(STD), SIZE, START, strategy.state_rows, place)
+    return Steps(TorchPath(source, np.float32(STD), START, SIZE, place), strategy, SIZE)
 
 
 def _add(noise, tensors, scale=1.0):
@@ -101,55 +86,6 @@ def _add(noise, tensors, scale=1.0):
 
 def _flat(tensors):
     return torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu().numpy()
-
-
-@pytest.mark.parametrize("place", DEVICES)
-@every_strategy
-def test_every_strategy_gives_its_own_bits(strategy, place):
-    exact, last = _reference(strategy, N)
-    noise = _noise(strategy, SOURCE, place)
-    for t in range(N):
-        tensors = _tensors(place)
-        before = _flat(tensors)
-        _add(noise, tensors)
-        assert _flat(tensors).tobytes() == (before + exact[t]).tobytes()
-    state = noise.state()
-    assert [vector.tobytes() for vector in state] == [vector.tobytes() for vector in last]
-
-
-@pytest.mark.parametrize("place", DEVICES)
-@every_strategy
-def test_rows_of_several_keys_give_the_bits_of_numpy(strategy, place):
-    source = SOURCE.renewed(4, b"1" * 16).renewed(6, b"2" * 16)
-    noise, state = _noise(strategy, source, place), strategy.init(SIZE)
-    for t in range(N):
-        exact, state = strategy.step(t, state, lambda row: source.of(row).normal(row, START, START + SIZE))
-        tensors = _tensors(place)
-        before = _flat(tensors)
-        _add(noise, tensors)
-        assert _flat(tensors).tobytes() == (before + exact * np.float32(STD)).tobytes()
-
-
-@pytest.mark.parametrize("place", DEVICES)
-@every_strategy
-def test_a_state_of_numpy_goes_on_and_one_of_the_device_does(strategy, place):
-    exact, _ = _reference(strategy, N)
-    for steps in (0, 1, 4):
-        _, saved = _reference(strategy, steps)
-        first = _noise(strategy, SOURCE, place)
-        first.load(steps, saved)
-        kept = first.state()
-        copies = [vector.copy() for vector in kept]
-        second = _noise(strategy, SOURCE, place)
-        second.load(steps, kept)
-        for vector in saved:
-            vector[:] = 1e9  # what is loaded is a copy
-        for noise in (first, second):
-            tensors = [torch.zeros(SIZE, device=place)]
-            _add(noise, tensors)
-            _add(noise, tensors)
-            assert np.array_equal(_flat(tensors), exact[steps] + exact[steps + 1])
-        assert all(map(np.array_equal, kept, copies))  # what is saved is a copy too
 
 
 @pytest.mark.parametrize("place", DEVICES)
@@ -236,7 +172,7 @@ def test_the_noise_handed_out_is_not_the_state():
         out = torch.zeros(SIZE)
         _add(noise, [out])
         assert np.array_equal(out.numpy(), exact[t])
-    assert np.array_equal(noise.state()[0], last[0])
+    assert np.array_equal(noise.save()[0], last[0])
 
 
 class Wide(Own):
@@ -267,13 +203,13 @@ def test_bad_tensors_change_nothing(tensors, message):
     with pytest.raises(ArgumentError, match=message):
         _add(noise, tensors)
     assert not tensors[0].any()
-    assert not any(vector.any() for vector in noise.state())
+    assert not any(vector.any() for vector in noise.save())
 
 
 def test_a_gradient_that_requires_gradients_is_written():
     parameter = torch.zeros(SIZE, requires_grad=True)
     _add(_noise(STRATEGIES[0], SOURCE, "cpu"), [parameter])
-    exact = torch_backend.normal(SOURCE, 0, START, START + SIZE, "cpu") * torch.tensor(np.float32(STD))
+    exact = torch_path.normal(SOURCE, 0, START, START + SIZE, "cpu") * torch.tensor(np.float32(STD))
     assert torch.equal(parameter.detach(), exact)
 
 
@@ -322,7 +258,7 @@ def test_a_stream_comes_back_to_the_cpu_with_its_tensors(strategy, elsewhere, mo
         out = torch.zeros(SIZE, device=elsewhere if t < 4 else "cpu")
         stream.add_to([out])
         assert np.array_equal(_flat([out]), ordinary.next())
-        assert type(stream._place) is (DeviceNoise if t < 4 else HostNoise)
+        assert type(stream._path) is (TorchPath if t < 4 else CompiledPath)
 
 
 def test_a_stream_goes_back_to_a_saved_state(elsewhere):
@@ -346,54 +282,6 @@ def test_tensors_of_two_devices_change_nothing(elsewhere):
     assert np.array_equal(_flat([zeros]), _stream(STRATEGIES[4]).next())
 
 
-PROGRAM = Program.of_row(0)
-
-
-def test_executor_without_triton(monkeypatch):
-    monkeypatch.setattr(device, "find_spec", lambda name: None)
-    out = SimpleNamespace(is_cuda=True, dtype=torch.float32)
-    assert device._executor(PROGRAM, out) is execute_torch.run
-
-
-@pytest.mark.parametrize("is_cuda", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("wanted", ["best", "reference"])
-@pytest.mark.parametrize("num_tiles", [8, 9])
-def test_executor_with_triton(monkeypatch, is_cuda, dtype, wanted, num_tiles):
-    stand_in = ModuleType("execute_triton")
-    stand_in.MOST_TILES, stand_in.run = 8, object()
-    monkeypatch.setattr(device, "find_spec", lambda name: name == "triton")
-    monkeypatch.setitem(sys.modules, "anyorder.noise.execute_triton", stand_in)
-    monkeypatch.setattr(anyorder.noise, "execute_triton", stand_in, raising=False)
-    monkeypatch.setenv("ANYORDER_KERNEL", wanted)
-    fused = is_cuda and dtype == torch.float32 and wanted == "best" and num_tiles == 8
-    found = device._executor(replace(PROGRAM, num_tiles=num_tiles), SimpleNamespace(is_cuda=is_cuda, dtype=dtype))
-    assert found is (stand_in.run if fused else execute_torch.run)
-
-
-def test_tensors_of_two_executors_are_one_step(monkeypatch):
-    """Each tensor's own: float64 goes to torch's operations, the others to the fused kernel."""
-    taken = []
-
-    def fused(program, source, arrays, start, outs, *rest):
-        taken.append(len(outs))
-        execute_torch.run(program, source, arrays, start, outs, *rest)
-
-    choose = device._executor
-    monkeypatch.setattr(device, "_executor", lambda p, out: choose(p, out) if out.dtype == torch.float64 else fused)
-    exact, last = _reference(STRATEGIES[4], 3)
-    noise = _noise(STRATEGIES[4], SOURCE, "cpu")
-    for t in range(3):
-        tensors = [torch.zeros(k, dtype=kind) for k, kind in TYPES]
-        _add(noise, tensors)
-        assert np.array_equal(_flat([tensor.double() for tensor in tensors]), exact[t].astype(np.float64))
-    assert taken == [2, 1] * 3
-    assert [vector.tobytes() for vector in noise.state()] == [vector.tobytes() for vector in last]
-
-
-TYPES = ((100, torch.float32), (3, torch.float32), (500, torch.float64), (SIZE - 603, torch.float32))
-
-
 @every_strategy
 def test_the_default_type_does_not_matter(strategy):
     exact, _ = _reference(strategy, 4)
@@ -409,12 +297,12 @@ def test_the_default_type_does_not_matter(strategy):
 @every_strategy
 def test_memory_holds_rows_on_a_device_too(strategy):
     exact, _ = _reference(strategy, N)
-    noise = DeviceNoise(strategy, SOURCE, np.float32(STD), SIZE, START, strategy.state_rows + 3, "cpu")
+    noise = Steps(TorchPath(SOURCE, np.float32(STD), START, SIZE, "cpu"), strategy, SIZE, strategy.state_rows + 3)
     kept = 0
     for t in range(N):
         assert noise.next().tobytes() == exact[t].tobytes()
-        assert len(noise.held.state) + len(noise.held.rows) + len(noise.held.free) <= strategy.state_rows + 3
-        kept += len(noise.held.rows)
+        assert len(noise.state.arrays) + len(noise.state.rows) + len(noise.state.free) <= strategy.state_rows + 3
+        kept += len(noise.state.rows)
     assert kept or not isinstance(strategy, Dense | BandedInverse)
 
 
@@ -422,7 +310,7 @@ def test_memory_holds_rows_on_a_device_too(strategy):
 def test_a_step_broken_off_on_a_device_is_not_gone_on_from(fails, monkeypatch, elsewhere):
     stream = _stream(STRATEGIES[4])
     with monkeypatch.context() as patch:
-        patch.setattr(torch_backend, fails, lambda *_, **__: (_ for _ in ()).throw(MemoryError))
+        patch.setattr(torch_path, fails, lambda *_, **__: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
             stream.add_to([torch.zeros(SIZE, device=elsewhere)])
     with pytest.raises(TrainingError, match="broken off half way"):
@@ -436,7 +324,7 @@ def test_the_state_follows_the_tensors(strategy, elsewhere):
         out.zero_()
         stream.add_to([out])
         assert np.array_equal(_flat([out]), ordinary.next())
-        stream._place.device = torch.device("meta")  # as if the state were on another device than the next tensors
+        stream._path.device = torch.device("meta")  # as if the state were on another device than the next tensors
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.noise import NoiseSource, NoiseStream, native
+from anyorder.noise import NoiseSource, NoiseStream, compiled
 from anyorder.noise import stream as stream_module
 from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Tree
 from anyorder.workload import prefix_sum
@@ -16,7 +16,7 @@ from laws.cases import STRATEGIES
 from noise.made_up import MadeUp
 from noise.steps import steps
 
-pytestmark = pytest.mark.skipif(native.kernel() is None, reason="the compiled kernel is not there")
+pytestmark = pytest.mark.skipif(compiled.kernel() is None, reason="the compiled kernel is not there")
 
 KEY = bytes(range(32))
 SOURCE = NoiseSource(KEY)
@@ -42,7 +42,7 @@ def test_fused_steps_are_the_strategys_own(name):
                 assert stream.next().tobytes() == expected[t].tobytes(), (t, memory)
 
 
-@pytest.mark.parametrize("path", native.PATHS)
+@pytest.mark.parametrize("path", compiled.PATHS)
 @pytest.mark.parametrize("name", ["blt", "tree full", "banded", "low rank", "dense"])
 def test_on_every_instruction_set(name, path):
     try:
@@ -59,14 +59,14 @@ def test_on_every_instruction_set(name, path):
 def test_any_number_of_threads(name, monkeypatch):
     strategy, size = STRATEGIES[name](3), 150_000
     expected = [NoiseStream(strategy, SOURCE, 0.5, size) for _ in range(2)]
-    monkeypatch.setattr(native, "_threads", lambda: 4)
+    monkeypatch.setattr(compiled, "_threads", lambda: 4)
     parallel = NoiseStream(strategy, SOURCE, 0.5, size)
     for _ in range(3):
-        monkeypatch.setattr(native, "_threads", lambda: 1)
+        monkeypatch.setattr(compiled, "_threads", lambda: 1)
         one = expected[0].next()
-        monkeypatch.setattr(native, "_threads", lambda: 4)
+        monkeypatch.setattr(compiled, "_threads", lambda: 4)
         assert parallel.next().tobytes() == one.tobytes()
-        monkeypatch.setattr(native, "parallel", lambda: None)  # threads of its own in place of torch's
+        monkeypatch.setattr(compiled, "parallel", lambda: None)  # threads of its own in place of torch's
         assert expected[1].next().tobytes() == one.tobytes()
         monkeypatch.undo()
 
@@ -91,7 +91,7 @@ def _numbers(x):
     return (x.double().numpy() if isinstance(x, torch.Tensor) else x.astype(np.float64)).copy()
 
 
-@pytest.mark.parametrize("path", [*native.PATHS, "reference"])
+@pytest.mark.parametrize("path", [*compiled.PATHS, "reference"])
 @pytest.mark.parametrize("scale", [1.0, 1 / 7])
 def test_added_to_many_tensors_of_any_type(path, scale):
     try:
@@ -121,7 +121,7 @@ def test_added_to_many_tensors_of_any_type(path, scale):
                 np.testing.assert_array_equal(wide.astype(old.dtype), new)
 
 
-@pytest.mark.parametrize("path", native.PATHS)
+@pytest.mark.parametrize("path", compiled.PATHS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_rounds_as_torch_does(path, dtype):
     """Every bit pattern, infinities and subnormal numbers among them, plus noise that leaves some as they are."""
@@ -183,7 +183,7 @@ def test_a_step_broken_off_is_not_gone_on_from(monkeypatch):
     stream.next()
     saved = stream.state_dict()
     with monkeypatch.context() as patch:
-        patch.setattr(native.Kernel, "run", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(compiled.Kernel, "run", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             stream.next()
     for use in (stream.next, stream.state_dict, lambda: stream.add_to([torch.zeros(100)])):
@@ -197,7 +197,7 @@ def test_a_step_broken_off_is_not_gone_on_from(monkeypatch):
 def test_no_memory_for_tiles_leaves_the_stream_as_it_was(monkeypatch):
     stream = NoiseStream(BLT([0.9], [0.2], 5), SOURCE, 1.0, 100)
     with monkeypatch.context() as patch:
-        patch.setattr(native.Kernel, "run", lambda *_, **__: (_ for _ in ()).throw(MemoryError))
+        patch.setattr(compiled.Kernel, "run", lambda *_, **__: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
             stream.next()
     assert stream.next().tobytes() == _reference(BLT([0.9], [0.2], 5), 100, std=1.0)[0].tobytes()
@@ -241,10 +241,10 @@ def test_memory_holds_rows_of_z_and_no_more(memory, arrays):
     stream = NoiseStream(strategy, SOURCE, 1.5, 1024, memory=memory)
     for expected in _reference(strategy, 1024):
         assert stream.next().tobytes() == expected.tobytes()
-        assert len(stream._place.held.rows) + len(stream._place.held.free) <= arrays
-        assert memory != "1GB" or len(stream._place.held.rows) == min(stream.t, 7, 39 if stream.t < 40 else 0)
+        assert len(stream._state.rows) + len(stream._state.free) <= arrays
+        assert memory != "1GB" or len(stream._state.rows) == min(stream.t, 7, 39 if stream.t < 40 else 0)
     if arrays in (4, 5):
-        assert len(stream._place.held.rows) + len(stream._place.held.free) == arrays
+        assert len(stream._state.rows) + len(stream._state.free) == arrays
 
 
 @pytest.mark.parametrize("memory", ["4 gallons", "GB", "-1GB", -1, 1.5, "nanGB"])
@@ -275,7 +275,7 @@ def test_nothing_of_the_size_of_the_gradient_is_made(strategy):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < size // 4  # a sixteenth of the gradient
-    assert not stream._place.held.state
+    assert not stream._state.arrays
 
 
 @every_strategy
@@ -285,8 +285,8 @@ def test_state_is_written_in_place(name):
     stream = NoiseStream(strategy, SOURCE, 1.0, 5000)
     for _ in range(N):
         stream.next()
-        held = stream._place.held
-        assert len(held.state) + len(held.rows) + len(held.free) <= max(strategy.state_rows, len(held.state))
+        state = stream._state
+        assert len(state.arrays) + len(state.rows) + len(state.free) <= max(strategy.state_rows, len(state.arrays))
 
 
 class _AnySteps(MadeUp):
@@ -352,7 +352,7 @@ class _Odd(MadeUp):
 
 @pytest.mark.parametrize("source", [SOURCE, PLAIN], ids=["kernel", "numpy"])
 def test_a_step_that_cannot_be_followed_is_refused_before_anything_is_done(source):
-    """No executor would make its noise. No strategy of the package is such a one: the laws run all their steps."""
+    """No path would make its noise. No strategy of the package is such a one: the laws run all their steps."""
     stream, gradient = NoiseStream(_Odd(4), source, 1.5, 300), torch.ones(300)
     for use in (stream.next, lambda: stream.add_to([gradient])):
         with pytest.raises(ArgumentError, match="step 0 of _Odd cannot be made a program"):

@@ -5,9 +5,9 @@ import pytest
 
 from anyorder._library import PATHS
 from anyorder.errors import ArgumentError
-from anyorder.noise import NoiseSource, native
+from anyorder.noise import NoiseSource, compiled
+from anyorder.noise.compiled import kernel
 from anyorder.noise.lazy import Jump, Jumps, carried, carry
-from anyorder.noise.native import kernel
 from anyorder.strategy import BLT, Independent, ToeplitzBanded, Tree
 
 KEY = bytes(range(32))
@@ -86,7 +86,7 @@ def test_zeros_are_left_out_and_numbers_that_are_none_stay_where_they_are(name):
 @pytest.mark.parametrize("name", KERNELS)
 def test_threads_change_nothing_and_rare_radii_are_there(name, monkeypatch):
     """Enough normals that some need further bits."""
-    monkeypatch.setattr(native, "_threads", lambda: 3)
+    monkeypatch.setattr(compiled, "_threads", lambda: 3)
     jump = jumps_of("blt").over(np.arange(600) % 50, 50)
     check(name, jump, 300, "f4", rows=700)
 

@@ -138,8 +138,8 @@ def test_prefixes_that_were_forgotten_are_the_same_again(estimator, rates, monke
     tree = Tree(N, estimator=estimator)
     kept, forgetful = (recorded(Jumps(tree, by_value=True), *RATES[rates]) for _ in range(2))
     for stop in (N // 2, 7, N, N // 2):
-        monkeypatch.setattr(lazy, "_MOST", 1 << 21)
+        monkeypatch.setattr(lazy, "_MOST_PREFIXES", 1 << 21)
         expected = kept.over(np.arange(stop), stop)
-        monkeypatch.setattr(lazy, "_MOST", 5)
+        monkeypatch.setattr(lazy, "_MOST_PREFIXES", 5)
         for made, right in zip(forgetful.over(np.arange(stop), stop), expected, strict=True):
             assert made.tobytes() == right.tobytes()

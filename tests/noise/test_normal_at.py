@@ -6,7 +6,7 @@ import pytest
 from anyorder._library import PATHS
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
-from anyorder.noise.native import kernel
+from anyorder.noise.compiled import kernel
 
 KEY = bytes(range(32))
 KERNELS = ["reference", *(PATHS[: PATHS.index(kernel().name) + 1] if kernel() else ())]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.noise import NoiseSource
+from anyorder.noise import NoiseSource, transform
 from noise import oracle
 
 KEY = bytes(range(32))
@@ -32,7 +32,7 @@ def test_raw_words_are_those_of_the_layout():
 
 def test_rare_radii_take_their_bits_from_the_extension_block():
     made = SOURCE.normal(3, 0, 2**20)
-    blocks = SOURCE._blocks(3, np.arange(2**16, dtype=np.uint64))  # the oracle is slow: only where it matters
+    blocks = transform.blocks(SOURCE.key_words, np.arange(2**16, dtype=np.uint64), 3, 8)  # the oracle is slow
     positions, hit = np.nonzero(blocks[:8] < 2**16)
     assert len(hit) >= 4
     for j, block in zip(positions, hit, strict=True):
@@ -44,7 +44,7 @@ def test_extension_reaches_beyond_6_sigma(monkeypatch):
     """A keystream that is zero in one radius word: what the extension says decides, up to 11.5 sigma."""
     asked = []
 
-    def planted(self, row, counters):
+    def planted(key, counters, row, rounds):
         words = np.full((16, len(counters)), 2**31, np.uint32)
         words[8:] = 0  # angle 0: the normal is the radius
         if (counters >= 2**63).any():
@@ -54,7 +54,7 @@ def test_extension_reaches_beyond_6_sigma(monkeypatch):
             words[3, counters == 70_001] = 0
         return words
 
-    monkeypatch.setattr(NoiseSource, "_blocks", planted)
+    monkeypatch.setattr(transform, "blocks", planted)
     made = NoiseSource(KEY, kernel="reference").normal(4, 0, 16 * 80_000)
     assert asked == [(4, [2**63 + 70_001])]
     u = (2**20 + 5 / 2**32) / 2**64

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError, CheckpointError, StepsExhaustedError, TrainingError
-from anyorder.noise import NoiseSource, NoiseStream, host
-from anyorder.noise.host import Targets
+from anyorder.noise import NoiseSource, NoiseStream, compiled
+from anyorder.noise.compiled import Targets
 from anyorder.strategy import BLT, Independent
 from anyorder.strategy.base import Combination, Strategy, Terms
 from noise.whitening import KEY, assert_white
@@ -120,12 +120,12 @@ def test_a_step_that_fails_changes_nothing(monkeypatch):
 def test_a_step_that_fails_in_its_last_piece_changes_nothing(monkeypatch):
     """By NumPy coordinates are made in pieces, of which the first have been made by then."""
     plain, normal = NoiseSource(KEY, kernel="reference"), NoiseSource.normal
-    size = host._PIECE + 10
+    size = compiled._PIECE + 10
     stream, other = (NoiseStream(BLT([0.9, 0.5], [0.1, 0.2], 4), plain, 1.0, size) for _ in range(2))
     assert stream.next().tobytes() == other.next().tobytes()
 
     def fails_late(self, row, start, stop):
-        return 1 / 0 if start >= host._PIECE else normal(self, row, start, stop)
+        return 1 / 0 if start >= compiled._PIECE else normal(self, row, start, stop)
 
     with monkeypatch.context() as patch:
         patch.setattr(NoiseSource, "normal", fails_late)

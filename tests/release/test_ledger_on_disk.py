@@ -152,7 +152,7 @@ def test_a_step_for_which_the_record_has_no_room_used_no_noise(rows, tmp_path, m
 PROGRAM = """
     import os, signal, sys
     sys.path.insert(0, {tests!r})
-    from anyorder.ledger.disk import Disk
+    from anyorder.ledger import Disk
     from anyorder.release import files
     from release.test_ledger_on_disk import begun, total, who
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 import processes
-from anyorder.clipping.passes import Pass, Unmapped
+from anyorder.clipping.per_example import Pass, Unmapped
 from anyorder.errors import CheckpointError, OptimizerWarning, TrainingError
 from anyorder.strategy import Tree
 

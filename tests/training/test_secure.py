@@ -223,7 +223,7 @@ def test_a_certificate_is_verified_with_its_grid(tmp_path):
     del found["sha256"]
     for grid in (0.3, "fine", 2.0**-60):
         found["plan"]["grid"] = grid
-        ao._sealed.save_json(path, found)
+        ao.formats.save_json(path, found)
         with pytest.raises(CertificateError, match="grid"):
             ao.verify(path)
 

@@ -50,12 +50,12 @@ from anyorder.participation import (
     KnownOrder,
     MinSeparation,
     MinSeparationSampling,
-    Participation,
     PoissonSampling,
     RandomAllocation,
     SingleEpoch,
     TruncatedPoisson,
 )
+from anyorder.patterns import Participation
 from anyorder.strategy import Strategy
 
 _SHARE = 0.1

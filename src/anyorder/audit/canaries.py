@@ -15,7 +15,7 @@ from anyorder.checks import SetOnce, final, frozen
 from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.participation import Participation
-from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
+from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.strategy import Strategy
 from anyorder.strategy.base import Combination
 from anyorder.strategy.dense import Dense

@@ -1,23 +1,11 @@
-"""Runs a script, or a function, as Python would, and writes down what was seen.
-
-    python -m anyorder.audit.loader_check REPORT '{"delta": 1e-5}' SCRIPT.py [ARGUMENTS]
-    python -m anyorder.audit.loader_check REPORT '{"epochs": 3}' module:function
-
-A process of its own, which ends with the script's exit code; `anyorder check` reads the report. A function that returns
-a loader has that loader checked; one that returns nothing is a training, and is watched.
-"""
+"""What an accountant says of a run, compared with what its order allows: `ao.check`, and `watch` for whole scripts."""
 
 import copy
-import importlib
-import json
 import math
-import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -39,70 +27,13 @@ from anyorder.audit.observations import (
     Visits,
     epsilon_at_least,
     epsilon_of,
-    undisturbed,
 )
 from anyorder.checks import final
-from anyorder.errors import AnyorderError, ArgumentError
+from anyorder.errors import ArgumentError
 from anyorder.formatting import counted, rounded_up
 from anyorder.participation import Participation
 from anyorder.plan.plan import CANDIDATE, Plan
 from anyorder.plan.planner import plan
-
-
-def main(arguments: list[str]) -> None:
-    """Run, and write the report whatever happens to the script.
-
-    Args:
-        arguments: the report's path, options in JSON, what to run, and its arguments.
-    """
-    report, options, target, *rest = arguments
-    with undisturbed():  # engines are watched where they are there before the script
-        importlib.import_module("anyorder.training")
-        if find_spec("opacus") is not None:
-            importlib.import_module("opacus")
-    found: dict[str, Any] = {"findings": [], "problem": None}
-    given = json.loads(options)
-    sys.argv = [target, *rest]
-    try:
-        with watch(unit=given.pop("unit", None)) as seen:
-            try:
-                result = _run(target)
-            finally:
-                choice = {name: given[name] for name in ("delta", "noise_multiplier", "accountant") if name in given}
-                found["findings"] = [_runner_told(one) for one in seen.findings(**choice)]
-        if result is not None:
-            found["findings"] = [_runner_told(check(result, **{"delta": 1e-5, "noise_multiplier": 1.0, **given}))]
-    except AnyorderError as problem:
-        found["problem"] = str(problem)
-    finally:
-        Path(report).write_text(json.dumps(found, allow_nan=False))
-
-
-def _run(target: str) -> Any:
-    """What a script or function returns; None for a script."""
-    if ":" not in target:
-        sys.path[0] = str(Path(target).resolve().parent)
-        runpy.run_path(str(Path(target).resolve()), run_name="__main__")
-        return None
-    sys.path[0] = str(Path.cwd())
-    module, _, name = target.partition(":")
-    function = getattr(importlib.import_module(module), name, None)
-    if not callable(function):
-        raise ArgumentError(f"the target must be SCRIPT.py or module:function, got {target!r}, which is no function")
-    return function()
-
-
-def _runner_told(one: Any) -> dict[str, Any]:
-    return {**one.to_dict(), "facts": one.facts()}
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
-
-# ----------------------------------------------------------------------------------------------------
-# What an accountant says of a run, beside what its order allows: `ao.check`.
-
 
 _ACCOUNTANTS = ("prv", "rdp")
 _LOUDEST = 1e4  # noise multiplier that is looked up to

@@ -19,7 +19,7 @@ from anyorder.cli.reporting import report
 from anyorder.cli.training import train
 from anyorder.cli.tuning import tune
 from anyorder.cli.verification import verify
-from anyorder.noise.native import describe as noise_kernel
+from anyorder.noise.compiled import describe as noise_kernel
 
 __all__ = ["app", "run"]
 

@@ -2,24 +2,18 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
-from anyorder._undocumented import FUNCTORCH, check_names
 from anyorder.clipping import native
-from anyorder.clipping.base import PerUnitClipping, Table, count_of
 from anyorder.clipping.bounded import bounded_sum
 from anyorder.clipping.clip_rules import Automatic, ClipRule, Flat, PerGroup, Rule
-from anyorder.clipping.convert import convert
-from anyorder.clipping.functional import FunctionalClipping
-from anyorder.clipping.ghost import GhostClipping
+from anyorder.clipping.coupling import ExampleLoss
 from anyorder.clipping.layer_rules import register_layer_rule
-from anyorder.clipping.loss import ExampleLoss
-from anyorder.clipping.validate import Finding, check_model
+from anyorder.clipping.norms import Table, count_of
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping, PerUnitClipping
+from anyorder.clipping.validate import Finding, check_model, convert
 from anyorder.errors import ModelError
 from anyorder.release.schedules import Adaptive
-
-check_names(torch._C._functorch, FUNCTORCH, torch)
 
 __all__ = [
     "Adaptive",

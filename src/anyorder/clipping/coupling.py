@@ -1,27 +1,292 @@
-"""Losses that couple examples: watched in the first batch, from the model's outputs to `backward`.
+"""What lets one example of a batch reach the gradients of another, or of a later batch: refused here.
 
-Clipping bounds what a unit adds to the sum if each example's loss depends on that example alone. The loss is computed
-in the caller's own code, between `model(x)` and `loss.backward()`. So the outputs of the first batch are tensors that
-write down what is done with them. At `backward` the same functions run again on made-up outputs, of which one example's
-are then changed: where the gradients of others move, the loss is refused. Couplings that run through targets, weights
-and masks are seen in the functions that make them. What decides is the code of the loss, not the data.
+Clipping bounds what a unit adds to the sum if each example's loss depends on that example alone, and on nothing of an
+earlier batch.
+
+- What a model keeps of one batch for the next, wherever it keeps it: a list, a closure, a global (`one_pass`). Tensors
+  of a pass are those of `torch.func` (their data are all examples', and can be read inside alone), so that what is left
+  of them when the next pass begins was kept by the model.
+- A loss that joins examples (`LossWatch`). It is computed in the caller's own code, between `model(x)` and
+  `loss.backward()`. So the outputs of the first batch are tensors that write down what is done with them. At `backward`
+  the same functions run again on made-up outputs, of which one example's are then changed: where the gradients of
+  others move, the loss is refused. Couplings that run through targets, weights and masks are seen in the functions that
+  make them. What decides is the code of the loss, not the data.
+- A loss that cannot join them, being given one example at a time: `ExampleLoss`.
 """
 
 import copy
+import functools
+import gc
+import inspect
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
-from torch.utils import _pytree as pytree
+from torch.func import vmap
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from anyorder.clipping.loss_calls import CURE, checked
+from anyorder import checks
+from anyorder.clipping import torch_private as private
+from anyorder.clipping.torch_private import pytree
 from anyorder.errors import ModelError
 
-__all__ = ["LossWatch", "unwatched"]
+# -- what a model keeps of a batch -----------------------------------------------------------------------------------
+
+Made = list["weakref.ref[Tensor]"]
+"""What functions made in a private model's pass, or in its last one; one list for each private model. Written to in
+place: a call of Python's own for each function would cost time, and be compiled where the model is."""
+
+
+def note(made: Made, *tensors: Tensor) -> None:
+    """Remember tensors that no function of torch made."""
+    made.extend(map(weakref.ref, tensors))
+
+
+class Witness(TorchFunctionMode):
+    """Notes what every function makes."""
+
+    def __init__(self, made: Made) -> None:
+        super().__init__()
+        self._made = made
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for made in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(made, Tensor):
+                self._made.append(weakref.ref(made))
+        return result
+
+
+@contextmanager
+def one_pass(made: Made) -> Iterator[None]:
+    """One run of a model on a batch, or on some of its examples.
+
+    Args:
+        made: what was made in the model's last run; what is made in this one goes there.
+    Raises: ModelError if anything of an earlier one is still there.
+    """
+    if _left(made):
+        gc.collect()  # what only a cycle holds, nobody can read
+    made[:] = [one for one in _left(made) if _holders(one) > 0]
+    if made:
+        raise ModelError(
+            "the model keeps tensors of an earlier batch, in a list, a closure or a global perhaps: a later batch "
+            "would depend on those examples. Return them from forward, and keep nothing of a batch in training"
+        )
+    # What compiled parts would be compiled to is not used, and the compiler keeps tensors.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    try:
+        with eager:
+            yield
+    except BaseException:
+        made.clear()  # the error's own frames hold them
+        raise
+
+
+def _left(made: Made) -> Made:
+    return [one for one in made if (tensor := one()) is not None and private.is_of_batch(tensor)]
+
+
+def _holders(made: "weakref.ref[Tensor]") -> int:
+    """How often Python holds a tensor: torch's own graphs may too, where an operation in place made a cycle of them.
+
+    By the count of references. To look for the holders (`gc.get_referrers`) hands out what other threads are making.
+    """
+    return _references(made) - _of_nobody()
+
+
+def _references(made: "weakref.ref[Tensor]") -> int:
+    tensor = made()
+    if tensor is None:
+        return 0
+    private.held_by_python(tensor)
+    by_torch = _torch_adds_one() and (private.use_count(tensor) or 0) > 1
+    return sys.getrefcount(tensor) - by_torch
+
+
+@functools.cache
+def _torch_adds_one() -> bool:
+    """Whether torch, where a graph holds a tensor, has a reference beside those of Python, as from 2.10 on."""
+    with torch.inference_mode(False), torch.enable_grad():
+        tensor, factor = torch.zeros(()), torch.zeros((), requires_grad=True)
+        before = sys.getrefcount(tensor)
+        product = factor * tensor
+        return sys.getrefcount(tensor) > before and product.requires_grad and private.use_count(tensor) is not None
+
+
+@functools.cache
+def _of_nobody() -> int:
+    """The references that `_references` makes while it counts: Python's releases differ in that."""
+    held = [torch.zeros(())]
+    return _references(weakref.ref(held[0])) - len(held)
+
+
+SETTING = (type(None), bool, int, float, str)
+_PLAIN = frozenset(SETTING)
+_CONTAINERS = frozenset({tuple, list, set, dict, OrderedDict})
+
+
+def check_argument(argument: Any, of: str = "the model") -> None:
+    """A setting stands alone; a container holds tensors. A list of lengths would tell one example of the others."""
+    if isinstance(argument, (Tensor, *SETTING)):
+        return
+    leaves = pytree.tree_leaves(argument)
+    strange = next((leaf for leaf in leaves if leaf is not None and not isinstance(leaf, Tensor)), None)
+    if strange is not None:
+        raise ModelError(
+            f"the arguments of {of} must be tensors (or containers of tensors) that can be split by example, and "
+            f"settings None, bool, int, float, str outside containers; got a {type(strange).__name__}"
+            f"{'' if strange is argument else f' inside a {type(argument).__name__}'}: make it a tensor with one row "
+            "for each example"
+        )
+
+
+def check_nothing_kept(module: nn.Module, of: str = "the model") -> None:
+    """Refuse a module that keeps tensors of this batch: in the next, they would let its units move other units."""
+    for name, part in module.named_modules():
+        for attribute, value in vars(part).items():
+            kind = type(value)
+            if kind in _PLAIN or (kind in _CONTAINERS and not value) or attribute == "_modules":
+                continue  # most attributes, and the modules, whose turn comes
+            if _is_of_batch(value):
+                raise ModelError(
+                    f"{name or f'{of} itself'} ({type(part).__name__}) keeps a tensor of the batch in its "
+                    f"attribute {attribute!r}: a later batch would depend on these examples. Return it from forward, "
+                    "or do not store it in training"
+                )
+
+
+def _is_of_batch(value: Any) -> bool:
+    """Whether a value is, or holds, a tensor that was mapped."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return False
+    if isinstance(value, Tensor):
+        return private.is_of_batch(value)
+    if kind in _CONTAINERS:
+        return any(map(_is_of_batch, value.values() if isinstance(value, dict) else value))
+    leaves = pytree.tree_leaves(value)
+    return any(isinstance(x, Tensor) and private.is_of_batch(x) for x in leaves)
+
+
+# -- calls in which a loss is seen to join examples ------------------------------------------------------------------
+
+_UNUSED_LABEL = -100  # torch's default for `ignore_index`
+_BY_LABELS = (F.cross_entropy, F.nll_loss)
+_BY_WEIGHTS = tuple(f for f in (F.mse_loss, F.l1_loss, F.huber_loss) if "weight" in inspect.signature(f).parameters)
+_MEANS = (torch.mean, Tensor.mean, torch.nanmean, Tensor.nanmean)
+_ELEMENTWISE = {
+    "sub", "__rsub__", "sub_", "add", "add_", "mul", "mul_", "div", "div_", "true_divide", "__rdiv__", "pow",
+    "__rpow__", "max", "min", "maximum", "minimum", "where", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+    "poisson_nll_loss", "soft_margin_loss", "kl_div",
+}  # fmt: skip
+_DIVISIONS = (
+    torch.div, torch.true_divide, Tensor.div, Tensor.div_, Tensor.true_divide, Tensor.true_divide_,
+    Tensor.__truediv__, Tensor.__itruediv__,
+)  # fmt: skip
+_CURE = (
+    "take the loss of each example (reduction='none') and the mean over all examples, or give the criterion one "
+    "example at a time with anyorder.clipping.ExampleLoss"
+)
+
+
+def _checked_call(
+    func: Any, args: Any, kwargs: Any, *, size: int, masked: bool, watched: type[Tensor]
+) -> Callable[..., Any]:
+    """What to call: the function, or in the place of a mean over labels that may not count, one over all of them.
+
+    Args:
+        func, args, kwargs: the call.
+        size: examples of the batch.
+        masked: whether a mask chose among the outputs that it is given.
+        watched: the type of the outputs, and of what was computed from them.
+    Raises: ModelError for functions that divide by a number which depends on other examples' targets or masks.
+    """
+    mean = _is_mean(func, args, kwargs)
+    if masked and mean:
+        raise ModelError(
+            "the loss is a mean over what a mask chose of the outputs: it divides by a number that depends on all "
+            "examples, so that one moves the gradients of others; for labels mark the others with ignore_index=; else "
+            f"{_CURE}"
+        )
+    if getattr(func, "__name__", "") in _ELEMENTWISE and _joins_examples(args, kwargs, size):
+        raise ModelError(
+            f"the loss joins each example's output with the numbers of all others: {func.__name__} was given the "
+            f"shapes ({size}, 1) and ({size},), which broadcast to ({size}, {size}), so that one "
+            "example moves the gradients of others; give both the same shape, for example output.squeeze(1) or "
+            "target.unsqueeze(1). Numbers that are not one for each example: give them the shape (1, ..)"
+        )
+    if func in _DIVISIONS and len(args) == 2 and _divides_total(args[0], args[1], watched):
+        raise ModelError(
+            "the loss is a sum over the batch divided by a tensor that was not computed from the outputs, such as the "
+            "number of unmasked items: that depends on all examples, so that one moves the gradients of others. If "
+            f"it is a constant, make it a Python number with float(); else {_CURE}"
+        )
+    if not mean or func not in (*_BY_LABELS, *_BY_WEIGHTS):
+        return func  # type: ignore[no-any-return]
+    arguments = _arguments(func, args, kwargs)
+    if func in _BY_LABELS and arguments["target"].is_floating_point():  # probabilities: the mean is over examples
+        return func  # type: ignore[no-any-return]
+    if arguments["weight"] is not None:
+        raise ModelError(
+            f"{func.__name__} with weight= and reduction='mean' divides by the weights of the whole batch, so that one "
+            "example's label moves the gradients of others; take reduction='none' and the mean over all examples: "
+            f"{func.__name__}(.., weight=weight, reduction='none').mean()"
+        )
+    if func in _BY_LABELS and (arguments["target"].numel() > size or arguments["ignore_index"] != _UNUSED_LABEL):
+        return _over_all_labels(func)
+    return func  # type: ignore[no-any-return]
+
+
+def _is_mean(func: Any, args: Any, kwargs: Any) -> bool:
+    if func in _MEANS:
+        return True
+    try:
+        arguments = _arguments(func, args, kwargs)
+    except (TypeError, ValueError):  # not a function of Python
+        return False
+    legacy = arguments.get("size_average"), arguments.get("reduce")
+    if legacy != (None, None):
+        return False not in legacy
+    return arguments.get("reduction") == "mean"
+
+
+def _arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    given = inspect.signature(func).bind(*args, **kwargs)
+    given.apply_defaults()
+    return given.arguments
+
+
+def _over_all_labels(func: Any) -> Callable[..., Any]:
+    def over_all_labels(*args: Any, **kwargs: Any) -> Any:
+        arguments = _arguments(func, args, kwargs) | {"size_average": None, "reduce": None, "reduction": "sum"}
+        return func(**arguments) / arguments["target"].numel()
+
+    return over_all_labels
+
+
+def _joins_examples(args: Any, kwargs: Any, size: int) -> bool:
+    """Whether (size, 1) meets (size,): a target without the last dimension of the outputs, most often."""
+    shapes = {tuple(t.shape) for t in (*args, *kwargs.values()) if isinstance(t, Tensor)}
+    return size > 1 and {(size, 1), (size,)} <= shapes
+
+
+def _divides_total(total: Any, by: Any, watched: type[Tensor]) -> bool:
+    return (
+        isinstance(total, watched) and total.dim() == 0
+        and isinstance(by, Tensor) and not isinstance(by, watched) and by.numel() == 1
+    )  # fmt: skip
+
+
+# -- the watch of a loss ---------------------------------------------------------------------------------------------
 
 _MOVED = 1e-5  # of the largest gradient; less is rounding
 _BATCHES = 3  # whose losses may never come to `backward`, or by another way
@@ -150,7 +415,7 @@ class _Tape:
         if any(found):
             raise ModelError(
                 "the loss couples examples: where the outputs of one change, so do the gradients of others, and "
-                f"clipping bounds what a unit adds only if each example's loss depends on itself alone; {CURE}"
+                f"clipping bounds what a unit adds only if each example's loss depends on itself alone; {_CURE}"
             )
         if not found:
             warnings.warn(
@@ -241,16 +506,16 @@ class _Watched(Tensor):
     masked: bool = False
 
     def __format__(self, spec: str) -> str:
-        return format(_plain(self), spec)
+        return format(_ordinary(self), spec)
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return repr(_plain(self))
+        return repr(_ordinary(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return copy.deepcopy(_plain(self), memo)
+        return copy.deepcopy(_ordinary(self), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return _ordinary(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -258,7 +523,7 @@ class _Watched(Tensor):
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, _Watched)]
         tapes = [t.tape.current for t in given if t.tape is not None]
         tape = tapes[0] if tapes else None
-        with torch._C.DisableTorchFunctionSubclass():
+        with private.WithoutSubclasses():
             if tape is None or not tape.useful:
                 return func(*args, **kwargs)
             for other in tapes:
@@ -267,7 +532,7 @@ class _Watched(Tensor):
                 tape.check(args[0], args[1] if len(args) > 1 else kwargs.get("gradient"))
                 return func(*args, **kwargs)  # type: ignore[no-untyped-call]
             masked = any(t.masked for t in given)
-            function = checked(func, args, kwargs, size=tape.size, masked=masked, watched=_Watched)
+            function = _checked_call(func, args, kwargs, size=tape.size, masked=masked, watched=_Watched)
             tape.watch.labels = tape.watch.labels or function is not func
             before = args[0].detach().clone() if _writes(func) and not isinstance(args[0], _Watched) else None
             result = function(*args, **kwargs)
@@ -283,16 +548,14 @@ class _Watched(Tensor):
             return watched
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
+def _ordinary(tensor: Tensor) -> Tensor:
+    with private.WithoutSubclasses():
         return tensor.as_subclass(Tensor)
 
 
 def _leave_to_python() -> None:
     """Have `torch.compile` run what it meets watched tensors in as it is written; tracing them would not end."""
-    config = sys.modules.get("torch._dynamo.config")
-    if config is not None and _Watched not in config.nontraceable_tensor_subclasses:
-        config.nontraceable_tensor_subclasses.add(_Watched)
+    if private.compiler_leaves(_Watched):
         function = torch.compiler.disable(_Watched.__torch_function__)  # type: ignore[no-untyped-call]
         _Watched.__torch_function__ = staticmethod(function)  # type: ignore[method-assign]
 
@@ -311,3 +574,56 @@ def _writes(func: Any) -> bool:
 
 def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda first, *args, **kwargs: function(first.clone(), *args, **kwargs)
+
+
+# -- a loss of one example at a time ---------------------------------------------------------------------------------
+
+
+class ExampleLoss(nn.Module):
+    """The mean, or sum, over examples of a criterion that is given one example at a time.
+
+        (1 / b) sum_i criterion(outputs[i : i + 1], targets[i : i + 1])
+
+    The engine's guarantee needs a loss in which an example's term depends on that example alone. Many criteria are not
+    of this kind: a cross-entropy with `ignore_index` divides by the number of unmasked tokens of the whole batch, a
+    contrastive loss compares examples. Here the criterion is mapped over the batch, and cannot.
+
+    Args:
+        criterion: a function or module of batches, (1, ..) tensors and nested dicts and sequences of them, to one
+            number. It must be one that `torch.func.vmap` can run: no branches on values. It must keep nothing of a
+            batch for the next; a module that does is refused.
+        reduction: "mean" or "sum", the same as `loss_reduction` of `make_private`.
+    Raises: ModelError where the batches differ in length, where something is neither a tensor nor a setting (a list of
+        labels would be seen by every example), or the criterion gives more than one number for an example.
+
+    Where no label of an example counts, `CrossEntropyLoss` is 0 / 0: the loss shows NaN, the gradients are those of
+    the others.
+    """
+
+    def __init__(self, criterion: Any, reduction: str = "mean") -> None:
+        super().__init__()
+        self.criterion = criterion
+        self.reduction = checks.choice("reduction", reduction, {"mean", "sum"})
+
+    def forward(self, *batches: Any) -> Tensor:
+        """The loss of outputs and targets, whose first dimension is the batch."""
+        lengths = {len(leaf) if leaf.dim() else 0 for leaf in pytree.tree_leaves(batches) if isinstance(leaf, Tensor)}
+        if len(lengths) != 1:
+            raise ModelError(f"outputs and targets must be batches of one length, got lengths {sorted(lengths)}")
+
+        batches = unwatched(batches)
+        for batch in batches:
+            check_argument(batch, of="the criterion")
+
+        def alone(*example: Any) -> Tensor:
+            value = self.criterion(*pytree.tree_map_only(Tensor, lambda t: t.unsqueeze(0), example))
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ModelError(f"criterion must give one number for a batch of one example, got {shape}")
+            return value.reshape(())
+
+        dimensions = pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, batches)
+        losses: Tensor = vmap(alone, in_dims=dimensions, randomness="different")(*batches)
+        if isinstance(self.criterion, nn.Module):
+            check_nothing_kept(self.criterion, of="the criterion")
+        return losses.mean() if self.reduction == "mean" else torch.sum(losses)

@@ -1,41 +1,840 @@
-"""Rules for layers of one's own: the gradients of a layer's parameters, from what entered it and came back to it.
+"""Rules of layers: how each parameter's gradients are made, for each example, from what entered and left its layers.
 
-Without a rule autograd makes these gradients, for each example; that is always right, and a rule is there where it is
-dear. A rule is somebody else's code, so that nothing rests on its being right but the gradient itself:
-
-- It runs under `torch.func.vmap`, and so does the layer: what it returns for an example is a function of that example.
-- What it returns is what is cut and added up. A wrong gradient is bounded as a right one is.
-- It is compared with autograd on made-up numbers when a layer is first used with inputs of a shape. What is raised
-  there depends on the model and on shapes, not on the data.
+The module runs under `torch.func.vmap`, so that it sees one example alone, and each trainable parameter reaches it as
+a tensor with one copy for each example (an expanded view: no memory). Whatever the module does with such a tensor,
+autograd returns the gradient of each copy: that of each example. This is right for every module that can be mapped,
+and dear for large parameters. So a few functions, those in which nearly all parameters are used, are run on the whole
+batch with the parameter itself, and backward hands out what entered and left them (`FUNCTION_RULES`; `recurrent` for
+the layers of that name). Layers of one's own get a rule by `register_layer_rule`.
 """
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import vmap
-from torch.utils import _pytree as pytree
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
-from anyorder.clipping.kept import Made, Witness, note
-from anyorder.clipping.rules import backward_as_forward
-from anyorder.clipping.stand_in import stand_in
-from anyorder.clipping.tracing import Part, Tracer, other_use
-from anyorder.clipping.uses import DirectUse
+from anyorder.clipping import torch_private as private
+from anyorder.clipping.coupling import Made, Witness, note
+from anyorder.clipping.mapping import reparametrized
+from anyorder.clipping.norms import BLOCK, ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse, Table, Use
+from anyorder.clipping.torch_private import pytree
 from anyorder.errors import ArgumentError, ModelError
 
-__all__ = ["LayerRule", "layers_with_rules", "register_layer_rule"]
+# -- the tracer ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """A parameter, or the view of one that a chain of functions makes.
+
+    Attributes:
+        name: the parameter's.
+        chain: (function, arguments, which of its results) of what is applied to it, in order.
+    """
+
+    name: str
+    chain: tuple[tuple[Any, Any, Any], ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for equal views."""
+        return self.name, repr(self.chain)
+
+    def then(self, function: Any, arguments: Any = (), pick: int | None = None) -> Self:
+        """The view of this view; a matrix turned twice is itself."""
+        if function in _TURNS:
+            function = Tensor.t
+            if self.chain and self.chain[-1][0] is function:
+                return replace(self, chain=self.chain[:-1])
+        return replace(self, chain=(*self.chain, (function, arguments, pick)))
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """The view of a tensor with the parameter's shape."""
+        for function, arguments, pick in self.chain:
+            parameter = function(parameter, *arguments)
+            parameter = parameter if pick is None else parameter[pick]
+        return parameter
+
+
+class Book(Protocol):
+    """Where uses are written down."""
+
+    def expect(self, part: Part) -> None:
+        """A use that backward may report."""
+
+    def enter(self, part: Part, use: Use) -> None:
+        """A use that backward reports."""
+
+
+class Tracer(TorchFunctionMode):
+    """Runs what parameters are used in on the whole batch; active while the module runs under vmap.
+
+    Args:
+        rules: {function: what is called in its place, with the tracer, the function and its arguments}; what returns
+            NotImplemented leaves the function as it is.
+        parameters: the parameters, cut off from autograd, by name.
+        dtypes: float32 or float64, in which the gradients of each are added up.
+        anchor: a scalar that requires a gradient; what is computed from a parameter depends on it.
+        book: told of every use.
+        made: see `kept`.
+        tables: the parameters that are read by lookups alone, and how; see `table_rules`.
+
+    Attributes:
+        tables: as given.
+        direct: names of the parameters whose gradients will come from autograd, (B, *shape) each, as far as is seen.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[Any, Callable[..., Any]],
+        parameters: dict[str, Tensor],
+        dtypes: dict[str, torch.dtype],
+        anchor: Tensor,
+        book: Book,
+        made: Made,
+        tables: Mapping[str, Table],
+    ) -> None:
+        super().__init__()
+        self._rules, self.tables = rules, tables
+        self._parameters, self._dtypes, self._anchor, self._book = parameters, dtypes, anchor, book
+        self._made = made
+        self._parts: dict[int, Part] = {}
+        self._alive: list[Tensor] = []  # so that no id is used again
+        self.direct: set[str] = set()
+
+    def start(self, copies: dict[str, Tensor], token: Tensor) -> None:
+        """The copies of the parameters that the module is given, and any tensor mapped over examples."""
+        self._token, self._level = token, _vmap_level()
+        self._whole = private.get_unwrapped(token)
+        for name, tensor in copies.items():
+            self.track(tensor, Part(name))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule, values = self._rules.get(func), (*args, *kwargs.values()) if kwargs else args
+        table = self._table_among(values) if self.tables else None
+        if table is not None and func in _OF_SHAPE:
+            return func(self._shape_of(table), *args[1:], **kwargs)
+        if rule is not None and (table is None or func in LOOKUPS) and not self.nested():
+            result = rule(self, func, *args, **kwargs)
+            if result is not NotImplemented:
+                for made in result if isinstance(result, (tuple, list)) else (result,):
+                    if isinstance(made, Tensor):
+                        self._made.append(weakref.ref(made))
+                return result
+        name = getattr(func, "__name__", "")
+        if table is not None and func not in _OF_KIND:
+            raise ModelError(other_use(table, name))
+        writes = name.endswith("_") and (name == "__setitem__" or not name.endswith("__"))
+        if writes and args and self._is_parameter(args[0]):
+            raise ModelError(
+                f"forward writes a parameter in place ({name}): it would not be private. Keep updates out of forward"
+            )
+        result = func(*args, **kwargs)
+        for made in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(made, Tensor):
+                self._made.append(weakref.ref(made))
+        used = [part for arg in values if (part := self._parts.get(id(arg))) is not None]
+        if not used:
+            return result
+        if func in _VIEWS and args and self.part(args[0]) is not None:
+            self._follow(func, args, kwargs, result)
+        elif isinstance(result, Tensor):
+            self.direct.update(part.name for part in used)
+        return result
+
+    def _table_among(self, arguments: Any) -> str | None:
+        """The name of a table that a function is given."""
+        for argument in arguments:
+            if isinstance(argument, (tuple, list)):
+                found = self._table_among(argument)
+                if found is not None:
+                    return found
+            elif (part := self._parts.get(id(argument))) is not None and part.name in self.tables:
+                return part.name
+        return None
+
+    def _shape_of(self, table: str) -> Tensor:
+        """A tensor without numbers, of the table's shape, which its parameter may not have."""
+        own = self.tables[table]
+        return torch.empty(own.num_rows, own.width, dtype=own.dtype, device="meta")
+
+    def _is_parameter(self, tensor: Any) -> bool:
+        """Whether a tensor lies in the memory of a parameter."""
+        tensor = private.unwrapped(tensor) if isinstance(tensor, Tensor) else tensor
+        return isinstance(tensor, Tensor) and any(
+            tensor.untyped_storage().data_ptr() == p.untyped_storage().data_ptr() for p in self._parameters.values()
+        )
+
+    # -- parameters --------------------------------------------------------------------------------------------------
+
+    def nested(self) -> bool:
+        """Whether the module is inside a transform of its own, whose tensors are not those of the batch."""
+        return _vmap_level() != self._level
+
+    def note(self, *tensors: Tensor) -> None:
+        """Remember tensors that no function of torch made; see `kept`."""
+        note(self._made, *tensors)
+
+    def part(self, tensor: Any) -> Part | None:
+        return self._parts.get(id(tensor))
+
+    def track(self, tensor: Tensor, part: Part) -> None:
+        self._parts[id(tensor)] = part
+        self._alive.append(tensor)
+
+    def forget(self) -> None:
+        """Let go of the parameters' copies: the pass is over."""
+        self._parts, self._alive = {}, []
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Know the views of a parameter as such; what is not plainly a view of it stays a tensor of copies."""
+        part = self._parts[id(args[0])]
+        if kwargs or not _is_constant(args[1:]):
+            return
+        base = self._parameters[part.name]
+        for pick, tensor in [(None, result)] if isinstance(result, Tensor) else list(enumerate(result)):
+            view = part.then(func, args[1:], pick)
+            own = view.of(base)
+            if own.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() and own.shape == tensor.shape:
+                self.track(tensor, view)
+
+    def tensor(self, part: Part) -> Tensor:
+        """The part of the parameter itself."""
+        return part.of(self._parameters[part.name])
+
+    def source(self, part: Part) -> Tensor | Table:
+        """Where the rows of a table come from: the part of the parameter, or what stands behind it."""
+        table = self.tables.get(part.name)
+        return self.tensor(part) if table is None else table
+
+    def enter(self, part: Part, make: Callable[[torch.dtype], Use]) -> None:
+        """Write a use down."""
+        self._book.enter(part, make(self._dtypes[part.name]))
+
+    # -- the whole batch ---------------------------------------------------------------------------------------------
+
+    def on_batch(self, run: Callable[..., Any], *tensors: Tensor | None) -> Any:
+        """run(*tensors) of the whole batch: each with the examples in front, and what it returns likewise."""
+        if private.interpreter is None:
+            return _OnBatch.apply(run, self._token, *tensors)  # type: ignore[no-untyped-call]
+        level, unwrap = self._level, private.unwrap_batched
+        whole, dims = zip(*((t, None) if t is None else unwrap(t, level) for t in tensors), strict=True)
+        with private.interpreter().lower():
+            result = run(*_in_front(len(self._whole), whole, dims))
+        wrap = private.add_batch_dim
+        return wrap(result, 0, level) if isinstance(result, Tensor) else tuple(wrap(t, 0, level) for t in result)
+
+    def anchored(self, function: Any, *arguments: Any) -> Any:
+        """An autograd function whose backward comes before that of the parameters."""
+        return function.apply(self._anchor, *arguments)
+
+    def expect(self, *parts: Part | None) -> None:
+        """Announce a use."""
+        for part in parts:
+            if part is not None and torch.is_grad_enabled():
+                self._book.expect(part)
+
+
+class _OnBatch(torch.autograd.Function):
+    """Steps out of vmap: torch.func calls `vmap` with the tensors of the whole batch."""
+
+    @staticmethod
+    def forward(run: Any, token: Any, *tensors: Any) -> Any:
+        raise AssertionError("the token is always mapped")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing: it exists under vmap alone."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, run: Any, token: Any, *tensors: Any) -> Any:
+        result = run(*_in_front(info.batch_size, tensors, in_dims[2:]))
+        return result, 0 if isinstance(result, Tensor) else (0,) * len(result)
+
+
+def _in_front(size: int, tensors: Any, dims: Any) -> list[Tensor | None]:
+    """The tensors with the examples as their first dimension."""
+    return [
+        t.movedim(dim, 0) if dim else t if t is None or dim == 0 else t.expand(size, *t.shape)
+        for t, dim in zip(tensors, dims, strict=True)
+    ]
+
+
+def for_each_example(function: Callable[..., Any], *tensors: Tensor) -> Any:
+    """function(*tensors) under vmap, of (B, ...) tensors; it returns tuples of tensors.
+
+    What `torch.vmap` does, without its look for structures in arguments and results, a third of its time in small
+    models.
+    """
+    enter, leave = private.enter_vmap, private.leave_vmap
+    if enter is None or leave is None:
+        return vmap(function, randomness="different")(*tensors)
+    _load()
+    size = len(tensors[0])
+    level = enter(size, "different")
+    try:
+        results = function(*(private.add_batch_dim(t, 0, level) for t in tensors))
+        return tuple(tuple(private.remove_batch_dim(t, level, size, 0) for t in group) for group in results)
+    finally:
+        leave()
+
+
+@functools.cache
+def _load() -> None:
+    """What vmap loads on its first use."""
+    vmap(torch.neg)(torch.zeros(1))
+
+
+def _vmap_level() -> int:
+    return private.current_level() or 0
+
+
+def _is_constant(arguments: Any) -> bool:
+    if isinstance(arguments, (tuple, list)):
+        return all(map(_is_constant, arguments))
+    if isinstance(arguments, slice):
+        return _is_constant((arguments.start, arguments.stop, arguments.step))
+    return arguments is None or arguments is Ellipsis or isinstance(arguments, int)
+
+
+def other_use(name: str, function: str) -> str:
+    """Why a model with a table is refused."""
+    return (
+        f"forward uses the table {name} in {function}. A sparse table is there for lookups alone: torch.nn.Embedding, "
+        "and torch.nn.EmbeddingBag of ids (B, L), mode sum or mean, without offsets, max_norm and scale_grad_by_freq. "
+        "Whatever else it is used for has a gradient of the table's whole size: give that a parameter of its own, or "
+        "set sparse=False"
+    )
+
+
+LOOKUPS = (F.embedding, F.embedding_bag)
+_OF_SHAPE = {Tensor.shape.__get__, Tensor.ndim.__get__, Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__}  # type: ignore[attr-defined]
+_OF_KIND = {
+    Tensor.dtype.__get__, Tensor.device.__get__, Tensor.is_cuda.__get__, Tensor.layout.__get__,  # type: ignore[attr-defined]
+    Tensor.requires_grad.__get__, Tensor.is_floating_point, Tensor.element_size,  # type: ignore[attr-defined]
+}  # fmt: skip
+_TURNS = (torch.t, Tensor.t, Tensor.T.__get__)  # type: ignore[attr-defined]
+_VIEWS = {
+    torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.unbind, Tensor.unbind, Tensor.__getitem__,
+    torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__, torch.transpose, Tensor.transpose,  # type: ignore[attr-defined]
+    torch.narrow, Tensor.narrow, torch.squeeze, Tensor.squeeze, torch.unsqueeze, Tensor.unsqueeze,
+    torch.select, Tensor.select, torch.permute, Tensor.permute, Tensor.view,
+}  # fmt: skip
+
+
+# -- functions -------------------------------------------------------------------------------------------------------
+
+
+def backward_as_forward(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Backward in the dtypes of forward, also where autocast is on around it."""
+
+    def run(ctx: Any, grad: Tensor) -> Any:
+        if torch.is_autocast_enabled(grad.device.type):
+            with torch.autocast(grad.device.type, enabled=False):
+                return function(ctx, grad)
+        return function(ctx, grad)
+
+    return once_differentiable(run)
+
+
+def _cast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """In autocast's dtype, where that is on; float64 stays."""
+    result = []
+    for t in tensors:
+        if t is not None and t.dtype != torch.float64 and torch.is_autocast_enabled(t.device.type):
+            t = t.to(torch.get_autocast_dtype(t.device.type))
+        result.append(t)
+    return result
+
+
+def _reshaped(tensor: Tensor, *shape: int) -> Tensor:
+    """As `view`, of a tensor that nobody else has: nothing after it could write a view in place."""
+    result: Tensor = private.unsafe_view(tensor, shape)
+    return result
+
+
+# -- linear maps -----------------------------------------------------------------------------------------------------
+
+
+class LinearMap(torch.autograd.Function):
+    """y = x W^T + b on (B, ..., in); backward enters what it saw."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, x: Any, w: Any, b: Any) -> Any:
+        ctx.tracer, ctx.parts, ctx.shape = tracer, parts, x.shape
+        rows = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(rows, w)
+        return _reshaped(F.linear(rows, w, b), *x.shape[:-1], w.shape[0])
+
+    @staticmethod
+    @backward_as_forward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = (t.detach() for t in ctx.saved_tensors)
+        weight, bias = ctx.parts
+        grad = grad.reshape(-1, grad.shape[-1])
+        a, g = (t.reshape(ctx.shape[0], -1, t.shape[1]) for t in (x, grad))
+        ctx.tracer.enter(weight, lambda dtype: LinearUse(a, g, dtype))
+        if bias is not None:
+            ctx.tracer.enter(bias, lambda dtype: DirectUse(g.sum(1, dtype=dtype), dtype))
+        back = (grad @ w).view(ctx.shape) if ctx.needs_input_grad[3] else None
+        return None, None, None, back, None, None
+
+
+def _linear(tracer: Tracer, func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
+    part, bias_part = tracer.part(weight), tracer.part(bias)
+    if part is None or weight.dim() != 2 or not isinstance(input, Tensor):
+        return NotImplemented
+    if bias is not None and bias_part is None:  # frozen, or made from a parameter
+        return _linear(tracer, func, input, weight) + bias
+    tracer.expect(part, bias_part)
+    own = tracer.tensor(part), None if bias_part is None else tracer.tensor(bias_part)
+
+    return tracer.on_batch(lambda x: tracer.anchored(LinearMap, tracer, (part, bias_part), *_cast(x, *own)), input)
+
+
+def _matmul(tracer: Tracer, func: Any, input: Any, other: Any, **kwargs: Any) -> Any:
+    part = tracer.part(other)
+    if part is None or kwargs or other.dim() != 2 or not isinstance(input, Tensor) or input.dim() < 1:
+        return NotImplemented
+    turned = other.t()
+    tracer.track(turned, part.then(Tensor.t))
+    return _linear(tracer, func, input, turned)
+
+
+def _addmm(tracer: Tracer, func: Any, input: Any, mat1: Any, mat2: Any, **kwargs: Any) -> Any:
+    product = NotImplemented if kwargs else _matmul(tracer, func, mat1, mat2)
+    return product if product is NotImplemented else product + input
+
+
+# -- convolutions ----------------------------------------------------------------------------------------------------
+
+
+class Convolution(torch.autograd.Function):
+    """A convolution of the images of all examples."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, geometry: Geometry, x: Any, w: Any, b: Any) -> Any:
+        ctx.tracer, ctx.parts, ctx.geometry, ctx.shape = tracer, parts, geometry, x.shape
+        inner = len(geometry.kernel) + 1
+        images = x.flatten(0, -inner - 1)
+        ctx.save_for_backward(images, w)
+        y = torch.convolution(
+            images, w, b, geometry.stride, geometry.padding, geometry.dilation, False, [0] * len(geometry.kernel),
+            geometry.groups,
+        )  # fmt: skip
+        return y if images.dim() == x.dim() else _reshaped(y, *x.shape[:-inner], *y.shape[1:])
+
+    @staticmethod
+    @backward_as_forward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w = (t.detach() for t in ctx.saved_tensors)
+        (weight, bias), geometry, batch = ctx.parts, ctx.geometry, ctx.shape[0]
+        grad = grad.flatten(0, -len(geometry.kernel) - 2)
+        ctx.tracer.enter(weight, lambda dtype: ConvolutionUse(x, grad, geometry, batch, dtype))
+        if bias is not None:
+            places = [d for d in range(grad.dim() + 1) if d not in (0, 2)]
+            each = grad.view(batch, -1, *grad.shape[1:])
+            ctx.tracer.enter(bias, lambda dtype: DirectUse(each.sum(places, dtype=dtype), dtype))
+        back = None
+        if ctx.needs_input_grad[4]:
+            back = torch.ops.aten.convolution_backward(
+                grad, x, w, None, geometry.stride, geometry.padding, geometry.dilation, False,
+                [0] * len(geometry.kernel), geometry.groups, (True, False, False),
+            )[0].view(ctx.shape)  # fmt: skip
+        return None, None, None, None, back, None, None
+
+
+def _convolution(
+    tracer: Tracer, func: Any, input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+    dilation: Any = 1, groups: int = 1,
+) -> Any:  # fmt: skip
+    part, bias_part = tracer.part(weight), tracer.part(bias)
+    spatial = weight.dim() - 2
+    if part is None or not isinstance(input, Tensor) or input.dim() not in (spatial + 1, spatial + 2):
+        return NotImplemented
+    stride, dilation = (_per_dimension(v, spatial) for v in (stride, dilation))
+    kernel = tuple(weight.shape[2:])
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        uneven = [side for whole in reversed(total) for side in (0, whole % 2)]
+        input = F.pad(input, uneven) if any(uneven) else input
+        padding = [whole // 2 for whole in total]
+    geometry = Geometry(kernel, stride, _per_dimension(0 if padding == "valid" else padding, spatial), dilation, groups)
+    if bias is not None and bias_part is None:
+        added = bias.view(-1, *(1 for _ in kernel))
+        return _convolution(tracer, func, input, weight, None, stride, geometry.padding, dilation, groups) + added
+    tracer.expect(part, bias_part)
+    own = tracer.tensor(part), None if bias_part is None else tracer.tensor(bias_part)
+
+    def run(x: Tensor) -> Any:
+        return tracer.anchored(Convolution, tracer, (part, bias_part), geometry, *_cast(x, *own))
+
+    return tracer.on_batch(run, input)
+
+
+def _per_dimension(value: Any, spatial: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * spatial if len(values) == 1 else values
+
+
+# -- normalised layers -----------------------------------------------------------------------------------------------
+
+
+class LayerNorm(torch.autograd.Function):
+    """y = x^ w + b with x^ = (x - mean) / standard deviation, over the last dimensions, those of w."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, eps: float, x: Any, w: Any, b: Any) -> Any:
+        ctx.tracer, ctx.parts = tracer, parts
+        y, mean, rstd = torch.native_layer_norm(x, w.shape, w, b, eps)
+        ctx.save_for_backward(x, w, b, mean, rstd)
+        return y
+
+    @staticmethod
+    @backward_as_forward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w, b, mean, rstd = ctx.saved_tensors
+        _enter_scaled(ctx.tracer, ctx.parts, w.shape, grad, lambda rows: (x[rows] - mean[rows]).mul_(rstd[rows]))
+        back = None
+        if ctx.needs_input_grad[4]:
+            wanted = [True, False, False]
+            back = torch.ops.aten.native_layer_norm_backward(grad, x, w.shape, mean, rstd, w, b, wanted)[0]
+        return None, None, None, None, back, None, None
+
+
+class _RmsNorm(torch.autograd.Function):
+    """y = x^ w with x^ = x / root of (the mean square + eps), over the last dimensions, those of w."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, eps: float | None, x: Any, w: Any) -> Any:
+        ctx.tracer, ctx.parts = tracer, parts
+        eps = torch.finfo(x.dtype).eps if eps is None else eps
+        rstd = x.square().mean(list(range(-w.dim(), 0)), keepdim=True).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, w, rstd)
+        return (x * rstd).mul_(w)
+
+    @staticmethod
+    @backward_as_forward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, w, rstd = (t.detach() for t in ctx.saved_tensors)
+        _enter_scaled(ctx.tracer, ctx.parts, w.shape, grad, lambda rows: x[rows] * rstd[rows])
+        back = None
+        if ctx.needs_input_grad[4]:
+            # dx = (w g - x^ mean(w g x^)) / root,  x^ = x rstd
+            scaled = grad * w
+            mean = (scaled * x).mean(list(range(-w.dim(), 0)), keepdim=True)
+            back = scaled.addcmul_(x, mean * rstd.square(), value=-1).mul_(rstd)
+        return None, None, None, None, back, None
+
+
+def _enter_scaled(tracer: Tracer, parts: Any, shape: Any, grad: Tensor, normalised: Callable[[slice], Tensor]) -> None:
+    """Enter y = x^ w + b: the gradient of each example is sum_t g_t x^_t for w, and sum_t g_t for b.
+
+    Args:
+        normalised: makes x^ of some examples, so few at a time that they stay in the cache.
+    """
+    weight, bias = parts
+    size = max(1, BLOCK // 16 // max(1, grad[0].numel()))
+    pieces = [slice(i, i + size) for i in range(0, len(grad), size)]
+
+    def scales(dtype: torch.dtype) -> DirectUse:
+        products = (normalised(rows).to(dtype).mul_(grad[rows]) for rows in pieces)
+        return DirectUse(torch.cat([product.view(len(product), -1, *shape).sum(1) for product in products]), dtype)
+
+    tracer.enter(weight, scales)
+    if bias is not None:
+        each = grad.reshape(len(grad), -1, *shape)
+        tracer.enter(bias, lambda dtype: DirectUse(each.sum(1, dtype=dtype), dtype))
+
+
+def _normalised(tracer: Tracer, input: Any, shape: Any, weight: Any, bias: Any) -> Any:
+    """The parameters of a normalised layer, and their parts; None where it is not one of plain parameters."""
+    parts = tracer.part(weight), tracer.part(bias)
+    plain = isinstance(input, Tensor) and parts[0] is not None and (bias is None) == (parts[1] is None)
+    # Torch casts by lists of its own where autocast is on, and where the types differ.
+    if not plain or torch.is_autocast_enabled(input.device.type) or tuple(weight.shape) != tuple(shape):
+        return None
+    own = [None if part is None else tracer.tensor(part) for part in parts]
+    if any(t is not None and t.dtype != input.dtype for t in own) or input.dtype in (torch.float16, torch.bfloat16):
+        return None
+    tracer.expect(*parts)
+    return parts, own
+
+
+def _layer_norm(
+    tracer: Tracer, func: Any, input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None,
+    eps: float = 1e-5, cudnn_enable: bool = True,
+) -> Any:  # fmt: skip
+    del cudnn_enable
+    found = _normalised(tracer, input, normalized_shape, weight, bias)
+    if found is None:
+        return NotImplemented
+    parts, own = found
+    return tracer.on_batch(lambda x: tracer.anchored(LayerNorm, tracer, parts, eps, x, *own), input)
+
+
+def _rms_norm(
+    tracer: Tracer, func: Any, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
+) -> Any:
+    found = _normalised(tracer, input, normalized_shape, weight, None)
+    if found is None:
+        return NotImplemented
+    parts, (own, _) = found
+    return tracer.on_batch(lambda x: tracer.anchored(_RmsNorm, tracer, parts, eps, x, own), input)
+
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+
+def _attention(
+    tracer: Tracer, func: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """The fused kernels know no vmap, but take any number of leading dimensions folded into one."""
+    dims = {t.dim() for t in (query, key, value)}
+    lead = query.shape[:-3]
+    same = dims in ({3}, {4}) and key.shape[:-3] == lead == value.shape[:-3]
+    if not same or (attn_mask is not None and attn_mask.dim() > query.dim()):
+        with sdpa_kernel(SDPBackend.MATH) if query.device.type == "cpu" else nullcontext():
+            return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*lead, *(1 for _ in range(3 - min(3, attn_mask.dim()))), *attn_mask.shape[-3:])
+
+    def run(*tensors: Tensor | None) -> Any:
+        q, k, v, mask = (t if t is None or not lead else t.flatten(0, 1) for t in tensors)
+        y = func(q, k, v, mask, dropout_p, is_causal, **kwargs)
+        return y.view(-1, *lead, *y.shape[1:]) if lead else y
+
+    return tracer.on_batch(run, query, key, value, attn_mask)
+
+
+def _multi_head(tracer: Tracer, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """The function itself, such that the functions that it calls come here."""
+    return _looked_into(func, tracer)(*args, **kwargs)
+
+
+def _looked_into(func: Any, tracer: Tracer) -> Callable[..., Any]:
+    body = type(func)(func.__code__, {**func.__globals__, "has_torch_function": lambda _: False})
+    body.__defaults__, body.__kwdefaults__ = func.__defaults__, func.__kwdefaults__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with tracer:
+            return body(*args, **kwargs)
+
+    return call
+
+
+FUNCTION_RULES: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    torch.matmul: _matmul, Tensor.matmul: _matmul, Tensor.__matmul__: _matmul, torch.mm: _matmul, Tensor.mm: _matmul,
+    torch.addmm: _addmm,
+    torch.conv1d: _convolution, torch.conv2d: _convolution, torch.conv3d: _convolution,
+    F.conv1d: _convolution, F.conv2d: _convolution, F.conv3d: _convolution,
+    F.layer_norm: _layer_norm, torch.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm, torch.rms_norm: _rms_norm,
+    F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head,
+}  # fmt: skip
+"""What a `Tracer` calls in the place of each function."""
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(source: Tensor | Table) -> int:
+    """V."""
+    return len(source) if isinstance(source, Tensor) else source.num_rows
+
+
+def _read(source: Tensor | Table, ids: Tensor) -> Tensor:
+    """(*ids.shape, D)."""
+    if isinstance(source, Tensor):
+        return F.embedding(ids, source)
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ModelError(f"ids of rows must be torch.int64 or torch.int32, got {ids.dtype}")
+    if ids.numel() and not _within(ids, source.num_rows):  # an id is data: the message has none
+        raise ModelError(f"ids of rows must be from 0 to {source.num_rows - 1}, and the batch has others")
+    return source.read(ids)
+
+
+def _within(ids: Tensor, size: int) -> bool:
+    """Whether all are from 0 to size - 1."""
+    if ids.device.type == "cpu" and ids.dtype == torch.int64:  # in one call: what is negative is large without a sign
+        return int(ids.detach().numpy().view(np.uint64).max()) < size
+    low, high = torch.aminmax(ids)
+    return int(low) >= 0 and int(high) < size
+
+
+class Lookup(torch.autograd.Function):
+    """Rows of a table, (B, ..) ids to (B, .., D)."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, tracer: Any, part: Any, padding: Any, ids: Tensor, source: Any) -> Any:
+        ctx.tracer, ctx.part, ctx.padding, ctx.size = tracer, part, padding, rows_of(source)
+        ctx.save_for_backward(ids)
+        return _read(source, ids)
+
+    @staticmethod
+    @backward_as_forward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (ids,) = ctx.saved_tensors
+        flat, g = ids.reshape(len(ids), -1), grad.reshape(len(grad), -1, grad.shape[-1])
+        ctx.tracer.enter(ctx.part, lambda dtype: EmbeddingUse(flat, g, ctx.size, ctx.padding, dtype))
+        return (None,) * 6
+
+
+class Bag(torch.autograd.Function):
+    """Sums or means of rows of a table, (B, bags, L) ids to (B, bags, D); weights (B, bags, L) or None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Any, tracer: Any, part: Any, padding: Any, mode: str, ids: Tensor, weights: Any, source: Any
+    ) -> Any:
+        ctx.tracer, ctx.part, ctx.padding, ctx.mode, ctx.size = tracer, part, padding, mode, rows_of(source)
+        weighted = ctx.needs_input_grad[6]
+        if isinstance(source, Tensor):
+            ctx.save_for_backward(ids, weights, F.embedding(ids, source) if weighted else None)
+            return _by_torch(source, ids, mode, padding, weights)
+        rows = _read(source, ids)
+        ctx.save_for_backward(ids, weights, rows if weighted else None)
+        return _bags(rows, ids, mode, padding, weights)
+
+    @staticmethod
+    @backward_as_forward
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ids, weights, rows = ctx.saved_tensors
+        each = grad.unsqueeze(2).expand(*ids.shape, grad.shape[-1])
+        if ctx.mode == "mean":
+            each = each / _numbers(ids, ctx.padding)[..., None, None]
+        elif weights is not None:
+            each = each * weights.unsqueeze(-1)
+        flat, g = ids.reshape(len(ids), -1), each.reshape(len(ids), -1, grad.shape[-1])
+        ctx.tracer.enter(ctx.part, lambda dtype: EmbeddingUse(flat, g, ctx.size, ctx.padding, dtype))
+        back = None
+        if rows is not None:
+            back = (rows * grad.unsqueeze(2)).sum(-1)
+            back = back if ctx.padding is None else back.masked_fill_(ids == ctx.padding, 0)
+        return None, None, None, None, None, None, back, None
+
+
+def _by_torch(table: Tensor, ids: Tensor, mode: str, padding: int | None, weights: Tensor | None) -> Tensor:
+    """(B, bags, D)."""
+    flat, own = ids.flatten(0, 1), None if weights is None else weights.flatten(0, 1)
+    y = F.embedding_bag(flat, table, mode=mode, per_sample_weights=own, padding_idx=padding)
+    return y.view(*ids.shape[:2], -1)
+
+
+def _bags(rows: Tensor, ids: Tensor, mode: str, padding: int | None, weights: Tensor | None) -> Tensor:
+    """(B, bags, D) of the rows (B, bags, L, D)."""
+    if padding is not None:  # not by a factor of 0: the row may hold anything
+        rows = rows.masked_fill((ids == padding).unsqueeze(-1), 0)
+    if weights is not None:
+        rows = rows * weights.unsqueeze(-1)
+    total = rows.sum(2)
+    return total / _numbers(ids, padding).unsqueeze(-1) if mode == "mean" else total
+
+
+def _numbers(ids: Tensor, padding: int | None) -> Tensor:
+    """(B, bags), how many rows are in each bag; 1 for an empty one, whose mean is zero."""
+    if padding is None:
+        return torch.full(ids.shape[:2], max(1, ids.shape[2]), device=ids.device)
+    return (ids != padding).sum(2).clamp_(min=1)
+
+
+def _embedding(
+    tracer: Tracer, func: Any, input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Any:  # fmt: skip
+    del norm_type, sparse
+    part = tracer.part(weight)
+    if part is None or weight.dim() != 2 or max_norm is not None or scale_grad_by_freq:
+        return NotImplemented
+    source = tracer.source(part)
+    padding = None if padding_idx is None else padding_idx % rows_of(source)
+    tracer.expect(part)
+    return tracer.on_batch(lambda ids: tracer.anchored(Lookup, tracer, part, padding, ids, source), input)
+
+
+def _embedding_bag(
+    tracer: Tracer, func: Any, input: Any, weight: Any, offsets: Any = None, max_norm: Any = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+    per_sample_weights: Any = None, include_last_offset: bool = False, padding_idx: Any = None,
+) -> Any:  # fmt: skip
+    del norm_type, sparse
+    part, weights = tracer.part(weight), per_sample_weights
+    rectangle = isinstance(input, Tensor) and input.dim() == 2 and offsets is None and not include_last_offset
+    if not rectangle or weight.dim() != 2 or max_norm is not None or scale_grad_by_freq:
+        return NotImplemented
+    if mode not in _MODES or (weights is not None and (mode != "sum" or not _weights_fit(weights, input, weight))):
+        return NotImplemented
+    if part is None:  # frozen, or made from a parameter; vmap has no rule for bags
+        if private.is_wrapped(weight):
+            return NotImplemented
+        return tracer.on_batch(lambda ids, weights: _by_torch(weight, ids, mode, padding_idx, weights), input, weights)
+    source = tracer.source(part)
+    padding = None if padding_idx is None else padding_idx % rows_of(source)
+    tracer.expect(part)
+
+    def run(ids: Tensor, weights: Tensor | None) -> Any:
+        return tracer.anchored(Bag, tracer, part, padding, mode, ids, weights, source)
+
+    return tracer.on_batch(run, input, weights)
+
+
+_MODES = ("sum", "mean")
+
+
+def _weights_fit(weights: Any, ids: Tensor, table: Tensor) -> bool:
+    return isinstance(weights, Tensor) and weights.shape == ids.shape and weights.dtype == table.dtype
+
+
+class Reading(TorchFunctionMode):
+    """Looks rows up in tables, for a module that runs on one example without vmap.
+
+    Args:
+        tables: by the id of the parameter that stands for each.
+    """
+
+    def __init__(self, tables: Mapping[int, Table]) -> None:
+        super().__init__()
+        self._tables = tables
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in LOOKUPS:
+            given = inspect.signature(func).bind(*args, **kwargs).arguments
+            table = self._tables.get(id(given["weight"]))
+            if table is not None:
+                rows, mode = _read(table, given["input"]), given.get("mode", "mean")
+                return rows if func is F.embedding else rows.mean(-2) if mode == "mean" else rows.sum(-2)
+        return func(*args, **kwargs)
+
+
+TABLE_RULES: dict[Any, Callable[..., Any]] = {F.embedding: _embedding, F.embedding_bag: _embedding_bag}
+"""As `FUNCTION_RULES`, for tables."""
+
+
+# -- layers of one's own ---------------------------------------------------------------------------------------------
 
 LayerRule = Callable[[Any, list[Tensor], Tensor], Mapping[Tensor, Tensor]]
 """(layer, activations, backprops) -> {parameter: gradients}; see `register_layer_rule`."""
 Rule = TypeVar("Rule", bound=LayerRule)
 
 _RULES: dict[type[nn.Module], LayerRule] = {}
-_OURS = frozenset({
+_KNOWN = frozenset({
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm,
     nn.MultiheadAttention, nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell,
 })  # fmt: skip
@@ -77,7 +876,7 @@ def register_layer_rule(kind: type[nn.Module], rule: Any = None) -> Any:
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise ArgumentError(f"kind must be a subclass of torch.nn.Module, the type of the layers, got {kind!r}")
-    if kind in _OURS:
+    if kind in _KNOWN:
         raise ArgumentError(
             f"kind must be a type that has no rule of anyorder, got {kind.__name__}: how its gradients are bounded is "
             "proven for the rule that it has; for another, register a class of your own"
@@ -149,12 +948,12 @@ class _Ruled:
             raise ModelError(f"{self} was given no tensor, and its rule would have no activations")
         tracer.expect(*self.parts.values())
         tracer.direct.update(part.name for part in self.parts.values())
-        versions = [_version(leaves[i]) for i in slots]
-        with stand_in(self.layer, {local: tracer.tensor(part) for local, part in self.parts.items()}):
+        versions = [private.version(private.unwrapped(leaves[i])) for i in slots]
+        with reparametrized(self.layer, {local: tracer.tensor(part) for local, part in self.parts.items()}):
             y = self.original(*args, **kwargs)
         if not isinstance(y, Tensor) or not y.is_floating_point():
             raise ModelError(f"{self} must return one floating-point tensor to have a rule, got {type(y).__name__}")
-        if versions != [_version(leaves[i]) for i in slots]:
+        if versions != [private.version(private.unwrapped(leaves[i])) for i in slots]:
             raise ModelError(f"{self} changes its input in place, which its rule would see; work on a copy")
 
         def call(tensors: Sequence[Tensor]) -> Any:
@@ -168,7 +967,7 @@ class _Ruled:
             self._check_once(call, activations, y)
             return tracer.anchored(_Told, self, y, *activations)
 
-        with torch._C.DisableTorchFunction():
+        with private.WithoutModes():
             result: Tensor = tracer.on_batch(run, y, *(leaves[i] for i in slots))
         tracer.note(result)
         return result
@@ -198,7 +997,7 @@ class _Ruled:
                 raise ModelError(f"the rule of {self} gives gradients of {len(strange)} that are not its parameters")
             return tuple(self._summed(local, p, values.get(id(p))) for local, p in own.items())
 
-        with stand_in(self.layer, own), Witness(self.made):
+        with reparametrized(self.layer, own), Witness(self.made):
             sums = vmap(alone)(*map(_wide, activations), _wide(backprops))
         return dict(zip(own, sums, strict=True))
 
@@ -272,7 +1071,7 @@ class _Ruled:
     ) -> dict[str, Tensor]:
         """The gradients of one example by autograd."""
         own = {local: self.tracer.tensor(part).clone().requires_grad_() for local, part in self.parts.items()}
-        with stand_in(self.layer, own):
+        with reparametrized(self.layer, own):
             y = call(example)
         found = torch.autograd.grad(y, list(own.values()), back, allow_unused=True, materialize_grads=True)
         return dict(zip(own, found, strict=True))
@@ -289,13 +1088,6 @@ def _made_up(like: Tensor, make: Callable[..., Tensor], generator: torch.Generat
         return make(shape, generator=generator).to(like.device, like.dtype)
     high = 2 if like.dtype == torch.bool else max(1, min(below, 127))
     return torch.randint(0, high, shape, generator=generator).to(like.device, like.dtype)
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the examples' own tensor was written."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor._version
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -27,18 +27,553 @@ more.) With a larger a the sum is made in float64, whose d is 2^-1022: it takes 
 2^800, to see that.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from math import isfinite, prod
+from types import MappingProxyType
+from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from anyorder.clipping.arithmetic import BLOCK, cleared, squares_of, sum_of
-from anyorder.clipping.batch import UnitMap
-from anyorder.clipping.uses import ConvolutionUse, DirectUse, EmbeddingUse, FactoredUse, LinearUse, Use
+from anyorder import checks
+from anyorder.clipping import native
+from anyorder.errors import ArgumentError
 
-__all__ = ["RowsRead", "Settled", "Weights", "settle"]
+# -- sums and squares ------------------------------------------------------------------------------------------------
+
+BLOCK = 2**20
+"""Numbers in an intermediate tensor, so that it stays in the cache."""
+
+
+ROWS = 2**12  # terms of a weighted sum that are added up in float32 at a time; such pieces are added in float64
+
+
+SHORT_PIECE = 64
+SMALL = 2**15  # numbers that are fast in float64
+LARGE = 2.0**30  # what multiplies a weighted tensor in float32 at most; so what underflows in that cannot be seen
+
+
+def squares_of(rows: Tensor) -> Tensor:
+    """(n,) float64, the squared norms of (n, m) or a little more, never less.
+
+    The compiled library adds float32 on a CPU in float64. Without it such numbers are added in pieces of
+    SHORT_PIECE, which errs by a factor of at most 1 + (SHORT_PIECE + 3) u and, by underflow, by the smallest normal
+    number for each element; the pieces are added in float64, as is all else.
+    """
+    if rows.dtype == torch.float64 or rows.device.type != "cpu":
+        square: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+        # In float64 squares may be lost below the smallest number; those of float32 are not.
+        return square + rows.shape[1] * torch.finfo(torch.float64).tiny if rows.dtype == torch.float64 else square
+    m = rows.shape[1]
+    if rows.dtype == torch.float32 and rows.stride(1) == 1 and native.available():
+        return native.squares(rows)
+    if rows.numel() <= SMALL:
+        return rows.double().square_().sum(1)
+    whole = m - m % SHORT_PIECE
+    parts = [rows[:, :whole].reshape(len(rows), -1, SHORT_PIECE)] if whole else []
+    parts += [rows[:, None, whole:]] if whole < m else []
+    square = rows.new_zeros(len(rows), dtype=torch.float64)
+    for part in parts:
+        square += torch.linalg.vector_norm(part, dim=2).double().square_().sum(1)
+    info = torch.finfo(rows.dtype)
+    square = square * (1 + SHORT_PIECE * info.eps) + m * info.tiny
+    if not bool(square.isfinite().all()):  # squares overflow before their roots do
+        size = max(1, BLOCK // max(1, m))
+        return torch.cat([rows[i : i + size].double().square_().sum(1) for i in range(0, len(rows), size)])
+    return square
+
+
+def outer_sum(g: Tensor, a: Tensor) -> Tensor:
+    """(m, n), the sum over rows of g (x) a, of (rows, m) and (rows, n)."""
+    if len(g) <= ROWS or g.dtype == torch.float64:
+        return g.mT @ a
+    result = g.new_zeros(g.shape[1], a.shape[1], dtype=torch.float64)
+    for i in range(0, len(g), ROWS):
+        result += g[i : i + ROWS].mT @ a[i : i + ROWS]
+    return result.to(g.dtype)
+
+
+def has_large(tensor: Tensor) -> bool:
+    """Whether a float32 tensor has numbers above LARGE."""
+    if tensor.dtype == torch.float64 or not tensor.numel():
+        return False
+    low, high = torch.aminmax(tensor)
+    return bool(torch.maximum(-low, high).item() > LARGE)
+
+
+def cleared(tensor: Tensor, rows: Tensor) -> Tensor:
+    """A copy of (B, ...) with zeros in some rows, (B,) bool."""
+    return tensor.masked_fill(rows.view(-1, *(1 for _ in tensor.shape[1:])), 0)
+
+
+def sum_of(tensors: list[Tensor]) -> Tensor:
+    """The sum of one tensor or more."""
+    result = tensors[0]
+    for other in tensors[1:]:
+        result = result + other
+    return result
+
+
+# -- the units of a batch --------------------------------------------------------------------------------------------
+
+
+def check_groups(groups: Tensor, size: int) -> None:
+    if groups.dtype != torch.int64 or groups.shape != (size,):
+        raise ArgumentError(
+            f"groups must be int64 of shape ({size},), one unit for each example of the batch, got {groups.dtype} of "
+            f"shape {tuple(groups.shape)}; the model must be called on the whole batch"
+        )
+
+
+@dataclass(frozen=True)
+class UnitMap:
+    """Which unit each example of a batch belongs to.
+
+    Attributes:
+        index: (B,) int64 on the examples' device, units 0, .., U - 1.
+        count: U.
+        classes: None where each example is a unit, and example i is unit i; else pairs (units (u,), members (u, m)):
+            units of similar size and their examples, -1 where a unit has fewer than m.
+    """
+
+    index: Tensor
+    count: int
+    classes: tuple[tuple[Tensor, Tensor], ...] | None
+
+    @classmethod
+    def of(cls, groups: Tensor, device: torch.device) -> "UnitMap":
+        """The units of (B,) groups."""
+        groups = groups.detach().cpu()
+        if len(set(groups.tolist())) == len(groups):  # as most batches come: nothing to sort
+            return cls(torch.arange(len(groups), device=device), len(groups), None)
+        _, index, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
+        order = torch.argsort(index, stable=True)
+        first = sizes.cumsum(0) - sizes
+        # Sizes are rounded up to a power of two, so that padding at most doubles the work.
+        widths = torch.pow(2, (sizes - 1).clamp(min=0).double().log2().floor().clamp(min=-1) + 1).long()
+        widths = torch.where(sizes == 1, 1, widths)
+        classes = []
+        for width in widths.unique().tolist():  # type: ignore[no-untyped-call]
+            units = (widths == width).nonzero()[:, 0]
+            place = torch.arange(width)
+            inside = place < sizes[units, None]
+            members = torch.where(inside, order[(first[units, None] + place).clamp(max=len(order) - 1)], -1)
+            classes.append((units.to(device), members.to(device)))
+        return cls(index.to(device), len(sizes), tuple(classes))
+
+    @property
+    def largest(self) -> int:
+        """The largest m: 1 where each example is a unit."""
+        return 1 if self.classes is None else max(members.shape[1] for _, members in self.classes)
+
+    def blocks(self, size: int) -> Iterator[tuple[slice | Tensor, slice | Tensor]]:
+        """(units, members) of at most `size` units each; members is a slice where each example is a unit."""
+        if self.classes is None:
+            yield from ((slice(i, i + size), slice(i, i + size)) for i in range(0, self.count, size))
+            return
+        for units, members in self.classes:
+            yield from ((units[i : i + size], members[i : i + size]) for i in range(0, len(units), size))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """(U, ...) sums over the examples of each unit, of (B, ...)."""
+        if self.classes is None:
+            return values
+        return values.new_zeros(self.count, *values.shape[1:]).index_add_(0, self.index, values)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """float32 products in float32: TF32 and bfloat16 would round the factors, and so move a unit over its bound."""
+    reduced = [kernels for kernels in _kernels(device) if kernels.fp32_precision not in _FULL]
+    return _in_full_precision(device, reduced) if reduced or torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+_FULL = ("ieee", "none")  # none: where nothing was chosen
+_LEGACY = not hasattr(torch.backends.cuda.matmul, "fp32_precision")  # before torch 2.9
+
+
+def _kernels(device: torch.device) -> tuple[Any, ...]:
+    if _LEGACY:
+        return (_Legacy(),)
+    if device.type == "cuda":
+        return torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    return torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv  # type: ignore[attr-defined]
+
+
+class _Legacy:
+    """The settings of older versions of torch in the form of the newer ones."""
+
+    @property
+    def fp32_precision(self) -> Any:
+        precise = torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
+        return "ieee" if precise else (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+
+    @fp32_precision.setter
+    def fp32_precision(self, value: Any) -> None:
+        matmul, tf32 = ("highest", False) if value == "ieee" else value
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = tf32
+
+
+@contextmanager
+def _in_full_precision(device: torch.device, reduced: list[Any]) -> Iterator[None]:
+    before = [kernels.fp32_precision for kernels in reduced]
+    try:
+        for kernels in reduced:
+            kernels.fp32_precision = "ieee"
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for kernels, precision in zip(reduced, before, strict=True):
+            kernels.fp32_precision = precision
+
+
+# -- what backward tells of one use of a parameter -------------------------------------------------------------------
+
+Rows = slice | Tensor
+"""Some examples of the batch: a slice, or (b,) indices."""
+
+
+POSITIONS, CHANNELS = 128, 16  # from where on a convolution with the examples as groups beats a product of patches
+
+
+class Use(ABC):
+    """One use of a parameter of shape `shape` by a batch of B examples.
+
+    The tensors that it holds are those of the forward and backward pass, in their dtype; what it returns is in
+    `dtype`, float32 or float64.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @abstractmethod
+    def gradients(self, rows: Rows) -> Tensor:
+        """(b, *shape), the gradients of some examples."""
+
+    @abstractmethod
+    def lengths(self, rows: Rows) -> Tensor:
+        """(b, n) float64, the norms of the terms that add up to each gradient."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """(*shape), the sum over examples of weights[i] times the gradient of example i; weights (B,) in `dtype`."""
+
+    @abstractmethod
+    def without(self, examples: Tensor) -> Self:
+        """The use with zeros in the place of what it holds of some examples, (B,) bool: a weight of 0 leaves NaN."""
+
+
+@dataclass
+class DirectUse(Use):
+    """The gradients themselves: values (B, *shape)."""
+
+    values: Tensor
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        self.shape = self.values.shape[1:]
+
+    def gradients(self, rows: Rows) -> Tensor:
+        return self.values[rows].to(self.dtype)
+
+    def lengths(self, rows: Rows) -> Tensor:
+        return squares_of((g := self.gradients(rows)).reshape(len(g), -1)).sqrt()[:, None]
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return (weights @ self.values.reshape(len(self.values), -1).to(self.dtype)).view(self.shape)
+
+    def without(self, examples: Tensor) -> Self:
+        return replace(self, values=cleared(self.values, examples))
+
+
+class FactoredUse(Use):
+    """A linear map of G groups, applied at T positions of each example.
+
+        gradient of example i, group c  =  sum over positions t of  g[i, c, t] (x) a[i, c, t],     (out, in)
+
+    Attributes:
+        groups, positions, inputs, outputs: G, T, in, out.
+        batch: B.
+        unfolds: whether `factors` computes the activations, rather than handing out what was saved.
+        grouped: whether `gradients` is faster than a product of `factors`.
+    """
+
+    groups: int
+    positions: int
+    inputs: int
+    outputs: int
+    batch: int
+    unfolds: bool
+    grouped: bool = False
+
+    @abstractmethod
+    def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Activations (b, G, T, in) and output gradients (b, G, T, out)."""
+
+    @abstractmethod
+    def shaped(self, gradient: Tensor) -> Tensor:
+        """(..., G, out, in) in the shape of the parameter, (..., *shape)."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> int:
+        """How many terms g (x) a `weighted_sum` adds up at a time in `dtype`."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of what it holds."""
+
+    def gradients(self, rows: Rows) -> Tensor:
+        a, g = self.factors(rows)
+        return self.shaped(g.mT @ a)
+
+    def lengths(self, rows: Rows) -> Tensor:
+        a, g = self.factors(rows)
+        return (squares_of(a.flatten(0, 2)) * squares_of(g.flatten(0, 2))).sqrt().view(len(a), -1)
+
+
+@dataclass
+class LinearUse(FactoredUse):
+    """y = x W^T: activations (B, T, in) and output gradients (B, T, out) of a weight (out, in)."""
+
+    activations: Tensor
+    output_gradients: Tensor
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        self.batch, self.positions, self.inputs = self.activations.shape
+        self.outputs, self.groups, self.unfolds = self.output_gradients.shape[2], 1, False
+        self.shape = torch.Size((self.outputs, self.inputs))
+
+    def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        a, g = (t[rows].to(self.dtype).unsqueeze(1) for t in (self.activations, self.output_gradients))
+        return a, g
+
+    def shaped(self, gradient: Tensor) -> Tensor:
+        return gradient.squeeze(-3)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        a, g = self.activations.to(self.dtype), self.output_gradients.to(self.dtype)
+        by_input = self.inputs < self.outputs  # the smaller one is the cheaper to copy
+        if has_large(g if by_input else a):
+            return replace(self, dtype=torch.float64).weighted_sum(weights.double()).to(self.dtype)
+        weights = weights[:, None, None]
+        a, g = (a * weights, g) if by_input else (a, g * weights)
+        return outer_sum(g.flatten(0, 1), a.flatten(0, 1))
+
+    def without(self, examples: Tensor) -> Self:
+        a, g = (cleared(t, examples) for t in (self.activations, self.output_gradients))
+        return replace(self, activations=a, output_gradients=g)
+
+    @property
+    def terms(self) -> int:
+        rows = self.batch * self.positions
+        return rows if self.dtype == torch.float64 else min(ROWS, rows)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.activations, self.output_gradients))
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The settings of a convolution; `padding` is in front of and behind each dimension."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def patches(self, x: Tensor) -> Tensor:
+        """(N, *out, C, *kernel), a view of the padded (N, *size, C)."""
+        x = F.pad(x, [0, 0, *(p for p in reversed(self.padding) for _ in range(2))]) if any(self.padding) else x
+        for dim, (k, s, d) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True), start=1):
+            x = x.unfold(dim, d * (k - 1) + 1, s)[..., ::d]
+        return x
+
+
+@dataclass
+class ConvolutionUse(FactoredUse):
+    """A convolution: its inputs (B n, C, *size), n images for each example, and output gradients (B n, out, *out).
+
+    A kernel is a linear map of the patch that it sees. Channels come last in a patch, so that runs of memory are
+    copied.
+
+    Attributes:
+        compiled: whether `normed_gradients` can be called.
+    """
+
+    x: Tensor
+    output_gradients: Tensor
+    geometry: Geometry
+    batch: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        geometry, self.groups = self.geometry, self.geometry.groups
+        channels, out = self.x.shape[1] // self.groups, self.output_gradients.shape[1]
+        self.positions = self.x.shape[0] // self.batch * prod(self.output_gradients.shape[2:])
+        self.inputs, self.outputs, self.unfolds = channels * prod(geometry.kernel), out // self.groups, True
+        self.shape = torch.Size((out, channels, *geometry.kernel))
+        alone = self.x.shape[0] == self.batch and self.dtype == torch.float32 and self.x.device.type == "cpu"
+        self.compiled = (
+            alone
+            and len(geometry.kernel) == 2
+            and geometry.dilation[1] == self.groups == 1
+            and self.output_gradients.numel() > 0
+            and native.available()
+        )
+        self.grouped = (
+            alone
+            and self.positions >= POSITIONS
+            and min(channels, self.outputs) >= CHANNELS
+            and bool(torch.backends.mkldnn.enabled)
+            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        )
+
+    def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        x, g = (_by_example(t, self.batch)[rows].to(self.dtype) for t in (self.x, self.output_gradients))
+        b, images, d = len(g), g.shape[1], len(self.geometry.kernel)
+        patches = self.geometry.patches(x.flatten(0, 1).movedim(1, -1).contiguous())
+        shape = b, images, *patches.shape[1 : 1 + d], self.groups, -1, *self.geometry.kernel
+        patches = patches.view(shape)
+        # (b, images, *out, G, C, *kernel) to (b, G, images, *out, *kernel, C)
+        order = 0, 2 + d, *range(1, 2 + d), *range(4 + d, 4 + 2 * d), 3 + d
+        a = patches.permute(order).reshape(b, self.groups, self.positions, self.inputs)
+        g = g.reshape(b, images, self.groups, self.outputs, -1)
+        g = g[:, 0].mT if images == 1 else g.permute(0, 2, 1, 4, 3).reshape(b, self.groups, self.positions, -1)
+        return a, g
+
+    def normed_gradients(self) -> tuple[Tensor, Tensor]:
+        """(B, *kernel, C, out), the gradients, and (B,) float64, their squared norms."""
+        x, g = self.x.to(self.dtype), self.output_gradients.to(self.dtype)
+        (kernel_h, kernel_w), (stride_h, stride_w) = self.geometry.kernel, self.geometry.stride
+        padding_h, padding_w = self.geometry.padding
+        return native.convolution(
+            x, g, (kernel_h, kernel_w), (stride_h, stride_w), (padding_h, padding_w), self.geometry.dilation[0]
+        )
+
+    def gradients(self, rows: Rows) -> Tensor:
+        """By oneDNN where it is fast: one convolution with the examples as groups, and nothing is unfolded."""
+        if not self.grouped:
+            return super().gradients(rows)
+        x, g = (t[rows].to(self.dtype) for t in (self.x, self.output_gradients))
+        images, gradients = (t.reshape(1, -1, *t.shape[2:]) for t in (x, g))
+        return self._sum(gradients, images, len(x)).view(len(x), *self.shape)
+
+    def shaped(self, gradient: Tensor) -> Tensor:
+        lead = gradient.dim() - 3
+        split = gradient.reshape(*gradient.shape[:lead], -1, *self.geometry.kernel, self.shape[1])
+        return split.movedim(-1, lead + 1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        x = self.x.to(self.dtype)
+        if has_large(x):
+            return replace(self, dtype=torch.float64).weighted_sum(weights.double()).to(self.dtype)
+        g = _by_example(self.output_gradients.to(self.dtype), self.batch)
+        g = (g * weights.view(-1, *(1 for _ in g.shape[1:]))).flatten(0, 1)
+        pieces = [slice(i, i + self._images) for i in range(0, len(g), self._images)]
+        sums = (self._sum(g[piece], x[piece]) for piece in pieces)
+        if len(pieces) == 1:
+            return next(sums)
+        result = x.new_zeros(self.shape, dtype=torch.float64)
+        for part in sums:
+            result += part
+        return result.to(self.dtype)
+
+    def without(self, examples: Tensor) -> Self:
+        images = examples.repeat_interleave(len(self.x) // self.batch)
+        return replace(self, x=cleared(self.x, images), output_gradients=cleared(self.output_gradients, images))
+
+    def _sum(self, g: Tensor, x: Tensor, times: int = 1) -> Tensor:
+        """The weight's gradient (times out, C, *kernel), of `times` as many groups as the convolution has."""
+        geometry = self.geometry
+        weight = x.new_empty(times * self.shape[0], *self.shape[1:])
+        result: Tensor = torch.ops.aten.convolution_backward(
+            g, x, weight, None, geometry.stride, geometry.padding, geometry.dilation, False,
+            [0] * len(geometry.kernel), times * geometry.groups, (False, True, False),
+        )[1]  # fmt: skip
+        return result
+
+    @property
+    def _images(self) -> int:
+        """Images whose terms are added up at a time."""
+        places = prod(self.output_gradients.shape[2:])
+        return len(self.x) if self.dtype == torch.float64 else min(len(self.x), max(1, ROWS // max(1, places)))
+
+    @property
+    def terms(self) -> int:
+        return self._images * prod(self.output_gradients.shape[2:])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.x, self.output_gradients))
+
+
+def _by_example(images: Tensor, batch: int) -> Tensor:
+    """(B, n, ...) of (B n, ...), a view."""
+    return images.view(batch, -1, *images.shape[1:])
+
+
+@dataclass
+class EmbeddingUse(Use):
+    """A table of V rows read at ids (B, T): what came back to each, (B, T, D); row `padding` gets no gradient."""
+
+    ids: Tensor
+    output_gradients: Tensor
+    size: int
+    padding: int | None
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        self.shape = torch.Size((self.size, self.output_gradients.shape[2]))
+        if self.padding is not None:
+            self.output_gradients = self.output_gradients.masked_fill((self.ids == self.padding)[..., None], 0)
+
+    def gradients(self, rows: Rows) -> Tensor:
+        ids, g = self.ids[rows], self.output_gradients[rows].to(self.dtype)
+        offset = torch.arange(len(ids), device=ids.device)[:, None] * self.size
+        table = g.new_zeros(len(ids) * self.size, g.shape[2])
+        return table.index_add_(0, (ids + offset).flatten(), g.flatten(0, 1)).view(len(ids), *self.shape)
+
+    def lengths(self, rows: Rows) -> Tensor:
+        g = self.output_gradients[rows].to(self.dtype)
+        return squares_of(g.flatten(0, 1)).sqrt().view(g.shape[:2])
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        g = self.output_gradients.to(self.dtype) * weights[:, None, None]
+        return g.new_zeros(self.shape).index_add_(0, self.ids.flatten(), g.flatten(0, 1))
+
+    def without(self, examples: Tensor) -> Self:
+        return replace(self, output_gradients=cleared(self.output_gradients, examples))
+
+
+def accumulator_dtype(tensor: Tensor) -> torch.dtype:
+    """float64 for float64, else float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
+    """float64 factors in dtype, never further from 0 than they were."""
+    if factors.dtype == dtype:
+        return factors
+    rounded = factors.to(dtype)
+    if rounded.dtype == torch.float32 and rounded.device.type == "cpu":  # the same, in fewer calls
+        near = rounded.detach().numpy()
+        np.nextafter(near, np.float32(0), out=near, where=np.abs(near) > np.abs(factors.detach().numpy()))
+        return rounded
+    above = rounded.abs() > factors.abs()  # compared in float64
+    return torch.where(above, torch.nextafter(rounded, rounded.new_zeros(())), rounded)
+
+
+# -- norms, and the weighted sum -------------------------------------------------------------------------------------
 
 PIECE = 512  # numbers in a dot product that runs in the accumulator's precision
 SPARE = 1.01  # for the terms of higher order in u
@@ -398,3 +933,182 @@ def _slack(use: Use, members: slice | Tensor) -> Tensor:
         lengths = _by_member(use.lengths(members.clamp(min=0).flatten()), members).flatten(1)
     terms = use.terms if isinstance(use, FactoredUse) else 0
     return (lengths.shape[1] + terms + 8) * torch.finfo(use.dtype).eps * lengths.sum(1)
+
+
+# -- tables whose sums are sparse ------------------------------------------------------------------------------------
+
+
+class Table(Protocol):
+    """A parameter of which a model reads rows and nothing else: how they are read."""
+
+    @property
+    def num_rows(self) -> int:
+        """V, from 1 to 2^40."""
+
+    @property
+    def width(self) -> int:
+        """D."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the rows."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+
+    def read(self, ids: Tensor) -> Tensor:
+        """(*ids.shape, D), the rows as they are now, a tensor of its own; ids are integers from 0 to V - 1.
+
+        It is called once for each lookup of a forward pass, with the ids of all its examples; and again for examples
+        whose forward runs again, where it must return the same.
+        """
+
+
+def count_of(name: str) -> str:
+    """The name under which the rows of a table are counted; see `make_clipping`."""
+    return f"{name} (count)"
+
+
+_MOST_ROWS = 2**40  # times the units of a batch, a row and a unit are one int64
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The parameters of a model that are read as tables.
+
+    Attributes:
+        by_name: how each is read, by the parameter's name.
+        count_norm: None, or the L2 bound on what a unit adds to the counts of rows, over all tables together.
+    """
+
+    by_name: Mapping[str, Table] = field(default_factory=lambda: MappingProxyType({}))
+    count_norm: float | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, tables: Mapping[str, Table], count_norm: float | None) -> "Tables":
+        """Raises: ArgumentError for a name, a shape or a norm that does not fit the module."""
+        if count_norm is not None:
+            count_norm = checks.positive("count_norm", count_norm)
+            if not tables:
+                raise ArgumentError("count_norm bounds the counts of rows, and there are no tables; leave it out")
+        parameters = dict(module.named_parameters())
+        for name, table in tables.items():
+            p = parameters.get(name)
+            if p is None or not p.requires_grad:
+                raise ArgumentError(f"tables must be trainable parameters of the model, by name; got {name!r}")
+            checks.integer("num_rows", table.num_rows, low=1, high=_MOST_ROWS)
+            if p.dim() != 2 or p.shape[1] != table.width or p.shape[0] not in (0, table.num_rows):
+                raise ArgumentError(
+                    f"the table {name} has {table.num_rows} rows of {table.width} numbers, and its parameter must have "
+                    f"the same shape, or no rows; got shape {tuple(p.shape)}"
+                )
+            if p.dtype != table.dtype:
+                raise ArgumentError(f"the table {name} is {table.dtype}, and its parameter {p.dtype}")
+        return cls(MappingProxyType(dict(tables)), count_norm)
+
+    def nothing(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """(V, D), the sum of nobody."""
+        table = self.by_name[name]
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        return _sparse(none, torch.zeros(0, table.width, dtype=dtype, device=device), (table.num_rows, table.width))
+
+    def counts(self, settled: Mapping[str, Settled], units: int, device: torch.device) -> dict[str, Tensor]:
+        """{count_of(table): (V,) sparse float64}, how many units read each row, weighted; nothing without count_norm.
+
+            sum over units u that read the row of  min(1, count_norm / sqrt(m_u)),    m_u: rows that u reads, in all
+
+        Guarantee: what a unit adds, all tables together, is a function of its own ids alone and has norm at most
+            count_norm in exact arithmetic: it has m_u entries, each at most count_norm / sqrt(m_u). That does not rest
+            on the gradient, so that a unit whose gradient is NaN or infinite is counted like any other.
+        """
+        if self.count_norm is None:
+            return {}
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        nothing = RowsRead(none, none, none)
+        read = {name: settled[name].rows or nothing if name in settled else nothing for name in self.by_name}
+        number = torch.zeros(units, dtype=torch.float64, device=device)
+        for rows in read.values():
+            number += torch.bincount(rows.owner, minlength=units)
+        # Just under count_norm, for the rounding of root and quotient. No rows: infinity, and so 1, of nothing.
+        weights = (self.count_norm * (1 - 1e-12) / number.sqrt()).clamp(max=1.0)
+        result = {}
+        for name, rows in read.items():
+            values = weights.new_zeros(len(rows.distinct)).index_add_(0, rows.place, weights[rows.owner])
+            result[count_of(name)] = _sparse(rows.distinct, values, (self.by_name[name].num_rows,))
+        return result
+
+
+NO_TABLES = Tables()
+
+
+def settle_lookups(uses: Sequence[EmbeddingUse], units: UnitMap) -> Settled:
+    """Norms and sparse sum of the gradient that all lookups in one table have together.
+
+    A unit's gradient has the rows that its examples read, without those of padding: these are added up and kept, so
+    that the norm is that of what is summed.
+    """
+    if len(uses) == 1 and units.classes is None and units.index.device.type == "cpu":
+        once = _each_once(uses[0], units)
+        if once is not None:
+            return once
+    shape, count = uses[0].shape, max(1, units.count)
+    reads = [_reads(use, units) for use in uses]
+    keys = [torch.add(owner, ids, alpha=count) for ids, owner, _ in reads]  # by row, then by unit
+    found, pair = torch.unique(torch.cat(keys) if len(keys) > 1 else keys[0], return_inverse=True)
+    rows = reads[0][2].new_zeros(len(found), shape[1])
+    for (_, _, g), own in zip(reads, pair.split([len(own) for own in keys]), strict=True):
+        rows.index_add_(0, own, g)
+    owner = found % count
+    distinct, place = torch.unique_consecutive(found // count, return_inverse=True)
+    return _settled(rows, RowsRead(owner, place, distinct), shape, units)
+
+
+def _each_once(use: EmbeddingUse, units: UnitMap) -> Settled | None:
+    """The same where no unit reads a row twice, as most batches come: nothing is to add. Else None.
+
+    Each example is a unit; so in the order in which rows were read the units ascend, those of each row too.
+    """
+    ids, owner, rows = _reads(use, units)
+    flat, unit = ids.numpy(), owner.numpy()
+    if not len(flat):
+        return None
+    order = flat.argsort(kind="stable")
+    ranked, by = flat[order], unit[order]
+    same = ranked[1:] == ranked[:-1]
+    if (same & (by[1:] == by[:-1])).any():
+        return None
+    first = np.empty(len(flat), bool)
+    first[0] = True
+    np.logical_not(same, out=first[1:])
+    place = np.empty(len(flat), np.int64)
+    place[order] = first.cumsum() - 1
+    read = RowsRead(owner, torch.from_numpy(place), torch.from_numpy(ranked[first]))
+    return _settled(rows, read, use.shape, units)
+
+
+def _settled(rows: Tensor, read: RowsRead, shape: Sequence[int], units: UnitMap) -> Settled:
+    """From the rows (K, D) of the pairs of `read`."""
+    owner, place, distinct = read.owner, read.place, read.distinct
+    squares = torch.zeros(units.count, dtype=torch.float64, device=rows.device).index_add_(0, owner, squares_of(rows))
+
+    def total(weights: Weights) -> Tensor:
+        summed = weights.add_rows(rows, owner, place, to=rows.new_zeros(len(distinct), rows.shape[1]))
+        return _sparse(distinct, summed, shape)
+
+    return Settled(squares, total, rows=read)
+
+
+def _reads(use: EmbeddingUse, units: UnitMap) -> tuple[Tensor, Tensor, Tensor]:
+    """(n,) ids, (n,) units and (n, D) what came back, of all that was read but padding."""
+    ids, g = use.ids.flatten(), use.output_gradients.to(use.dtype).flatten(0, 1)
+    owner = units.index if len(ids) == len(units.index) else units.index.repeat_interleave(use.ids.shape[1])
+    if use.padding is None:
+        return ids.long(), owner, g
+    read = (ids != use.padding).nonzero()[:, 0]
+    return ids[read].long(), owner[read], g[read]
+
+
+def _sparse(ids: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """A coalesced tensor of rows at ascending ids."""
+    return torch.sparse_coo_tensor(ids[None], values, tuple(shape), is_coalesced=True, check_invariants=False)

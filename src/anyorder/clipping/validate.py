@@ -1,18 +1,19 @@
-"""Which models can be trained with a per-unit guarantee."""
+"""Which models can be trained with a per-unit guarantee; what to change in one that cannot, and a copy so changed."""
 
-from collections.abc import Iterator
+import copy
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
+from anyorder.clipping import torch_private as private
 from anyorder.errors import ArgumentError, ModelError
-
-__all__ = ["Finding", "check_model", "refuse_unfit"]
 
 _TRAINABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -66,7 +67,7 @@ def refuse_unfit(module: nn.Module) -> None:
         raise ModelError("the model cannot be trained with a per-unit guarantee:\n- " + "\n- ".join(map(str, findings)))
 
 
-def group_norm_groups(part: _BatchNorm) -> int:
+def group_norm_groups(part: private.BatchNorm) -> int:
     """Groups of the GroupNorm that takes its place: at most 32, of at least 4 channels; one where x may be (B, C).
 
     A group of one channel at one place would be normalised to zero.
@@ -86,13 +87,13 @@ def _of_layers(module: nn.Module) -> Iterator[Finding]:
 
 def _of_layer(part: nn.Module) -> tuple[str, str] | None:
     """(problem, cure) of one module without its children."""
-    if isinstance(part, _BatchNorm):
+    if isinstance(part, private.BatchNorm):
         sizes = f"{group_norm_groups(part)}, {part.num_features}" if part.num_features else "num_groups, num_channels"
         return (
             "normalises each example by the others of the batch",
             f"replace it with torch.nn.GroupNorm({sizes}), which looks at one example alone",
         )
-    if isinstance(part, _InstanceNorm) and part.track_running_stats:
+    if isinstance(part, private.InstanceNorm) and part.track_running_stats:
         return "keeps statistics of the data that are not private", "set track_running_stats=False"
     if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
         return "rescales the rows that a batch reads, in place, where no noise is", "set max_norm=None"
@@ -127,3 +128,138 @@ def _of_parameters(module: nn.Module) -> Iterator[Finding]:
         yield Finding(
             "", f"has no trainable parameter among its {len(parameters)}", "set requires_grad=True on at least one"
         )
+
+
+# -- a copy in which it is replaced ----------------------------------------------------------------------------------
+
+_BATCH_NORMS = frozenset({nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm})
+
+
+def convert(model: nn.Module) -> nn.Module:
+    """A copy of a model, with what `check_model` finds replaced where a replacement is known.
+
+        BatchNorm of C channels          GroupNorm, at most 32 groups of at least 4 channels (1d: one group)
+        InstanceNorm with statistics     the same without: each example by its own, in evaluation too
+        Embedding with max_norm          the same with max_norm=None
+
+    Scales, shifts and eps are kept, with their dtype, device, requires_grad and training mode, and so is what layers
+    share; running statistics are dropped. The function that the model computes is another: a trained model must be
+    trained on. What has no replacement stays as it is (layers derived from BatchNorm): ask `check_model` of the copy.
+
+    The copy has parameters of its own. Convert before the optimizer is made, or it goes on with those of the original.
+
+    Raises: ArgumentError for what is not a module; ModelError for lazy layers that have not seen an example.
+
+    Example:
+        >>> convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))[1].num_groups
+        2
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    lazy = next((name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)), None)
+    if lazy is not None:
+        raise ModelError(f"parameter {lazy} has no shape yet, so that it cannot be copied; run the model once first")
+    model = copy.deepcopy(model)
+    if type(model) in _BATCH_NORMS:
+        return _group_norm(model)  # type: ignore[arg-type]
+    replaced: dict[nn.Module, nn.Module] = {}  # a layer in two places stays one
+    for parent in list(model.modules()):
+        for name, part in list(parent.named_children()):
+            if type(part) in _BATCH_NORMS:
+                if part not in replaced:
+                    replaced[part] = _group_norm(part)  # type: ignore[arg-type]
+                setattr(parent, name, replaced[part])
+    for part in model.modules():
+        if isinstance(part, private.InstanceNorm) and part.track_running_stats:
+            part.track_running_stats = False
+            part.running_mean = part.running_var = part.num_batches_tracked = None
+        elif isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.max_norm = None
+    return model
+
+
+def _group_norm(part: private.BatchNorm) -> nn.GroupNorm:
+    result = nn.GroupNorm(group_norm_groups(part), part.num_features, part.eps, affine=False)
+    if part.affine:
+        result.affine = True
+        result.weight, result.bias = part.weight, part.bias
+    return result.train(part.training)
+
+
+# -- why a model does not run on one example -------------------------------------------------------------------------
+
+FAILURES = (RuntimeError, IndexError, ValueError)
+"""What torch raises for a model that it cannot run on one example, or map: a function without a batching rule, a value
+that is asked for, a shape. Whatever else is raised is a fault, of the model or of this package: nothing to work around.
+"""
+
+_FOREIGN = (Path(torch.__file__).parent, Path(__file__).parent)
+
+_PACKED = (
+    "a packed sequence joins the examples: give the layer the padded tensor, and take the last state as "
+    "out.gather(1, (lengths - 1)[:, None, None].expand(-1, 1, out.shape[2])), with the lengths as a tensor"
+)
+_SHARED = (
+    "forward writes an example's values into a tensor that all examples share: make it by x.new_zeros(..), or put "
+    "results together with torch.cat, torch.stack, torch.where"
+)
+_VALUES = (
+    "write forward without .item(), .tolist() and branches on the values of tensors: torch.where(condition, a, b) for "
+    "an if, a product with the mask for x[mask]"
+)
+_FUNCTION = (
+    "an autograd.Function must say how it is mapped: give it forward without ctx, setup_context(ctx, inputs, output) "
+    "and generate_vmap_rule = True, or write it in plain torch"
+)
+_HOOKS = "leave out hooks on saved tensors, which would run parts of the model elsewhere: chunk_size= bounds memory"
+_ELSE = "replace a function that torch.func does not know by others, or write it in plain torch"
+
+_BY_CALL = {"pack_padded_sequence": _PACKED, "pack_sequence": _PACKED}
+_BY_TEXT = {
+    "setup_context": _FUNCTION, "saved tensors": _HOOKS, "inplace": _SHARED, "broadcast shape": _SHARED,
+    "item": _VALUES, "control flow": _VALUES, "dynamic": _VALUES, "numpy": _VALUES,
+}  # fmt: skip
+
+
+def unmapped(module: nn.Module, error: Exception) -> str:
+    """Where a module cannot be mapped over examples, and the change that lets it be."""
+    frames = traceback.extract_tb(error.__traceback__)
+    calls, text = {frame.name for frame in frames}, str(error)
+    cure = next((cure for name, cure in _BY_CALL.items() if name in calls), None)
+    if cure is None:
+        cure = next((cure for words, cure in _BY_TEXT.items() if words in text), _ELSE)
+    own = [frame for frame in frames if not any(folder in Path(frame.filename).parents for folder in _FOREIGN)]
+    place = f"\nIt stops at {own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else ""
+    # Of a packed sequence torch's own words tell the lengths.
+    words = "" if cure is _PACKED else f": {text}"
+    return (
+        f"torch.func.vmap cannot run this model ({type(module).__name__}) on each example alone{words}{place}\n"
+        f"What to change: {cure}"
+    )
+
+
+def own_error(error: Exception, module: nn.Module, tensors: tuple[Tensor, ...], whole: Callable[[], Any]) -> Exception:
+    """What to raise where a module fails on one example alone, also without vmap; its own error, if that says it all.
+
+    Args:
+        error: the module's own.
+        tensors: what it was given.
+        whole: runs it on the whole batch.
+    """
+    dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    strange = {t.dtype for t in tensors} - dtypes
+    if isinstance(error, RuntimeError) and "dtype" in str(error) and strange and dtypes:
+        given, own = (", ".join(sorted(str(d).removeprefix("torch.") for d in group)) for group in (strange, dtypes))
+        return ModelError(
+            f"the batch holds {given} and the model's parameters are {own}, which forward does not join: {error}. "
+            "Convert the batch, model(x.to(next(model.parameters()).dtype)), or the model, before make_private"
+        )
+    try:
+        with torch.no_grad():
+            whole()
+    except Exception:  # it does not run at all
+        return error
+    return ModelError(
+        f"the model runs on the batch, and not on one example of it alone: {error}\nIs the batch size written into "
+        "forward? Take it from what it is given: x.view(x.shape[0], ..), x.flatten(1), x.new_zeros(len(x), ..)"
+    )

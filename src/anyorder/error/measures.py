@@ -7,7 +7,7 @@ iterate, in units of the learning rate.
 import math
 
 from anyorder.error.variance import row_variances
-from anyorder.participation import Participation
+from anyorder.patterns import Participation
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import Strategy
 from anyorder.workload import Workload

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from anyorder import checks
 from anyorder.checks import final
+from anyorder.clipping.bounded import ClippedSum, step_of
 from anyorder.clipping.clip_rules import Cut, Rule
-from anyorder.clipping.units import ClippedSum, step_of
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ParticipationError, PlanError, TrainingError
 from anyorder.formats import sync_folder
 from anyorder.ledger import Units, as_units, plain

@@ -35,8 +35,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from anyorder import checks
-from anyorder.errors import CheckpointError, PlanError, StepsExhaustedError
+from anyorder.errors import PlanError
 from anyorder.noise.source import NoiseSource
+from anyorder.noise.stream import check_saved, check_step_left
 from anyorder.strategy import Combination, Strategy, Terms
 from anyorder.strategy.kinds import Structure, kind_of
 
@@ -99,12 +100,7 @@ class GridStream:
 
         Raises: StepsExhaustedError after n steps; nothing changes.
         """
-        n = self._strategy.n
-        if self._t >= n:
-            raise StepsExhaustedError(
-                f"the plan has noise for {n} steps and all are made; a further step would have no guarantee: "
-                f"plan more steps before training starts"
-            )
+        check_step_left(self._t, self._strategy.n)
         terms = self._strategy.terms(self._t)
         result, unsure = self._estimate(terms)
         for i in np.flatnonzero(unsure).tolist():
@@ -162,16 +158,7 @@ class GridStream:
 
         Raises: CheckpointError if it is of another stream, or malformed; nothing changes.
         """
-        for name, own in self._saved_as.items():
-            if name not in saved or saved[name] != own:
-                raise CheckpointError(
-                    f"the saved noise stream has {name} = {saved.get(name)!r} and this one {own!r}: "
-                    f"its noise would not cancel; resume with the plan, the key and the shard that were saved"
-                )
-        t = saved.get("t")
-        if type(t) is not int or not 0 <= t <= self._strategy.n:
-            raise CheckpointError(f"t of a saved noise stream must be an integer from 0 to n, got {t!r}")
-        self._t = t
+        self._t = check_saved(saved, self._saved_as, self._strategy.n)
 
 
 class _Row(NamedTuple):

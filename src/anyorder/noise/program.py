@@ -1,4 +1,4 @@
-"""A step of a strategy as a program: a value that every executor runs, with the same roundings.
+"""A step of a strategy as a program: a value that every path runs, with the same roundings.
 
 Operands are tiles (numbers from 0: vectors that live for the step) and arrays (below zero: ~operand is the number of an
 array that stays between steps). All are float32; each product, sum and quotient is rounded by itself.
@@ -9,19 +9,19 @@ array that stays between steps). All are float32; each product, sum and quotient
     DIVIDE   dst = a / c
     WORDS    dst = raw words of the row, as bits; of the compiled kernel alone, for rows that are asked for
 
-An operation may write what it reads. `traced` and `compiled` make a program of `Strategy.step`; `execute_numpy` says in
-thirty lines what a program does, on NumPy arrays and on torch tensors alike; `execute_native` (C++), `execute_torch`
-and `execute_triton` are the other executors.
+An operation may write what it reads. `trace` and `compile_step` make a program of `Strategy.step`; `execute` says in
+thirty lines what a program does, on NumPy arrays and on torch tensors alike; `compiled` is the path of the C++ kernel,
+`torch_path` that of torch. `NoiseState` is what stays between the steps.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.errors import ArgumentError
+from anyorder.errors import ArgumentError, TrainingError
 from anyorder.strategy import Strategy
 
 NONE = 2**31 - 1  # no operand
@@ -66,11 +66,57 @@ class Program:
         return rows
 
 
+def execute(
+    program: Program,
+    row: Callable[[int], Any],
+    arrays: Sequence[Any],
+    zeros: Callable[[], Any],
+    number: Callable[[float], Any],
+) -> Any:
+    """What a program means: its result over the coordinates in hand; the arrays are written.
+
+    Args:
+        program: of any operations but WORDS.
+        row: gives Z[r], a fresh vector.
+        arrays: of the program, float32 vectors: NumPy's or torch's. In-place writes reach them.
+        zeros: makes a vector.
+        number: makes a float32 of no dimensions. (Python's, in a quotient, torch makes its reciprocal on CUDA.)
+    Returns: a vector, which may be one of the arrays.
+    """
+    tiles: list[Any] = [None] * program.num_tiles
+    terms = program.terms.tolist()
+
+    def read(operand: int) -> Any:
+        return tiles[operand] if operand >= 0 else arrays[~operand]
+
+    for kind, dst, a, b, c, count, at in program.ops.tolist():
+        if kind == Operation.GAUSS:
+            value = row(at) if c == 1 else row(at) * c
+            value = value if a == NONE else read(a) + value
+        elif kind == Operation.LINEAR:
+            value = None if a == NONE else read(a)
+            for x, factor in terms[at : at + count]:
+                part = read(x) * factor
+                value = part if value is None else value + part
+            value = zeros() if value is None else value if count else value + number(-0.0)  # x + -0 is x, and fresh
+        elif kind == Operation.LEAK:
+            value = read(a) + (read(b) + read(a) * c)
+        elif kind == Operation.DIVIDE:
+            value = read(a) / number(c)
+        else:
+            raise AssertionError(kind)
+        if dst >= 0:
+            tiles[dst] = value
+        else:
+            arrays[~dst][:] = value
+    return read(program.result)
+
+
 # ----------------------------------------------------------------------------------------------------
 # A strategy's step, followed once with symbols.
 #
 # `Strategy.step` stays the only statement of what a step is. Here it runs on `Vector`s, which record the sums,
-# differences, products and quotients by numbers instead of doing them; `compiled` makes a program of the record.
+# differences, products and quotients by numbers instead of doing them; `compile_step` makes a program of the record.
 
 
 class Entry(NamedTuple):
@@ -172,7 +218,7 @@ def _vector(tape: list[Fields], value: Any) -> Vector | None:
 def trace(strategy: Strategy, t: int, num_arrays: int) -> Trace:
     """Step t from a state of so many arrays.
 
-    Raises: ArgumentError for a step that does what `Vector` cannot follow: no executor could make its noise.
+    Raises: ArgumentError for a step that does what `Vector` cannot follow: no path could make its noise.
     """
     tape: list[Fields] = []
     rows: dict[int, Vector] = {}
@@ -456,3 +502,86 @@ def _count_uses(traced: Trace) -> dict[int, int]:
                 if operand is not None:
                     uses[operand] = uses.get(operand, 0) + 1
     return uses
+
+
+# ----------------------------------------------------------------------------------------------------
+# The steps of a strategy, one after the other: the arrays between them, wherever they are.
+
+
+A = TypeVar("A")
+
+
+class NoiseState(Generic[A]):
+    """The step that comes next, the arrays before it in one place, and the program of the step on them.
+
+    Args:
+        strategy: whose steps they are.
+        t: step that comes next.
+        arrays: the strategy's state before it.
+        most: number of arrays to hold at most; what the state leaves of it holds rows of Z that the next step uses too.
+        new: makes an array.
+    """
+
+    def __init__(self, strategy: Strategy, t: int, arrays: list[A], most: int, new: Callable[[], A]) -> None:
+        self._strategy, self._most, self._new = strategy, most, new
+        self.t, self.arrays = t, arrays
+        self.rows: dict[int, A] = {}
+        self.free: list[A] = []
+        self.broken = False
+
+    def check_whole(self) -> None:
+        """Raise TrainingError where the arrays are of no one step."""
+        if self.broken:
+            raise TrainingError(
+                f"step {self.t} of this noise stream was broken off half way: its state is of two steps at once; "
+                "load a saved state and go on from there"
+            )
+
+    def prepare(self) -> tuple[Compiled, list[A]]:
+        """The program of the next step and the arrays that it runs on, new ones among them; nothing changes.
+
+        Raises: ArgumentError for a step that cannot be made a program.
+        """
+        count = len(self.arrays)
+        traced = trace(self._strategy, self.t, count)
+        given = [*self.arrays, *self.rows.values(), *self.free]
+        stored = dict(zip(self.rows, range(count, len(given)), strict=False))
+        keep = self._rows_to_keep(traced) if self._most > len(traced.state) else ()
+        free = range(count + len(stored), len(given))
+        made = compile_step(traced, count, stored, free, keep, max(self._most - len(given), 0))
+        while len(given) < made.num_arrays:
+            given.append(self._new())
+        return made, given
+
+    def advance(self, made: Compiled, arrays: list[A]) -> None:
+        """Take over the arrays after the step. Those that hold nothing any more are kept, as many as memory allows."""
+        self.arrays = [arrays[i] for i in made.state]
+        self.rows = {row: arrays[i] for row, i in made.rows.items()}
+        used = {*made.state, *made.rows.values()}
+        most = max(self._most, self._strategy.state_rows) - len(used)
+        self.free = [array for i, array in enumerate(arrays) if i not in used][: max(most, 0)]
+        self.t += 1
+
+    def _rows_to_keep(self, traced: Trace) -> set[int]:
+        """Rows of Z at hand in this step that the next one uses too, as many as there is memory for."""
+        if self.t + 1 >= self._strategy.n:
+            return set()
+        following = trace(self._strategy, self.t + 1, len(traced.state)).rows
+        shared = [row for row in following if row in traced.rows or row in self.rows]
+        return set(sorted(shared, key=lambda row: row not in self.rows)[: self._most - len(traced.state)])
+
+
+class Unfinished:
+    """Around what must not be left half done: an error leaves the state broken, if it is not a harmless one.
+
+    The harmless errors come before anything is done.
+    """
+
+    def __init__(self, state: NoiseState[Any], harmless: tuple[type[Exception], ...] = ()) -> None:
+        self._state, self._harmless = state, harmless
+
+    def __enter__(self) -> None:
+        self._state.broken = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._state.broken = kind is not None and not issubclass(kind, self._harmless)

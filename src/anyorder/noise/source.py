@@ -10,15 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
 from anyorder.errors import ArgumentError
-from anyorder.noise import native, transform
-from anyorder.noise import transform as chacha
+from anyorder.noise import compiled, transform
+from anyorder.noise.transform import BLOCK, MAX_ELEMENT, MAX_ROW, RAW
 
-_BLOCK = 16  # words, and normals, of a block
 _CHUNK = 4096  # blocks at a time: 256 KiB of words, which a core's cache holds
-_RAW = np.uint64(1 << 62)  # counters of `words`
-_EXTENSION = np.uint64(1 << 63)  # counters of the further bits of rare radii
-_MAX_ELEMENT = 1 << 62  # sixteen times this side of the domain bits
-_MAX_ROW = (1 << 63) - 1
 
 
 class NoiseSource:
@@ -40,14 +35,14 @@ class NoiseSource:
             raise ArgumentError(f"key must be 32 bytes, got {type(key).__name__}")
         if len(key) != 32:
             raise ArgumentError(f"key must be 32 bytes, got {len(key)}; NoiseSource.random() makes one")
-        if checks.integer("rounds", rounds, low=8) not in chacha.ROUNDS:
+        if checks.integer("rounds", rounds, low=8) not in transform.ROUNDS:
             raise ArgumentError(f"rounds must be 8, 12 or 20, got {rounds!r}")
         self._key = key
         self._rounds = int(rounds)
         self._key_words = np.frombuffer(key, "<u4").astype(np.uint32)
         self._kernel_name = kernel
         self._later: tuple[tuple[int, NoiseSource], ...] = ()  # from which row on, ascending
-        native.kernel(kernel)  # refuses one that cannot run
+        compiled.kernel(kernel)  # refuses one that cannot run
 
     @classmethod
     def random(cls, rounds: int = 8) -> "NoiseSource":
@@ -75,9 +70,9 @@ class NoiseSource:
         return self._key_words
 
     @property
-    def kernel(self) -> native.Kernel | None:
+    def kernel(self) -> compiled.Kernel | None:
         """What makes the bits; None for NumPy."""
-        return native.kernel(self._kernel_name)
+        return compiled.kernel(self._kernel_name)
 
     def derive(self, label: bytes) -> "NoiseSource":
         """A source for another purpose: its key is BLAKE2b of the label under this key.
@@ -101,7 +96,7 @@ class NoiseSource:
             row: not below that of an earlier renewal.
             nonce: 16 bytes or more, from the operating system's entropy.
         """
-        row = checks.integer("row", row, low=self._later[-1][0] if self._later else 0, high=_MAX_ROW)
+        row = checks.integer("row", row, low=self._later[-1][0] if self._later else 0, high=MAX_ROW)
         if not isinstance(nonce, bytes) or len(nonce) < 16:
             raise ArgumentError("nonce must be 16 bytes or more, as os.urandom gives them")
         result = NoiseSource(self._key, self._rounds, kernel=self._kernel_name)
@@ -146,13 +141,7 @@ class NoiseSource:
             self.kernel.fill(self._key_words, self._rounds, row, start, result)
             return result
 
-        def make(counters: NDArray[np.uint64]) -> NDArray[np.float32]:
-            def further(columns: NDArray[np.intp]) -> NDArray[np.uint32]:
-                return self._blocks(row, counters[columns] | _EXTENSION)
-
-            return transform.normals(self._blocks(row, counters), further)
-
-        _fill(result, start, make)
+        _fill(result, start, lambda counters: transform.normal_blocks(self._key_words, counters, row, self._rounds))
         return result
 
     def normal_at(self, rows: ArrayLike, starts: ArrayLike, width: int) -> NDArray[np.float32]:
@@ -164,9 +153,9 @@ class NoiseSource:
             width: elements of each; all of them lie below 2^62.
         Returns: (k, width) float32, a fresh array.
         """
-        width = checks.integer("width", width, low=0, high=_MAX_ELEMENT)
-        rows = _places("rows", rows, _MAX_ROW)
-        starts = _places("starts", starts, _MAX_ELEMENT - width)
+        width = checks.integer("width", width, low=0, high=MAX_ELEMENT)
+        rows = _places("rows", rows, MAX_ROW)
+        starts = _places("starts", starts, MAX_ELEMENT - width)
         if len(rows) != len(starts):
             raise ArgumentError(f"rows and starts must be equally many, got {len(rows)} and {len(starts)}")
         result = np.empty((len(rows), width), np.float32)
@@ -192,7 +181,7 @@ class NoiseSource:
         if self.kernel is not None:
             self.kernel.fill(self._key_words, self._rounds, row, start, result)
             return result
-        _fill(result, start, lambda counters: self._blocks(row, counters | _RAW))
+        _fill(result, start, lambda counters: transform.blocks(self._key_words, counters | RAW, row, self._rounds))
         return result
 
     def _fill_at(self, rows: NDArray[np.int64], starts: NDArray[np.int64], result: NDArray[np.float32]) -> None:
@@ -200,33 +189,25 @@ class NoiseSource:
             self.kernel.fill_at(self._key_words, self._rounds, rows, starts, result)
             return
         width = result.shape[1]
-        blocks = np.arange((width + 2 * _BLOCK - 2) // _BLOCK, dtype=np.uint64)  # wherever a range begins in its first
+        blocks = np.arange((width + 2 * BLOCK - 2) // BLOCK, dtype=np.uint64)  # wherever a range begins in its first
         at_once = max(1, _CHUNK // max(1, len(blocks)))
         for i in range(0, len(rows), at_once):
             here = slice(i, i + at_once)
-            first, skip = np.divmod(starts[here], _BLOCK)
+            first, skip = np.divmod(starts[here], BLOCK)
             counters = (first.astype(np.uint64)[:, None] + blocks).ravel()
             nonces = np.repeat(rows[here].astype(np.uint64), len(blocks))
-
-            def further(
-                columns: NDArray[np.intp], counters: NDArray[np.uint64] = counters, nonces: NDArray[np.uint64] = nonces
-            ) -> NDArray[np.uint32]:
-                return self._blocks(nonces[columns], counters[columns] | _EXTENSION)
-
-            whole = transform.normals(self._blocks(nonces, counters), further).T.reshape(len(first), -1)
+            made = transform.normal_blocks(self._key_words, counters, nonces, self._rounds)
+            whole = made.T.reshape(len(first), -1)
             result[here] = np.take_along_axis(whole, skip[:, None] + np.arange(width), axis=1)
-
-    def _blocks(self, row: int | NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.uint32]:
-        return chacha.blocks(self._key_words, counters, row, self._rounds)
 
     def __repr__(self) -> str:
         return f"NoiseSource(fingerprint={self.fingerprint()!r}, rounds={self._rounds})"
 
 
 def _check_range(row: int, start: int, stop: int) -> None:
-    checks.integer("row", row, low=0, high=_MAX_ROW)
-    checks.integer("start", start, low=0, high=_MAX_ELEMENT)
-    checks.integer("stop", stop, low=start, high=_MAX_ELEMENT)
+    checks.integer("row", row, low=0, high=MAX_ROW)
+    checks.integer("start", start, low=0, high=MAX_ELEMENT)
+    checks.integer("stop", stop, low=start, high=MAX_ELEMENT)
 
 
 def _places(name: str, values: ArrayLike, high: int) -> NDArray[np.int64]:
@@ -241,9 +222,9 @@ def _places(name: str, values: ArrayLike, high: int) -> NDArray[np.int64]:
 def _fill(result: NDArray[Any], start: int, make: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> None:
     """Write elements start, start + 1, .. from the (16, B) blocks that `make` returns for B counters."""
     stop = start + len(result)
-    end = -(-stop // _BLOCK)
-    for block in range(start // _BLOCK, end, _CHUNK):
+    end = -(-stop // BLOCK)
+    for block in range(start // BLOCK, end, _CHUNK):
         flat = make(np.arange(block, min(block + _CHUNK, end), dtype=np.uint64)).T.reshape(-1)
-        first = block * _BLOCK
+        first = block * BLOCK
         low, high = max(start, first), min(stop, first + len(flat))
         result[low - start : high - start] = flat[low - first : high - first]

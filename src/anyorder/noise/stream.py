@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
-from anyorder.errors import ArgumentError, CheckpointError, TrainingError
-from anyorder.noise import native
-from anyorder.noise.host import GROUP, HostNoise, Targets, chosen, whole_groups
+from anyorder.errors import ArgumentError, CheckpointError, StepsExhaustedError, TrainingError
+from anyorder.noise.compiled import GROUP, CompiledPath, Targets, chosen, warn_if_missing, whole_groups
+from anyorder.noise.program import NoiseState
 from anyorder.noise.source import NoiseSource
 from anyorder.strategy import Rescaled, Strategy, Tree
 from anyorder.strategy.kinds import Structure, kind_of
 
 if TYPE_CHECKING:
-    from anyorder.noise.torch_backend import DeviceNoise
+    from anyorder.noise.torch_path import TorchPath
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -108,16 +108,21 @@ class NoiseStream:
         self._std = round_up(checks.real("std", std, low=1e-30, high=1e30))
         self._size = checks.integer("size", size, low=0, high=_MAX_ELEMENT)
         self._start = checks.integer("start", start, low=0, high=_MAX_ELEMENT - self._size)
-        most = self._affordable(memory)
-        native.warn_if_missing(self._size)
-        self._arguments = (strategy, source, self._std, self._size, self._start, most)
-        self._place: HostNoise | DeviceNoise = self._host()
+        self._most = self._affordable(memory)
+        warn_if_missing(self._size)
+        self._where = (source, self._std, self._start, self._size)
+        self._go_on(CompiledPath(*self._where), 0, strategy.init(self._size))
         self._free_now = threading.Lock()
+
+    def _go_on(self, path: "CompiledPath | TorchPath", t: int, state: Sequence[Vector]) -> None:
+        """Make the steps from t on by this path, from a copy of the state before it."""
+        arrays: list[Any] = path.load(state)
+        self._path, self._state = path, NoiseState(self._strategy, t, arrays, self._most, path.new)
 
     @property
     def t(self) -> int:
         """Steps made so far: the step that `next` makes."""
-        return self._place.held.t
+        return self._state.t
 
     @_one_at_a_time
     def next(self) -> Vector:
@@ -125,8 +130,8 @@ class NoiseStream:
 
         Raises: StepsExhaustedError after n steps; nothing changes.
         """
-        self._place.held.check_next()
-        return self._place.next()
+        self._check_next()
+        return self._path.next(self._state)
 
     @_one_at_a_time
     def add_to(self, tensors: Sequence[Any], scale: float = 1.0) -> None:
@@ -143,18 +148,22 @@ class NoiseStream:
         """
         scale = checks.real("scale", scale)
         targets = Targets(tensors, self._size)
-        self._place.held.check_next()
-        if not targets.on_cpu or not isinstance(self._place, HostNoise):
+        self._check_next()
+        if not targets.on_cpu or not isinstance(self._path, CompiledPath):
             self._move_to(targets)
-        self._place.add(targets, scale)
+        self._path.add(self._state, targets, scale)
 
     @_one_at_a_time
     def skip(self) -> None:
         """A step of a stream of size 0, which has no noise. Raises: StepsExhaustedError, as `add_to`."""
         if self._size:
             raise ArgumentError(f"only a stream of size 0 has steps without noise, and this one has {self._size}")
-        self._place.held.check_next()
-        self._place.held.t += 1
+        self._check_next()
+        self._state.t += 1
+
+    def _check_next(self) -> None:
+        check_step_left(self._state.t, self._strategy.n)
+        self._state.check_whole()
 
     def rows(self, t: int, rows: ArrayLike, width: int, *, offset: int = 0) -> Vector:
         """The noise of step t for some rows of a (num_embeddings, width) table; the step counter stays.
@@ -199,18 +208,14 @@ class NoiseStream:
             raise ArgumentError(f"tensors must be on one device, got {sorted(map(str, targets.devices))}")
         (device,) = targets.devices
         if targets.on_cpu:
-            self._go_on_at(self._host())
-        elif isinstance(self._place, HostNoise) or self._place.device != device:
-            from anyorder.noise.torch_backend import DeviceNoise  # brings torch in
+            self._change_to(CompiledPath(*self._where))
+        elif isinstance(self._path, CompiledPath) or self._path.device != device:
+            from anyorder.noise.torch_path import TorchPath  # brings torch in
 
-            self._go_on_at(DeviceNoise(*self._arguments, device))
+            self._change_to(TorchPath(*self._where, device))
 
-    def _go_on_at(self, place: "HostNoise | DeviceNoise") -> None:
-        place.load(self._place.held.t, self._place.state())
-        self._place = place
-
-    def _host(self) -> HostNoise:
-        return HostNoise(*self._arguments)
+    def _change_to(self, path: "CompiledPath | TorchPath") -> None:
+        self._go_on(path, self._state.t, self._path.save(self._state.arrays))
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -228,8 +233,9 @@ class NoiseStream:
     @_one_at_a_time
     def state_dict(self) -> dict[str, Any]:
         """Numbers, words and NumPy arrays that `load_state_dict` resumes from, bit for bit. Never holds the key."""
-        self._place.held.check_whole()
-        return self._identity() | {"t": self.t, "state": [array.copy() for array in self._place.state()]}
+        self._state.check_whole()
+        state = [array.copy() for array in self._path.save(self._state.arrays)]
+        return self._identity() | {"t": self.t, "state": state}
 
     @_one_at_a_time
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -237,20 +243,10 @@ class NoiseStream:
 
         Raises: CheckpointError if it is of another stream, or malformed; nothing changes.
         """
-        for name, own in self._identity().items():
-            if name not in saved or saved[name] != own:
-                raise CheckpointError(
-                    f"the saved noise stream has {name} = {saved.get(name)!r} and this one {own!r}: "
-                    f"its noise would not cancel; resume with the plan, the key and the shard that were saved"
-                )
-        t, state = saved.get("t"), saved.get("state")
-        if type(t) is not int or not 0 <= t <= self._strategy.n:
-            raise CheckpointError(f"t of a saved noise stream must be an integer from 0 to n, got {t!r}")
+        t, state = check_saved(saved, self._identity(), self._strategy.n), saved.get("state")
         if not isinstance(state, list | tuple) or not all(self._is_state(array) for array in state):
             raise CheckpointError(f"state of a saved noise stream must be float32 arrays over {self._size} coordinates")
-        place = self._host()
-        place.load(t, tuple(state))
-        self._place = place
+        self._go_on(CompiledPath(*self._where), t, state)
 
     def _is_state(self, array: Any) -> bool:
         return isinstance(array, np.ndarray) and array.dtype == np.float32 and array.shape == (self._size,)
@@ -268,6 +264,29 @@ class NoiseStream:
                 f"float32, {4 * least * length} bytes; give more, or choose a strategy that keeps less"
             )
         return most
+
+
+def check_step_left(t: int, n: int) -> None:
+    """Raise StepsExhaustedError where step t is past the n of the plan."""
+    if t >= n:
+        raise StepsExhaustedError(
+            f"the plan has noise for {n} steps and all are made; a further step would have no guarantee: "
+            f"plan more steps before training starts"
+        )
+
+
+def check_saved(saved: Mapping[str, Any], identity: Mapping[str, Any], n: int) -> int:
+    """The step that a saved stream goes on from; CheckpointError if it is another stream's."""
+    for name, own in identity.items():
+        if name not in saved or saved[name] != own:
+            raise CheckpointError(
+                f"the saved noise stream has {name} = {saved.get(name)!r} and this one {own!r}: "
+                f"its noise would not cancel; resume with the plan, the key and the shard that were saved"
+            )
+    t = saved.get("t")
+    if type(t) is not int or not 0 <= t <= n:
+        raise CheckpointError(f"t of a saved noise stream must be an integer from 0 to n, got {t!r}")
+    return t
 
 
 def round_up(std: float) -> np.float32:

@@ -1,4 +1,7 @@
-"""Box-Muller in float32: 16 keystream words -> 16 normals. `anyorder.noise` states the arithmetic; it is final."""
+"""The reference in NumPy: ChaCha's words, and Box-Muller in float32, which makes 16 normals of 16 words.
+
+`anyorder.noise` states the arithmetic; it is final.
+"""
 
 from collections.abc import Callable
 
@@ -12,6 +15,11 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint32]
 
 ROUNDS = (8, 12, 20)
+BLOCK = 16  # words, and normals, of a block
+RAW = np.uint64(1 << 62)  # in the counters of raw words
+EXTENSION = np.uint64(1 << 63)  # in the counters of the further bits of rare radii
+MAX_ELEMENT = 1 << 62  # sixteen times this side of the domain bits
+MAX_ROW = (1 << 63) - 1
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32)
 
 
@@ -65,6 +73,10 @@ def _roll(rows: Words, by: int, spare: Words) -> None:
     rows[4 - by :] = spare[:by]
 
 
+# ----------------------------------------------------------------------------------------------------
+# The Gaussian transform.
+
+
 Floats = NDArray[np.float32]
 
 # Minimax polynomials, found by Remez exchange and rounded to float32, lowest power first. tests/noise/minimax.py
@@ -77,6 +89,16 @@ TWO_LN2_LOW = 0.00042438888  # -2 ln 2 less the above
 
 _SQRT_HALF = 0x3F3504F3  # bits of float32 sqrt(1/2)
 _TOP = _SQRT_HALF + (32 << 23)  # the same times 2^32
+
+
+def normal_blocks(key: Words, counters: NDArray[np.uint64], nonce: int | NDArray[np.uint64], rounds: int) -> Floats:
+    """(16, B) normals of the blocks with these counters; arguments as for `blocks`."""
+
+    def further(columns: NDArray[np.intp]) -> Words:
+        rows = nonce[columns] if isinstance(nonce, np.ndarray) else nonce
+        return blocks(key, counters[columns] | EXTENSION, rows, rounds)
+
+    return normals(blocks(key, counters, nonce, rounds), further)
 
 
 def normals(words: Words, further: Callable[[NDArray[np.intp]], Words]) -> Floats:

@@ -49,12 +49,12 @@ from anyorder.participation import (
     EpochShuffle,
     FixedOrder,
     MinSeparationSampling,
-    Participation,
     PoissonSampling,
     RandomAllocation,
     SingleEpoch,
     TruncatedPoisson,
 )
+from anyorder.patterns import Participation
 from anyorder.strategy import BandedInverse, Independent, Strategy, ToeplitzBanded
 from anyorder.strategy.kinds import kind_of
 from anyorder.workload import Workload

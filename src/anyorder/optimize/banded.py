@@ -15,8 +15,8 @@ from anyorder import checks
 from anyorder.errors import PlanError
 from anyorder.optimize.patterns import disjoint, shuffled, stride
 from anyorder.optimize.toeplitz import Problem, Valued, descend, fit_toeplitz
-from anyorder.participation import MinSeparation, Participation, SingleEpoch
-from anyorder.participation.patterns import Groups
+from anyorder.participation import MinSeparation, SingleEpoch
+from anyorder.patterns import Groups, Participation
 from anyorder.strategy import Banded
 from anyorder.workload import Workload, prefix_sum
 

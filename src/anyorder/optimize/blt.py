@@ -21,7 +21,7 @@ from anyorder.errors import PlanError
 from anyorder.optimize.bounds import OBJECTIVES
 from anyorder.optimize.patterns import check_optimisable, stride
 from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, Valued, descend, reciprocal, worst_steps
-from anyorder.participation import Participation
+from anyorder.patterns import Participation
 from anyorder.strategy import BLT
 from anyorder.strategy.blt import system
 from anyorder.workload import GivenWorkload, Workload

@@ -16,8 +16,7 @@ from anyorder import checks
 from anyorder.errors import PlanError
 from anyorder.optimize.dense import dual_bound, least_error
 from anyorder.optimize.patterns import disjoint
-from anyorder.participation import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.participation.patterns import grouped
+from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated, grouped
 from anyorder.workload import Workload
 
 __all__ = ["OBJECTIVES", "lower_bound"]

@@ -24,7 +24,7 @@ from anyorder.optimize.rescale import normalised, rescale
 from anyorder.optimize.restarted import fits_restarted, restartable
 from anyorder.optimize.structured import fit, solve_dense
 from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, fits_banded_inverse, fits_toeplitz
-from anyorder.participation import Listed, Participation, Pattern, PerEpoch, Separated
+from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import sensitivity
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict

@@ -31,7 +31,7 @@ from scipy.linalg import cholesky, eigh, solve_triangular, svd
 
 from anyorder import checks
 from anyorder.optimize.blocks import TINY, constant_diagonal, function, log, log_gram, profile, proportional
-from anyorder.participation.patterns import Groups, grouped
+from anyorder.patterns import Groups, grouped
 
 __all__ = ["Optimum", "certified_bound", "dual_bound", "least_error", "optimum"]
 

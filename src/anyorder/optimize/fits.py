@@ -8,7 +8,7 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize.candidates import MAX_COST, choose
 from anyorder.optimize.structured import FITS, Fit, fit
 from anyorder.optimize.tree import fit_tree
-from anyorder.participation import Participation
+from anyorder.patterns import Participation
 from anyorder.strategy import Independent, Strategy
 from anyorder.strategy.kinds import ALL_SIZES, in_words, sized
 from anyorder.workload import Workload

@@ -3,8 +3,7 @@
 from typing import assert_never
 
 from anyorder.errors import PlanError
-from anyorder.participation import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.participation.patterns import Groups, grouped
+from anyorder.patterns import Groups, Listed, Participation, Pattern, PerEpoch, Separated, grouped
 
 __all__ = ["Groups", "check_optimisable", "describes_all", "disjoint", "epoch", "grouped", "shuffled", "stride"]
 

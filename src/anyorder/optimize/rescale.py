@@ -6,8 +6,7 @@ from numpy.typing import NDArray
 from anyorder.errors import PlanError
 from anyorder.optimize.patterns import describes_all, disjoint
 from anyorder.optimize.toeplitz import DENSE_STEPS, Valued, descend
-from anyorder.participation import Participation
-from anyorder.participation.patterns import Groups
+from anyorder.patterns import Groups, Participation
 from anyorder.strategy import Rescaled, Strategy
 from anyorder.workload import Workload
 

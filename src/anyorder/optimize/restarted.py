@@ -22,7 +22,7 @@ from anyorder.errors import PlanError
 from anyorder.optimize.objectives import by_rows, mostly_last
 from anyorder.optimize.patterns import shuffled
 from anyorder.optimize.toeplitz import DENSE_STEPS, Valued, descend
-from anyorder.participation import Participation, PerEpoch
+from anyorder.patterns import Participation, PerEpoch
 from anyorder.strategy import RestartedBLT
 from anyorder.strategy.toeplitz import inverse_series
 from anyorder.workload import GivenWorkload, Workload

@@ -21,8 +21,7 @@ from anyorder.optimize.patterns import disjoint
 from anyorder.optimize.restarted import fit_restarted
 from anyorder.optimize.toeplitz import Problem, fit_banded_inverse, fit_toeplitz
 from anyorder.optimize.tree import fit_tree
-from anyorder.participation import Listed, Participation, PerEpoch, Separated
-from anyorder.participation.patterns import grouped
+from anyorder.patterns import Listed, Participation, PerEpoch, Separated, grouped
 from anyorder.strategy import (
     BLT,
     Banded,

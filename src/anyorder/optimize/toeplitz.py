@@ -22,7 +22,7 @@ from anyorder._filters import fftconvolve, lfilter
 from anyorder.errors import PlanError
 from anyorder.optimize.bounds import OBJECTIVES
 from anyorder.optimize.patterns import check_optimisable, shuffled, stride
-from anyorder.participation import Participation
+from anyorder.patterns import Participation
 from anyorder.sensitivity import sensitivity
 from anyorder.strategy import BandedInverse, Toeplitz, ToeplitzBanded
 from anyorder.strategy.toeplitz import inverse_series, square_root_series

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from anyorder import checks, error
 from anyorder.errors import PlanError
 from anyorder.optimize.patterns import epoch
-from anyorder.participation import Participation
+from anyorder.patterns import Participation
 from anyorder.strategy import Tree
 from anyorder.workload import Workload
 

@@ -12,9 +12,8 @@ from anyorder import checks
 from anyorder.checks import SetOnce, final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted
-from anyorder.participation.base import Participation, Refusals
 from anyorder.participation.packing import packed, unpacked
-from anyorder.participation.patterns import Listed
+from anyorder.patterns import Listed, Participation, Refusals
 
 __all__ = ["KnownOrder", "Names", "one_unit", "with_names", "without_names"]
 

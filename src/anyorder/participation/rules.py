@@ -1,49 +1,19 @@
 """The rules that people have: what a loader does, what arrivals obey, what an order lists.
 
 Each rule is one class: it says which family its patterns are (`pattern`; its docstring proves it), whom the ledger
-refuses (`refusals`), which loaders' orders it covers, and its words and fields. `RULES`, at the end, names them all;
-files, checks, the ledger and the laws follow from it.
+refuses (`refusals`), which loaders' orders it covers, and its words and fields.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder.checks import final
-from anyorder.errors import ArgumentError, PlanError
+from anyorder.errors import ArgumentError
 from anyorder.formatting import counted
-from anyorder.participation.base import Participation, Refusals, Rule
-from anyorder.participation.known import KnownOrder
-from anyorder.participation.patterns import Listed, PerEpoch, Separated
-from anyorder.participation.sampled import (
-    BallsInBins,
-    CyclicPoisson,
-    MinSeparationSampling,
-    PoissonSampling,
-    RandomAllocation,
-    TruncatedPoisson,
-)
-
-__all__ = [
-    "RULES",
-    "BallsInBins",
-    "CyclicPoisson",
-    "EpochShuffle",
-    "FixedOrder",
-    "KnownOrder",
-    "MinSeparation",
-    "MinSeparationSampling",
-    "PoissonSampling",
-    "RandomAllocation",
-    "SingleEpoch",
-    "TruncatedPoisson",
-    "check_kind",
-    "covers",
-    "from_dict",
-]
+from anyorder.patterns import Listed, Participation, PerEpoch, Refusals, Rule, Separated
 
 Integers = NDArray[np.int64]
 
@@ -237,46 +207,3 @@ class MinSeparation(Rule):
     def describe(self) -> str:
         """One phrase for people."""
         return f"each unit in at most {self.max_participations} of {counted(self.n, 'step')}, at least {self.b} apart"
-
-
-RULES: tuple[type[Participation], ...] = (
-    SingleEpoch,
-    FixedOrder,
-    EpochShuffle,
-    MinSeparation,
-    KnownOrder,
-    PoissonSampling,
-    CyclicPoisson,
-    TruncatedPoisson,
-    BallsInBins,
-    RandomAllocation,
-    MinSeparationSampling,
-)
-"""All that claims are proven for, by exact type."""
-
-
-def check_kind(participation: object) -> None:
-    """Raise PlanError unless it is one of `RULES` itself: the set that all claims are proven for."""
-    if type(participation) not in RULES:
-        raise PlanError(
-            f"participation must be one of {', '.join(kind.__name__ for kind in RULES)}, got "
-            f"{type(participation).__name__}: claims are proven for these alone; name the units of every step with "
-            "KnownOrder"
-        )
-
-
-def from_dict(data: dict[str, Any]) -> Participation:
-    """The participation that `Participation.to_dict` described."""
-    kinds = {rule.kind: rule for rule in RULES}
-    rule = kinds[checks.choice("participation kind", data.get("kind", ""), kinds)]
-    return rule.read({key: value for key, value in data.items() if key != "kind"})
-
-
-def covers(planned: Participation, actual: Participation) -> bool:
-    """Whether the patterns of `actual`, within the planned steps, are known to be among those of `planned`.
-
-    A known order covers whatever the ledger lets pass, step by step, so it is not judged here.
-    """
-    check_kind(planned)
-    check_kind(actual)
-    return planned.covers(actual)

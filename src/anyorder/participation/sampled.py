@@ -14,8 +14,7 @@ from anyorder import checks
 from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted
-from anyorder.participation.base import Participation, Refusals, Rule
-from anyorder.participation.patterns import Listed, PerEpoch, Separated
+from anyorder.patterns import Listed, Participation, PerEpoch, Refusals, Rule, Separated
 
 __all__ = [
     "BallsInBins",

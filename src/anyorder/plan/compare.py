@@ -22,7 +22,7 @@ from anyorder.participation import (
     SingleEpoch,
     TruncatedPoisson,
 )
-from anyorder.participation.rules import check_kind
+from anyorder.patterns import check_order
 from anyorder.plan.plan import Plan
 from anyorder.strategy.kinds import in_words
 
@@ -143,7 +143,7 @@ class OrderComparison:
 
 def needs(order: Participation) -> Needs:
     """What somebody who trains must be able to do for the order."""
-    check_kind(order)
+    check_order(order)
     match order:
         case SingleEpoch():
             return Needs("one pass in any order", secrecy=False, batches="one size")

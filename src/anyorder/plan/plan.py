@@ -29,7 +29,7 @@ from anyorder.formatting import counted, rounded_up
 from anyorder.noise.discrete import check_grid
 from anyorder.participation import KnownOrder, Participation, PoissonSampling
 from anyorder.participation.known import without_names
-from anyorder.participation.rules import check_kind as check_participation
+from anyorder.patterns import check_order
 from anyorder.plan.compatibility import (
     check_exact,
     check_neighbours,
@@ -114,7 +114,7 @@ class Plan:
     candidate_of: str | None = None
 
     def __post_init__(self) -> None:
-        check_participation(self.participation)
+        check_order(self.participation)
         check_strategy(self.strategy)
         workload.check_kind(self.workload)
         for name, check in (("clip_norm", checks.positive), ("sigma", checks.positive), ("delta", checks.probability)):

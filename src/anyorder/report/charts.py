@@ -7,7 +7,7 @@ from itertools import pairwise
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.curves import Gaussian, Sampled
 from anyorder.formatting import counted, rounded_up
-from anyorder.participation.patterns import Listed, PerEpoch, Separated
+from anyorder.patterns import Listed, PerEpoch, Separated
 from anyorder.plan.plan import Plan
 from anyorder.report.beside import Profile, draws_noise, noise_beside
 from anyorder.report.figures import Axis, Line, is_band, key, lanes, line_chart

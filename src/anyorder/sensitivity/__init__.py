@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import KnownOrder, Listed, Participation, Pattern
-from anyorder.participation.rules import check_kind as check_participation
+from anyorder.participation import KnownOrder
+from anyorder.patterns import Listed, Participation, Pattern, check_order
 from anyorder.sensitivity import banded, blt, dense, independent, rescaled, restarted, toeplitz, tree
 from anyorder.sensitivity.bound import Bound
 from anyorder.sensitivity.program import refined
@@ -96,7 +96,7 @@ def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.floa
 
 
 def _check_fit(strategy: Strategy, participation: Participation) -> None:
-    check_participation(participation)
+    check_order(participation)
     if participation.secret:
         raise PlanError(
             f"{type(participation).__name__} has no useful sensitivity, since a unit may be in every step; its privacy "
@@ -108,7 +108,7 @@ def _check_fit(strategy: Strategy, participation: Participation) -> None:
 
 def _check_steps(strategy: Strategy, participation: Participation) -> None:
     check_kind(strategy)
-    check_participation(participation)
+    check_order(participation)
     if participation.n != strategy.n:
         raise PlanError(
             f"participation and strategy must have the same number of steps, got {participation.n} and {strategy.n}"

@@ -6,7 +6,7 @@ from typing import NamedTuple, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import Listed, Pattern, PerEpoch, Separated
+from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import dense
 from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.visits import TOLERANCE, UnitSquares, Visits, better, largest, visits

@@ -5,7 +5,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import Listed, Pattern, PerEpoch, Separated
+from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import toeplitz
 from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.shuffled import convex_bound

@@ -9,9 +9,8 @@ from typing import Any, assert_never
 
 from anyorder.errors import ArgumentError, LimitError
 from anyorder.formats import MAX_NUMBERS, MAX_OPERATIONS, MAX_STEPS, REMEDY, bounded, check_work, is_bounded
-from anyorder.participation.base import Rule
-from anyorder.participation.patterns import Listed, Pattern, PerEpoch, Separated
-from anyorder.participation.rules import RULES
+from anyorder.participation.registry import ORDERS
+from anyorder.patterns import Listed, Pattern, PerEpoch, Rule, Separated
 from anyorder.strategy.kinds import KINDS, Structure
 
 __all__ = ["check_plan", "is_large"]
@@ -109,7 +108,7 @@ def _unscaled(described: dict[str, Any]) -> dict[str, Any]:
 
 def _rule(described: dict[str, Any]) -> Rule | None:
     """A described participation that a few numbers describe; None for one that lists its units, or is none of ours."""
-    for rule in RULES:
+    for rule in ORDERS:
         if rule.kind == described.get("kind") and issubclass(rule, Rule):
             try:
                 return rule.read({name: value for name, value in described.items() if name != "kind"})

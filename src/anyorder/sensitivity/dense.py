@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from anyorder.errors import PlanError
 from anyorder.formats import check_work
-from anyorder.participation import Listed, Pattern, PerEpoch, Separated
+from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.shuffled import two_point_bound
 from anyorder.strategy import Strategy

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import Listed, Pattern
+from anyorder.patterns import Listed, Pattern
 from anyorder.sensitivity.bound import Bound, from_integer, roots
 from anyorder.strategy import Independent
 

@@ -13,7 +13,7 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import Pattern
+from anyorder.patterns import Pattern
 from anyorder.sensitivity.bound import Bound, from_sum
 from anyorder.sensitivity.visits import TOLERANCE
 from anyorder.strategy import Strategy

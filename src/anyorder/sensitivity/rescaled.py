@@ -5,7 +5,7 @@ from math import inf, nextafter
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import Listed, Pattern
+from anyorder.patterns import Listed, Pattern
 from anyorder.sensitivity import banded, blt, dense, toeplitz
 from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.visits import UnitSquares, Visits, largest, visits

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import Participation
+from anyorder.patterns import Participation
 from anyorder.strategy import BLT, BandedLowRank, RestartedBLT, Strategy, Tree
 from anyorder.strategy.kinds import Structure, kind_of
 from anyorder.strategy.toeplitz import accurate_inverse_series, check_series

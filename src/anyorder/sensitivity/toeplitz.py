@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 
 from anyorder.formats import check_work
-from anyorder.participation import Listed, Pattern, PerEpoch, Separated
+from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import banded, dense
 from anyorder.sensitivity.bound import Bound, from_sum, roots
 from anyorder.sensitivity.shuffled import toeplitz_bound

@@ -9,7 +9,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import Listed, Pattern, PerEpoch, Separated
+from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.sensitivity import tree_epochs, tree_separation
 from anyorder.sensitivity.bound import Bound, from_integer, roots
 from anyorder.strategy import Tree

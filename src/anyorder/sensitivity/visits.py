@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder.participation import Listed
+from anyorder.patterns import Listed
 from anyorder.sensitivity.bound import Bound, from_sum
 
 __all__ = ["TOLERANCE", "UnitSquares", "Visits", "better", "largest", "visits"]

@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from anyorder import checks
-from anyorder.clipping.batch import UnitMap, full_precision
-from anyorder.clipping.lookups import settle_lookups
-from anyorder.clipping.norms import Settled, Weights
-from anyorder.clipping.units import accumulator_dtype, round_down
-from anyorder.clipping.uses import EmbeddingUse
+from anyorder.clipping.norms import (
+    EmbeddingUse,
+    Settled,
+    UnitMap,
+    Weights,
+    accumulator_dtype,
+    full_precision,
+    round_down,
+    settle_lookups,
+)
 from anyorder.errors import ArgumentError
 from anyorder.ledger import as_units, numbered
 

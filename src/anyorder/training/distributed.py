@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-from anyorder.clipping.base import Receive
+from anyorder.clipping.per_example import Receive
 from anyorder.errors import AnyorderError, ModelError, TrainingError
 from anyorder.ledger import Units
 from anyorder.release.ranks import Range

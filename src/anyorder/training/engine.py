@@ -31,8 +31,8 @@ from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.coupling import LossWatch
-from anyorder.clipping.stand_in import stand_in
-from anyorder.clipping.units import accumulator_dtype
+from anyorder.clipping.mapping import reparametrized
+from anyorder.clipping.norms import accumulator_dtype
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
@@ -594,7 +594,7 @@ class PrivateModule(nn.Module):
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         whole = self.module if self._whole is None else self._whole.gather()
-        with stand_in(whole, {name: p.detach() for name, p in whole.named_parameters()}):
+        with reparametrized(whole, {name: p.detach() for name, p in whole.named_parameters()}):
             outputs = whole(*args, **kwargs)
         return pytree.tree_map(_of_evaluation, outputs)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from anyorder.clipping import count_of
-from anyorder.clipping.units import accumulator_dtype
+from anyorder.clipping.norms import accumulator_dtype
 from anyorder.errors import ArgumentError, ModelError, PlanError, TrainingError
 from anyorder.plan.plan import Plan
 from anyorder.release import Release

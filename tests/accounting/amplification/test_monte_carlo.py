@@ -162,7 +162,7 @@ def test_both_directions_count() -> None:
 
 def test_chunks_do_not_matter_and_keys_do(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, added = terms(SHAPES[2], 5000), terms(None, 5000)
-    monkeypatch.setattr(monte_carlo_terms, "_ELEMENTS", 3 * 700 + 1)
+    monkeypatch.setattr(monte_carlo_terms, "_TERM_ELEMENTS", 3 * 700 + 1)
     np.testing.assert_allclose(terms(SHAPES[2], 5000).loss, whole.loss, rtol=0, atol=1e-12)
     np.testing.assert_allclose(terms(SHAPES[2], 5000).weight, whole.weight, rtol=0, atol=1e-11)
     np.testing.assert_allclose(terms(None, 5000).loss, added.loss, rtol=0, atol=1e-12)

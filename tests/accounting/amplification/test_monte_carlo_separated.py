@@ -303,7 +303,7 @@ def test_the_same_again_whatever_the_chunks_and_other_samples_for_another_salt(m
     strategy, rule, sigma = CASES["warm"]
     whole, added = terms("warm", SHAPES[1], 5000), terms("warm", None, 5000)
     first = mc_epsilon(strategy, rule, sigma, 1e-3, MonteCarlo(3000))
-    monkeypatch.setattr(monte_carlo_separated, "_ELEMENTS", 4200)
+    monkeypatch.setattr(monte_carlo_separated, "_SEPARATED_ELEMENTS", 4200)
     for one, again in ((whole, terms("warm", SHAPES[1], 5000)), (added, terms("warm", None, 5000))):
         np.testing.assert_allclose(again.loss, one.loss, rtol=0, atol=1e-12)
         np.testing.assert_allclose(again.weight, one.weight, rtol=0, atol=1e-11)

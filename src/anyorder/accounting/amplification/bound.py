@@ -22,7 +22,6 @@ from anyorder.accounting.amplification.monte_carlo import MonteCarlo
 from anyorder.accounting.curves import sampled_curve
 from anyorder.accounting.gaussian import NEIGHBOURS, gdp_mu, just_below
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import Participation
 from anyorder.participation.sampled import (
     BallsInBins,
     CyclicPoisson,
@@ -31,6 +30,7 @@ from anyorder.participation.sampled import (
     RandomAllocation,
     TruncatedPoisson,
 )
+from anyorder.patterns import Participation
 from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import Strategy
 

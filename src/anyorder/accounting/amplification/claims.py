@@ -14,7 +14,7 @@ from typing import Any, assert_never, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import checks, participation, strategy
+from anyorder import checks, patterns, strategy
 from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon, bins_losses
 from anyorder.accounting.amplification.exact import (
     LARGEST,
@@ -344,7 +344,7 @@ class Amplified:
         """The curve that `to_dict` described. Raises: CertificateError, ArgumentError, PlanError for any other."""
         names = {"strategy", "participation", "noise_multiplier", "method", "unit", "neighbours"}
         check_names("an amplified curve", data, names)
-        order: Any = participation.from_dict(data["participation"])
+        order: Any = patterns.from_dict(data["participation"])
         return cls(
             strategy.from_dict(data["strategy"]), order, data["noise_multiplier"],
             from_dict(data["method"]), unit=data["unit"], neighbours=data["neighbours"],

@@ -38,7 +38,6 @@ from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import check_work
-from anyorder.participation import Participation
 from anyorder.participation.sampled import (
     BallsInBins,
     CyclicPoisson,
@@ -47,6 +46,7 @@ from anyorder.participation.sampled import (
     RandomAllocation,
     TruncatedPoisson,
 )
+from anyorder.patterns import Participation
 from anyorder.strategy import Independent, Strategy
 from anyorder.strategy.kinds import Structure, kind_of
 

@@ -42,8 +42,8 @@ from anyorder.accounting.amplification.mixture import absolute_columns, bins_gra
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise import NoiseSource
-from anyorder.participation.base import Participation
 from anyorder.participation.sampled import BallsInBins, MinSeparationSampling, RandomAllocation
+from anyorder.patterns import Participation
 from anyorder.strategy import Strategy
 
 # ----------------------------------------------------------------------------------------------------

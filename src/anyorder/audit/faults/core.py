@@ -56,7 +56,7 @@ def noise_used_again(reached: Reached) -> Iterator[None]:
 @contextmanager
 def row_used_again(reached: Reached) -> Iterator[None]:
     """One row of Z is that of the step before, as if two steps had one address; what is made of the rows is right."""
-    from anyorder.noise import noise_state, program
+    from anyorder.noise import program
 
     real = program.trace
 
@@ -66,14 +66,14 @@ def row_used_again(reached: Reached) -> Iterator[None]:
             reached()
         return found._replace(rows=tuple(_STEP - 1 if row == _STEP else row for row in found.rows))
 
-    with patched(noise_state, "trace", trace):
+    with patched(program, "trace", trace):
         yield
 
 
 @contextmanager
 def stale_kernel(reached: Reached) -> Iterator[None]:
     """The compiled step is one of a strategy with other coefficients: the key of the cache forgot them."""
-    from anyorder.noise import noise_state, program
+    from anyorder.noise import program
 
     real = program.compile_step
 
@@ -88,7 +88,7 @@ def stale_kernel(reached: Reached) -> Iterator[None]:
             reached()
         return real(traced._replace(tape=tape), *rest)
 
-    with patched(noise_state, "compile_step", compile_step):
+    with patched(program, "compile_step", compile_step):
         yield
 
 

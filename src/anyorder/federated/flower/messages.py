@@ -16,7 +16,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import Key
 from flwr.compat.common import recorddict_compat
 from torch import Tensor
 
-from anyorder.clipping.units import ClippedSum
+from anyorder.clipping.bounded import ClippedSum
 from anyorder.errors import PlanError, TrainingError
 from anyorder.federated.server import Layout
 

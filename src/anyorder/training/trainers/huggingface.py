@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from anyorder import checks
-from anyorder._undocumented import TRAINER, check_names
 from anyorder.clipping.clip_rules import Rule
+from anyorder.clipping.torch_private import check_names
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
 from anyorder.plan.plan import Plan
 from anyorder.sampling import PrivateLoader, UnitOrderSampler
@@ -19,6 +19,12 @@ from anyorder.training.engine import PrivacyEngine, PrivateModule
 from anyorder.training.order import check_unit
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
+
+TRAINER = (
+    "_get_collator_with_removed_columns", "_get_train_sampler", "_init_training_state", "_prepare_inputs",
+    "_remove_unused_columns", "_save_checkpoint",
+)  # fmt: skip
+"""What PrivateTrainer calls or replaces of transformers.Trainer; a save that is not called would lose the ledger."""
 
 _transformers = checks.optional("transformers", extra="huggingface", purpose="PrivateTrainer")
 check_names(_transformers.Trainer, TRAINER, _transformers)

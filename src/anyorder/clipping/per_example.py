@@ -1,0 +1,1335 @@
+"""Per-unit clipping: every example's gradient, or only its norm, and the sum of the units' clipped gradients.
+
+`GhostClipping` takes one forward and one backward pass, without a gradient for each example where that is dear.
+`FunctionalClipping` makes every gradient, in chunks, again on backward: for models that the first cannot run, and for
+sums on a grid, whose units are rounded one by one.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.func import vjp, vmap
+from torch.nn import functional as F
+
+from anyorder import checks
+from anyorder.clipping import torch_private as private
+from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite, sums_of
+from anyorder.clipping.clip_rules import Cut, Flat, Rule
+from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, one_pass
+from anyorder.clipping.layer_rules import (
+    FUNCTION_RULES,
+    TABLE_RULES,
+    Bag,
+    Convolution,
+    LayerNorm,
+    LinearMap,
+    Lookup,
+    Part,
+    Reading,
+    Tracer,
+    for_each_example,
+    layers_with_rules,
+    other_use,
+    rows_of,
+)
+from anyorder.clipping.mapping import ExampleCall, Settings, Tensors, mappable
+from anyorder.clipping.norms import (
+    NO_TABLES,
+    DirectUse,
+    EmbeddingUse,
+    Geometry,
+    Settled,
+    Table,
+    Tables,
+    UnitMap,
+    Use,
+    Weights,
+    accumulator_dtype,
+    check_groups,
+    full_precision,
+    round_down,
+    settle,
+    settle_lookups,
+)
+from anyorder.clipping.recurrent import recurrent_layers
+from anyorder.clipping.validate import FAILURES
+from anyorder.errors import AnyorderError, ArgumentError, ClippingWarning, ModelError, TrainingError
+
+# -- what an engine is -----------------------------------------------------------------------------------------------
+
+Receive = Callable[[dict[str, Tensor]], None]
+"""Takes the sum over units of their clipped gradients, by parameter name, and of their schedule's own coordinates."""
+
+
+class PerUnitClipping(ABC):
+    """Makes the one number a Gaussian mechanism needs true: no unit adds more than clip_norm to the sum.
+
+        sum over units u of  clip(scale * sum_{i in u} grad l_i),   clip(v) = v min(1, clip_norm / ||v||)
+                                                                    [Kairouz et al. 2021, Algorithm 1, line 4]
+
+    The norm is over all trainable parameters together, and over the whole unit: the gradients of a unit's examples
+    are added before they are clipped. A unit whose norm is NaN or infinite adds the zero vector, which is in the ball;
+    nothing tells of it, and it moves no other unit's part.
+
+    Guarantee: removing a unit's examples changes the sum by at most clip_norm, replacing them by at most
+    2 clip_norm, for fixed parameters -- if the loss is a sum over examples of terms, each of that example's output
+    and target alone, times a constant (`nn.CrossEntropyLoss()` is; a contrastive loss, and a mean over the unmasked
+    tokens of the batch, are not). The criterion belongs to the caller; the training engine watches it in the first
+    batch (`coupling`).
+    """
+
+    @abstractmethod
+    def forward(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        groups: Tensor,
+        clip_norm: float,
+        scale: float,
+        receive: Receive,
+    ) -> Any:
+        """The module's outputs; their backward calls `receive` once with the sum of clipped gradients.
+
+        Args:
+            args, kwargs: what the module is called with; every tensor in them has leading dimension B. A setting
+                (None, bool, int, float, str) stands directly as an argument, not inside a container.
+            groups: (B,) int64, equal for examples of one unit.
+            clip_norm: L2 bound on a unit's gradient, above 0.
+            scale: what the gradients are multiplied by before they are clipped: B for a loss that is a mean.
+            receive: called during backward with {parameter name: sum}, one entry for each trainable parameter, in
+                float32 (float64 where the parameter is), and for what the schedule counts; `p.grad` is never
+                written.
+        Returns: the outputs, tensors with leading dimension B, attached to autograd. With gradients disabled they
+            are detached, and `receive` is never called.
+
+        Raises:
+            ArgumentError: groups, clip_norm or scale break their rule.
+            ModelError: the inputs do not share B, or the module cannot be run on one example alone.
+            NonFiniteError: in backward, under non_finite="refuse", a unit's gradient is NaN or infinite; `receive` is
+                not called.
+            TrainingError: in backward, a second time on the same outputs, or with create_graph=True, or after a
+                parameter or an input was changed in place.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found out on the way and decides in which order sums are added: for a run that goes on as it was."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what another such engine found out."""
+        del state
+
+
+# -- models of layers in a row ---------------------------------------------------------------------------------------
+
+Layer = Callable[[Tracer, Tensor], Tensor]
+
+
+class NotPlain(Exception):
+    """What is not in the form of this file."""
+
+
+class Plain:
+    """The call `module(x)` of a plain model on the whole batch.
+
+    Attributes:
+        tensors: (x,), with leading dimension `size`.
+        size: B, the number of examples.
+    """
+
+    mapped = False
+
+    def __init__(self, x: Tensor, layers: list[Layer], made: Made) -> None:
+        self.tensors, self.size, self._layers, self.made = (x,), len(x), layers, made
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made | None = None,
+        tables: Mapping[str, Table] | None = None,
+    ) -> "Plain | None":  # fmt: skip
+        """The call, or None where model or arguments are not in this form."""
+        if type(module) not in _KINDS or len(args) != 1 or kwargs or type(args[0]) is not Tensor or not _alone(args[0]):
+            return None
+        names: dict[int, str] = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+        try:
+            layers = list(_layers(module, _Trained(names, tables or {})))
+        except NotPlain:
+            return None
+        return cls(args[0], layers, Made() if made is None else made)
+
+    def __call__(self, tracer: Tracer, x: Tensor) -> Tensor:
+        """The outputs of (b, ..) examples; the tracer's book is told of every use of a parameter.
+
+        Raises: NotPlain where an input has too few dimensions.
+        """
+        with one_pass(self.made):
+            for layer in self._layers:
+                x = layer(tracer, x)
+        return x
+
+    def assemble(self, differentiable: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
+        """The module's output: a tensor."""
+        del others
+        return differentiable[0]
+
+
+def _alone(x: Tensor) -> bool:
+    """Whether torch itself, and nobody else, computes what is computed of a tensor."""
+    return (
+        x.dim() > 0
+        and not x.requires_grad
+        and x.layout is torch.strided
+        and not x.is_nested
+        and not torch.is_autocast_enabled(x.device.type)
+        and not private.is_wrapped(x)
+        and private.current_level() is None
+        and not torch.compiler.is_compiling()
+        and not (private.function_modes() or private.dispatch_modes())
+        and nn.Module.__call__ is _CALL
+        and bool(private.HOOKS_OF_ALL_MODULES)
+        and not any(private.HOOKS_OF_ALL_MODULES)
+    )
+
+
+_CALL = nn.Module.__call__
+# -- which layers ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The names of trained parameters by their id, and how those are read that are tables."""
+
+    names: Mapping[int, str]
+    tables: Mapping[str, Table]
+
+    def part(self, parameter: Any) -> Part | None:
+        name = self.names.get(id(parameter))
+        return None if name is None else Part(name)
+
+    def is_table(self, parameter: Any) -> bool:
+        return self.names.get(id(parameter)) in self.tables
+
+
+def _layers(module: nn.Module, trained: _Trained) -> Iterator[Layer]:
+    """The layers in order; raises NotPlain."""
+    kind, own = type(module), vars(module)
+    known = _KINDS.get(kind)
+    if known is None or kind.forward is not known[0] or own.keys() != known[1] or any(map(own.get, _EMPTY)):
+        raise NotPlain
+    if kind is nn.Sequential:
+        if own["_parameters"]:
+            raise NotPlain
+        for part in own["_modules"].values():
+            yield from _layers(part, trained)
+        return
+    settings = [own[name] for name in ("training", *known[2])]
+    if own["_modules"] or not all(map(_is_setting, settings)) or own.get("inplace") or own.get("return_indices"):
+        raise NotPlain
+    if kind in _WITH_PARAMETERS:
+        if kind not in _LOOKUPS and any(map(trained.is_table, own["_parameters"].values())):
+            raise NotPlain
+        yield _WITH_PARAMETERS[kind](own, trained)
+        return
+    if own["_parameters"]:
+        raise NotPlain
+    yield _of_rows(kind, own)
+
+
+def _is_setting(value: Any) -> bool:
+    kind = type(value)
+    return kind in _SETTINGS or (kind in (tuple, list) and all(type(v) in _SETTINGS for v in value))
+
+
+def _of_rows(kind: type[nn.Module], own: dict[str, Any]) -> Layer:
+    function, names = _OF_ROWS[kind]
+    settings = [own[name] for name in names]
+    if kind is nn.Flatten and not (
+        set(map(type, settings)) == {int} and settings[0] >= 1 and (settings[1] == -1 or settings[1] >= 1)
+    ):
+        raise NotPlain
+    least = 4 if kind in _POOLS else 1
+
+    def layer(tracer: Tracer, x: Tensor) -> Tensor:
+        if x.dim() < least:
+            raise NotPlain
+        return function(x, *settings)
+
+    return layer
+
+
+def _parameters(own: dict[str, Any], trained: _Trained, *wanted: str) -> tuple[list[Any], list[Any]]:
+    """The parameters of a layer, cut off, and their parts: None for frozen ones."""
+    held = own["_parameters"]
+    if tuple(held) != wanted or any(p is not None and type(p) is not nn.Parameter for p in held.values()):
+        raise NotPlain
+    parts = [trained.part(p) for p in held.values()]
+    return [None if p is None else p.detach() for p in held.values()], parts
+
+
+# -- layers with parameters ------------------------------------------------------------------------------------------
+
+
+def _linear(own: dict[str, Any], trained: _Trained) -> Layer:
+    (w, b), parts = _parameters(own, trained, "weight", "bias")
+    if w is None or w.dim() != 2 or (b is not None and b.shape != w.shape[:1]) or _bias_alone(parts):
+        raise NotPlain
+
+    def layer(tracer: Tracer, x: Tensor) -> Tensor:
+        if x.dim() < 2:
+            raise NotPlain
+        if parts[0] is None:
+            return F.linear(x, w, b)
+        tracer.expect(*parts)
+        result: Tensor = tracer.anchored(LinearMap, tracer, parts, x, w, b)
+        return result
+
+    return layer
+
+
+def _convolution(own: dict[str, Any], trained: _Trained) -> Layer:
+    (w, b), parts = _parameters(own, trained, "weight", "bias")
+    spatial = 0 if w is None else w.dim() - 2
+    odd = any(type(own[name]) is not tuple for name in ("kernel_size", "stride", "padding", "dilation"))
+    odd = odd or own["padding_mode"] != "zeros" or own["transposed"] or len(own["kernel_size"]) != spatial
+    if odd or w is None or (b is not None and b.shape != w.shape[:1]) or _bias_alone(parts):
+        raise NotPlain
+    geometry = Geometry(tuple(w.shape[2:]), own["stride"], own["padding"], own["dilation"], own["groups"])
+
+    def layer(tracer: Tracer, x: Tensor) -> Tensor:
+        if x.dim() != spatial + 2:
+            raise NotPlain
+        if parts[0] is None:
+            stride, padding, dilation, groups = geometry.stride, geometry.padding, geometry.dilation, geometry.groups
+            return torch.convolution(x, w, b, stride, padding, dilation, False, [0] * spatial, groups)
+        tracer.expect(*parts)
+        result: Tensor = tracer.anchored(Convolution, tracer, parts, geometry, x, w, b)
+        return result
+
+    return layer
+
+
+def _table(own: dict[str, Any], trained: _Trained) -> tuple[Any, Part | None, int | None]:
+    """Where the rows of a table come from, its part, and the row of padding."""
+    (w,), (part,) = _parameters(own, trained, "weight")
+    padding = own["padding_idx"]
+    if (
+        w is None
+        or w.dim() != 2
+        or type(padding) not in (int, type(None))
+        or own["max_norm"] is not None
+        or own["scale_grad_by_freq"]
+    ):
+        raise NotPlain
+    source = w if part is None else trained.tables.get(part.name, w)
+    return source, part, None if padding is None else padding % rows_of(source)
+
+
+def _embedding(own: dict[str, Any], trained: _Trained) -> Layer:
+    source, part, padding = _table(own, trained)
+
+    def layer(tracer: Tracer, x: Tensor) -> Tensor:
+        if part is None:
+            return F.embedding(x, source)
+        tracer.expect(part)
+        result: Tensor = tracer.anchored(Lookup, tracer, part, padding, x, source)
+        return result
+
+    return layer
+
+
+def _bag(own: dict[str, Any], trained: _Trained) -> Layer:
+    source, part, padding = _table(own, trained)
+    mode = own["mode"]
+    if mode not in ("sum", "mean") or own["include_last_offset"]:
+        raise NotPlain
+
+    def layer(tracer: Tracer, x: Tensor) -> Tensor:
+        if x.dim() != 2:
+            raise NotPlain
+        if part is None:
+            return F.embedding_bag(x, source, mode=mode, padding_idx=padding)
+        tracer.expect(part)
+        result: Tensor = tracer.anchored(Bag, tracer, part, padding, mode, x.unsqueeze(1), None, source)
+        return result.squeeze(1)
+
+    return layer
+
+
+def _layer_norm(own: dict[str, Any], trained: _Trained) -> Layer:
+    (w, b), parts = _parameters(own, trained, "weight", "bias")
+    shape, eps = own["normalized_shape"], own["eps"]
+    if type(shape) is not tuple or any(p is not None and p.shape != shape for p in (w, b)):
+        raise NotPlain
+    learns = parts[0] is not None
+    if (b is not None and (parts[1] is not None) != learns) or (w is None and b is not None):
+        raise NotPlain
+
+    def layer(tracer: Tracer, x: Tensor) -> Tensor:
+        if x.dim() <= len(shape) or tuple(x.shape[-len(shape) :]) != shape:
+            raise NotPlain
+        if not learns:
+            return F.layer_norm(x, shape, w, b, eps)
+        if x.dtype not in (torch.float32, torch.float64) or any(p is not None and p.dtype != x.dtype for p in (w, b)):
+            raise NotPlain
+        tracer.expect(*parts)
+        result: Tensor = tracer.anchored(LayerNorm, tracer, parts, eps, x, w, b)
+        return result
+
+    return layer
+
+
+def _bias_alone(parts: list[Part | None]) -> bool:
+    """Whether the bias is trained and the weight is not."""
+    return parts[0] is None and parts[1] is not None
+
+
+_WITH_PARAMETERS: dict[type[nn.Module], Callable[[dict[str, Any], _Trained], Layer]] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Embedding: _embedding,
+    nn.EmbeddingBag: _bag,
+    nn.LayerNorm: _layer_norm,
+}
+
+
+# -- layers without --------------------------------------------------------------------------------------------------
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
+
+
+def _gelu(x: Tensor, approximate: str) -> Tensor:
+    return F.gelu(x, approximate=approximate)
+
+
+_OF_ROWS: dict[type[nn.Module], tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+    # (function, the attributes that it takes after its input)
+    nn.Identity: (_itself, ()),
+    nn.Tanh: (torch.tanh, ()),
+    nn.Sigmoid: (torch.sigmoid, ()),
+    nn.ReLU: (F.relu, ()),
+    nn.SiLU: (F.silu, ()),
+    nn.Mish: (F.mish, ()),
+    nn.GELU: (_gelu, ("approximate",)),
+    nn.ELU: (F.elu, ("alpha",)),
+    nn.LeakyReLU: (F.leaky_relu, ("negative_slope",)),
+    nn.Softplus: (F.softplus, ("beta", "threshold")),
+    nn.Flatten: (torch.flatten, ("start_dim", "end_dim")),
+    nn.Dropout: (F.dropout, ("p", "training")),
+    nn.MaxPool2d: (F.max_pool2d, ("kernel_size", "stride", "padding", "dilation", "ceil_mode")),
+    nn.AvgPool2d: (
+        F.avg_pool2d,
+        ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
+    ),
+    nn.AdaptiveAvgPool2d: (F.adaptive_avg_pool2d, ("output_size",)),
+}
+_POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+
+_CONVOLUTION = (
+    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "transposed", "output_padding",
+    "groups", "padding_mode", "_reversed_padding_repeated_twice",
+)  # fmt: skip
+_ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {  # what its class gives a part beside what every module has
+    **{kind: names for kind, (_, names) in _OF_ROWS.items()},
+    **dict.fromkeys((nn.ReLU, nn.SiLU, nn.Mish), ("inplace",)),
+    nn.ELU: ("alpha", "inplace"),
+    nn.LeakyReLU: ("negative_slope", "inplace"),
+    nn.Dropout: ("p", "inplace"),
+    nn.MaxPool2d: ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode"),
+    nn.Sequential: (),
+    nn.Linear: ("in_features", "out_features"),
+    nn.Conv1d: _CONVOLUTION,
+    nn.Conv2d: _CONVOLUTION,
+    nn.Embedding: (
+        "num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse",
+    ),
+    nn.EmbeddingBag: (
+        "num_embeddings", "embedding_dim", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse",
+        "include_last_offset", "padding_idx",
+    ),
+    nn.LayerNorm: ("normalized_shape", "eps", "elementwise_affine"),
+}  # fmt: skip
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+_EVERY_MODULE = vars(nn.Module()).keys()
+_WHEN_SAVED = {name for name in _EVERY_MODULE if "state_dict" in name}  # hooks, which no forward or backward runs
+_EMPTY = tuple(_EVERY_MODULE - {"training", "_parameters", "_modules"} - _WHEN_SAVED)
+_KINDS = {kind: (kind.forward, _EVERY_MODULE | set(names), names) for kind, names in _ATTRIBUTES.items()}
+_SETTINGS = frozenset({type(None), bool, int, float, str})
+
+
+# -- one pass --------------------------------------------------------------------------------------------------------
+
+RULES = FUNCTION_RULES | TABLE_RULES
+_SLACK = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+_NO_HOOKS = "they would run or move parts of the model outside of vmap"
+
+
+class TooLarge(Exception):
+    """The per-example gradients of all examples would not fit; those of `size` examples do."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+class Unmapped(ModelError):
+    """The module runs on one example alone, but not under vmap."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a pass found.
+
+    Attributes:
+        sums: {parameter: sum over units of clipped gradients}, and those of the schedule's own.
+        bad: how many units have a gradient whose norm is NaN or infinite; they add exactly zero.
+        units: how many units there are.
+    """
+
+    sums: dict[str, Tensor]
+    bad: int
+    units: int
+
+    def __add__(self, other: "Sums") -> "Sums":
+        sums = {name: _added(value, other.sums[name]) for name, value in self.sums.items()}
+        return Sums(sums, self.bad + other.bad, self.units + other.units)
+
+
+def _added(to: Tensor, other: Tensor) -> Tensor:
+    return (to + other).coalesce() if to.is_sparse else to.add_(other)
+
+
+class Pass:
+    """One forward and one backward pass; backward calls `receive` once, at its end.
+
+    Args:
+        module: the module.
+        call: how it is called on one example, or on all of them.
+        parameters: the trainable parameters, cut off from autograd.
+        groups: (b,) int64 on the CPU, equal for examples of one unit.
+        settings: of torch, where the call began.
+        cut, clip_norm, scale: see `GhostClipping`, `PerUnitClipping`.
+        receive: takes the `Sums`.
+        tables: the parameters that are read by lookups alone.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: ExampleCall | Plain,
+        parameters: dict[str, Tensor],
+        groups: Tensor,
+        settings: Settings,
+        cut: Cut,
+        clip_norm: float,
+        scale: float,
+        receive: Callable[[Sums], None],
+        tables: Tables = NO_TABLES,
+    ) -> None:
+        self._module, self._call, self.parameters, self._settings = module, call, parameters, settings
+        self._cut, self._clip_norm, self._scale, self._receive = cut, clip_norm, scale, receive
+        self._tables = tables
+        self._device = call.tensors[0].device
+        self._units = UnitMap.of(groups, self._device)
+        self._dtypes = {name: accumulator_dtype(p) for name, p in parameters.items()}
+        self._expected: Counter[str] = Counter()
+        self._uses: dict[str, list[tuple[Part, Use]]] = {name: [] for name in parameters}
+        self._settled: dict[str, tuple[Part, Settled]] = {}
+
+    # -- forward -----------------------------------------------------------------------------------------------------
+
+    def outputs(self, tensors: Tensors, direct_bytes: int | None = None) -> tuple[Tensors, Tensors, Tensor]:
+        """The module's output tensors on the given examples: those that are differentiable, and the others.
+
+        The third is a scalar on which all outputs depend.
+
+        Raises: TooLarge if autograd would make more than direct_bytes of per-example gradients.
+        """
+        size = len(tensors[0])
+        root = torch.zeros((), device=self._device, requires_grad=True)
+        if isinstance(self._call, Plain):
+            return self._on_batch(self._call, root, *tensors)
+        call = self._call
+        # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
+        anchor, *copies = _Root.apply(root, self, size, *self.parameters.values())  # type: ignore[no-untyped-call]
+        tracer = Tracer(RULES, self.parameters, self._dtypes, anchor, self, call.made, self._tables.by_name)
+
+        def example(token: Tensor, *tensors: Tensor) -> tuple[Tensors, Tensors]:
+            copies = dict(zip(self.parameters, tensors, strict=False))
+            tracer.start(copies, token)
+            return call(copies, tensors[len(copies) :], within=tracer)
+
+        modules = list(self._module.modules())
+        versions = [p._version for p in self.parameters.values()]
+        token = torch.empty(size, device=self._device)
+        with (
+            self._understood(call, tensors),
+            self._settings.autocast_again(),
+            disable_saved_tensors_hooks(_NO_HOOKS),
+            recurrent_layers(modules, tracer) as layers,
+            layers_with_rules(self._module, tracer, call.made),
+            mappable(modules, self._device, traced=layers),
+            one_pass(call.made),
+        ):
+            differentiable, others = for_each_example(example, token, *copies, *tensors)
+        tracer.forget()
+        written = [n for (n, p), v in zip(self.parameters.items(), versions, strict=True) if p._version != v]
+        if written:
+            raise ModelError(
+                f"forward writes the parameters {', '.join(written)} in place: what it wrote is not private, and is in "
+                "them now. Load a saved state, and keep such updates out of forward"
+            )
+        check_nothing_kept(self._module)
+        self._refuse(tracer.direct)
+        each = sum(self.parameters[n].numel() * self._dtypes[n].itemsize for n in tracer.direct)
+        if direct_bytes is not None and each * size > direct_bytes and size > 1:
+            raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
+        return differentiable, others, anchor
+
+    def _on_batch(self, call: Plain, root: Tensor, x: Tensor) -> tuple[Tensors, Tensors, Tensor]:
+        """The same of a plain model. Where that fails, running it on one example alone tells why."""
+        (anchor,) = _Root.apply(root, self, 0)  # type: ignore[no-untyped-call]
+        tracer = Tracer({}, self.parameters, self._dtypes, anchor, self, call.made, self._tables.by_name)
+        try:
+            with disable_saved_tensors_hooks(_NO_HOOKS):
+                return (call(tracer, x),), (), anchor
+        except (AnyorderError, torch.OutOfMemoryError):
+            raise
+        except (NotPlain, *FAILURES) as error:
+            raise Unmapped(f"the model does not run on the whole batch: {error}") from error
+
+    @contextmanager
+    def _understood(self, call: ExampleCall, tensors: Tensors) -> Iterator[None]:
+        """Say which errors come of running the module on one example alone, and which are its own."""
+        try:
+            yield
+        except (AnyorderError, torch.OutOfMemoryError):
+            raise
+        except FAILURES as error:
+            with torch.random.fork_rng([self._device.index] if self._device.type == "cuda" else []):
+                reason = call.explain(error, self.parameters, tensors, self._reading)
+            raise Unmapped(reason) from error
+
+    def _reading(self, parameters: dict[str, Tensor]) -> AbstractContextManager[Any]:
+        """What a model whose tables stand elsewhere runs in, without vmap."""
+        tables = self._tables.by_name
+        return Reading({id(parameters[name]): table for name, table in tables.items()}) if tables else nullcontext()
+
+    def _refuse(self, names: Iterable[str]) -> None:
+        """Refuse tables that are used in another way than lookups."""
+        for name in self._tables.by_name.keys() & set(names) if self._tables.by_name else ():
+            raise ModelError(other_use(name, "a function that has no rule for it"))
+
+    # -- backward ----------------------------------------------------------------------------------------------------
+
+    def expect(self, part: Part) -> None:
+        """A use that backward may enter; see `Book`."""
+        self._expected[part.name] += 1
+
+    def enter(self, part: Part, use: Use) -> None:
+        """A use that backward has come to. An only one is settled now, while its tensors are in the cache."""
+        if self._expected[part.name] > 1 or isinstance(use, DirectUse):
+            self._uses[part.name].append((part, use))
+            return
+        with full_precision(self._device):
+            settled = self._settle_uses(part.name, [use])
+        self._settled[part.name] = part, settled
+        if settled.kept is None:
+            self._uses[part.name].append((part, use))
+
+    @torch.no_grad()
+    def finish(self, direct: Tensors) -> None:
+        """Settle the rest, clip, and add up.
+
+        Args:
+            direct: for each parameter, the per-example gradients (b, *shape) that came by autograd, or None.
+        """
+        self._refuse(name for name, values in zip(self.parameters, direct, strict=True) if values is not None)
+        with full_precision(self._device):
+            settled = {name: self._settle(name, values) for name, values in zip(self.parameters, direct, strict=True)}
+            self._uses, self._settled = {}, {}
+            self._receive(self._clipped({name: s for name, s in settled.items() if s is not None}))
+
+    def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
+        parameter, uses = self.parameters[name], self._uses[name]
+        if name in self._settled:
+            part, settled = self._settled[name]
+            if direct is None:
+                return _in_place(part, settled, parameter)
+            if settled.kept is not None:
+                kept = _in_shape(part, settled.kept, parameter)
+                return Settled.keep(kept + self._units.sum(direct.to(kept.dtype)))
+        if direct is not None:
+            uses.append((Part(name), DirectUse(direct, self._dtypes[name])))
+        if name in self._tables.by_name:
+            return self._settle_uses(name, [use for _, use in uses]) if uses else None
+        return _settle_parts(uses, parameter, self._units) if uses else None
+
+    def _settle_uses(self, name: str, uses: list[Use]) -> Settled:
+        """Settle all uses of a parameter, which none of them is of a view of."""
+        if name not in self._tables.by_name:
+            return settle(uses, self._units)
+        lookups = [use for use in uses if isinstance(use, EmbeddingUse)]
+        if len(lookups) < len(uses):
+            raise ModelError(other_use(name, "a layer with a rule of its own"))
+        return settle_lookups(lookups, self._units)
+
+    def nobody(self) -> None:
+        """Give `receive` the sums of no unit at all."""
+        self._receive(self._clipped({}))
+
+    def _clipped(self, settled: dict[str, Settled]) -> Sums:
+        if settled:
+            each = [s.squares.to(self._device) for s in settled.values()]
+            rows = (torch.stack(each) if len(each) > 1 else each[0]) * self._scale**2  # (.., U)
+        else:  # no parameter has a gradient: all are zero
+            rows = torch.zeros(len(self.parameters), self._units.count, dtype=torch.float64, device=self._device)
+        bad = None
+        if not isfinite(float(rows.sum())):
+            bad = ~rows.view(-1, self._units.count).sum(0).isfinite()
+            rows = rows.masked_fill(bad, 0.0)
+        # Just under clip_norm, so that the rounding of weights and of the norms cannot carry a unit over.
+        slack = max(1e-12, *(_SLACK[dtype] for dtype in self._dtypes.values()))
+        clip_norm = self._clip_norm * (1 - slack)
+        squares = dict(zip(settled or self.parameters, rows if rows.dim() > 1 else [rows], strict=True))
+        factors, further = self._cut.apply(squares, clip_norm)
+        weights: dict[tuple[int, torch.dtype], Weights] = {}
+        sums = {}
+        for name, parameter in self.parameters.items():
+            dtype = self._dtypes[name]
+            if name not in settled and name in self._tables.by_name:
+                sums[name] = self._tables.nothing(name, dtype, self._device)
+                continue
+            if name not in settled:
+                sums[name] = parameter.new_zeros(parameter.shape, dtype=dtype)
+                continue
+            key = id(factors[name]), dtype
+            if key not in weights:
+                weights[key] = self._weights(self._scale * factors[name], dtype, bad)
+            sums[name] = settled[name].total(weights[key])
+        sums |= sums_of(further, self._dtypes)
+        sums |= self._tables.counts(settled, self._units.count, self._device)
+        return Sums(sums, 0 if bad is None else int(bad.sum()), self._units.count)
+
+    def _weights(self, factors: Tensor, dtype: torch.dtype, bad: Tensor | None) -> Weights:
+        by_unit = round_down(factors, dtype)
+        alone, index = self._units.classes is None, self._units.index
+        by_example = by_unit if alone else by_unit[index]
+        return Weights(by_unit, by_example, None if bad is None else (bad, bad if alone else bad[index]))
+
+
+def _settle_parts(uses: list[tuple[Part, Use]], parameter: Tensor, units: UnitMap) -> Settled:
+    """Settle the uses of a parameter, of which some may be of views of it."""
+    if len(uses) == 1:
+        part, use = uses[0]
+        return _in_place(part, settle([use], units), parameter)
+    views: dict[tuple[str, str], tuple[Part, list[Use]]] = {}
+    for part, use in uses:
+        views.setdefault(part.key, (part, []))[1].append(use)
+    if not _disjoint([part for part, _ in views.values()], parameter):
+        whole = [DirectUse(_in_shape(part, use.gradients(slice(None)), parameter), use.dtype) for part, use in uses]
+        return settle(whole, units)
+    settled = [_in_place(part, settle(own, units), parameter) for part, own in views.values()]
+    if len(settled) == 1:
+        return settled[0]
+
+    def total(weights: Weights) -> Tensor:
+        return torch.stack([s.total(weights) for s in settled]).sum(0)
+
+    return Settled(torch.stack([s.squares for s in settled]).sum(0), total)
+
+
+def _disjoint(parts: list[Part], parameter: Tensor) -> bool:
+    """Whether no two views share an element: then their squared norms add up."""
+    if len(parts) == 1:
+        return True
+    elements = torch.arange(parameter.numel()).view(parameter.shape)
+    return int(torch.cat([part.of(elements).flatten() for part in parts]).bincount().max()) <= 1
+
+
+def _in_place(part: Part, settled: Settled, parameter: Tensor) -> Settled:
+    """A view's sums in the parameter's shape, zero elsewhere."""
+    if not part.chain:
+        return settled
+
+    def total(weights: Weights) -> Tensor:
+        return _in_shape(part, settled.total(weights)[None], parameter)[0]
+
+    return Settled(settled.squares, total)
+
+
+def _in_shape(part: Part, values: Tensor, parameter: Tensor) -> Tensor:
+    """(n, *view) in the parameter's shape, (n, *shape), zero elsewhere."""
+    if not part.chain:
+        return values
+    result = values.new_zeros(len(values), *parameter.shape)
+    for row, value in zip(result, values, strict=True):
+        part.of(row).copy_(value)
+    return result
+
+
+class _Root(torch.autograd.Function):
+    """A copy of each parameter for each example; its backward is the last of all."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, owner: Pass, size: int, *parameters: Tensor) -> Tensors:
+        ctx.owner, ctx.count = owner, len(owner.parameters)
+        ctx.set_materialize_grads(False)
+        return root.clone(), *(p.expand(size, *p.shape) for p in parameters)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, anchor: Tensor, *grads: Tensor) -> Any:
+        ctx.owner.finish(grads or (None,) * ctx.count)
+        return (None,) * (3 + len(grads))
+
+
+# -- the engine in one pass ------------------------------------------------------------------------------------------
+
+DIRECT_BYTES = 2**28
+
+
+class GhostClipping(PerUnitClipping):
+    """Per-unit clipping for any module that torch.func can map over examples, at about the price of a plain step.
+
+    Outputs are those of the module on each example alone (`torch.func.vmap`), so that no example can depend on
+    another. What enters and leaves each linear map, convolution, table and recurrent layer in that one forward and
+    backward pass gives the norm of each unit's gradient ("ghost norms") and then, weighted by the clip factors, the
+    sum [Li et al. 2022; Bu et al. 2023, book-keeping]; `norms` has the formulas and how their rounding is bounded.
+    A parameter that is used in any other way has its per-example gradients made by autograd. A model with a function
+    that cannot be mapped so runs with functions in the form of `Mapped`, or else by `FunctionalClipping`. A model of
+    torch's own layers in a row, which treat examples apart by definition, runs on the whole batch; see `plain`.
+
+    Cost: a plain step, plus the norms. Memory: what autograd holds, and the gradients of all layers' outputs.
+
+    Args:
+        module: the model. Frozen parameters (requires_grad=False) cost nothing; tied ones have one gradient.
+        chunk_size: examples that go through the model at a time; a unit's examples are never split. Below the batch
+            size every chunk's forward is run twice, with the same random numbers. None takes the whole batch, or
+            as many as keep the gradients made by autograd under 256 MiB, or half when a GPU's memory runs out.
+        rule: how norms become factors.
+        non_finite, tables, count_norm: see `make_clipping`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        chunk_size: int | None = None,
+        rule: Rule | None = None,
+        non_finite: str = "zero",
+        *,
+        tables: Mapping[str, Table] | None = None,
+        count_norm: float | None = None,
+    ) -> None:
+        self._module = module
+        self._fixed = chunk_size is not None
+        self._chunk_size = None if chunk_size is None else checks.integer("chunk_size", chunk_size, low=1)
+        self._rule, self._cut = rule, Cut.of(rule)
+        self._non_finite = checks.choice("non_finite", non_finite, NON_FINITE)
+        self._tables = Tables.of(module, tables or {}, count_norm)
+        self._unmapped = self._mapped = False
+        self._made: Made = []
+
+    def forward(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        groups: Tensor,
+        clip_norm: float,
+        scale: float,
+        receive: Receive,
+    ) -> Any:
+        """The module's outputs on each example alone; see `PerUnitClipping.forward`."""
+        parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
+        if not parameters:
+            raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
+        tables = self._tables.by_name
+        if not tables.keys() <= parameters.keys():
+            frozen = ", ".join(sorted(tables.keys() - parameters.keys()))
+            raise ModelError(f"{frozen} was made a table and has been frozen since; set requires_grad=True again")
+        plain = None if self._mapped or self._unmapped else Plain.of(self._module, args, kwargs, self._made, tables)
+        call = plain or ExampleCall(self._module, args, kwargs, self._made, mapped=self._mapped)
+        check_groups(groups, call.size)
+        clip_norm = checks.positive("clip_norm", clip_norm)
+        if call.size:
+            scale = checks.positive("scale", scale)
+        nothing = not call.size or not torch.is_grad_enabled()
+        if (nothing or self._unmapped) and not tables:  # nothing to clip, or not by this engine
+            return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
+        start = Settings.now(call.tensors[0].device)
+        groups = groups.detach().cpu()
+        refuse = self._non_finite == "refuse"
+        options = self._cut, self._tables, refuse, clip_norm, scale, receive, start
+        job = _GhostJob(self._module, call, parameters, groups, *options)
+        while True:
+            try:
+                return job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
+            except Unmapped as error:
+                cause = error.__cause__ or error
+                start.rewind()
+                if isinstance(job.call, Plain):
+                    job.call = ExampleCall(self._module, args, kwargs, self._made)
+                    continue
+                if not job.call.mapped:
+                    job.call.mapped = self._mapped = True
+                    continue
+                if tables:
+                    raise ModelError(
+                        f"{error}\nRow-sparse sums need a model that runs in one pass; with sparse=False its tables "
+                        "are trained like any other parameter"
+                    ) from cause
+                self._unmapped, self._mapped = True, False
+                outputs = self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
+                warnings.warn(
+                    f"{type(self._module).__name__} is clipped in two passes, which takes up to twice as long, since "
+                    f"the one-pass engine cannot run it ({type(cause).__name__}: {str(cause).partition(chr(10))[0]})",
+                    ClippingWarning,
+                    stacklevel=2,
+                )
+                return outputs
+            except (TooLarge, torch.OutOfMemoryError) as error:
+                if self._fixed or self._chunk_size == 1:
+                    raise
+                start.rewind()
+                half = max(1, (self._chunk_size or call.size) // 2)
+                self._chunk_size = error.size if isinstance(error, TooLarge) else half
+
+    def state_dict(self) -> dict[str, Any]:
+        """The chunk size, whether the other engine runs the model, and how; all are found in the first batches."""
+        return {"chunk_size": self._chunk_size, "unmapped": self._unmapped, "mapped": self._mapped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with another engine's, save for a chunk size that was given to this one."""
+        self._chunk_size = self._chunk_size if self._fixed else state["chunk_size"]
+        self._unmapped, self._mapped = state["unmapped"], state["mapped"]
+
+    def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
+        """By the engine that makes every gradient: some functions can be mapped there alone."""
+        other = FunctionalClipping(self._module, self._chunk_size, rule=self._rule, non_finite=self._non_finite)
+        other.mapped, other.made = self._mapped, self._made
+        outputs = other.forward(args, kwargs, **options)
+        self._mapped = other.mapped
+        return outputs
+
+
+@dataclass
+class _GhostJob:
+    """One batch, from its forward pass to its backward pass."""
+
+    module: nn.Module
+    call: ExampleCall | Plain
+    parameters: dict[str, Tensor]
+    groups: Tensor
+    cut: Cut
+    tables: Tables
+    refuse: bool
+    clip_norm: float
+    scale: float
+    receive: Receive
+    settings: Settings
+    done: bool = False
+
+    def outputs(self, chunk_size: int | None, direct_bytes: int | None) -> Any:
+        """The module's outputs, attached to autograd."""
+        if not self.call.size:
+            return self._of_nobody()
+        cuts = _cut(self.groups, chunk_size)
+        held = (*self.parameters.values(), *self.call.tensors)
+        if cuts is None:
+            whole = self._pass(self.groups, self._finish)
+            differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
+            if not torch.is_grad_enabled():
+                return self.call.assemble(differentiable, others)
+            return self.call.assemble(_Whole.apply(anchor, self, len(held), *held, *differentiable), others)  # type: ignore[no-untyped-call]
+        pieces = []
+        for cut in cuts:
+            differentiable, others, _ = self._pass(self.groups[cut]).outputs(_take(self.call.tensors, cut))
+            pieces.append((tuple(t.detach() for t in differentiable), others))
+        joined, rest = (
+            tuple(_put_together(cuts, parts) for parts in zip(*group, strict=True))
+            for group in zip(*pieces, strict=True)
+        )
+        if not torch.is_grad_enabled():
+            return self.call.assemble(joined, rest)
+        root = torch.zeros((), device=held[0].device, requires_grad=True)
+        return self.call.assemble(_Chunked.apply(root, self, cuts, len(held), *held, *joined), rest)  # type: ignore[no-untyped-call]
+
+    def _of_nobody(self) -> Any:
+        """The outputs of no example, of the shapes that those of an example of zeros have."""
+        zeros = tuple(t.new_zeros(1, *t.shape[1:]) for t in self.call.tensors)
+        with self.settings.random_again(), torch.no_grad():
+            differentiable, others, _ = self._pass(self.groups).outputs(zeros)
+        empty, rest = (tuple(t[:0] for t in group) for group in (differentiable, others))
+        if not torch.is_grad_enabled():
+            return self.call.assemble(empty, rest)
+        root = torch.zeros((), device=zeros[0].device, requires_grad=True)
+        return self.call.assemble(_Chunked.apply(root, self, [], 0, *empty), rest)  # type: ignore[no-untyped-call]
+
+    def backward_in_chunks(self, cuts: list[Tensor], grads: Tensors) -> None:
+        """Every chunk's forward pass again, and its backward pass."""
+        found: list[Sums] = []
+        if not cuts:
+            self._pass(self.groups, self._finish).nobody()
+            return
+        with self.settings.random_again(), self.settings.autocast_again(), torch.enable_grad():
+            for cut in cuts:
+                chunk = self._pass(self.groups[cut], found.append)
+                outputs, _, anchor = chunk.outputs(_take(self.call.tensors, cut))
+                # The anchor is there for outputs that depend on no parameter: the pass must finish.
+                pairs = [(t, g) for t, g in zip(outputs, _take(grads, cut), strict=True) if t.requires_grad]
+                pairs.append((anchor, torch.zeros_like(anchor)))
+                torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+                if len(found) > 1:
+                    found = [found[0] + found[1]]
+        self._finish(found[0])
+
+    def start(self) -> None:
+        """Refuse a second backward pass, and one that is to be differentiated."""
+        if torch.is_grad_enabled():
+            raise TrainingError("create_graph=True asks for the gradient of a clipped gradient: it is not covered")
+        if self.done:
+            raise TrainingError(
+                "backward ran a second time on the same outputs of the private model: each unit is clipped once. Add "
+                "the losses and call backward once"
+            )
+        self.done = True
+
+    def _pass(self, groups: Tensor, receive: Any = None) -> Pass:
+        options = self.cut, self.clip_norm, self.scale, receive, self.tables
+        return Pass(self.module, self.call, self.parameters, groups, self.settings, *options)
+
+    def _finish(self, found: Sums) -> None:
+        if self.refuse:
+            check_finite(found.bad, found.units)
+        self.receive(found.sums)
+
+
+def _cut(groups: Tensor, size: int | None) -> list[Tensor] | None:
+    """Indices of the examples of each chunk: whole units, `size` examples where units allow. None: one chunk."""
+    if size is None or size >= len(groups):
+        return None
+    ranked, order = torch.sort(groups, stable=True)
+    ends = torch.unique_consecutive(ranked, return_counts=True)[1].cumsum(0).tolist()
+    cuts, start = [], 0
+    for end, following in zip(ends, [*ends[1:], None], strict=True):
+        if following is None or following - start > size:
+            cuts.append(order[start:end])
+            start = end
+    return cuts
+
+
+def _take(tensors: Tensors, cut: Tensor) -> Tensors:
+    return tuple(t[cut.to(t.device)] for t in tensors)
+
+
+def _put_together(cuts: list[Tensor], parts: tuple[Tensor, ...]) -> Tensor:
+    whole = torch.cat(parts)
+    return torch.empty_like(whole).index_copy_(0, torch.cat(cuts).to(whole.device), whole)
+
+
+def _saved(ctx: Any) -> None:
+    """Check that neither parameters nor inputs were changed in place."""
+    try:
+        ctx.saved_tensors  # noqa: B018
+    except RuntimeError as error:
+        raise TrainingError(f"backward through the private model cannot run: {error}") from error
+
+
+class _Whole(torch.autograd.Function):
+    """The outputs of a pass; its backward is where that of the model begins."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, job: _GhostJob, count: int, *tensors: Tensor) -> Tensors:
+        ctx.job, ctx.count = job, count
+        ctx.save_for_backward(*tensors[:count])
+        return tuple(t.view_as(t) for t in tensors[count:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.job.start()
+        _saved(ctx)
+        # A gradient for the anchor, and be it zero: the parameters' part of backward runs even if nothing uses them.
+        return grads[0].new_zeros(()), *(None,) * (2 + ctx.count), *grads
+
+
+class _Chunked(torch.autograd.Function):
+    """The outputs of a job in chunks, whose backward runs the model again."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, job: _GhostJob, cuts: Any, count: int, *tensors: Tensor) -> Tensors:
+        ctx.job, ctx.cuts, ctx.count = job, cuts, len(tensors)
+        ctx.save_for_backward(*tensors[:count])
+        return tuple(t.view_as(t) for t in tensors[count:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        ctx.job.start()
+        _saved(ctx)
+        ctx.job.backward_in_chunks(ctx.cuts, grads)
+        return (None,) * (4 + ctx.count)
+
+
+# -- the engine that makes every gradient ----------------------------------------------------------------------------
+
+CHUNK_BYTES = 2**28
+
+
+class FunctionalClipping(PerUnitClipping):
+    """Per-unit clipping for any module that torch.func can map over examples.
+
+    Outputs are those of the module on each example alone (`torch.func.vmap`; each draws its own dropout mask), so
+    that no example can depend on another. On backward every chunk's forward is run again with the same random
+    numbers, and its per-example gradients are added up by unit, clipped, and dropped.
+
+    Memory: inputs and outputs, and for one chunk its activations and chunk_size * d gradients (d trainable
+    parameters), and the sums of one unit. Cost: two forward passes and one backward pass with a gradient for each
+    example. LSTM, GRU and RNN run without their fused kernels. On the CPU, convolutional models with pooling run
+    faster after `module.to(memory_format=torch.channels_last)`.
+
+    Args:
+        module: the model. Frozen parameters (requires_grad=False) cost nothing; tied ones have one gradient.
+        chunk_size: examples per chunk; None takes as many as keep chunk_size * d numbers under 256 MiB, at least 1.
+            The sums do not depend on it, save for rounding; dropout masks do.
+        grid: None, or the grid on which units are rounded; the sums are then int64, see `ClippedSum`.
+        rule: how norms become factors; on a grid `Flat`.
+        non_finite: see `make_clipping`.
+
+    Attributes:
+        mapped: whether the module runs with functions in the form of `Mapped`: it is found in the first batch.
+        made: what its last pass made; see `kept`.
+
+    Raises: ArgumentError for another rule on a grid.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        chunk_size: int | None = None,
+        grid: float | None = None,
+        rule: Rule | None = None,
+        non_finite: str = "zero",
+    ) -> None:
+        if grid is not None and rule not in (None, Flat()):
+            raise ArgumentError(f"rule must be Flat() in secure mode, whose units are cut as a whole, got {rule}")
+        self._module = module
+        self._grid, self._cut = grid, Cut.of(rule)
+        self.mapped, self.made = False, Made()
+        self._refuse = checks.choice("non_finite", non_finite, NON_FINITE) == "refuse"
+        self._chunk_size = None if chunk_size is None else checks.integer("chunk_size", chunk_size, low=1)
+
+    def forward(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        groups: Tensor,
+        clip_norm: float,
+        scale: float,
+        receive: Receive,
+    ) -> Any:
+        """The module's outputs on each example alone; see `PerUnitClipping.forward`."""
+        parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
+        if not parameters:
+            raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
+        call = ExampleCall(self._module, args, kwargs, self.made, mapped=self.mapped)
+        check_groups(groups, call.size)
+        job = _FunctionalJob(
+            module=self._module,
+            call=call,
+            names=tuple(parameters),
+            batch=_SortedBatch.sort(
+                groups, self._chunk_size or _default_chunk_size(parameters), call.tensors[0].device
+            ),
+            clip_norm=checks.positive("clip_norm", clip_norm),
+            grid=self._grid,
+            cut=self._cut,
+            refuse=self._refuse,
+            scale=checks.positive("scale", scale) if call.size else 1.0,
+            receive=receive,
+            settings=Settings.now(call.tensors[0].device),
+        )
+        tensors = (*parameters.values(), *call.tensors)
+        if not torch.is_grad_enabled():
+            outputs = job.outputs(tensors)
+            self.mapped = call.mapped
+            return call.assemble(*outputs)
+        # The sums go to `receive`, not along the graph: a scalar that requires a gradient keeps the outputs in it.
+        root = torch.zeros((), device=call.tensors[0].device, requires_grad=True)
+        outputs = _FunctionalOutputs.apply(root, job, *tensors)  # type: ignore[no-untyped-call]
+        self.mapped = call.mapped
+        return call.assemble(outputs[: job.differentiable], outputs[job.differentiable :])
+
+
+def _default_chunk_size(parameters: dict[str, Tensor]) -> int:
+    size = sum(p.numel() * accumulator_dtype(p).itemsize for p in parameters.values())
+    return max(1, CHUNK_BYTES // size)
+
+
+@dataclass(frozen=True)
+class _SortedBatch:
+    """The examples in the order of their units, cut into chunks.
+
+    Attributes:
+        order: (B,) indices of the examples, unit by unit, on their device; None if they come so.
+        units: (B,) on the CPU, the rank of the unit of each sorted example: 0, .., U - 1 in order.
+        chunk_size: examples per chunk.
+    """
+
+    order: Tensor | None
+    units: Tensor
+    chunk_size: int
+
+    @classmethod
+    def sort(cls, groups: Tensor, chunk_size: int, device: torch.device) -> "_SortedBatch":
+        groups = groups.detach().cpu()
+        ranked, order = torch.sort(groups, stable=True)
+        units = torch.unique_consecutive(ranked, return_inverse=True)[1]
+        return cls(None if torch.equal(ranked, groups) else order.to(device), units, chunk_size)
+
+    def chunks(self) -> Iterator[slice]:
+        """Slices of the sorted examples."""
+        return (slice(i, i + self.chunk_size) for i in range(0, len(self.units), self.chunk_size))
+
+    def take(self, tensors: Tensors, chunk: slice) -> Tensors:
+        """The examples of a chunk."""
+        return tuple(t[chunk] if self.order is None else t[self.order[chunk]] for t in tensors)
+
+    def unsort(self, tensor: Tensor) -> Tensor:
+        """Sorted examples in the order in which they came."""
+        return tensor if self.order is None else torch.empty_like(tensor).index_copy_(0, self.order, tensor)
+
+    def units_of(self, chunk: slice) -> tuple[Tensor, bool]:
+        """The chunk's units from 0 on, and whether its last unit has no examples in later chunks."""
+        units = self.units[chunk]
+        complete = chunk.stop >= len(self.units) or bool(self.units[chunk.stop] != units[-1])
+        return units - units[0], complete
+
+
+@dataclass(kw_only=True)
+class _FunctionalJob:
+    """One batch, from its forward pass to its backward pass. It holds no tensor of the batch but the units."""
+
+    module: nn.Module
+    call: ExampleCall
+    names: tuple[str, ...]
+    batch: _SortedBatch
+    clip_norm: float
+    grid: float | None
+    cut: Cut
+    refuse: bool
+    scale: float
+    receive: Receive
+    settings: Settings
+    differentiable: int = 0
+    done: bool = False
+
+    def outputs(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
+        """The module's output tensors on the batch, the differentiable ones and the others, cut off from autograd."""
+        parameters, inputs = self._split(tensors)
+
+        # The same trace as in `backward`, so that both take the same kernels, and so the same random numbers.
+        def example(parameters: dict[str, Tensor], tensors: Tensors) -> tuple[Tensors, Tensors]:
+            outputs, _, others = vjp(lambda p: self.call(p, tensors, Witness(self.call.made)), parameters, has_aux=True)  # type: ignore[misc]
+            return outputs, others
+
+        if not self.call.size:  # nothing to map: the shapes are those of an example of zeros
+            with self.settings.random_again():
+                zeros = tuple(t.new_zeros(1, *t.shape[1:]) for t in inputs)
+                pieces = [self._map(example, parameters, zeros)]
+            outputs, others = (tuple(t[:0] for t in group) for group in pieces[0])
+        else:
+            pieces = [self._map(example, parameters, self.batch.take(inputs, c)) for c in self.batch.chunks()]
+            outputs, others = (
+                tuple(self.batch.unsort(torch.cat(parts)) for parts in zip(*group, strict=True))
+                for group in zip(*pieces, strict=True)
+            )
+        self.differentiable = len(outputs)
+        return outputs, others
+
+    def backward(self, tensors: Tensors, cotangents: Tensors) -> None:
+        """Give `receive` the sum over units of the clipped gradients of <outputs, cotangents>."""
+        if self.done:
+            raise TrainingError(
+                "backward ran a second time on the same outputs of the private model: each unit is clipped once. Add "
+                "the losses and call backward once"
+            )
+        self.done = True
+        parameters, inputs = self._split(tensors)
+        total = ClippedSum(parameters, clip_norm=self.clip_norm, scale=self.scale, grid=self.grid, cut=self.cut)
+
+        def example(parameters: dict[str, Tensor], tensors: Tensors, cotangents: Tensors) -> dict[str, Tensor]:
+            _, pull_back, _ = vjp(lambda p: self.call(p, tensors, Witness(self.call.made)), parameters, has_aux=True)  # type: ignore[misc]
+            gradients: dict[str, Tensor] = pull_back(cotangents)[0]
+            return gradients
+
+        with self.settings.random_again():
+            for chunk in self.batch.chunks():
+                taken = self.batch.take(inputs, chunk), self.batch.take(cotangents, chunk)
+                gradients = self._map(example, parameters, *taken)
+                units, complete = self.batch.units_of(chunk)
+                total.add(gradients, units, complete=complete)
+        if self.refuse:
+            check_finite(total.bad, total.units)
+        self.receive(total.finish())
+
+    def _split(self, tensors: Tensors) -> tuple[dict[str, Tensor], Tensors]:
+        count = len(self.names)
+        return dict(zip(self.names, tensors[:count], strict=True)), tensors[count:]
+
+    def _map(self, function: Callable[..., Any], parameters: dict[str, Tensor], *batched: Tensors) -> Any:
+        """function(parameters, example) for every example of a chunk."""
+        mapped = vmap(function, in_dims=(None, *(0 for _ in batched)), randomness="different")
+        with self.settings.autocast_again():
+            try:
+                with one_pass(self.call.made), mappable(list(self.module.modules()), batched[0][0].device):
+                    result = mapped(parameters, *batched)
+                check_nothing_kept(self.module)
+                return result
+            except (AnyorderError, torch.OutOfMemoryError):
+                raise
+            except FAILURES as error:
+                if not self.call.mapped:
+                    self.call.mapped = True
+                    self.settings.rewind()
+                    return self._map(function, parameters, *batched)
+                with self.settings.random_again():
+                    reason = self.call.explain(error, parameters, batched[0])
+                raise ModelError(reason) from error
+
+
+class _FunctionalOutputs(torch.autograd.Function):
+    """The outputs of a job, whose backward clips."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, job: _FunctionalJob, *tensors: Tensor) -> Tensors:
+        outputs, others = job.outputs(tensors)
+        ctx.job = job
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(*others)
+        return *outputs, *others
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, ...]:
+        job: _FunctionalJob = ctx.job
+        if torch.is_grad_enabled():
+            raise TrainingError("create_graph=True asks for the gradient of a clipped gradient: it is not covered")
+        try:
+            tensors = ctx.saved_tensors  # checks that none was changed in place
+        except RuntimeError as error:
+            raise TrainingError(f"backward through the private model cannot run: {error}") from error
+        job.backward(tensors, cotangents[: job.differentiable])
+        return (None,) * (2 + len(tensors))

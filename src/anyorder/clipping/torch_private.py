@@ -1,0 +1,141 @@
+"""Every private name of torch that the package uses, once: a release of torch that lacks one is told from here.
+
+What the guarantee rests on is required: without it importing this file raises MissingDependencyError. What only saves
+time is None where a release lacks it, and what takes its place does the same. Nobody else writes `torch._C`.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._functorch import pyfunctorch
+from torch.nn.modules import batchnorm, instancenorm
+from torch.utils import _pytree, checkpoint
+
+from anyorder.errors import MissingDependencyError
+
+
+def check_names(owner: object, names: tuple[str, ...], package: ModuleType) -> None:
+    """Raise MissingDependencyError unless the owner has all the names: another release may do the same otherwise."""
+    missing = [name for name in names if not hasattr(owner, name)]
+    if missing:
+        label = getattr(owner, "__name__", type(owner).__name__)
+        raise MissingDependencyError(
+            f"{label} of {package.__name__} {getattr(package, '__version__', '')} has no {', '.join(missing)}, on "
+            "which private training rests; install a release that anyorder was tested with"
+        )
+
+
+# -- torch.func: what is an example's own, and what is kept of a batch -----------------------------------------------
+
+_functorch: Any = torch._C._functorch
+FUNCTORCH = (
+    "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched", "get_inplace_requires_grad_allowed", "get_unwrapped",
+    "is_batchedtensor", "is_functorch_wrapped_tensor", "maybe_current_level",
+)  # fmt: skip
+check_names(_functorch, FUNCTORCH, torch)
+
+add_batch_dim: Callable[[Tensor, int, int], Tensor] = _functorch._add_batch_dim
+remove_batch_dim: Callable[[Tensor, int, int, int], Tensor] = _functorch._remove_batch_dim
+unwrap_batched: Callable[[Tensor, int], tuple[Tensor, int | None]] = _functorch._unwrap_batched
+get_unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped
+is_wrapped: Callable[[Tensor], bool] = _functorch.is_functorch_wrapped_tensor
+is_batched: Callable[[Tensor], bool] = _functorch.is_batchedtensor
+inplace_requires_grad_allowed: Callable[[], bool] = _functorch.get_inplace_requires_grad_allowed
+current_level: Callable[[], int | None] = _functorch.maybe_current_level
+
+enter_vmap: Callable[[int, str], int] | None = getattr(_functorch, "_vmap_increment_nesting", None)
+leave_vmap: Callable[[], int] | None = getattr(_functorch, "_vmap_decrement_nesting", None)
+interpreter: Callable[[], Any] | None = getattr(pyfunctorch, "retrieve_current_functorch_interpreter", None)
+check_names(pyfunctorch, ("temporarily_clear_interpreter_stack",), torch)
+outside_transforms: Callable[[], AbstractContextManager[Any]] = pyfunctorch.temporarily_clear_interpreter_stack
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The tensor of all examples behind one that transforms wrap."""
+    while is_wrapped(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
+
+
+def is_of_batch(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers, or copies, for each example: a transform of `torch.func` wraps others too."""
+    while is_wrapped(tensor):
+        if is_batched(tensor):
+            return True
+        tensor = get_unwrapped(tensor)
+    return False
+
+
+def version(tensor: Tensor) -> int:
+    """How often the tensor was written; torch does not count under inference_mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+# -- functions and modes ---------------------------------------------------------------------------------------------
+
+check_names(torch._C, ("DisableTorchFunction", "DisableTorchFunctionSubclass", "TensorBase"), torch)
+WithoutModes: Any = torch._C.DisableTorchFunction
+WithoutSubclasses: Any = torch._C.DisableTorchFunctionSubclass
+requires_grad_: Callable[[Tensor, bool], Tensor] = torch._C.TensorBase.requires_grad_
+
+
+def _many() -> int:
+    return 1  # a release that does not tell: as if there were one
+
+
+function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _many)
+dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _many)
+unsafe_view: Callable[[Tensor, tuple[int, ...]], Tensor] = torch.ops.aten._unsafe_view
+
+
+# -- references ------------------------------------------------------------------------------------------------------
+
+check_names(Tensor, ("_fix_weakref", "_version"), torch)
+
+
+def held_by_python(tensor: Any) -> None:
+    """Where torch holds the only reference to a tensor, it is Python's from here on."""
+    tensor._fix_weakref()
+
+
+def use_count(tensor: Any) -> int | None:
+    """How often torch's graphs and Python hold the tensor's memory; None in releases that do not tell."""
+    return tensor._use_count() if hasattr(tensor, "_use_count") else None
+
+
+pytree = _pytree
+
+# -- modules ---------------------------------------------------------------------------------------------------------
+
+BatchNorm = batchnorm._BatchNorm
+InstanceNorm = instancenorm._InstanceNorm
+check_names(nn.Module(), ("_parameters", "_buffers", "_modules"), torch)
+check_names(nn.RNN(1, 1), ("_all_weights", "_flat_weights", "_flat_weights_names"), torch)
+
+HOOKS_OF_ALL_MODULES: list[Mapping[Any, Any]] = [
+    value
+    for name, value in vars(nn.modules.module).items()
+    if name.startswith("_global_") and isinstance(value, Mapping)
+]
+CHECKPOINT_VARIANTS: tuple[tuple[Any, str], ...] = (
+    (checkpoint.CheckpointFunction, "apply"),
+    (checkpoint, "_checkpoint_without_reentrant_generator"),
+)
+"""What `torch.utils.checkpoint.checkpoint` looks up and calls: the reentrant variant, and the other."""
+
+
+def compiler_leaves(kind: type[Tensor]) -> bool:
+    """Have `torch.compile`, where it is loaded, run what it meets tensors of this kind in as it is written.
+
+    Returns: whether that is new.
+    """
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config is None or kind in config.nontraceable_tensor_subclasses:
+        return False
+    config.nontraceable_tensor_subclasses.add(kind)
+    return True
