@@ -197,7 +197,7 @@ def test_orders_in_which_a_unit_comes_a_bounded_number_of_times(name):
 def test_no_order_lets_a_unit_come_more_often_than_what_is_proven(name, accumulate):
     """The samplers themselves, run: the weight of every unit in the steps of three epochs."""
     from anyorder.audit.observations import weights_of
-    from anyorder.sampling.origins import Origins
+    from anyorder.sampling.loader import Origins
 
     make, _, _ = ORDERS[name]
     loader = make()

@@ -192,12 +192,12 @@ def test_noise_of_gradient_and_count_has_the_planned_size():
     counts, noise = [], None
     while engine.step < steps:
         for (x,) in loader:
-            before = engine.release.clip._sum
+            before = engine.release._norm._sum
             optimizer.zero_grad()
             (model(x) * 0).sum().backward()
             optimizer.step()
             # in units of c, of which the gradient's share is 0.8 and the count's 0.6
-            counts.append((engine.release.clip._sum - before) * 5 * 0.8)
+            counts.append((engine.release._norm._sum - before) * 5 * 0.8)
             noise = next(model.parameters()).grad * 5 * 0.8
     assert engine.step == steps
     assert np.std(counts) == pytest.approx(plan.noise_std, rel=5 / math.sqrt(2 * steps))
@@ -343,7 +343,7 @@ def test_coordinates_of_another_rule_are_refused():
 def test_failed_step_changes_nothing():
     engine, model, optimizer, loader = private()
     train(engine, model, optimizer, loader, until=2)
-    before = engine.release.clip.state_dict()
+    before = engine.release._norm.state_dict()
     batches = iter(loader)
     x, y = next(batches)
     outputs = model(x)
@@ -351,10 +351,10 @@ def test_failed_step_changes_nothing():
         nn.functional.cross_entropy(outputs, y).backward(create_graph=True)
     backward(model, next(batches))
     optimizer.zero_grad()
-    assert engine.release.clip.state_dict() == before
+    assert engine.release._norm.state_dict() == before
     backward(model, next(batches))
     optimizer.step()
-    assert engine.release.clip.state_dict() != before
+    assert engine.release._norm.state_dict() != before
 
 
 def test_a_step_broken_off_before_its_count_is_the_last(monkeypatch):
@@ -367,7 +367,7 @@ def test_a_step_broken_off_before_its_count_is_the_last(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(engine.release.clip, "record", interrupted)
+        patch.setattr(engine.release._norm, "record", interrupted)
         optimizer.step()
     optimizer.zero_grad()
     backward(model, next(batches))

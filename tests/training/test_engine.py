@@ -413,3 +413,56 @@ def test_a_unit_that_is_not_finite_adds_zero_and_nothing_tells_of_it(bad, where,
 def test_words_for_non_finite_units():
     with pytest.raises(ArgumentError, match="non_finite must be one of 'refuse', 'zero', got 'skip'"):
         private(non_finite="skip")
+
+
+# -- habits of Opacus --------------------------------------------------------------------------------------------------
+
+
+def test_the_engine_says_its_claim_and_its_state():
+    engine, model, optimizer, loader = private()
+    assert engine.epsilon() == engine.plan.epsilon
+    assert engine.epsilon(1e-7) == engine.plan.curve.epsilon(1e-7) > engine.epsilon()
+    with pytest.raises(ArgumentError, match="delta"):
+        engine.epsilon(1.0)
+    assert repr(ao.PrivacyEngine(engine.plan)).endswith("not bound yet: call make_private(model, optimizer, loader))")
+    assert repr(engine) == f"PrivacyEngine(epsilon=8, delta=1e-05, for one example; step 0 of 18; {KEYED})"
+    backward(model, next(iter(loader)))
+    optimizer.step()
+    engine.close()
+    assert "closed at step 1 of 18" in repr(engine)
+
+
+KEYED = "its key was given, as in tests"
+
+
+def test_an_engine_without_a_plan_says_what_to_write():
+    for call in (ao.PrivacyEngine, lambda: ao.PrivacyEngine(key=KEY)):
+        with pytest.raises(ArgumentError, match=r"plan = ao\.plan\(loader=loader"):
+            call()
+    with pytest.raises(ArgumentError, match=r"exact integers are the plan's, ao\.plan\(\.\., secure=True\)"):
+        ao.PrivacyEngine(secure_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"module": 0, "optimizer": 0, "data_loader": 0}, r"make_private\(model, optimizer, loader\)"),
+        ({"max_grad_norm": 1.0}, r"ao\.plan\(\.\., clip_norm=\.\.\)"),
+        ({"noise_multiplier": 1.0}, r"ao\.plan\(\.\., noise_multiplier=\.\.\)"),
+        ({"poisson_sampling": False}, "order is the plan's"),
+    ],
+)
+def test_keywords_of_opacus_say_where_they_stand_here(given, said):
+    engine = ao.PrivacyEngine(planned())
+    with pytest.raises(ArgumentError, match=said):
+        engine.make_private(**given)
+    assert not engine.is_private
+
+
+def test_methods_of_opacus_say_what_to_write():
+    engine = ao.PrivacyEngine(planned())
+    with pytest.raises(AttributeError, match=r"engine\.epsilon\(\)"):
+        engine.get_epsilon(1e-5)
+    with pytest.raises(AttributeError, match=r"no 'nothing'$"):
+        engine.nothing  # noqa: B018
+    assert not hasattr(engine, "get_epsilon")

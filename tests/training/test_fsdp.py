@@ -3,8 +3,9 @@
 import sys
 from types import SimpleNamespace
 
-from anyorder.training import distributed
 from torch import nn
+
+from anyorder.training import distributed
 
 
 def test_a_sharded_module_is_known_by_its_class_not_by_a_name(monkeypatch):

@@ -1,7 +1,6 @@
 """A table whose rows are chosen privately at each step: the planned mechanism, and nothing of the table's size."""
 
 import shutil
-import types
 import warnings
 from itertools import pairwise
 
@@ -16,7 +15,7 @@ import anyorder as ao
 from anyorder.clipping import Adaptive
 from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, PlanError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream
-from anyorder.release.tables import Selection
+from anyorder.release.tables import SelectedRows
 from anyorder.sparse import Counts, Top, Uniform, select_counts, select_top, select_uniform
 from anyorder.sparse.select import SelectedTables
 from anyorder.strategy import BandedInverse, Independent, Tree
@@ -467,7 +466,7 @@ def test_who_audits_sees_every_row_whatever_is_chosen():
     (part,) = engine.training._tables.parts(engine.training._tables.nothing())
     total = torch.randn(V * D)
     assert torch.equal(part.of_whole(total).whole(), total)
-    made = part.of_whole(total).settle(0, engine.training.release.clip)
+    made = part.table.settle(part.of_whole(total), 0, engine.release.divisor)
     noise = NoiseStream(plan.strategy, source_of(plan), plan.noise_std, DENSE + V * D).next()[DENSE:]
     torch.testing.assert_close(made.double(), (total.double() + torch.from_numpy(noise)) / B, rtol=1e-5, atol=1e-5)
 
@@ -544,23 +543,23 @@ def test_the_journal_is_told_of_rows_sums_and_counts():
         (sums, []),
         ([rows_at([3, 5], [[1.0, 2.0], [3.0, 4.0]], V + 1), sums[1]], counts),
     ]
-    told = [[piece.numpy().tobytes() for piece in Selection(None, *map(tuple, step)).parts()] for step in steps]
+    told = [[piece.numpy().tobytes() for piece in SelectedRows(None, *map(tuple, step)).parts()] for step in steps]
     assert len({b"".join(pieces) for pieces in told}) == len(steps)
-    heads = {tuple(Selection(None, *map(tuple, step)).parts()[0].tolist()) for step in steps}
+    heads = {tuple(SelectedRows(None, *map(tuple, step)).parts()[0].tolist()) for step in steps}
     assert len(heads) == 3  # with every length and no value
 
 
 def test_counts_have_a_norm_of_their_own():
     """A clip norm that moves scales sums, and no counts: somebody may be in these alone."""
     counts = rows_at([3], [0.5])
-    part = Selection(None, (rows_at([3], [[1.0, 2.0]]),), (counts,))
-    planned = part.planned(types.SimpleNamespace(planned=lambda values: [2 * x for x in values]))
+    part = SelectedRows(None, (rows_at([3], [[1.0, 2.0]]),), (counts,))
+    planned = part.scaled(2.0)
     assert planned.sums[0].values().tolist() == [[2.0, 4.0]]
     assert planned.counts[0].values().tolist() == [0.5]
     nobody = rows_at([3], [[0.0, 0.0]])
-    assert Selection(None, (nobody,), (rows_at([3], [0.0]),)).is_zero
-    assert not Selection(None, (nobody,), (counts,)).is_zero
-    assert not Selection(None, (rows_at([3], [[0.0, 1.0]]),), (rows_at([3], [0.0]),)).is_zero
+    assert SelectedRows(None, (nobody,), (rows_at([3], [0.0]),)).is_zero
+    assert not SelectedRows(None, (nobody,), (counts,)).is_zero
+    assert not SelectedRows(None, (rows_at([3], [[0.0, 1.0]]),), (rows_at([3], [0.0]),)).is_zero
 
 
 def chosen_rows(tables, release):

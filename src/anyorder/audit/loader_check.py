@@ -661,7 +661,7 @@ class Watch:
         """All that is of the same data, and who the indices of this loader are."""
         from torch.utils.data import IterableDataset
 
-        from anyorder.sampling.origins import Origins
+        from anyorder.sampling.loader import Origins
 
         base = base_of(loader.dataset)
         group = self._groups.setdefault(id(base), UnitGroup(base))

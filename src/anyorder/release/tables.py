@@ -131,7 +131,7 @@ class LazyRows:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Selection:
+class SelectedRows:
     """The sums and counts of one step of tables that select rows, before rows are chosen; of `SelectedTables.part`.
 
     Attributes:
@@ -156,7 +156,7 @@ class Selection:
         head = torch.tensor([-2, len(self.sums), *(n for x in every for n in (*x.shape, len(x.values())))])
         return [head, *(piece.contiguous() for x in every for piece in (x.indices()[0], x.values()))]
 
-    def scaled(self, factor: float) -> "Selection":
+    def scaled(self, factor: float) -> "SelectedRows":
         """The sums times a factor; counts have a norm of their own."""
         return replace(self, sums=tuple(coalesced(x.indices(), x.values() * factor, tuple(x.shape)) for x in self.sums))
 
@@ -164,12 +164,12 @@ class Selection:
         """(size,) the sums of all coordinates."""
         return torch.cat([x.to_dense().reshape(-1) for x in self.sums])
 
-    def of_whole(self, total: Tensor) -> "Selection":
+    def of_whole(self, total: Tensor) -> "SelectedRows":
         """The part of a dense total, of which every row is released."""
         return replace(self, sums=tuple(self.table.cut(total)), everything=True)
 
 
-Part = LazyRows | Selection
+Part = LazyRows | SelectedRows
 """Closed: what another kind of part would tell the journal, and release, no proof knows."""
 
 
@@ -181,7 +181,7 @@ def coalesced(place: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
 def in_order(attached: Sequence[Any], parts: Sequence[Part]) -> list[Part]:
     """The parts of a step, in the order of their tables. Raises: ArgumentError unless there is one for each."""
     for part in parts:
-        if type(part) is not LazyRows and type(part) is not Selection:
+        if type(part) is not LazyRows and type(part) is not SelectedRows:
             raise ArgumentError(f"tables must be what LazyTable.rows gives, got a {type(part).__name__}")
     ordered = [part for table in attached for part in parts if part.table is table]
     if len(parts) != len(attached) or len({id(part.table) for part in ordered}) != len(attached):

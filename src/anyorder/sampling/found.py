@@ -9,9 +9,8 @@ from torch.utils.data import DataLoader
 from anyorder import checks
 from anyorder.errors import LoaderError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, Participation, PoissonSampling, SingleEpoch
-from anyorder.sampling.loader import Unit
+from anyorder.sampling.loader import Origins, Unit
 from anyorder.sampling.orders import Order, check_loader, check_ranks, read_order
-from anyorder.sampling.origins import Origins
 from anyorder.sampling.samplers import SecretBatchSampler
 from anyorder.sampling.secret import read_owners
 

@@ -14,9 +14,8 @@ from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, numbered
 from anyorder.noise import NoiseSource
 from anyorder.participation import Participation, PoissonSampling, TruncatedPoisson
-from anyorder.sampling.loader import Unit, extract_units, rebuild
+from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild
 from anyorder.sampling.orders import check_loader, read_order
-from anyorder.sampling.origins import Indices, Origins
 from anyorder.sampling.samplers import Owned, SecretBatchSampler
 
 _AT_ONCE = 256

@@ -17,7 +17,7 @@ from anyorder.errors import ArgumentError, PlanError, SelectionWarning
 from anyorder.noise import NoiseSource
 from anyorder.plan.plan import Plan
 from anyorder.release import Release
-from anyorder.release.tables import Selection, coalesced
+from anyorder.release.tables import SelectedRows, coalesced
 
 
 class Chances(NamedTuple):
@@ -433,14 +433,14 @@ class SelectedTables:
             case _:
                 assert_never(self._rule)
 
-    def part(self, sums: Sequence[Tensor], counts: Sequence[Tensor]) -> Selection:
+    def part(self, sums: Sequence[Tensor], counts: Sequence[Tensor]) -> SelectedRows:
         """These sums as a part of a step.
 
         Args:
             sums: of each table, coalesced sparse (V_i, D_i), the clipped sum over units; they are read only.
             counts: of each table, coalesced sparse (V_i,), the clipped counts; empty where `count_norm` is None.
         """
-        return Selection(self, tuple(sums), tuple(counts))
+        return SelectedRows(self, tuple(sums), tuple(counts))
 
     def choose(self, step: int, counts: Sequence[Tensor]) -> NDArray[np.int64]:
         """The rows of a step among those of all tables, ascending."""
@@ -481,7 +481,7 @@ class SelectedTables:
             made.append(coalesced(place, private, (height, width)))
         return made
 
-    def settle(self, part: Selection, step: int, divisor: float) -> Any:
+    def settle(self, part: SelectedRows, step: int, divisor: float) -> Any:
         """Choose the rows of a step that the journal has, and release them.
 
         Returns: of each table the chosen rows, private, coalesced sparse (V_i, D_i); of a whole total (size,).

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -694,6 +694,52 @@ def set_random_state(state: dict[str, Any]) -> None:
 # The face.
 
 
+_OF_OPACUS = {
+    "module": "the model is the first argument, make_private(model, optimizer, loader)",
+    "data_loader": "the loader is the third argument, make_private(model, optimizer, loader)",
+    "max_grad_norm": "the clip norm is the plan's, ao.plan(.., clip_norm=..)",
+    "noise_multiplier": "the noise is the plan's, ao.plan(.., noise_multiplier=..) or ao.plan(.., epsilon=..)",
+    "target_epsilon": "epsilon is the plan's, ao.plan(.., epsilon=..)",
+    "target_delta": "delta is the plan's, ao.plan(.., delta=..)",
+    "epochs": "epochs are the plan's, ao.plan(.., epochs=..)",
+    "poisson_sampling": "the order is the plan's, which ao.plan(loader=..) reads off the loader, or order= names",
+    "clipping": "rule= says how a unit's gradient is clipped: Flat(), PerGroup(..), Automatic(..), Adaptive(..)",
+    "grad_sample_mode": "there is one way to the gradients of units; leave it out",
+    "accountant": "the claim is the plan's, and exact for its order; leave it out",
+    "secure_mode": "exact integers are the plan's, ao.plan(.., secure=True)",
+}
+"""Keywords of Opacus's engine, and where that stands here."""
+
+_METHODS_OF_OPACUS = {
+    "get_epsilon": "the claim is of the whole run; write engine.epsilon(), or engine.epsilon(delta)",
+    "make_private_with_epsilon": "write ao.plan(.., epsilon=..), and make_private(model, optimizer, loader)",
+    "accountant": "the claim is engine.plan's, and engine.ledger has who took part",
+    "is_compatible": "write ao.check_model(model)",
+    "validate": "write ao.check_model(model)",
+    "get_compatible_module": "write ao.clipping.convert(model)",
+    "save_checkpoint": "write ao.PrivacyEngine(plan, checkpoint=path), and engine.save()",
+    "load_checkpoint": "write ao.PrivacyEngine(plan, checkpoint=path); make_private then goes on from there",
+}
+
+
+def _hinted(function: Callable[P, T]) -> Callable[P, T]:
+    """A function of the engine that says what to write instead where it is called as Opacus's is."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name in _OF_OPACUS:
+                raise ArgumentError(f"PrivacyEngine has no {name}= here: {_OF_OPACUS[name]}")
+        if function.__name__ == "__init__" and len(args) == 1 and "plan" not in kwargs:
+            raise ArgumentError(
+                "PrivacyEngine needs the plan that it runs: plan = ao.plan(loader=loader, epochs=.., epsilon=.., "
+                "delta=..), engine = ao.PrivacyEngine(plan), then engine.make_private(model, optimizer, loader)"
+            )
+        return function(*args, **kwargs)
+
+    return called
+
+
 class PrivacyEngine:
     """Runs one plan: clips each unit, adds the planned noise at every step, and refuses what the plan does not cover.
 
@@ -720,6 +766,7 @@ class PrivacyEngine:
             a run whose key is known has no privacy.
     """
 
+    @_hinted
     def __init__(self, plan: Plan, *, checkpoint: str | Path | None = None, key: bytes | None = None) -> None:
         if not isinstance(plan, Plan):
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
@@ -734,11 +781,12 @@ class PrivacyEngine:
         self._training: Training | None = None
         self._closed = False
 
+    @_hinted
     def make_private(
         self,
-        model: nn.Module,
+        model: Model,
         optimizer: Optimizer,
-        loader: Any,
+        loader: Loader,
         *,
         unit: Unit = None,
         loss_reduction: str = "mean",
@@ -747,7 +795,7 @@ class PrivacyEngine:
         chunk_size: int | None = None,
         rule: Rule | None = None,
         non_finite: str = "zero",
-    ) -> tuple[PrivateModule, Optimizer, PrivateLoader]:
+    ) -> tuple[Model, Optimizer, Loader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
 
         Args:
@@ -770,7 +818,9 @@ class PrivacyEngine:
             non_finite: "zero": a unit whose gradient is NaN or infinite adds exactly zero, and nothing tells of it.
                 "refuse": backward raises NonFiniteError, which says how many there are. That is a release that no
                 noise covers: for debugging on public data.
-        Returns: the private model, the optimizer, and a loader that hands out the same batches.
+        Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
+            have the types of what was given, so that a loop stays as it was; in truth they are a `PrivateModule` and a
+            `PrivateLoader`, which `engine.model` and `engine.loader` are for type checkers too.
         Warns: OptimizerWarning where the plan's noise is correlated and the optimizer is Adam, RMSprop, Adagrad or the
             like, or has another momentum than the plan: the guarantee is the same, and some of what correlation gains
             is lost.
@@ -784,9 +834,16 @@ class PrivacyEngine:
         if micro_batch is not None:
             micro_batch = checks.integer("micro_batch", micro_batch, low=1)
         options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch)
-        warn_of_unfitted(self.plan, optimizer, stacklevel=2)  # as it is given: a checkpoint may be of another stage
+        warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
-        return self._training.model, optimizer, self._training.loader
+        return cast(Any, self._training.model), optimizer, cast(Any, self._training.loader)
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """The epsilon of the whole run at `delta` (None: the plan's), rounded up. It holds from the first step on.
+
+        `certificate().realised` has what the steps so far come to, which is less while some are left.
+        """
+        return self.plan.epsilon if delta is None else self.plan.curve.epsilon(checks.probability("delta", delta))
 
     @property
     def is_keyed(self) -> bool:
@@ -910,6 +967,21 @@ class PrivacyEngine:
             extra: tensors and plain values of the user's own, found in `engine.extra` after a resume.
         """
         self.training.save(extra)
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        claim = f"epsilon={plan.epsilon:.4g}, delta={plan.delta:g}, for one {plan.unit}"
+        if self._training is None:
+            state = "closed" if self._closed else "not bound yet: call make_private(model, optimizer, loader)"
+        else:
+            state = f"{'closed at ' if self._closed else ''}step {self.step} of {plan.n}"
+        return f"PrivacyEngine({claim}; {state}{'; its key was given, as in tests' if self.is_keyed else ''})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": {_METHODS_OF_OPACUS[name]}" if name in _METHODS_OF_OPACUS else ""
+            raise AttributeError(f"PrivacyEngine has no {name!r}{hint}", name=name, obj=self)
 
     def close(self) -> None:
         """Let another process resume this run. The end of the process does the same."""

@@ -174,12 +174,13 @@ class PrivateTrainerMixin:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
-        self._private, _, private_loader = self.engine.make_private(
+        self.engine.make_private(
             trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction="sum",
             accumulate=args.gradient_accumulation_steps, **self._options,
         )  # fmt: skip
+        self._private = self.engine.model
         self._private.training = True  # the Trainer sets modes on its own model; eval() ones come from from_pretrained
-        return _WholeEpochs(private_loader)
+        return _WholeEpochs(self.engine.loader)
 
     def _plain_loader(self, args: Any, dataset: Any) -> DataLoader[Any]:
         """The Trainer's own, with the keys of units in its batches."""
