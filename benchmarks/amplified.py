@@ -103,7 +103,7 @@ def dpsgd(case: Case) -> Found:
     """Independent noise under Poisson sampling."""
     sigma = calibrate_poisson(case.epsilon, DELTA, 1 / case.b, case.n)
     plan = ao.plan(
-        participation=PoissonSampling(case.n, 1 / case.b), batch_size=1, mechanism="independent", workload=case.A,
+        order=PoissonSampling(case.n, 1 / case.b), batch_size=1, mechanism="independent", optimizer=case.A,
         noise_multiplier=sigma, delta=DELTA,
     )  # fmt: skip
     return Found(plan.noise_error(), sigma, plan.strategy.describe(), "privacy loss distribution")

@@ -47,10 +47,10 @@ def plan(order: str, **given: Any) -> ao.Plan:
     """Two passes of eight steps in this order."""
     given = {"noise_multiplier": 1.0, "delta": 1e-5, "mechanism": "independent", "batch_size": BATCH, **given}
     if order in RULES:
-        return ao.plan(participation=RULES[order], **given)
-    if order in ("cyclic-poisson", "truncated-poisson", "min-separation-sampling"):
-        given["cycle"] = 4
-    return ao.plan(order=order, dataset_size=EXAMPLES, epochs=EPOCHS, **given)
+        return ao.plan(order=RULES[order], **given)
+    cyclic = order in ("cyclic-poisson", "truncated-poisson", "min-separation-sampling")
+    asked = ao.order(order, cycle=4 if cyclic else None)
+    return ao.plan(order=asked, dataset_size=EXAMPLES, epochs=EPOCHS, **given)
 
 
 def claim(found: ao.Plan) -> str:
@@ -206,7 +206,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "zero-out": {"neighbours": "zero-out"},
     "add-or-remove": {"neighbours": "add-or-remove"},
     "replace-one": {"neighbours": "replace-one"},
-    "exact integers": {"secure": True},
+    "exact integers": {"mechanism": ao.mechanism("independent", secure=True)},
 }
 
 
@@ -215,7 +215,7 @@ def _feature(order: str, given: dict[str, Any]) -> str:
     found = plan(order, **given)
     if found.neighbours != given.get("neighbours", found.neighbours):
         return "covered"
-    assert not given.get("secure") or found.grid is not None
+    assert "mechanism" not in given or found.grid is not None
     return "yes"
 
 

@@ -149,12 +149,12 @@ def options(arguments=None):
 
 
 def make_plan(chosen, units):
-    selection = {"selection": ao.sparse.Counts(chosen.threshold)} if chosen.selection else {}
+    selection = ao.sparse.Counts(chosen.threshold) if chosen.selection else None
     default = "independent" if chosen.selection else "blt" if chosen.lazy else "auto"  # not all noise can come late
     plan = ao.plan(
         dataset_size=units, batch_size=min(chosen.batch_size, units), epochs=chosen.epochs, epsilon=chosen.epsilon,
         delta=chosen.delta, clip_norm=chosen.clip_norm, order="fixed",
-        mechanism=chosen.mechanism or default, **selection,
+        mechanism=ao.mechanism(chosen.mechanism or default, selection=selection),
     )  # fmt: skip
     if not chosen.selection:
         return plan

@@ -34,7 +34,9 @@ def main() -> None:
     sampler = DistributedSampler(data, ranks, rank, drop_last=True)
     loader = DataLoader(data, batch_size=BATCH // ranks, sampler=sampler)
 
-    plan = ao.plan(loader=loader, epochs=EPOCHS, epsilon=8, delta=1e-5, mechanism="tree", momentum=0.9)
+    plan = ao.plan(
+        loader=loader, epochs=EPOCHS, epsilon=8, delta=1e-5, mechanism="tree", optimizer=ao.SGD(momentum=0.9)
+    )
     engine = ao.PrivacyEngine(plan)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)).to(device)

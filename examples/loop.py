@@ -26,7 +26,7 @@ def main() -> None:
     # Shuffled once, the same order in every epoch: the least noise that a loader can have.
     loader = DataLoader(train_set, batch_size=100, sampler=ao.FixedOrderSampler(train_set))
 
-    plan = ao.plan(loader=loader, epochs=EPOCHS, epsilon=8, delta=1e-5, clip_norm=1.0, momentum=0.9)
+    plan = ao.plan(loader=loader, epochs=EPOCHS, epsilon=8, delta=1e-5, clip_norm=1.0, optimizer=ao.SGD(momentum=0.9))
     print(plan)
     engine = ao.PrivacyEngine(plan)
     model, optimizer, loader = engine.make_private(model, optimizer, loader)

@@ -49,7 +49,7 @@ def main() -> None:
     by_author = ao.sampling.UnitOrderSampler(data["author"], batch_size=BATCH, seed=1)
     steps = len(by_author) // MICRO_BATCHES
     plan = ao.plan(
-        participation=ao.participation.FixedOrder(EPOCHS * steps, k=EPOCHS, b=steps),
+        order=ao.participation.FixedOrder(EPOCHS * steps, k=EPOCHS, b=steps),
         batch_size=BATCH * MICRO_BATCHES,
         epsilon=8,
         delta=1e-5,

@@ -78,8 +78,8 @@ def main(folder=None, rounds="40"):
     timer = CheckIn(hours=9, spread=3)
     apart = timer.separation(rounds, len(speakers), cohort=goal, report_goal=goal)
     plan = ao.plan(
-        participation=MinSeparation(rounds, apart), batch_size=goal, epsilon=8, delta=1e-5, mechanism="blt",
-        clip_norm=0.3, momentum=0.9, unit="user",
+        order=MinSeparation(rounds, apart), batch_size=goal, epsilon=8, delta=1e-5, mechanism="blt",
+        clip_norm=0.3, optimizer=ao.SGD(momentum=0.9), unit="user",
     )  # fmt: skip
     model = make_model()
     server = Server(plan, model, ao.FTRL(model.parameters(), lr=1.0, momentum=0.9))

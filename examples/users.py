@@ -39,7 +39,7 @@ class Arrivals(IterableDataset[tuple[Tensor, Tensor, int]]):
 def main() -> None:
     """Train a linear model, one pass over the arrivals."""
     plan = ao.plan(
-        participation=ao.participation.MinSeparation(n=STEPS, b=SEPARATION, k=VISITS),
+        order=ao.participation.MinSeparation(n=STEPS, b=SEPARATION, k=VISITS),
         batch_size=USERS_PER_STEP,
         epsilon=4,
         delta=1e-5,

@@ -40,6 +40,7 @@ from anyorder.plan.planner import with_budget
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import BLT, Independent, RestartedBLT, ToeplitzBanded, Tree
 from anyorder.workload import Workload
+from plans import flat_plan
 
 BANDS = ToeplitzBanded([1.0, 0.5, 0.25], 24)
 BUFFERS = BLT([0.9, 0.4], [0.2, 0.1], 24)
@@ -204,7 +205,7 @@ def test_replace_one_is_two_steps_and_never_above_known_batches():
 @each
 def test_plans_by_epsilon_keep_it(name):
     order, chosen = ORDERS[name]
-    plan = ao.plan(participation=order, mechanism=chosen, epsilon=2.0, delta=1e-5, batch_size=4)
+    plan = ao.plan(order=order, mechanism=chosen, epsilon=2.0, delta=1e-5, batch_size=4)
     assert 2.0 * (1 - 1e-4) <= plan.epsilon <= 2.0
     less = with_budget(plan, epsilon=1.0)
     assert less.epsilon <= 1.0
@@ -235,11 +236,11 @@ def test_words_that_do_not_go_together_are_refused():
     with pytest.raises(ArgumentError, match="epsilon must be given with order 'cyclic-poisson'"):
         ao.plan(**words, order="cyclic-poisson")
     with pytest.raises(ArgumentError, match="cycle must come with order"):
-        ao.plan(**words, order="balls-in-bins", cycle=3)
+        flat_plan(**words, order="balls-in-bins", cycle=3)
     with pytest.raises(ArgumentError, match="max_batch_size must come with"):
-        ao.plan(**words, order="poisson", max_batch_size=3)
+        flat_plan(**words, order="poisson", max_batch_size=3)
     with pytest.raises(ArgumentError, match="cycle must be an integer from 1 to 10"):
-        ao.plan(**words, order="cyclic-poisson", cycle=11)
+        flat_plan(**words, order="cyclic-poisson", cycle=11)
 
 
 def test_one_call_for_the_epsilon_of_any_order():
@@ -304,7 +305,7 @@ def test_groups_close_up_behind_a_missing_unit_so_that_cyclic_claims_are_for_zer
         assert plan.neighbours == plan.curve.neighbours == "zero-out"
         assert "gradients replaced by zero" in str(plan)
         with pytest.raises(PlanError, match="of other groups"):
-            ao.plan(**words, order="cyclic-poisson", mechanism="independent", cycle=3, neighbours="add-or-remove")
+            flat_plan(**words, order="cyclic-poisson", mechanism="independent", cycle=3, neighbours="add-or-remove")
     assert ao.plan(**words, order="poisson").neighbours == "add-or-remove"
     assert ao.plan(**words, order="balls-in-bins", mechanism="independent").neighbours == "add-or-remove"
 
@@ -418,8 +419,8 @@ def test_the_digests_of_older_plans_are_what_they_were():
 
 def test_no_receipts_where_batches_are_cut():
     plan = ao.plan(
-        order="truncated-poisson", dataset_size=20, batch_size=4, epochs=1, noise_multiplier=2.0, delta=1e-5,
-        mechanism="independent", cycle=1, max_batch_size=4,
+        order=ao.order("truncated-poisson", cycle=1, max_batch_size=4), dataset_size=20, batch_size=4, epochs=1,
+        noise_multiplier=2.0, delta=1e-5, mechanism="independent",
     )  # fmt: skip
     release = ao.Release(plan, 2)
     units = release.sample(20)

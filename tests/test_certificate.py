@@ -17,6 +17,7 @@ from anyorder.ledger import replay
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, PoissonSampling
 from anyorder.plan.certificate import FORMAT, Certificate, Evidence
 from anyorder.strategy import Tree
+from plans import flat_plan
 
 KEY = bytes(range(32))
 
@@ -25,7 +26,7 @@ def made(participation=None, history=((0, 1), (2, 3), (0, 1), (2,)), key=KEY, **
     """The evidence of a run; its certificate is a property of it."""
     participation = participation or FixedOrder(4, k=2, b=2)
     settings = {"participation": participation, "batch_size": 2, "epsilon": 3.0, "delta": 1e-6, "mechanism": "tree"}
-    plan = ao.plan(**{**settings, **changes})
+    plan = flat_plan(**{**settings, **changes})
     return Evidence(plan, replay(participation, history), "f" * 32, key)
 
 

@@ -19,7 +19,9 @@ from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.cli import app, run
 from anyorder.participation import EpochShuffle
 from anyorder.plan.plan import Plan
+from anyorder.plan.planner import plan_at_sigma
 from anyorder.run.settings import Settings
+from plans import flat_plan
 
 SIZES = ["--dataset-size", "2000", "--batch-size", "100", "--epochs", "3"]
 TRAIN = ["train", "--epsilon", "8", "--mechanism", "tree", "--epochs", "1", "--batch-size", "480"]
@@ -178,7 +180,7 @@ def test_plan_as_json_is_the_plan(tmp_path):
     described = json.loads(outcome.stdout)
     expected = anyorder.plan(
         dataset_size=2000, batch_size=100, epochs=3, order="fixed", epsilon=4, delta=1e-5, mechanism="tree",
-        momentum=0.9,
+        optimizer=anyorder.SGD(momentum=0.9),
     )  # fmt: skip
     assert described["plan"] == json.loads(json.dumps(expected.to_dict()))
     assert described["claims"]["epsilon"] == expected.epsilon
@@ -194,7 +196,7 @@ def test_plan_takes_a_selection_in_words(tmp_path):
         assert "selection" in outcome.stdout
         found = Plan.load(file)
         shared = {"dataset_size": 2000, "batch_size": 100, "epochs": 3, "epsilon": 4, "delta": 1e-5}
-        assert found == anyorder.plan(**shared, selection=expected)
+        assert found == flat_plan(**shared, selection=expected)
     for words in ("counts", "counts:a", "counts:1:2:3", "top:1.5", "uniform:1:1", "lots:3", "counts:1:1.5", "top:0"):
         outcome = invoke("plan", *SIZES, "--epsilon", "4", "--selection", words)
         assert outcome.exit_code == 2
@@ -471,7 +473,7 @@ def test_every_command_names_its_default_order_and_they_agree():
     assert Settings.of("mnist").order == "fixed"
     assert Settings.of("mnist", model="cnn").order == "shuffled"
     assert inspect.signature(anyorder.plan).parameters["order"].default is None
-    assert anyorder.plan(dataset_size=4, batch_size=2, epochs=2, sigma=1, delta=0.1).participation == EpochShuffle(2, 2)
+    assert plan_at_sigma(1, dataset_size=4, batch_size=2, epochs=2, delta=0.1).participation == EpochShuffle(2, 2)
     assert Settings.of("digits").order == "fixed"
     for command in ("plan", "epsilon"):
         order = inspect.signature(getattr(cli, command)).parameters["order"]

@@ -30,6 +30,7 @@ from anyorder.participation import (
     SingleEpoch,
 )
 from anyorder.participation.registry import ORDERS
+from anyorder.plan.planner import plan_at_sigma
 from anyorder.release.schedules import Fixed
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
@@ -151,7 +152,7 @@ def test_a_strategy_of_ones_own_is_refused(chosen):
         lambda: planned(strategy=chosen),
         lambda: sensitivity(chosen, SingleEpoch(N)),
         lambda: unit_sensitivities(chosen, KnownOrder([[t] for t in range(N)])),
-        lambda: ao.plan(participation=SingleEpoch(N), batch_size=1, mechanism=chosen, sigma=1.0, delta=1e-5),
+        lambda: plan_at_sigma(1.0, order=SingleEpoch(N), batch_size=1, mechanism=chosen, delta=1e-5),
     ):
         with pytest.raises(PlanError, match="strategy must be one of .* got Quiet"):
             attempt()
@@ -169,7 +170,7 @@ def test_a_kind_that_is_registered_as_another_is_refused_all_the_same():
 @pytest.mark.parametrize("mechanism", ["auto", "tree", "independent"])
 def test_no_plan_for_an_order_of_ones_own(mechanism):
     with pytest.raises(PlanError, match="participation must be one of"):
-        ao.plan(participation=Rare(), batch_size=1, mechanism=mechanism, sigma=1.0, delta=1e-5)
+        plan_at_sigma(1.0, order=Rare(), batch_size=1, mechanism=mechanism, delta=1e-5)
 
 
 def test_a_workload_of_ones_own_is_refused():

@@ -12,14 +12,16 @@ import anyorder as ao
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formatting import rounded_up
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
-from anyorder.run.planning import Mechanism, make_plan
+from anyorder.plan.planner import plan_at_sigma
+from anyorder.run.planning import make_plan
 from anyorder.sampling import UnitOrderSampler
 from anyorder.strategy import Independent, Tree
+from plans import flat_plan
 
 
 def small(**changes):
     settings = {"dataset_size": 100, "batch_size": 10, "epochs": 3, "epsilon": 4.0, "delta": 1e-5, "mechanism": "tree"}
-    return ao.plan(**{**settings, **changes})
+    return flat_plan(**{**settings, **changes})
 
 
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "fixed"])
@@ -42,7 +44,7 @@ def test_order_in_words_is_the_participation_of_that_order():
     assert small(dataset_size=101).participation == EpochShuffle(3, 11)
     assert small(dataset_size=101, drop_last=True).participation == EpochShuffle(3, 10)
     order = KnownOrder([[0], [1], [0]])
-    assert ao.plan(participation=order, batch_size=1, epsilon=1, delta=1e-5, mechanism="tree").participation == order
+    assert ao.plan(order=order, batch_size=1, epsilon=1, delta=1e-5, mechanism="tree").participation == order
 
 
 def test_the_truth_about_a_shuffled_loader():
@@ -71,7 +73,7 @@ def test_noise_multiplier_is_that_of_dp_sgd_and_sigma_is_against_the_whole_sensi
 def test_the_command_line_means_the_same_by_the_noise_multiplier():
     sizes = {"dataset_size": 100, "batch_size": 10, "epochs": 3, "delta": 1e-5}
     for name in ("independent", "tree"):
-        by_words = make_plan(Mechanism(name=name), noise_multiplier=1.0, **sizes)
+        by_words = make_plan(mechanism=name, noise_multiplier=1.0, **sizes)
         assert by_words == small(mechanism=name, epsilon=None, noise_multiplier=1.0)
 
 
@@ -92,7 +94,7 @@ def test_add_or_remove_is_refused_where_absence_moves_others():
     with pytest.raises(PlanError, match="zero-out"):
         small(neighbours="add-or-remove")
     plan = ao.plan(
-        participation=MinSeparation(20, 5, 2),
+        order=MinSeparation(20, 5, 2),
         batch_size=4,
         epsilon=1,
         delta=1e-5,
@@ -109,9 +111,8 @@ def test_add_or_remove_is_refused_where_absence_moves_others():
         ({"epsilon": math.nan}, "epsilon"),
         ({"delta": 0}, "delta"),
         ({"delta": 1.5}, "delta"),
-        ({"epsilon": None}, "exactly one of epsilon, noise_multiplier and sigma"),
-        ({"noise_multiplier": 1.0}, "exactly one of epsilon, noise_multiplier and sigma"),
-        ({"sigma": 1.0}, "exactly one of epsilon, noise_multiplier and sigma"),
+        ({"epsilon": None}, "exactly one of epsilon and noise_multiplier"),
+        ({"noise_multiplier": 1.0}, "exactly one of epsilon and noise_multiplier"),
         ({"epsilon": None, "noise_multiplier": 0.0}, "noise_multiplier must be above 0"),
         ({"epsilon": None, "sigma": math.inf}, "sigma must be a finite number"),
         ({"batch_size": 0}, "batch_size"),
@@ -130,13 +131,13 @@ def test_bad_arguments_are_named(changes, name):
         small(**changes)
 
 
-@pytest.mark.parametrize("changes", [{"order": "poisson"}, {"order": "fixed"}, {"drop_last": True}])
-def test_words_on_an_order_that_is_read_or_given_are_refused(changes):
+@pytest.mark.parametrize("order", ["poisson", "fixed", SingleEpoch(10), ao.order("shuffled", drop_last=True)])
+def test_words_on_an_order_that_is_read_or_given_are_refused(order):
     loader = DataLoader(TensorDataset(torch.zeros(100, 1)), batch_size=10, shuffle=True)
     with pytest.raises(ArgumentError, match="together with loader"):
-        ao.plan(loader=loader, epochs=2, epsilon=1, delta=1e-5, mechanism="tree", **changes)
-    with pytest.raises(ArgumentError, match="together with participation"):
-        ao.plan(participation=SingleEpoch(10), batch_size=10, epsilon=1, delta=1e-5, mechanism="tree", **changes)
+        ao.plan(loader=loader, epochs=2, epsilon=1, delta=1e-5, mechanism="tree", order=order)
+    with pytest.raises(ArgumentError, match="epochs must not be given together with a participation"):
+        ao.plan(order=SingleEpoch(10), batch_size=10, epochs=1, epsilon=1, delta=1e-5, mechanism="tree")
 
 
 def test_parts_of_different_length_do_not_join():
@@ -216,7 +217,7 @@ def test_damaged_files_are_refused(tmp_path, text):
 @pytest.mark.parametrize("order", [SingleEpoch(6), FixedOrder(6, 2, 3), EpochShuffle(2, 3)], ids=repr)
 def test_a_loader_whose_batches_shift_has_no_add_or_remove_neighbours(order):
     with pytest.raises(PlanError, match="'add-or-remove' do not fit"):
-        ao.plan(participation=order, batch_size=1, sigma=1, delta=1e-6, mechanism="tree", neighbours="add-or-remove")
+        plan_at_sigma(1, order=order, batch_size=1, delta=1e-6, mechanism="tree", neighbours="add-or-remove")
 
 
 def test_an_order_of_units_that_a_loader_gives_has_no_add_or_remove_neighbours():
@@ -224,4 +225,4 @@ def test_an_order_of_units_that_a_loader_gives_has_no_add_or_remove_neighbours()
     users = torch.arange(12) // 3
     loader = DataLoader(TensorDataset(torch.zeros(12, 2), users), batch_sampler=UnitOrderSampler(users.tolist(), 4, 0))
     with pytest.raises(PlanError, match="'add-or-remove' do not fit"):
-        ao.plan(loader=loader, unit=1, epochs=2, sigma=1, delta=1e-6, mechanism="tree", neighbours="add-or-remove")
+        plan_at_sigma(1, loader=loader, unit=1, epochs=2, delta=1e-6, mechanism="tree", neighbours="add-or-remove")

@@ -12,8 +12,9 @@ from anyorder.accounting.selection import Counts, Top, Uniform, refuse_selection
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.participation import KnownOrder, MinSeparation, SingleEpoch
 from anyorder.plan.certificate import realised_claim
-from anyorder.plan.planner import with_budget
+from anyorder.plan.planner import plan_at_sigma, with_budget
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
+from plans import flat_plan
 
 WORDS = {"dataset_size": 1000, "batch_size": 50, "epochs": 4, "delta": 1e-5}
 COUNTS = [Counts(5.0), Counts(5.0, share=0.3, count_norm=2.0), Counts(5.0, sigma=4.0)]
@@ -29,7 +30,7 @@ def of_counts(plan):
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda words: "-".join(words) or "plain")
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 def test_the_whole_lands_at_epsilon(selection, setting):
-    plan = ao.plan(epsilon=2.0, selection=selection, **WORDS, **setting)
+    plan = flat_plan(epsilon=2.0, selection=selection, **WORDS, **setting)
     assert 2.0 * (1 - 1.1e-6) <= plan.epsilon <= 2.0
     assert ao.Plan.from_dict(plan.to_dict()) == plan
     again = with_budget(plan, epsilon=1.0)
@@ -39,7 +40,7 @@ def test_the_whole_lands_at_epsilon(selection, setting):
 
 @pytest.mark.parametrize("selection", [Counts(5.0), Top(20)], ids=repr)
 def test_the_whole_lands_at_epsilon_under_secret_sampling(selection):
-    plan = ao.plan(epsilon=2.0, order="poisson", selection=selection, **WORDS)
+    plan = flat_plan(epsilon=2.0, order="poisson", selection=selection, **WORDS)
     assert 2.0 * (1 - 1.1e-6) <= plan.epsilon <= 2.0
 
 
@@ -48,8 +49,10 @@ def test_the_whole_lands_at_epsilon_under_secret_sampling(selection):
 def test_counts_and_release_are_one_gaussian(selection, neighbours):
     """By what a unit moves, and the noise that is added: half of either noise would be a larger mu."""
     order = MinSeparation(40, 5, 3)
-    plan = ao.plan(participation=order, batch_size=5, epsilon=2.0, delta=1e-5, selection=selection,
-                   neighbours=neighbours, mechanism=BandedInverse([0.5, 0.2], 40), clip_norm=0.7)  # fmt: skip
+    plan = ao.plan(
+        order=order, batch_size=5, epsilon=2.0, delta=1e-5, mechanism=ao.mechanism(BandedInverse([0.5, 0.2], 40),
+        selection=selection), neighbours=neighbours, clip_norm=0.7,
+    )  # fmt: skip
     f = 2 if neighbours == "replace-one" else 1
     release = f * 0.7 * plan.sensitivity.value / plan.noise_std
     choice = math.sqrt(3) * of_counts(plan)
@@ -68,8 +71,8 @@ def test_counts_and_release_are_one_gaussian(selection, neighbours):
 @pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
 def test_draws_are_those_of_all_of_a_units_steps(neighbours):
     f = 2 if neighbours == "replace-one" else 1
-    plan = ao.plan(participation=MinSeparation(40, 5, 3), batch_size=5, sigma=2.0, delta=1e-5, neighbours=neighbours,
-                   selection=Top(20, share=0.3, score_norm=0.5), mechanism="independent")  # fmt: skip
+    plan = plan_at_sigma(2.0, order=MinSeparation(40, 5, 3), batch_size=5, delta=1e-5, neighbours=neighbours,
+                   mechanism=ao.mechanism("independent", selection=Top(20, share=0.3, score_norm=0.5)))  # fmt: skip
     release, draws = plan.curve.parts
     e0 = f / plan.selection.sigma
     assert release == Gaussian(f / 2.0, neighbours=neighbours)
@@ -78,7 +81,7 @@ def test_draws_are_those_of_all_of_a_units_steps(neighbours):
     assert plan.selection_scale == pytest.approx(plan.selection.sigma * 0.5, rel=1e-15)
     choice = draws.draws * e0**2 / 4  # twice its zero-concentrated DP, as mu^2 is
     assert choice == pytest.approx(0.3 * (choice + release.mu**2), rel=1e-9)
-    coins = ao.plan(sigma=2.0, order="poisson", selection=Top(20, share=0.3), **WORDS)
+    coins = flat_plan(sigma=2.0, order="poisson", selection=Top(20, share=0.3), **WORDS)
     e0 = 1 / coins.selection.sigma
     assert coins.curve == Sampled(2.0, 0.05, 80, e0=coins.curve.e0, draws=20)
     assert e0 <= coins.curve.e0 <= e0 * (1 + 1e-15)
@@ -87,7 +90,7 @@ def test_draws_are_those_of_all_of_a_units_steps(neighbours):
 
 @pytest.mark.parametrize("selection", COUNTS, ids=repr)
 def test_under_secret_sampling_both_are_amplified_as_one(selection):
-    plan = ao.plan(sigma=2.0, order="poisson", selection=selection, **WORDS)
+    plan = flat_plan(sigma=2.0, order="poisson", selection=selection, **WORDS)
     assert plan.selection_std == pytest.approx(plan.selection.sigma * plan.selection.count_norm, rel=1e-12)
     joint = 1 / math.hypot(1 / plan.sigma, 1 / plan.selection.sigma)
     assert type(plan.curve) is Sampled
@@ -96,32 +99,34 @@ def test_under_secret_sampling_both_are_amplified_as_one(selection):
 
 
 def test_other_budgets_are_of_the_release():
-    plan = ao.plan(sigma=2.0, selection=Counts(1.0, share=0.2), **WORDS)
+    plan = flat_plan(sigma=2.0, selection=Counts(1.0, share=0.2), **WORDS)
     assert plan.sigma == 2.0
     assert plan.mu == pytest.approx(0.5 / math.sqrt(0.8), rel=1e-12)
-    plan = ao.plan(noise_multiplier=3.0, selection=Counts(1.0, sigma=5.0), mechanism="independent", **WORDS)
+    plan = flat_plan(noise_multiplier=3.0, selection=Counts(1.0, sigma=5.0), mechanism="independent", **WORDS)
     assert plan.noise_multiplier == pytest.approx(3.0, rel=1e-12)
     assert plan.mu == pytest.approx(math.hypot(2 / 3, 1 / 5), rel=1e-12)
     with pytest.raises(PlanError, match="the selection alone costs the whole budget"):
-        ao.plan(epsilon=2.0, selection=Counts(1.0, sigma=1.0), **WORDS)
-    free = ao.plan(epsilon=2.0, selection=Uniform(7), **WORDS)
+        flat_plan(epsilon=2.0, selection=Counts(1.0, sigma=1.0), **WORDS)
+    free = flat_plan(epsilon=2.0, selection=Uniform(7), **WORDS)
     assert free.curve == replace(free, selection=None).curve
 
 
 def test_a_part_with_all_of_the_budget_but_a_little():
     for share in (1e-9, 1 - 1e-9):
-        plan = ao.plan(epsilon=2.0, selection=Counts(1.0, share=share), **WORDS)
+        plan = flat_plan(epsilon=2.0, selection=Counts(1.0, share=share), **WORDS)
         assert 2.0 * (1 - 1e-6) <= plan.epsilon <= 2.0
 
 
 def test_each_units_own_steps_cost_both():
     order = KnownOrder([["a", "b"], ["b"], ["c"], ["b", "c"]])
-    plan = ao.plan(participation=order, batch_size=1, epsilon=1.0, delta=1e-6, selection=Counts(3.0, count_norm=2.0),
-                   mechanism="independent")  # fmt: skip
+    plan = ao.plan(
+        order=order, batch_size=1, epsilon=1.0, delta=1e-6, mechanism=ao.mechanism("independent",
+        selection=Counts(3.0, count_norm=2.0)),
+    )  # fmt: skip
     step = math.hypot(plan.clip_norm / plan.noise_std, of_counts(plan))
     assert plan.unit_mus() == pytest.approx(step * np.sqrt([1, 3, 2]), rel=1e-12)
     assert plan.unit_mus().max() == pytest.approx(plan.mu, rel=1e-12)
-    coins = ao.plan(sigma=1.0, order="poisson", selection=Counts(3.0), **WORDS)
+    coins = flat_plan(sigma=1.0, order="poisson", selection=Counts(3.0), **WORDS)
     known = KnownOrder([["a"]] * 2 + [["b"]] * 78)
     step = math.hypot(coins.clip_norm / coins.noise_std, of_counts(coins))
     assert coins.unit_mus(known) == pytest.approx(step * np.sqrt([2, 78]), rel=1e-12)
@@ -134,8 +139,10 @@ def test_each_units_own_steps_cost_both():
 def test_a_step_of_a_unit_costs_its_choice_and_its_release(selection, neighbours):
     f = 2 if neighbours == "replace-one" else 1
     order = KnownOrder([["a", "b"], ["b"], ["c"], ["b", "c"]])
-    plan = ao.plan(participation=order, batch_size=1, sigma=1.5, delta=1e-6, selection=selection,
-                   mechanism="independent", neighbours=neighbours)  # fmt: skip
+    plan = plan_at_sigma(
+        1.5, order=order, batch_size=1, delta=1e-6, mechanism=ao.mechanism("independent", selection=selection),
+        neighbours=neighbours,
+    )  # fmt: skip
     match selection:
         case Counts():
             choice = of_counts(plan)
@@ -149,8 +156,10 @@ def test_a_step_of_a_unit_costs_its_choice_and_its_release(selection, neighbours
 
 def test_the_realised_epsilon_counts_both():
     order = MinSeparation(40, 2, 9)
-    plan = ao.plan(participation=order, batch_size=5, epsilon=2.0, delta=1e-5, selection=Counts(1.0),
-                   mechanism="independent")  # fmt: skip
+    plan = ao.plan(
+        order=order, batch_size=5, epsilon=2.0, delta=1e-5, mechanism=ao.mechanism("independent",
+        selection=Counts(1.0)),
+    )  # fmt: skip
     for k in (1, 4, 9):
         found = realised_claim(plan, k, 3)
         step = math.hypot(plan.clip_norm / plan.noise_std, of_counts(plan))
@@ -170,25 +179,25 @@ def test_a_plan_without_a_selection_is_what_it_was():
 
 def test_the_mechanism_makes_noise_of_chosen_rows():
     for words in ({}, {"mechanism": "tree"}, {"mechanism": "banded inverse"}, {"memory": 3}):
-        chosen = ao.plan(epsilon=2.0, selection=Counts(1.0), **WORDS, **words).strategy
+        chosen = flat_plan(epsilon=2.0, selection=Counts(1.0), **WORDS, **words).strategy
         assert chosen.state_rows == 0
-    plan = ao.plan(epsilon=2.0, selection=Counts(1.0), **WORDS)
+    plan = flat_plan(epsilon=2.0, selection=Counts(1.0), **WORDS)
     for other in (BLT([0.9], [0.2], 80), Tree(80, "full"), Tree(80, "online")):
         with pytest.raises(
             PlanError, match="a selection needs a strategy that makes the noise of the chosen rows alone"
         ):
             replace(plan, strategy=other)
         with pytest.raises(PlanError, match="keeps"):
-            ao.plan(epsilon=2.0, selection=Counts(1.0), mechanism=other, **WORDS)
+            flat_plan(epsilon=2.0, selection=Counts(1.0), mechanism=other, **WORDS)
     assert replace(plan, strategy=Tree(80, "full", regenerate=True)).mu == plan.mu
 
 
 @pytest.mark.parametrize("selection", [Counts(1.0), Top(20), Uniform(5)], ids=repr)
 def test_auto_is_independent_with_a_selection(selection):
     """Others have less error in a row that every step releases, and more noise in one that few steps release."""
-    plan = ao.plan(epsilon=2.0, selection=selection, **WORDS)
+    plan = flat_plan(epsilon=2.0, selection=selection, **WORDS)
     assert plan.strategy == Independent(80)
-    other = ao.plan(epsilon=2.0, selection=selection, mechanism="banded inverse", **WORDS)
+    other = flat_plan(epsilon=2.0, selection=selection, mechanism="banded inverse", **WORDS)
     assert other.noise_error() < plan.noise_error()
     assert other.noise_multiplier > plan.noise_multiplier
     assert "of a row that is released at every step" in str(plan)
@@ -198,7 +207,7 @@ def test_auto_is_independent_with_a_selection(selection):
 @pytest.mark.parametrize("words", ["blt", "blt, 2 buffers", "banded, 4 bands"])
 def test_mechanisms_in_words_that_keep_a_state_are_refused(words):
     with pytest.raises(PlanError, match="without a state between steps: mechanism 'independent'"):
-        ao.plan(epsilon=2.0, selection=Counts(1.0), mechanism=words, memory=9, **WORDS)
+        flat_plan(epsilon=2.0, selection=Counts(1.0), mechanism=words, memory=9, **WORDS)
 
 
 @pytest.mark.parametrize(
@@ -215,9 +224,13 @@ def test_mechanisms_in_words_that_keep_a_state_are_refused(words):
         (lambda: Uniform(0), ArgumentError, "rows must"),
         (lambda: Top(2).e0("zero-out"), ArgumentError, "before it has a cost"),
         (lambda: Top(2, sigma=1.0).e0("near"), ArgumentError, "neighbours must"),
-        (lambda: ao.plan(epsilon=1.0, selection="counts", **WORDS), PlanError, "selection must be Counts"),
-        (lambda: ao.plan(epsilon=1.0, selection=Counts(1.0), secure=True, **WORDS), PlanError, "exact integers"),
-        (lambda: ao.plan(epsilon=1.0, selection=Counts(1.0), on_device=("clipping",), **WORDS), PlanError, "on_device"),
+        (lambda: flat_plan(epsilon=1.0, selection="counts", **WORDS), PlanError, "selection must be Counts"),
+        (lambda: flat_plan(epsilon=1.0, selection=Counts(1.0), secure=True, **WORDS), PlanError, "exact integers"),
+        (
+            lambda: flat_plan(epsilon=1.0, selection=Counts(1.0), on_device=("clipping",), **WORDS),
+            PlanError,
+            "on_device",
+        ),
         (lambda: refuse_selection(Counts(1.0), "the server"), PlanError, "the server carries out no plan with a sel"),
     ],
 )
@@ -232,7 +245,7 @@ def test_a_tenth_is_the_choices_share_unless_said():
 
 
 def test_a_plan_needs_the_selections_noise():
-    plan = ao.plan(epsilon=2.0, selection=Counts(1.0), **WORDS)
+    plan = flat_plan(epsilon=2.0, selection=Counts(1.0), **WORDS)
     with pytest.raises(ArgumentError, match="selection must have a sigma in a Plan"):
         replace(plan, selection=Counts(1.0))
     with pytest.raises(PlanError, match="selection must be Counts"):
@@ -248,7 +261,7 @@ def test_the_union_is_closed(kind):
 
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 def test_files_hold_the_selection_and_its_noise(tmp_path, selection):
-    plan = ao.plan(epsilon=2.0, selection=selection, **WORDS)
+    plan = flat_plan(epsilon=2.0, selection=selection, **WORDS)
     plan.save(tmp_path / "plan.json")
     found = ao.Plan.load(tmp_path / "plan.json")
     assert found == plan
@@ -268,7 +281,7 @@ def altered(plan, **changes):
      {"threshold": 10**400}, {"count_norm": 0}, {"count_norm": 1}, {"rows": 3}],
 )  # fmt: skip
 def test_malformed_selections_are_refused(changes):
-    plan = ao.plan(epsilon=2.0, selection=Counts(1.0), **WORDS)
+    plan = flat_plan(epsilon=2.0, selection=Counts(1.0), **WORDS)
     with pytest.raises(CertificateError):
         ao.Plan.from_dict(altered(plan, **changes))
     for whole in (None, [], "counts", {}):
@@ -280,7 +293,7 @@ def test_malformed_selections_are_refused(changes):
 def test_claims_that_do_not_follow_from_the_selection_are_refused(tmp_path, selection):
     from anyorder.formats import save_json
 
-    plan = ao.plan(epsilon=2.0, selection=selection, **WORDS)
+    plan = flat_plan(epsilon=2.0, selection=selection, **WORDS)
     [noise] = plan.claims().keys() - {"sensitivity", "sensitivity_exact", "noise_std", "mu", "epsilon"}
     lies = [
         (altered(plan, sigma=plan.selection.sigma / 2), plan.claims()),
@@ -298,11 +311,13 @@ def test_claims_that_do_not_follow_from_the_selection_are_refused(tmp_path, sele
 
 
 def test_plans_with_selections_compose():
-    one, two = (ao.plan(sigma=s, selection=Counts(1.0, sigma=3.0), **WORDS) for s in (1.0, 2.0))
+    one, two = (flat_plan(sigma=s, selection=Counts(1.0, sigma=3.0), **WORDS) for s in (1.0, 2.0))
     assert ao.compose(one.curve, two.curve).mu == pytest.approx(compose_mus(1.0, 0.5, 1 / 3, 1 / 3), rel=1e-12)
 
 
 def test_one_pass_needs_no_more_than_one_step():
-    plan = ao.plan(participation=SingleEpoch(9), batch_size=3, sigma=1.0, delta=1e-5, selection=Counts(1.0, sigma=2.0),
-                   mechanism=Independent(9))  # fmt: skip
+    plan = plan_at_sigma(
+        1.0, order=SingleEpoch(9), batch_size=3, delta=1e-5, mechanism=ao.mechanism(Independent(9),
+        selection=Counts(1.0, sigma=2.0)),
+    )  # fmt: skip
     assert plan.selection_std == pytest.approx(2.0, rel=1e-15)

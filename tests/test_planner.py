@@ -1,7 +1,9 @@
 """What `ao.plan` takes: mechanisms in words, workloads and optimizers, memory, joined batches; what it refuses."""
 
+import inspect
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,16 +11,20 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
+from anyorder._orders import ORDERS
+from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.errors import ArgumentError, LoaderError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.optimize import choose, fit
 from anyorder.optimize.candidates import rows_touched
 from anyorder.optimize.tree import fit_tree
-from anyorder.participation import EpochShuffle, FixedOrder, PoissonSampling
-from anyorder.plan.planner import with_budget
+from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, PoissonSampling
+from anyorder.plan import options
+from anyorder.plan.planner import plan_at_sigma, with_budget
 from anyorder.sampling import PoissonBatchSampler
 from anyorder.strategy import BLT, Combination, Dense, Independent, Tree
 from anyorder.workload import GivenWorkload, Workload, cosine, custom, last_iterate, prefix_sum
+from plans import flat_plan
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +34,7 @@ def _no_cache(monkeypatch):
 
 def small(**changes):
     settings = {"dataset_size": 100, "batch_size": 10, "epochs": 3, "sigma": 2.0, "delta": 1e-5, "order": "fixed"}
-    return ao.plan(**{**settings, **changes})
+    return flat_plan(**{**settings, **changes})
 
 
 ORDER = FixedOrder(30, 3, 10)
@@ -59,10 +65,10 @@ def test_a_kind_is_the_best_of_it_and_the_tree_takes_its_options():
 
 
 def test_poisson_by_name_by_order_and_by_rule():
-    by_name = ao.plan(dataset_size=100, batch_size=10, epochs=3, sigma=2.0, delta=1e-5, mechanism="poisson")
+    by_name = plan_at_sigma(2.0, dataset_size=100, batch_size=10, epochs=3, delta=1e-5, mechanism="poisson")
     assert by_name == small(order="poisson") == small(order="poisson", mechanism="poisson")
     rule = PoissonSampling(30, 0.1)
-    by_rule = ao.plan(participation=rule, batch_size=10, sigma=2.0, delta=1e-5, mechanism="poisson")
+    by_rule = plan_at_sigma(2.0, order=rule, batch_size=10, delta=1e-5, mechanism="poisson")
     assert by_rule.curve == by_name.curve
     with pytest.raises(PlanError, match="'poisson' needs secret sampling"):
         small(mechanism="poisson")
@@ -107,7 +113,7 @@ def test_the_workload_is_read_off_the_optimizer():
     assert nesterov.workload == Workload(30, momentum=0.9, nesterov=True, weight_decay=0.1, learning_rates=[0.1] * 30)
     optimizer = sgd()
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
-    with_schedule = small(mechanism="independent", optimizer=optimizer, scheduler=scheduler)
+    with_schedule = small(mechanism="independent", optimizer=(optimizer, scheduler))
     np.testing.assert_allclose(with_schedule.workload.learning_rates, cosine(30), atol=1e-12)
     assert optimizer.param_groups[0]["lr"] == 0.1
     dampened = small(mechanism="independent", optimizer=sgd(momentum=0.9, dampening=0.5))
@@ -119,17 +125,17 @@ def test_the_workload_is_read_off_the_optimizer():
 def test_memory_in_vectors_and_rows_in_a_step_bound_the_choice():
     sizes = {"dataset_size": 600, "batch_size": 30, "epochs": 3, "sigma": 2.0, "delta": 1e-5}
     free = choose(prefix_sum(60), EpochShuffle(3, 20))
-    found = [ao.plan(**sizes, memory=memory, max_cost=5).strategy for memory in (0, 1, 2, 3)]
+    found = [flat_plan(**sizes, memory=memory, max_cost=5).strategy for memory in (0, 1, 2, 3)]
     for memory, strategy in enumerate(found):
         assert strategy == next(one for one in free if one.state_rows <= memory and one.cost <= 5).strategy
     assert [one.state_rows for one in found] == [0, 1, 2, 3]
-    assert ao.plan(**sizes).strategy == free[0].strategy
-    assert ao.plan(**sizes, memory=0, max_cost=1).strategy == Independent(60)
+    assert flat_plan(**sizes).strategy == free[0].strategy
+    assert flat_plan(**sizes, memory=0, max_cost=1).strategy == Independent(60)
     kind = next(one for one in free if one.name.startswith("banded inverse") and one.cost <= 5)
-    assert ao.plan(**sizes, mechanism="banded inverse", max_cost=5).strategy == kind.strategy
+    assert flat_plan(**sizes, mechanism="banded inverse", max_cost=5).strategy == kind.strategy
     for memory in (1, 2):
         kind = next(one for one in free if one.name.startswith("blt") and one.state_rows <= memory)
-        assert ao.plan(**sizes, mechanism="blt", memory=memory).strategy == kind.strategy
+        assert flat_plan(**sizes, mechanism="blt", memory=memory).strategy == kind.strategy
 
 
 @pytest.mark.parametrize(
@@ -150,7 +156,7 @@ def test_mechanisms_beyond_the_budget_are_refused():
         small(mechanism="blt, 1 buffer", memory=0)
     with pytest.raises(PlanError, match=r"max_cost allows 4 rows a step.*takes 15"):
         small(mechanism="dense", max_cost=4)
-    long = ao.plan(dataset_size=100, batch_size=1, epochs=1, sigma=1.0, delta=1e-5, mechanism="dense").strategy
+    long = plan_at_sigma(1.0, dataset_size=100, batch_size=1, epochs=1, delta=1e-5, mechanism="dense").strategy
     assert rows_touched(long) > 32  # which bound choices alone
     assert type(long) is Dense
 
@@ -161,8 +167,8 @@ def loader(n=100, batch=10, **options):
 
 @pytest.mark.parametrize(("n", "steps"), [(100, 5), (91, 5), (95, 5), (80, 4)])
 def test_batches_of_a_loader_that_are_joined_are_a_step(n, steps):
-    chosen = ao.plan(
-        loader=loader(n, shuffle=True), epochs=3, accumulate=2, sigma=2.0, delta=1e-5, mechanism="independent"
+    chosen = plan_at_sigma(
+        2.0, loader=loader(n, shuffle=True), epochs=3, batch_size=20, delta=1e-5, mechanism="independent"
     )
     assert chosen.participation == EpochShuffle(3, steps)
     assert (chosen.batch_size, chosen.dataset_size) == (20, n)
@@ -174,7 +180,7 @@ def test_batches_of_a_loader_that_are_joined_are_a_step(n, steps):
 def test_a_place_of_the_unit_in_a_batch_is_a_plan_for_users():
     people = TensorDataset(torch.zeros(20, 1), torch.arange(20) // 2)
     for place in (1, lambda batch: batch[1]):
-        chosen = ao.plan(loader=DataLoader(people, batch_size=4), epochs=1, sigma=2.0, delta=1e-5, unit=place)
+        chosen = plan_at_sigma(2.0, loader=DataLoader(people, batch_size=4), epochs=1, delta=1e-5, unit=place)
         assert (chosen.unit, chosen.curve.unit) == ("user", "user")
         assert chosen.participation.units.tolist() == list(range(10))
 
@@ -182,46 +188,47 @@ def test_a_place_of_the_unit_in_a_batch_is_a_plan_for_users():
 def test_a_plan_of_users_off_a_loader_may_divide_by_the_users_of_a_step():
     people = TensorDataset(torch.zeros(20, 1), torch.arange(20) // 2)
     given = {"epochs": 1, "sigma": 2.0, "delta": 1e-5, "unit": 1, "mechanism": "independent"}
-    rows = ao.plan(loader=DataLoader(people, batch_size=4), **given)
-    users = ao.plan(loader=DataLoader(people, batch_size=4), batch_size=2, **given)
+    rows = flat_plan(loader=DataLoader(people, batch_size=4), **given)
+    users = flat_plan(loader=DataLoader(people, batch_size=4), batch_size=2, **given)
     assert (rows.batch_size, users.batch_size) == (4, 2)
     assert users == replace(rows, batch_size=2)  # the claim is the same, and only the constant differs
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ao.PrivacyEngine(users).make_private(model, optimizer, DataLoader(people, batch_size=4), unit=1)
     with pytest.raises(ArgumentError, match="batch_size must be an integer of at least 1"):
-        ao.plan(loader=DataLoader(people, batch_size=4), batch_size=0, **given)
+        flat_plan(loader=DataLoader(people, batch_size=4), batch_size=0, **given)
 
 
 def test_what_a_loader_says_may_be_said_again_and_nothing_else():
     given = {"epochs": 1, "sigma": 2.0, "delta": 1e-5, "mechanism": "independent"}
-    assert ao.plan(loader=loader(), batch_size=10, dataset_size=100, **given) == ao.plan(loader=loader(), **given)
-    ao.plan(loader=loader(), accumulate=2, batch_size=20, **given)
-    with pytest.raises(ArgumentError, match=r"be the 20 examples that its batches of 10 make .* accumulate=2, got 10"):
-        ao.plan(loader=loader(), accumulate=2, batch_size=10, **given)
+    assert flat_plan(loader=loader(), batch_size=10, dataset_size=100, **given) == flat_plan(loader=loader(), **given)
+    with pytest.raises(ArgumentError, match=r"be a multiple of the 10 examples of its batches, .*, got 15"):
+        flat_plan(loader=loader(), batch_size=15, **given)
+    with pytest.raises(ArgumentError, match=r"be a multiple of the 10 examples of its batches, .*, got 5"):
+        flat_plan(loader=loader(), batch_size=5, **given)
     with pytest.raises(ArgumentError, match="dataset_size must be left out beside loader=, whose order has 100"):
-        ao.plan(loader=loader(), dataset_size=99, **given)
+        flat_plan(loader=loader(), dataset_size=99, **given)
 
 
 def test_joined_batches_need_a_loader_without_coins():
-    with pytest.raises(ArgumentError, match="accumulate must come with a loader"):
-        small(accumulate=2)
-    with pytest.raises(ArgumentError, match="accumulate must be an integer of at least 1"):
-        small(accumulate=0)
     coins = DataLoader(
         TensorDataset(torch.zeros(100, 1)), batch_sampler=PoissonBatchSampler(100, 0.1, 10, NoiseSource.random())
     )
     with pytest.raises(LoaderError, match="accumulate must be 1"):
-        ao.plan(loader=coins, epochs=3, accumulate=2, sigma=2.0, delta=1e-5)
+        plan_at_sigma(2.0, loader=coins, epochs=3, batch_size=20, delta=1e-5)
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"workload": prefix_sum(30), "momentum": 0.9}, "give one of them, got workload and momentum"),
-        ({"workload": prefix_sum(30), "optimizer": sgd()}, "give one of them, got workload and optimizer"),
-        ({"optimizer": sgd(), "learning_rates": [1.0] * 30}, "give one of them, got optimizer and momentum"),
-        ({"scheduler": object()}, "scheduler must come with its optimizer"),
+        ({"workload": prefix_sum(30), "momentum": 0.9}, "optimizer= and momentum say the same thing: give one of them"),
+        ({"optimizer": sgd(), "learning_rates": [1.0] * 30}, "optimizer= and learning_rates say the same thing"),
+        ({"optimizer": (sgd(),)}, r"\(optimizer, scheduler\) where it is a tuple"),
+        ({"optimizer": (prefix_sum(30), None)}, r"torch.optim.SGD.*got Workload"),
+        ({"limits": {"memory": 2}}, r"limits must be ao.Limits"),
+        ({"order": ["fixed", "shuffled"]}, "several are compared by ao.compare"),
+        ({"order": "any"}, "several are compared by ao.compare"),
+        ({"order": 3}, "order must be a word"),
         ({"objective": "median"}, "objective must be"),
         ({"objective": "max", "mechanism": Independent(30)}, "objective must not be given together with a Strategy"),
         ({"estimator": "online", "mechanism": "blt"}, "estimator must come with mechanism 'tree' only"),
@@ -249,7 +256,7 @@ def test_what_does_not_go_together_is_refused(changes, text):
 def test_a_workload_of_other_length_is_refused():
     with pytest.raises(PlanError, match="workload must have as many steps as the order, 30, got 31"):
         small(workload=prefix_sum(31))
-    with pytest.raises(PlanError, match="workload must be a Workload or a Custom"):
+    with pytest.raises(ArgumentError, match=r"optimizer must be torch.optim.SGD.*got ndarray"):
         small(workload=np.tri(30))
 
 
@@ -280,3 +287,51 @@ def test_secure_words_are_exact_or_refused():
     assert small(mechanism="banded inverse, 3 bands", secure=True).grid is not None
     with pytest.raises(PlanError):
         small(mechanism="blt, 1 buffer", secure=True)
+
+
+KEYWORDS = [
+    "loader", "dataset_size", "batch_size", "epochs", "order", "optimizer", "mechanism", "epsilon", "delta",
+    "noise_multiplier", "clip_norm", "unit", "neighbours", "limits",
+]  # fmt: skip
+
+
+def test_a_plan_has_fourteen_keywords_whose_words_are_those_of_the_package():
+    assert list(inspect.signature(ao.plan).parameters) == KEYWORDS
+    assert get_args(options.OrderWord) == ORDERS
+    assert set(get_args(options.Neighbours)) == set(NEIGHBOURS)
+    for word in get_args(options.MechanismWord):
+        small(mechanism=word, order="poisson" if word == "poisson" else "fixed")
+
+
+def test_other_keywords_say_what_to_write():
+    for name, instead in options.INSTEAD.items():
+        with pytest.raises(ArgumentError) as refused:
+            ao.plan(**{name: 1})
+        assert str(refused.value) == f"{name} must not be given to plan: write {instead}"
+        assert name not in KEYWORDS
+    assert options.FLAT - {"weight_decay", "nesterov"} <= set(options.INSTEAD)
+    with pytest.raises(TypeError, match="epsilom"):
+        ao.plan(epsilom=1, delta=1e-5)
+
+
+def test_options_carry_what_they_are_of():
+    assert ao.order("fixed", drop_last=True) == ao.order("fixed", drop_last=True) != ao.order("fixed")
+    assert ao.SGD(learning_rates=np.ones(3)) == ao.SGD(learning_rates=[1, 1, 1])
+    assert hash(ao.mechanism("tree", estimator="full")) == hash(ao.mechanism("tree", estimator="full"))
+    with pytest.raises(ArgumentError, match="options of a word, and a participation says them itself"):
+        ao.order(ORDER, drop_last=True)
+    with pytest.raises(ArgumentError, match="learning_rates must"):
+        ao.SGD(learning_rates="fast")
+    assert small(order="fixed") == small(order=ao.order("fixed"))
+    given = {"batch_size": 10, "epsilon": 4, "delta": 1e-5}
+    by_value = ao.plan(order=ao.order(BallsInBins(3, 10), method="bound"), mechanism="independent", **given)
+    by_word = ao.plan(
+        order=ao.order("balls-in-bins", method="bound"), mechanism="independent", dataset_size=100, epochs=3, **given
+    )
+    assert replace(by_word, dataset_size=None) == by_value
+
+
+def test_nothing_is_printed(capsys):
+    small(mechanism="tree")
+    ao.compare(["fixed", "shuffled"], dataset_size=40, batch_size=10, epochs=2, epsilon=2, delta=1e-5)
+    assert capsys.readouterr() == ("", "")

@@ -24,14 +24,14 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 from anyorder.plan.compare import ANY, OrderComparison, needs
-from anyorder.plan.planner import compare_orders
+from plans import flat_plan
 
 ASKED = {"dataset_size": 400, "batch_size": 40, "epochs": 2, "epsilon": 2.0, "delta": 1e-5}
 
 
 @pytest.fixture(scope="module")
 def compared() -> OrderComparison:
-    return compare_orders(["shuffled", "fixed", "poisson", "balls_in_bins"], mechanism="independent", **ASKED)
+    return ao.compare(["shuffled", "fixed", "poisson", "balls_in_bins"], mechanism="independent", **ASKED)
 
 
 def test_rows_are_plans_at_one_budget_least_error_first(compared: OrderComparison) -> None:
@@ -61,17 +61,17 @@ def test_the_table_says_all_of_it(compared: OrderComparison) -> None:
     assert json.loads(json.dumps(compared.to_dict()))["orders"][0]["order"] == compared.rows[0].order
 
 
-def test_a_plan_of_several_orders_is_the_best_of_them_and_prints_the_table(
-    compared: OrderComparison, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_shows_itself(compared: OrderComparison, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["shuffled", "fixed", "poisson", "balls_in_bins"]
-    assert ao.plan(order=words, mechanism="independent", **ASKED) == compared.best
-    assert capsys.readouterr().out == f"{compared}\n"
+    again = ao.compare(words, mechanism="independent", **ASKED)
+    assert again.best == compared.best
+    assert capsys.readouterr().out == ""
+    assert repr(again) == str(again) == str(compared)
 
 
 def test_any_says_which_orders_do_not_fit() -> None:
     asked = {**ASKED, "neighbours": "replace-one", "mechanism": "independent"}
-    found = ao.compare_orders(**asked)
+    found = ao.compare(**asked)
     left = {row.order for row in found.rows}
     assert {"shuffled", "fixed"} <= left
     assert {word for word, _ in found.refused} == set(ANY) - left
@@ -79,7 +79,7 @@ def test_any_says_which_orders_do_not_fit() -> None:
     assert "add-or-remove" in reasons["poisson"]
     assert "poisson: not planned: " in str(found)
     with pytest.raises(PlanError, match="add-or-remove"):
-        ao.compare_orders(["fixed", "poisson"], **asked)  # which was named
+        ao.compare(["fixed", "poisson"], **asked)  # which was named
 
 
 def test_without_the_accountant_the_others_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,15 +87,18 @@ def test_without_the_accountant_the_others_are_planned(monkeypatch: pytest.Monke
         raise MissingDependencyError("no dp-accounting")
 
     monkeypatch.setattr("anyorder.accounting.calibrate_poisson", missing)
-    found = ao.compare_orders(mechanism="independent", **ASKED)
+    found = ao.compare(mechanism="independent", **ASKED)
     assert ("poisson", "no dp-accounting") in found.refused
     assert "fixed" in {row.order for row in found.rows}
 
 
 def test_arguments_of_one_order_go_to_it_alone() -> None:
     asked = {**ASKED, "mechanism": "independent"}
-    found = ao.compare_orders(["fixed", "cyclic-poisson"], cycle=2, **asked)
+    found = ao.compare(["fixed", ao.order("cyclic-poisson", cycle=2)], **asked)
     assert {row.plan.participation for row in found.rows} == {FixedOrder(20, 2, 10), CyclicPoisson(20, 2, 0.2)}
+    whole = ao.compare(ao.order("any", cycle=2, drop_last=True), **{**asked, "dataset_size": 410})
+    assert {row.plan.n for row in whole.rows} == {20}
+    assert {row.plan.participation.cycle for row in whole.rows if row.order.startswith("cyclic")} == {2}
 
 
 def test_the_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +110,7 @@ def test_the_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ao.plan(order="cyclic-poisson", **ASKED)
     assert isinstance(found.participation, CyclicPoisson)
     assert 1 < found.participation.cycle < 10
-    given = [ao.plan(order="cyclic-poisson", cycle=cycle, **ASKED).noise_error() for cycle in (1, 10)]
+    given = [flat_plan(order="cyclic-poisson", cycle=cycle, **ASKED).noise_error() for cycle in (1, 10)]
     assert found.noise_error() < min(given)
 
 
@@ -124,13 +127,15 @@ def test_a_secret_order_is_fitted_to_its_claim() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match="at least one order"):
-        ao.plan(order=[], **ASKED)
+        ao.compare([], **ASKED)
     with pytest.raises(ArgumentError, match="order must be one of"):
-        ao.compare_orders(["fixed", "backwards"], **ASKED)
-    with pytest.raises(ArgumentError, match="noise_multiplier must not be given with several orders"):
-        ao.plan(order="any", delta=1e-5, noise_multiplier=1.0, dataset_size=400, batch_size=40, epochs=2)
-    with pytest.raises(ArgumentError, match="loader must not be given with several orders"):
-        ao.plan(order="any", loader=[], epochs=1, epsilon=1.0, delta=1e-5)
+        ao.compare(["fixed", "backwards"], **ASKED)
+    with pytest.raises(ArgumentError, match="noise_multiplier must not be given to compare: write epsilon="):
+        ao.compare(delta=1e-5, noise_multiplier=1.0, dataset_size=400, batch_size=40, epochs=2)
+    with pytest.raises(ArgumentError, match="loader must not be given to compare"):
+        ao.compare(loader=[], epochs=1, epsilon=1.0, delta=1e-5)
+    with pytest.raises(ArgumentError, match="'any' alone"):
+        ao.compare(["any", "fixed"], **ASKED)
 
 
 def test_every_order_says_what_it_needs() -> None:

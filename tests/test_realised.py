@@ -20,6 +20,7 @@ from anyorder.plan.certificate import Certificate, realised_claim
 from anyorder.report import html_report
 from anyorder.sensitivity import sensitivity
 from laws.cases import STRATEGIES
+from plans import flat_plan
 
 N = 8
 RULE = MinSeparation(N, b=1, k=4)
@@ -28,7 +29,7 @@ HISTORY = [["a", "b"], ["c"], [], ["a"], ["c", "b"], [], ["a"]]  # at most 3 tim
 
 def planned(strategy="tree", rule=RULE, **changes):
     settings = {"participation": rule, "batch_size": 4, "epsilon": 4, "delta": 1e-5, "mechanism": strategy}
-    return ao.plan(**{**settings, **changes})
+    return flat_plan(**{**settings, **changes})
 
 
 def run(history=HISTORY, folder=None, **changes):

@@ -19,6 +19,7 @@ from anyorder.ledger import allows, replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.receipt import Receipt
+from plans import flat_plan
 
 KEY = bytes(range(32))
 ORDER = [["ann", "bob"], ["cy", "bob"], ["ann"], []]
@@ -33,7 +34,7 @@ RUNS = {
 
 def made(participation=RUNS["fixed"][0], history=RUNS["fixed"][1], key=KEY, **changes):
     settings = {"participation": participation, "batch_size": 2, "sigma": 2.0, "delta": 1e-6, "mechanism": "tree"}
-    return Evidence(ao.plan(**{**settings, **changes}), replay(participation, history), "f" * 32, key)
+    return Evidence(flat_plan(**{**settings, **changes}), replay(participation, history), "f" * 32, key)
 
 
 def run_of(name, **changes):

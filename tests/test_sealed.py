@@ -23,13 +23,14 @@ from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSepa
 from anyorder.plan.certificate import Evidence
 from anyorder.plan.plan import FORMAT
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Rescaled, RestartedBLT, Tree
+from plans import flat_plan
 
 KEY = bytes(range(32))
 
 
 def plan_of(participation, grid=None, **changes):
     given = {"participation": participation, "batch_size": 2, "sigma": 2.0, "delta": 1e-6, "mechanism": "tree"}
-    return replace(ao.plan(**{**given, **changes}), grid=grid)
+    return replace(flat_plan(**{**given, **changes}), grid=grid)
 
 
 def described(plan, **changes):

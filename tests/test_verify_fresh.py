@@ -16,8 +16,8 @@ from anyorder.cli import app, verification
 
 def plan_file(tmp_path, method):
     plan = ao.plan(
-        dataset_size=40, batch_size=10, epochs=2, delta=1e-3, order="balls-in-bins", mechanism="independent",
-        noise_multiplier=2.0, method=method,
+        dataset_size=40, batch_size=10, epochs=2, delta=1e-3, order=ao.order("balls-in-bins", method=method),
+        mechanism="independent", noise_multiplier=2.0,
     )  # fmt: skip
     plan.save(tmp_path / "plan.json")
     return plan, tmp_path / "plan.json"

@@ -7,6 +7,7 @@ import pytest
 import anyorder as ao
 from anyorder.formatting import counted, rounded_down, rounded_up
 from anyorder.participation import FixedOrder, SingleEpoch
+from anyorder.plan.planner import plan_at_sigma
 from anyorder.report import html_report
 
 
@@ -31,11 +32,11 @@ def test_what_is_seen_or_left_is_never_shown_larger_than_it_is(value, digits, te
 
 def test_what_a_budget_shows_as_left_fits(tmp_path):
     budget = ao.Budget(tmp_path / "budget", epsilon=3, delta=1e-5)
-    budget.spend(ao.plan(participation=FixedOrder(10, 2, 5), batch_size=4, epsilon=1.9, delta=1e-5))
+    budget.spend(ao.plan(order=FixedOrder(10, 2, 5), batch_size=4, epsilon=1.9, delta=1e-5))
     left = budget.remaining()
     shown = str(left).split("; epsilon ")[1].split(" left")[0]
     assert float(f"{left.epsilon:.4g}") > left.epsilon  # to the nearest it would be refused
-    budget.spend(ao.plan(participation=FixedOrder(10, 2, 5), batch_size=4, epsilon=float(shown), delta=1e-5))
+    budget.spend(ao.plan(order=FixedOrder(10, 2, 5), batch_size=4, epsilon=float(shown), delta=1e-5))
 
 
 @pytest.mark.parametrize(("count", "what", "text"), [
@@ -47,7 +48,7 @@ def test_one_is_not_many(count, what, text):
 
 
 def test_cards_and_reports_round_up():
-    plan = ao.plan(participation=FixedOrder(10, 2, 5), batch_size=4, sigma=1.0, delta=1e-5, mechanism="independent")
+    plan = plan_at_sigma(1.0, order=FixedOrder(10, 2, 5), batch_size=4, delta=1e-5, mechanism="independent")
     claimed = f"{plan.epsilon:.4g}"
     assert float(claimed) < plan.epsilon  # to the nearest it would read less than it is
     shown = rounded_up(plan.epsilon)
@@ -59,7 +60,7 @@ def test_cards_and_reports_round_up():
 
 
 def test_a_plan_of_one_step_speaks_of_one_step():
-    plan = ao.plan(participation=SingleEpoch(1), batch_size=4, epsilon=2, delta=1e-5, mechanism="independent")
+    plan = ao.plan(order=SingleEpoch(1), batch_size=4, epsilon=2, delta=1e-5, mechanism="independent")
     assert "of 1 step" in str(plan)
     for text in (str(plan), html_report(plan)):
         assert "1 steps" not in text.replace("11 steps", "")

@@ -89,7 +89,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def _case(case: Case, n: int, runs: int) -> Iterator[Row]:
     order = case.order(n)
-    plan = ao.plan(participation=order, batch_size=1, epsilon=EPSILON, delta=DELTA, mechanism=case.mechanism(n))
+    plan = ao.plan(order=order, batch_size=1, epsilon=EPSILON, delta=DELTA, mechanism=case.mechanism(n))
     steps = worst_steps(plan.strategy, order)
     whitened, plain = _shares(plan.strategy, steps)
     label = f"{case.name}, {n} steps"

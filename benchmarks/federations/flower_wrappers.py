@@ -30,6 +30,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import anyorder as ao
 from anyorder.accounting import Gaussian
 from anyorder.participation import SingleEpoch
+from anyorder.plan.planner import plan_at_sigma
 from benchmarks._report import Row
 
 SIZE, CLIENTS, DELTA = 20_000, 10, 1e-5
@@ -72,8 +73,8 @@ def ours(updates: list[Update | None], counts: list[int], seed: int) -> Released
     names = [name for name in first if name != "steps"]
     for name in names:
         model.register_parameter(name, torch.nn.Parameter(torch.zeros(len(first[name]))))
-    plan = ao.plan(
-        participation=SingleEpoch(1), batch_size=CLIENTS, sigma=1.0, delta=DELTA, mechanism="independent", unit="user"
+    plan = plan_at_sigma(
+        1.0, order=SingleEpoch(1), batch_size=CLIENTS, delta=DELTA, mechanism="independent", unit="user"
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     server = ao.federated.Server(plan, model, optimizer, key=seed.to_bytes(32, "big"))

@@ -168,7 +168,7 @@ def _owner_level(at: _Setting) -> float:
 
     rounds = 2
     plan = ao.plan(
-        participation=ao.participation.MinSeparation(n=rounds, b=1, k=rounds), batch_size=at.cell.n, unit="owner",
+        order=ao.participation.MinSeparation(n=rounds, b=1, k=rounds), batch_size=at.cell.n, unit="owner",
         epsilon=task.EPSILON, delta=task.DELTA, clip_norm=1.0,
     )  # fmt: skip
     model = at.model

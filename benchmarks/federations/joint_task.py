@@ -223,7 +223,7 @@ class Private:
         """What is protected is one row of what the engine is given: a record, or all records of a user."""
         rows = len(self.data.y) // self.per_user
         return ao.plan(
-            participation=ao.participation.PoissonSampling(self.steps, self.coin), batch_size=round(rows * self.coin),
+            order=ao.participation.PoissonSampling(self.steps, self.coin), batch_size=round(rows * self.coin),
             mechanism="independent", epsilon=EPSILON, delta=DELTA, clip_norm=self.clip_norm, dataset_size=rows,
         )  # fmt: skip
 

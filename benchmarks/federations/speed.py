@@ -113,7 +113,7 @@ class _Enough(Exception):
 def _ours(kind: str, rounds: int, users: list[Examples], checkpoint: Path | None) -> list[float]:
     """What the processor had done after each round of a simulation; of the server alone, on changes that are there."""
     plan = ao.plan(
-        batch_size=COHORT, participation=MinSeparation(ROUNDS, APART), epsilon=8, delta=1e-6, clip_norm=CLIP,
+        batch_size=COHORT, order=MinSeparation(ROUNDS, APART), epsilon=8, delta=1e-6, clip_norm=CLIP,
         mechanism=MECHANISMS.get(kind, MECHANISMS["banded"]), unit="user",
     )  # fmt: skip
     model = network()

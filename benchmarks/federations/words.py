@@ -73,8 +73,8 @@ def plan_of(mechanism: str, epsilon: float, passes: int, population: int, size: 
     if mechanism == "poisson":
         rule = PoissonSampling(passes * s, size.report_goal / population)
     return ao.plan(
-        participation=rule, mechanism="independent" if mechanism == "poisson" else MECHANISMS[mechanism],
-        epsilon=epsilon, delta=DELTA, clip_norm=size.clip_norm, momentum=MOMENTUM, batch_size=size.report_goal,
+        order=rule, mechanism="independent" if mechanism == "poisson" else MECHANISMS[mechanism], epsilon=epsilon,
+        delta=DELTA, clip_norm=size.clip_norm, optimizer=ao.SGD(momentum=MOMENTUM), batch_size=size.report_goal,
         dataset_size=population, unit="user",
     )  # fmt: skip
 

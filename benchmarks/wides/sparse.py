@@ -92,15 +92,12 @@ TRIED: dict[str, tuple[float, ...]] = {
 
 def plan_of(way: Way, size: Size, pairs: int, amount: float) -> ao.Plan:
     """The same budget for every way; the amount is that of `TRIED`."""
-    chosen: dict[str, Any] = {}
-    if way.selection == "counts":
-        chosen = {"selection": ao.sparse.Counts(amount)}
-    elif way.selection == "top":
-        chosen = {"selection": ao.sparse.Top(int(amount))}
+    selection = {"counts": lambda: ao.sparse.Counts(amount), "top": lambda: ao.sparse.Top(int(amount))}
+    chosen = selection[way.selection]() if way.selection in selection else None
     order = {} if way.mechanism == "poisson" else {"order": "fixed"}
     return ao.plan(
         dataset_size=pairs, batch_size=size.batch, epochs=size.epochs, epsilon=EPSILON, delta=DELTA, clip_norm=CLIP,
-        mechanism=way.mechanism, **order, **chosen,
+        mechanism=ao.mechanism(way.mechanism, selection=chosen), **order,
     )  # fmt: skip
 
 

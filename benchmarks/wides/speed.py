@@ -149,10 +149,11 @@ def _train(kind: str, size: int, batch: int, steps: int, warm: int | None) -> No
 
 
 def _plan(kind: str, batch: int, steps: int) -> ao.Plan:
-    selection: dict[str, Any] = {"selection": ao.sparse.Counts(THRESHOLD)} if kind == "counts" else {}
+    selection = ao.sparse.Counts(THRESHOLD) if kind == "counts" else None
+    name = "independent" if kind in ("counts", "dense") or steps < 10 else kind
     return ao.plan(
         dataset_size=batch * steps, batch_size=batch, epochs=1, epsilon=8, delta=1e-6, clip_norm=CLIP,
-        mechanism="independent" if kind in ("counts", "dense") or steps < 10 else kind, **selection,
+        mechanism=ao.mechanism(name, selection=selection),
     )  # fmt: skip
 
 

@@ -70,12 +70,12 @@ def trained(brown: Brown, mechanism: str, epsilon: float | None, lr: float, seed
     server = None
     if epsilon is not None:
         plan = ao.plan(
-            participation=SingleEpoch(n),
+            order=SingleEpoch(n),
             mechanism=strategy(mechanism, n),
             epsilon=epsilon,
             delta=DELTA,
             clip_norm=SMALL.clip_norm,
-            workload=Workload(n, momentum=MOMENTUM, learning_rates=schedule),
+            optimizer=Workload(n, momentum=MOMENTUM, learning_rates=schedule),
             batch_size=SMALL.report_goal,
             dataset_size=len(names),
             unit="user",

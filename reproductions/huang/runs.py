@@ -54,7 +54,7 @@ class Private(task.Private):
         """As there."""
         rows = len(self.data.y) // self.per_user
         return ao.plan(
-            participation=ao.participation.PoissonSampling(self.steps, self.coin),
+            order=ao.participation.PoissonSampling(self.steps, self.coin),
             batch_size=round(rows * self.coin),
             mechanism="independent",
             epsilon=self.epsilon,

@@ -49,17 +49,19 @@ class Cell:
         """As the paper has it: a shuffle after each restart. A tree over several epochs keeps the order between."""
         common = {
             "dataset_size": size, "batch_size": self.batch, "epochs": self.epochs, "epsilon": self.epsilon,
-            "delta": DELTA, "momentum": self.momentum, "drop_last": self.noise != "poisson",
+            "delta": DELTA, "optimizer": ao.SGD(momentum=self.momentum),
         }  # fmt: skip
         if self.noise != "tree":
-            return ao.plan(**common, mechanism=self.noise)
+            return ao.plan(**common, mechanism=self.noise, order=ao.order(drop_last=self.noise != "poisson"))
         return ao.plan(
             **common,
-            mechanism="tree",
-            estimator=self.estimator,
-            restart_every=self.restart_every,
-            completion="on" if self.completion else "off",
-            order="shuffled" if self.restart_every == 1 else "fixed",
+            mechanism=ao.mechanism(
+                "tree",
+                estimator=self.estimator,
+                restart_every=self.restart_every,
+                completion="on" if self.completion else "off",
+            ),
+            order=ao.order("shuffled" if self.restart_every == 1 else "fixed", drop_last=True),
         )
 
 

@@ -34,7 +34,12 @@ def slope(rows: list[dict[str, Any]], axis: str) -> float:
 def plan(n: int, epsilon: float = 2.0) -> ao.Plan:
     """One pass, batch 1, vanilla tree: the one of the theorem."""
     return ao.plan(
-        dataset_size=n, batch_size=1, epochs=1, epsilon=epsilon, delta=1e-6, mechanism="tree", estimator="vanilla"
+        dataset_size=n,
+        batch_size=1,
+        epochs=1,
+        epsilon=epsilon,
+        delta=1e-6,
+        mechanism=ao.mechanism("tree", estimator="vanilla"),
     )
 
 

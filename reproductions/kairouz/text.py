@@ -170,12 +170,11 @@ def trained(epsilon: float | None, lr: float, momentum: float, estimator: str, s
     goal = SMALL.report_goal
     budget: dict[str, Any] = {"noise_multiplier": 1e-6} if epsilon is None else {"epsilon": epsilon}
     plan = ao.plan(
-        participation=SingleEpoch(len(names) // goal),
-        mechanism="tree",
-        estimator=estimator,
+        order=SingleEpoch(len(names) // goal),
+        mechanism=ao.mechanism("tree", estimator=estimator),
         delta=DELTA,
         clip_norm=SMALL.clip_norm,
-        momentum=momentum,
+        optimizer=ao.SGD(momentum=momentum),
         batch_size=goal,
         dataset_size=len(names),
         unit="user",

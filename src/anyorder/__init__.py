@@ -16,8 +16,9 @@ from anyorder import accounting, errors, noise, optimize, participation, strateg
 from anyorder.accounting import compose
 from anyorder.error import RENAMED, last_error, max_error, renamed, rmse
 from anyorder.plan.certificate import Certificate, Evidence, verify
+from anyorder.plan.options import SGD, Limits, mechanism, order
 from anyorder.plan.plan import Plan
-from anyorder.plan.planner import compare_orders, plan
+from anyorder.plan.planner import compare, plan
 from anyorder.plan.receipt import Receipt
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 
@@ -34,11 +35,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "FTRL",
+    "SGD",
     "Bound",
     "Budget",
     "Certificate",
     "Evidence",
     "FixedOrderSampler",
+    "Limits",
     "Plan",
     "PrivacyEngine",
     "Receipt",
@@ -50,15 +53,17 @@ __all__ = [
     "check",
     "check_model",
     "clipping",
-    "compare_orders",
+    "compare",
     "compose",
     "errors",
     "federated",
     "last_error",
     "max_error",
+    "mechanism",
     "noise",
     "online",
     "optimize",
+    "order",
     "participation",
     "plan",
     "release",

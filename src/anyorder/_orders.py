@@ -32,8 +32,8 @@ def order_word(order: str) -> str:
     word = order.replace("_", "-") if isinstance(order, str) else order
     if isinstance(word, str) and (word == "any" or "," in word):
         raise ArgumentError(
-            f"order must be one order in words here, got {order!r}: several are compared by ao.plan(order=[..]), or "
-            "`anyorder plan --order any`"
+            f"order must be one order in words here, got {order!r}: several are compared by ao.compare([..], ..) "
+            "or `anyorder plan --order any`"
         )
     checks.choice("order", word, set(ORDERS))
     return word

@@ -12,6 +12,8 @@ from accounting.oracle import epsilon_of
 from anyorder.accounting import Composed, Gaussian, Sampled, compose, compose_mus, gdp_delta, gdp_epsilon
 from anyorder.accounting.curves import _part
 from anyorder.errors import ArgumentError
+from anyorder.plan.planner import plan_at_sigma
+from plans import flat_plan
 
 
 @pytest.mark.parametrize("mu", [1e-6, 0.1, 1.0, 7.0, 50.0])
@@ -125,12 +127,12 @@ def test_a_plan_gives_its_curve():
     assert one.curve == Gaussian(1 / one.sigma)
     assert (one.curve.mu, one.curve.epsilon(1e-5)) == (one.mu, one.epsilon)
     assert one.curve.delta(one.epsilon) <= 1e-5
-    two = ao.plan(**shared, sigma=2.0, neighbours="replace-one", unit="user")
+    two = flat_plan(**shared, sigma=2.0, neighbours="replace-one", unit="user")
     assert two.curve == Gaussian(1.0, neighbours="replace-one", unit="user")
-    three = ao.plan(**shared, sigma=2.0, order="poisson")
+    three = flat_plan(**shared, sigma=2.0, order="poisson")
     assert three.curve == Sampled(2.0, 0.1, 20)
     assert (three.mu, three.curve.epsilon(1e-5)) == (None, three.epsilon)
-    four = ao.plan(**shared, sigma=2.0, order="poisson", unit="user").curve
+    four = flat_plan(**shared, sigma=2.0, order="poisson", unit="user").curve
     assert four == Sampled(2.0, 0.1, 20, unit="user") != three.curve
     assert compose(four, four) == Sampled(2.0, 0.1, 40, unit="user")
     assert {part.unit for part in compose(four, Sampled(1.0, 0.1, 1, unit="user")).parts} == {"user"}
@@ -139,10 +141,10 @@ def test_a_plan_gives_its_curve():
 def test_plans_on_the_same_units_compose():
     shared = {"dataset_size": 100, "batch_size": 10, "delta": 1e-5, "neighbours": "add-or-remove"}
     known = ao.participation.MinSeparation(20, 5)
-    one = ao.plan(participation=known, batch_size=10, delta=1e-5, sigma=2.0, neighbours="add-or-remove")
-    two = ao.plan(participation=known, batch_size=10, delta=1e-5, sigma=1.0, neighbours="add-or-remove")
+    one = plan_at_sigma(2.0, order=known, batch_size=10, delta=1e-5, neighbours="add-or-remove")
+    two = plan_at_sigma(1.0, order=known, batch_size=10, delta=1e-5, neighbours="add-or-remove")
     assert compose(one.curve, two.curve).epsilon(1e-5) == gdp_epsilon(compose_mus(0.5, 1.0), 1e-5)
-    coins = ao.plan(**shared, epochs=2, sigma=2.0, order="poisson")
+    coins = flat_plan(**shared, epochs=2, sigma=2.0, order="poisson")
     both = compose(one.curve, coins.curve).epsilon(1e-5)
     assert max(one.epsilon, coins.epsilon) < both < gdp_epsilon(compose_mus(0.5, math.sqrt(20) / 2), 1e-5)
 

@@ -20,6 +20,7 @@ from anyorder.release.release import SharedNoise
 from anyorder.report import AuditSummary
 from anyorder.strategy import Independent, RestartedBLT, ToeplitzBanded, Tree
 from laws.cases import PARTICIPATIONS, SAMPLED, STRATEGIES
+from plans import flat_plan
 from training.test_engine import EPOCHS, STEPS, backward, data, gradients, planned, private
 
 KEY = bytes(range(32))
@@ -31,7 +32,7 @@ CANARIES = Canaries(SIZE, 12, 48, 5)
 def claim(participation=None, mechanism="tree", **changes):
     participation = FixedOrder(N, k=2, b=4) if participation is None else participation
     settings = {"participation": participation, "batch_size": 4, "epsilon": 4, "delta": 1e-5, "mechanism": mechanism}
-    return ao.plan(**{**settings, **changes})
+    return flat_plan(**{**settings, **changes})
 
 
 def total(t, dtype=np.float64):
@@ -173,7 +174,7 @@ def test_on_a_grid_canaries_are_cut_to_it_and_never_longer_than_the_clip_norm():
 
 
 def test_under_poisson_sampling_canaries_toss_coins_of_their_own():
-    plan = ao.plan(participation=PoissonSampling(200, 0.25), batch_size=4, noise_multiplier=2, delta=1e-5)
+    plan = ao.plan(order=PoissonSampling(200, 0.25), batch_size=4, noise_multiplier=2, delta=1e-5)
     canaries = Canaries(40, 40, 40, 1)
     release = ao.Release(plan, 40, key=KEY)
     planted = plant(release, canaries, key=COINS, totals=True)
@@ -318,7 +319,7 @@ def test_poisson_sampling_in_the_engine():
         ao.plan(dataset_size=24, batch_size=4, epochs=2, sampling="poisson", epsilon=8, delta=1e-5) if False else None
     )
     rule = PoissonSampling(12, 4 / 24)
-    plan = ao.plan(participation=rule, batch_size=4, noise_multiplier=1, delta=1e-5)
+    plan = ao.plan(order=rule, batch_size=4, noise_multiplier=1, delta=1e-5)
     planted, *_ = trained(plan)
     assert planted.result().mus is None
 
@@ -642,7 +643,7 @@ def test_what_the_data_add_makes_no_verdict_of_a_true_claim(tail):
 def test_data_that_agree_with_the_coins_by_chance_refute_no_true_claim():
     """Gradients that point along half of four canaries: every eighth draw of the coins is theirs, or their opposite."""
     rule = ao.participation.SingleEpoch(1)
-    plan = ao.plan(participation=rule, batch_size=10_000, epsilon=1.0, delta=1e-6, mechanism="independent")
+    plan = ao.plan(order=rule, batch_size=10_000, epsilon=1.0, delta=1e-6, mechanism="independent")
     canaries, matched = Canaries(4, 4, 4, 0), 0
     everyone = canaries.vectors()[:2].sum(0) / np.sqrt(2)
     for seed in range(40):

@@ -14,6 +14,7 @@ import anyorder.training  # before a block that watches it
 import processes
 from anyorder.audit.loader_check import watch
 from anyorder.formatting import rounded_up
+from plans import flat_plan
 
 N, DELTA = 80, 1e-5
 pytest.importorskip("torch")
@@ -30,7 +31,7 @@ def bound(dataset=None, *, engine=None, private=None, accumulate=1, **given):
     budget = {"loader": loader, "accumulate": accumulate}
     if "order" in given:
         budget = {"dataset_size": N, "batch_size": 10}
-    plan = ao.plan(**budget, epochs=2, epsilon=6, delta=DELTA, mechanism="independent", **given)
+    plan = flat_plan(**budget, epochs=2, epsilon=6, delta=DELTA, mechanism="independent", **given)
     made = ao.PrivacyEngine(plan, **(engine or {}))
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -95,7 +95,7 @@ def test_a_unit_that_has_all_of_it_is_refused_and_others_are_not(tmp_path):
 
     def made(*names):
         order = KnownOrder([[name] for name in names])
-        return ao.plan(participation=order, batch_size=2, epsilon=6.0, delta=DELTA, mechanism="independent")
+        return ao.plan(order=order, batch_size=2, epsilon=6.0, delta=DELTA, mechanism="independent")
 
     budget = ao.Budget(tmp_path / "people.budget", EPSILON, DELTA)
     budget.spend(made("ann", "bob"))

@@ -14,6 +14,7 @@ from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose, gdp_mu
 from anyorder.errors import ArgumentError, BudgetError
 from anyorder.participation import KnownOrder, MinSeparation
 from anyorder.plan.certificate import realised_claim
+from plans import flat_plan
 
 EPSILON, DELTA = 8.0, 1e-5
 
@@ -42,11 +43,11 @@ def plan(epsilon=2.0, **options):
         "mechanism": "independent",
         "epsilon": epsilon,
     }
-    return ao.plan(**(given | options))
+    return flat_plan(**(given | options))
 
 
 def known(order, epsilon=3.0, **options):
-    return ao.plan(
+    return flat_plan(
         participation=KnownOrder(order), batch_size=2, epsilon=epsilon, delta=DELTA, mechanism="independent", **options
     )
 
@@ -376,9 +377,7 @@ def test_to_check_enters_nothing(path):
 
 @pytest.fixture(scope="module")
 def many():
-    return ao.plan(
-        participation=MinSeparation(64, 4, 16), batch_size=10, epsilon=6.0, delta=DELTA, mechanism="independent"
-    )
+    return ao.plan(order=MinSeparation(64, 4, 16), batch_size=10, epsilon=6.0, delta=DELTA, mechanism="independent")
 
 
 def test_a_run_that_stopped_early_gives_back_what_it_did_not_use(path, many):

@@ -18,6 +18,7 @@ from anyorder.plan.plan import CANDIDATE
 from anyorder.run import report_file
 from budget.searches import PLAN, TARGET
 from budget.test_search import never, quick, search
+from plans import flat_plan
 from report.pages import text
 
 FEW = {"batch_size": [4], "epochs": [1], "rate": [0.1, 1.0, 10.0]}
@@ -106,7 +107,7 @@ def test_the_best_run_must_be_of_this_search(copied):
 
 
 def test_a_plan_of_no_search_is_written_as_ever():
-    plan = ao.plan(**PLAN, batch_size=4, epochs=1, **TARGET)
+    plan = flat_plan(**PLAN, batch_size=4, epochs=1, **TARGET)
     assert plan.candidate_of is None
     assert "candidate_of" not in plan.to_dict()
     assert "search" not in dict(plan.facts())
@@ -118,7 +119,7 @@ def test_a_plan_of_no_search_is_written_as_ever():
 
 @pytest.mark.parametrize("name", ["", "ab", "AB" * 16, "ab" * 17, 3, "gg" * 16, "ab" * 16 + "\n"])
 def test_a_search_is_named_by_a_fingerprint(name):
-    plan = ao.plan(**PLAN, batch_size=4, epochs=1, **TARGET)
+    plan = flat_plan(**PLAN, batch_size=4, epochs=1, **TARGET)
     with pytest.raises(ArgumentError, match="candidate_of must be 32 hexadecimal digits"):
         replace(plan, candidate_of=name)
     with pytest.raises(CertificateError):

@@ -16,6 +16,7 @@ from anyorder.budget.claim import ScoreNoise, SearchCertificate, SearchClaim, cu
 from anyorder.budget.search import prepare
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.formats import canonical
+from anyorder.plan.planner import plan_at_sigma
 from budget.searches import PLAN
 
 
@@ -64,7 +65,7 @@ def test_a_search_without_a_run_comes_back(tmp_path):
 
 
 def test_amplified_searches_are_read_where_the_file_is_trusted(tmp_path):
-    plan = ao.plan(dataset_size=12, batch_size=4, epochs=1, order="poisson", delta=1e-6, sigma=2.0)
+    plan = plan_at_sigma(2.0, dataset_size=12, batch_size=4, epochs=1, order="poisson", delta=1e-6)
     best = ao.Certificate(plan, plan.n, f"{0:032x}", "a" * 64, "b" * 64)
     claim = SearchClaim(Fixed(2), plan.curve, 1e-6)
     certificate = SearchCertificate(claim, "f" * 32, best, {"clip_norm": 1.0}, (f"{0:032x}", f"{1:032x}"))

@@ -23,6 +23,7 @@ from anyorder.budget.search import PrivateScore, Trial, prepare, tune
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
 from budget.searches import LARGE, PLAN, SPACE, TARGET, counted, function, run
+from plans import flat_plan
 
 KEY = bytes(range(32))
 FEW = {"batch_size": [4], "epochs": [1], "rate": [0.1, 1.0, 10.0]}
@@ -360,7 +361,7 @@ def test_noise_is_added_to_the_very_score_and_not_to_the_float_beside_it(kind):
 
 
 def other_plan(settings, plan, folder):
-    return quick(settings, ao.plan(**PLAN, batch_size=4, epochs=1, epsilon=8, delta=1e-6), folder)
+    return quick(settings, flat_plan(**PLAN, batch_size=4, epochs=1, epsilon=8, delta=1e-6), folder)
 
 
 def more_steps(settings, plan, folder):

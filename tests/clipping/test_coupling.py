@@ -16,6 +16,7 @@ import anyorder as ao
 from anyorder.clipping import ExampleLoss
 from anyorder.clipping.coupling import LossWatch
 from anyorder.errors import ModelError
+from anyorder.plan.planner import plan_at_sigma
 
 B, C = 6, 6
 X = torch.randn(B, C, generator=torch.Generator().manual_seed(0))
@@ -357,7 +358,7 @@ def by_hand(out):
 def test_gradients_that_come_by_a_way_that_is_not_followed_are_told_of_once(backward):
     """Each of these couples examples, and passed without a word."""
     loader = DataLoader(TensorDataset(X.repeat(4, 1), Y.repeat(4)), batch_size=B)
-    plan = ao.plan(dataset_size=4 * B, batch_size=B, epochs=1, sigma=1, delta=1e-5, mechanism="independent")
+    plan = plan_at_sigma(1, dataset_size=4 * B, batch_size=B, epochs=1, delta=1e-5, mechanism="independent")
     model = nn.Linear(C, C)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer, loader = ao.PrivacyEngine(plan).make_private(model, optimizer, loader)

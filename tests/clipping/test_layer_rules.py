@@ -450,8 +450,8 @@ def test_training_is_that_without_a_rule(options):
         loader = DataLoader(TensorDataset(x, torch.arange(16) // 2), batch_size=4)
         accumulate = options.get("accumulate", 1)
         plan = ao.plan(
-            participation=ao.participation.EpochShuffle(1, 4 // accumulate), batch_size=4 * accumulate, epsilon=8,
-            delta=1e-3, mechanism="tree", secure=secure, unit="user" if "unit" in options else "example",
+            order=ao.participation.EpochShuffle(1, 4 // accumulate), batch_size=4 * accumulate, epsilon=8,
+            delta=1e-3, mechanism=ao.mechanism("tree", secure=secure), unit="user" if "unit" in options else "example",
         )  # fmt: skip
         engine = ao.PrivacyEngine(plan, key=bytes(32))
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import anyorder as ao
 from anyorder.errors import TrainingError
 from anyorder.federated import LocalTraining, Server, UniformAvailability, assist, simulate, simulation
 from anyorder.participation import MinSeparation
+from plans import flat_plan
 
 KEY = bytes(range(32))
 USERS, ROUNDS, GOAL, APART = 60, 6, 24, 2
@@ -56,7 +56,7 @@ class Shifted(nn.Module):
 def start(checkpoint=None, model=None, **others):
     rule = MinSeparation(ROUNDS, APART)
     options = {"batch_size": GOAL, "epsilon": 8, "delta": 1e-5, "mechanism": "tree", "clip_norm": 0.5, "unit": "user"}
-    plan = ao.plan(participation=rule, **{"momentum": 0.9, **options, **others})
+    plan = flat_plan(participation=rule, **{"momentum": 0.9, **options, **others})
     model = network() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     return Server(plan, model, optimizer, report_goal=plan.batch_size, checkpoint=checkpoint, key=KEY)

@@ -24,7 +24,7 @@ def deployed(entry, strategy, noise_multiplier):
     p = entry["params"]
     rule = MinSeparation(strategy.n, p["min_separation_kairouz"] + 1, p["max_participation"])
     return ao.plan(
-        participation=rule, mechanism=strategy, noise_multiplier=noise_multiplier, delta=p["delta"],
+        order=rule, mechanism=strategy, noise_multiplier=noise_multiplier, delta=p["delta"],
         batch_size=p.get("clients_per_round", 6500), unit="user",
     )  # fmt: skip
 

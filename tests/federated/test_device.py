@@ -7,12 +7,12 @@ import os
 
 import pytest
 
-import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, PlanError
 from anyorder.federated import DeviceRecord
 from anyorder.federated import device as module
 from anyorder.ledger import Ledger
 from anyorder.participation import EpochShuffle, KnownOrder, MinSeparation, SingleEpoch
+from plans import flat_plan
 
 HOUR = 3600.0
 
@@ -28,7 +28,7 @@ class Clock:
 def planned(rule=None, **changes):
     rule = MinSeparation(8, b=3, k=2) if rule is None else rule
     settings = {"participation": rule, "batch_size": 4, "epsilon": 4, "delta": 1e-5, "mechanism": "tree"}
-    return ao.plan(**{**settings, "unit": "user", "on_device": ("record",), **changes})
+    return flat_plan(**{**settings, "unit": "user", "on_device": ("record",), **changes})
 
 
 @pytest.mark.parametrize("rule", [MinSeparation(7, 3), MinSeparation(7, 2, 2), MinSeparation(7, 1, 3), SingleEpoch(7)])

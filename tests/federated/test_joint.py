@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import anyorder as ao
 from anyorder.errors import ArgumentError
 from anyorder.federated import joint
+from plans import flat_plan
 
 KEY = bytes(range(32))
 PERSONAL = ["mine.*"]
@@ -42,7 +43,7 @@ LOCAL = ao.federated.LocalTraining(nn.functional.cross_entropy, lr=0.2, batch_si
 def owner_plan(**changes):
     settings = {"participation": ao.participation.MinSeparation(n=3, b=1, k=3), "batch_size": 4, "unit": "owner",
                 "epsilon": 8, "delta": 1e-5, "mechanism": "tree", "clip_norm": 0.5} | changes  # fmt: skip
-    return ao.plan(**settings)
+    return flat_plan(**settings)
 
 
 def server_of(model, plan=None, **options):

@@ -462,8 +462,8 @@ def test_another_report_goal_is_refused():
 def test_a_plan_with_a_selection_needs_a_table():
     """Its claim is for rows that are chosen, and messages have every coordinate."""
     selecting = planned(
-        participation=MinSeparation(N, 3, 3), batch_size=GOAL, epsilon=4, delta=1e-6, mechanism="independent",
-        unit="user", selection=Counts(3.0),
+        order=MinSeparation(N, 3, 3), batch_size=GOAL, epsilon=4, delta=1e-6, unit="user",
+        mechanism=ao.mechanism("independent", selection=Counts(3.0)),
     )  # fmt: skip
     with pytest.raises(PlanError, match="it needs a table"):
         make(selecting)

@@ -17,6 +17,7 @@ from anyorder.federated import CheckIn, LocalTraining, Server, UniformAvailabili
 from anyorder.federated.cohorts import choose_cohort
 from anyorder.federated.simulation import public_source
 from anyorder.participation import MinSeparation
+from anyorder.plan.planner import plan_at_sigma
 
 SCRIPT = Path(__file__).with_name("simulated.py")
 spec = importlib.util.spec_from_file_location("simulated", SCRIPT)
@@ -129,9 +130,7 @@ def test_a_timer_in_hours_gives_a_separation_in_rounds_that_is_known_afterwards(
     clock = CheckIn(hours=6.0, spread=3.0, round_hours=1.0, swing=0.5)
     n, users = 30, examples(80)
     promised = clock.separation(n, len(users), 8, 6)
-    plan = ao.plan(
-        participation=MinSeparation(n, promised), batch_size=6, epsilon=8, delta=1e-5, mechanism="tree", unit="user"
-    )
+    plan = ao.plan(order=MinSeparation(n, promised), batch_size=6, epsilon=8, delta=1e-5, mechanism="tree", unit="user")
     model = simulated.network()
     server = Server(plan, model, torch.optim.SGD(model.parameters(), lr=1.0), key=simulated.KEY)
     made = simulate(server, users, simulated.TRAINING, availability=clock)
@@ -151,8 +150,8 @@ def test_too_few_make_a_round_whose_divisor_is_the_report_goal():
             return 1
 
     def run(availability, rounds):
-        plan = ao.plan(
-            participation=MinSeparation(rounds, 1), batch_size=10, sigma=1e-9, delta=1e-5, mechanism="independent",
+        plan = plan_at_sigma(
+            1e-9, order=MinSeparation(rounds, 1), batch_size=10, delta=1e-5, mechanism="independent",
             clip_norm=4.0, unit="user",
         )  # fmt: skip
         model = nn.Linear(1, 1, bias=False)

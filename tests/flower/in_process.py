@@ -10,6 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import anyorder as ao
 from anyorder.federated.flower import client_mod
+from plans import flat_plan
 
 SIZES = (4, 3)
 
@@ -33,7 +34,7 @@ def plan(rounds=4, *, goal=3, b=1, k=None, **options):
     from anyorder.participation import MinSeparation
 
     options = {"delta": 1e-6, "sigma": 2.0, "clip_norm": 1.0, "mechanism": "independent", "unit": "user"} | options
-    return ao.plan(participation=MinSeparation(rounds, b=b, k=k or rounds), batch_size=goal, **options)
+    return flat_plan(participation=MinSeparation(rounds, b=b, k=k or rounds), batch_size=goal, **options)
 
 
 class Device:

@@ -24,7 +24,7 @@ SIZE, STEPS, SAVED = 6, 4, 3
 def plan():
     """Of eight steps, whose noise can be drawn anew from any of them on."""
     order = FixedOrder(8, k=2, b=4)
-    return ao.plan(participation=order, batch_size=2, epsilon=4, delta=1e-5, mechanism="independent")
+    return ao.plan(order=order, batch_size=2, epsilon=4, delta=1e-5, mechanism="independent")
 
 
 def total(t):
@@ -82,7 +82,7 @@ def budgets(folder):
     budget = ao.Budget(folder / "people.budget", 8.0, 1e-5)
     budget.spend(Gaussian(0.25), "count")
     named = ao.plan(
-        participation=KnownOrder([["ann", "bob"], ["cy"], ["ann"]]), batch_size=1, noise_multiplier=20.0, delta=1e-5,
+        order=KnownOrder([["ann", "bob"], ["cy"], ["ann"]]), batch_size=1, noise_multiplier=20.0, delta=1e-5,
         mechanism="independent",
     )  # fmt: skip
     budget.spend(named, "named", named=True)

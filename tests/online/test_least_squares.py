@@ -13,14 +13,16 @@ from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingE
 from anyorder.online import Ball, Box, Everything, LeastSquares, Simplex
 from anyorder.online.least_squares import Streams, minimise
 from anyorder.online.sums import Examples
+from anyorder.plan.planner import plan_at_sigma
 from online.test_ftrl import is_free
+from plans import flat_plan
 
 KEY = bytes(range(32))
 TARGETS = (-2.0, 3.0)
 
 
 def plan_for(n=24, batch_size=4, mechanism="tree", **options):
-    return ao.plan(
+    return flat_plan(
         dataset_size=n, batch_size=batch_size, epochs=1, epsilon=4.0, delta=1e-6, mechanism=mechanism, **options
     )
 
@@ -261,7 +263,7 @@ def test_without_negative_eigenvalues_the_matrix_is_no_farther_from_the_true_one
 def test_composite_terms_shrink_with_the_steps():
     """With the true sums and l2, theta is the ridge solution of the mean loss: as the noise falls."""
     X, y = data(4000, 3)
-    plan = ao.plan(dataset_size=4000, batch_size=1000, epochs=1, sigma=1e-9, delta=1e-6, mechanism="tree")
+    plan = plan_at_sigma(1e-9, dataset_size=4000, batch_size=1000, epochs=1, delta=1e-6, mechanism="tree")
     learner = learner_for(plan, bounds=100.0, target_bounds=(-100.0, 100.0), regularization=1e-9, l2=0.3)
     for t in range(4):
         learner.step(np.arange(1000 * t, 1000 * t + 1000), X[1000 * t :][:1000], y[1000 * t :][:1000])

@@ -9,12 +9,14 @@ from scipy.stats import norm
 import anyorder as ao
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.online.regret import best_regularization, regret_bound, risk_bound
+from anyorder.plan.planner import plan_at_sigma
+from plans import flat_plan
 
 MECHANISMS = ("tree", "blt, 2 buffers", "banded inverse, 4 bands", "dense", "independent")
 
 
 def plan_for(n, mechanism="tree", batch_size=1, epsilon=2.0, **options):
-    return ao.plan(
+    return flat_plan(
         dataset_size=n, batch_size=batch_size, epochs=1, epsilon=epsilon, delta=1e-6, mechanism=mechanism, **options
     )
 
@@ -78,7 +80,7 @@ def test_half_the_noise_halves_its_term():
     plan = plan_for(200)
     whole, half = (
         regret_bound(200, 5, lipschitz=1, radius=1, plan=p, regularization=50)
-        for p in (plan, ao.plan(dataset_size=200, batch_size=1, epochs=1, sigma=plan.sigma / 2, delta=1e-6,
+        for p in (plan, plan_at_sigma(plan.sigma / 2, dataset_size=200, batch_size=1, epochs=1, delta=1e-6,
                                 mechanism="tree"))
     )  # fmt: skip
     assert half.terms["noise"] == pytest.approx(whole.terms["noise"] / 2)
@@ -261,7 +263,7 @@ def test_refusals():
             2,
             **{
                 **ok,
-                "plan": ao.plan(dataset_size=100, batch_size=10, epochs=1, sigma=1, delta=1e-6, mechanism="poisson"),
+                "plan": plan_at_sigma(1, dataset_size=100, batch_size=10, epochs=1, delta=1e-6, mechanism="poisson"),
             },
         )
     with pytest.raises(ArgumentError, match="noise must be 3 numbers"):

@@ -11,11 +11,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-import anyorder as ao
 from anyorder.errors import ArgumentError
 from anyorder.online import Hinge, Learner, Logistic, PoissonLoss, Softmax, Squared, clipped_sum
 from anyorder.run.fit import FitSettings, fit
 from anyorder.run.fit_bounds import Bounds
+from plans import flat_plan
 
 KEY = bytes(range(32))
 LOSSES = [Logistic(), Softmax(3), Hinge(), Squared(), PoissonLoss()]
@@ -23,7 +23,7 @@ LOSSES = [Logistic(), Softmax(3), Hinge(), Squared(), PoissonLoss()]
 
 def plan_of(n=64, batch=8, **changes):
     given = {"epsilon": 1.0, "delta": 1e-6, "mechanism": "independent", **changes}
-    return ao.plan(dataset_size=n, batch_size=batch, epochs=1, order="sequential", **given)
+    return flat_plan(dataset_size=n, batch_size=batch, epochs=1, order="sequential", **given)
 
 
 def learned(X, y, *, loss=None, plan=None, key=KEY, batch=8, **changes):

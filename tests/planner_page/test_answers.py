@@ -14,6 +14,7 @@ from anyorder.planner_page.questions import pieces
 from anyorder.planner_page.settings import MAX_STEPS
 from anyorder.run.planning import compare
 from planner_page.guesses import PATCHED, guessed
+from plans import flat_plan
 
 NEAR = 1e-9
 SIZES = {"dataset_size": 240, "batch_size": 20, "epochs": 2, "epsilon": 2.0, "delta": 1e-5, "order": "fixed"}
@@ -129,7 +130,7 @@ def test_what_a_poisson_accountant_would_print():
     claim, row = [json.loads(json.dumps(piece)) for piece in sampled(settings, [noise])]
     assert claim["noise_multiplier"] == noise
     assert claim["epsilon"] == pytest.approx(poisson_epsilon(noise, 20 / 240, 24, 1e-5), rel=NEAR)
-    plan = ao.plan(epsilon=2.0, **{**settings.arguments(), "order": "poisson"})
+    plan = flat_plan(epsilon=2.0, **{**settings.arguments(), "order": "poisson"})
     assert row["row"]["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
     assert row["row"]["reference"]
     assert not row["row"]["best"]
@@ -177,7 +178,7 @@ def test_a_sweep_keeps_every_input_of_its_base(mechanism, measure):
         (cell,) = cells(Sweep(base=asked(**others), batch_sizes=(batch,), epoch_counts=(epochs,), **given))
         settings = asked(batch_size=batch, epochs=epochs, **others)
         budget = {"epsilon": 3.5} if measure == "noise" else {"noise_multiplier": cell["noise_multiplier"]}
-        plan = ao.plan(mechanism=mechanism, **budget, **settings.arguments())
+        plan = flat_plan(mechanism=mechanism, **budget, **settings.arguments())
         white = ao.plan(noise_multiplier=1.0, mechanism="independent", **settings.arguments())
         assert cell["epsilon"] == pytest.approx(plan.epsilon, rel=1e-6)
         assert cell["noise_multiplier"] == pytest.approx(plan.noise_multiplier, rel=NEAR)
@@ -204,7 +205,7 @@ def test_what_a_poisson_accountant_would_print_is_at_the_delta_and_momentum_that
     settings = asked(delta=1e-7, momentum=0.9)
     claim, row = sampled(settings, [1.5])
     assert claim["epsilon"] == pytest.approx(poisson_epsilon(1.5, 20 / 240, 24, 1e-7), rel=NEAR)
-    plan = ao.plan(epsilon=2.0, **{**settings.arguments(), "order": "poisson"})
+    plan = flat_plan(epsilon=2.0, **{**settings.arguments(), "order": "poisson"})
     assert row["row"]["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
     assert row["row"]["epsilon"] == row["row"]["sampled_epsilon"] == pytest.approx(plan.epsilon, rel=NEAR)
     assert row["row"]["known_epsilon"] == pytest.approx(plan.known_epsilon, rel=NEAR)
@@ -249,7 +250,7 @@ def test_a_refusal_is_shown_as_it_is_at_its_input(others, field, words):
 def test_refusals_are_those_of_the_plan(name):
     wrong = {**SIZES, name: -3}
     with pytest.raises(ArgumentError) as refused:
-        ao.plan(**wrong)
+        flat_plan(**wrong)
     (found,) = pieces("plan", wrong)
     assert found["message"] == str(refused.value)
 

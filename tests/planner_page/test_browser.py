@@ -13,6 +13,7 @@ import anyorder as ao
 from anyorder.cli import app
 from anyorder.planner_page import Grid, export
 from browser import OVERFLOW
+from plans import flat_plan
 
 NEAR = 1e-9
 ID = "document.getElementById"
@@ -257,7 +258,7 @@ def test_a_single_epoch_is_one_epoch_in_any_order_and_momentum_is_copied_too(pag
     page.select_option("#in-order", "single")
     page.locator("#python", has_text="epochs=1").wait_for()
     answered(page)
-    plan = ao.plan(dataset_size=400, batch_size=20, epochs=1, epsilon=2.0, delta=1e-5, momentum=0.9)
+    plan = ao.plan(dataset_size=400, batch_size=20, epochs=1, epsilon=2.0, delta=1e-5, optimizer=ao.SGD(momentum=0.9))
     assert of_python(page) == of_shell(page) == plan
     best = page.get_attribute("#mechanisms tr.best", "data-name")
     assert rows(page)[best]["error"] == pytest.approx(plan.noise_error(), rel=NEAR)
@@ -303,7 +304,15 @@ def test_every_number_of_an_exported_page_is_at_its_delta_momentum_and_ratio(pag
     set_box(page, "delta", "1e-7")
     page.locator("#python", has_text="delta=1e-7").wait_for()
     answered(page)
-    plan = ao.plan(dataset_size=240, batch_size=20, epochs=2, order="fixed", epsilon=4.0, delta=1e-7, momentum=0.9)
+    plan = ao.plan(
+        dataset_size=240,
+        batch_size=20,
+        epochs=2,
+        order="fixed",
+        epsilon=4.0,
+        delta=1e-7,
+        optimizer=ao.SGD(momentum=0.9),
+    )
     assert of_python(page) == plan
     found = rows(page)
     best = found[page.get_attribute("#mechanisms tr.best", "data-name")]
@@ -324,6 +333,6 @@ def test_every_number_of_an_exported_page_is_at_its_delta_momentum_and_ratio(pag
         page.locator("#sweep-title", has_text=f"noise to batch {ratio}").wait_for()
         answered(page)
         asked = {"dataset_size": 240, "batch_size": 20, "epochs": 2, "delta": 1e-7, "momentum": 0.9}
-        plan = ao.plan(noise_multiplier=20 * ratio, order="fixed", mechanism="independent", **asked)
+        plan = flat_plan(noise_multiplier=20 * ratio, order="fixed", mechanism="independent", **asked)
         (cell,) = page.locator("#heat .cell[data-value]").all()
         assert json.loads(cell.get_attribute("data-value")) == pytest.approx(plan.epsilon, rel=NEAR)

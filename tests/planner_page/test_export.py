@@ -17,6 +17,7 @@ from anyorder.errors import ArgumentError
 from anyorder.planner_page import Grid, export
 from anyorder.planner_page.exporting import _choices, _key, _number, _start, _work, answers_of
 from planner_page.guesses import PATCHED, guessed
+from plans import flat_plan
 
 ROOT = Path(__file__).parents[2]
 SMALL = Grid(
@@ -36,7 +37,7 @@ def test_every_number_of_the_grid_is_a_plans(data):
         for epsilon in (1, 4):
             budget = data["sigmas"][f"{epsilon}|0.00001"]
             asked = {"dataset_size": 240, "batch_size": int(batch), "epochs": int(epochs), "order": order}
-            plan = ao.plan(epsilon=epsilon, delta=1e-5, memory=int(memory) if memory else None, **asked)
+            plan = flat_plan(epsilon=epsilon, delta=1e-5, memory=int(memory) if memory else None, **asked)
             name, error, last, _, vectors, _, noise = fit["rows"][0]
             assert (fit["steps"], fit["order"]) == (plan.n, plan.participation.describe())
             assert error * budget["sigma"] == pytest.approx(plan.noise_error(), rel=1e-9)
@@ -62,7 +63,7 @@ def test_momentum_delta_and_secret_sampling_of_the_grid_are_in_every_answer(monk
 
     epsilon, delta = 4.0, 1e-7
     asked = {"dataset_size": 240, "batch_size": 20, "epochs": 2, "delta": delta, "momentum": 0.9}
-    plan = ao.plan(epsilon=epsilon, order="fixed", memory=1, **asked)
+    plan = flat_plan(epsilon=epsilon, order="fixed", memory=1, **asked)
     fit, budget = held("known", "fixed|20|2|1"), held("sigmas", "4|1e-7")
     assert fit["rows"][0][1] * budget["sigma"] == pytest.approx(plan.noise_error(), rel=1e-9)
     assert budget["epsilon"] == pytest.approx(plan.epsilon, rel=1e-9)
@@ -75,7 +76,7 @@ def test_momentum_delta_and_secret_sampling_of_the_grid_are_in_every_answer(monk
         noise = fit["rows"][int(row)][6] * budget["sigma"]
         assert claim == pytest.approx(poisson_epsilon(noise, 20 / 240, 24, delta), rel=1e-9)
 
-    coins = ao.plan(epsilon=epsilon, order="poisson", **asked)
+    coins = flat_plan(epsilon=epsilon, order="poisson", **asked)
     found = held("sampled", "20|2|4|1e-7")
     (own,) = found["plan"]["rows"]
     assert own["best"]
@@ -86,12 +87,12 @@ def test_momentum_delta_and_secret_sampling_of_the_grid_are_in_every_answer(monk
         assert row["epsilon"] == pytest.approx(coins.epsilon, rel=1e-9)
         assert row["known_epsilon"] == pytest.approx(coins.known_epsilon, rel=1e-9)
 
-    white = ao.plan(epsilon=epsilon, order="fixed", memory=1, mechanism="independent", **asked)
+    white = flat_plan(epsilon=epsilon, order="fixed", memory=1, mechanism="independent", **asked)
     cell = held("sweeps", "independent|noise|fixed|1|1e-7|4")["20|2"]
     assert cell["error"] == pytest.approx(white.noise_error(), rel=1e-9)
     for ratio in (0.02, 0.05):
         cell = held("sweeps", f"independent|epsilon|fixed|1|1e-7|{ratio}")["20|2"]
-        plan = ao.plan(noise_multiplier=20 * ratio, order="fixed", mechanism="independent", **asked)
+        plan = flat_plan(noise_multiplier=20 * ratio, order="fixed", mechanism="independent", **asked)
         assert cell["epsilon"] == pytest.approx(plan.epsilon, rel=1e-9)
         cell = held("sweeps", f"auto|epsilon|poisson||1e-7|{ratio}")["20|2"]
         assert cell["epsilon"] == pytest.approx(poisson_epsilon(20 * ratio, 20 / 240, 24, delta), rel=1e-9)

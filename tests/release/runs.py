@@ -2,9 +2,9 @@
 
 import numpy as np
 
-import anyorder as ao
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.participation import FixedOrder
+from plans import flat_plan
 
 KEY = bytes(range(32))
 N, SIZE = 8, 12
@@ -13,7 +13,7 @@ RULE = FixedOrder(N, k=2, b=4)
 
 def planned(mechanism="tree", **changes):
     settings = {"participation": RULE, "batch_size": 4, "epsilon": 4, "delta": 1e-5, "mechanism": mechanism}
-    return ao.plan(**{**settings, **changes})
+    return flat_plan(**{**settings, **changes})
 
 
 def units(t):

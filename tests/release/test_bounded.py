@@ -55,7 +55,7 @@ def test_bounded_sums_of_nobody_and_what_is_refused():
 
 def test_the_noise_is_the_planned_one():
     """Over many coordinates: its standard deviation, and that of the running sums, which the tree keeps low."""
-    plan = ao.plan(participation=MinSeparation(16, 4), batch_size=2, epsilon=1, delta=1e-6, mechanism="tree")
+    plan = ao.plan(order=MinSeparation(16, 4), batch_size=2, epsilon=1, delta=1e-6, mechanism="tree")
     release = ao.Release(plan, 200_000, key=KEY)
     running = np.cumsum([release.step([t], np.zeros(200_000)) for t in range(16)], axis=0)
     expected = plan.noise_profile(sums=True) * plan.clip_norm / plan.batch_size

@@ -71,7 +71,7 @@ def test_the_journal_says_nothing_of_a_total_without_the_key(tmp_path, monkeypat
 def test_a_lost_step_is_not_replayed_for_other_units(tmp_path):
     """Under another name the same sum would let a unit come once more than the ledger knows of."""
     path = tmp_path / "run.ckpt"
-    plan = ao.plan(participation=SingleEpoch(4), batch_size=1, epsilon=1, delta=1e-5, mechanism="independent")
+    plan = ao.plan(order=SingleEpoch(4), batch_size=1, epsilon=1, delta=1e-5, mechanism="independent")
     release = ao.Release(plan, SIZE, checkpoint=path)
     release.save()
     released = release.step(["alice"], total(0))

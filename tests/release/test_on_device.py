@@ -46,7 +46,7 @@ def test_plan_card_and_file_say_what_is_trusted(words, tmp_path):
 @pytest.mark.parametrize("wrong", ["record", ("records",), ("record", "record"), None, 3, (None,), {"record"}])
 def test_other_words_are_refused(wrong):
     with pytest.raises(ArgumentError, match="on_device"):
-        planned(**{**RECORD, "on_device": wrong})
+        planned(ao.mechanism("tree", on_device=wrong), participation=RECORD["participation"], unit="user")
 
 
 @pytest.mark.parametrize("rule", [

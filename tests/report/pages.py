@@ -12,6 +12,7 @@ from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan
 from anyorder.strategy import Independent
 from anyorder.workload import prefix_sum
+from plans import flat_plan
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -84,13 +85,13 @@ def claims():
         "plan": plan,
         "fixed": certified(plan),
         "shuffled": certified(shuffled),
-        "users": certified(ao.plan(**of_users, mechanism="independent", on_device=("clipping", "record"))),
-        "replace": certified(ao.plan(**of_users, mechanism="tree", neighbours="replace-one", dataset_size=200)),
-        "absent": certified(ao.plan(**of_users, mechanism="tree", neighbours="add-or-remove", dataset_size=200)),
+        "users": certified(flat_plan(**of_users, mechanism="independent", on_device=("clipping", "record"))),
+        "replace": certified(flat_plan(**of_users, mechanism="tree", neighbours="replace-one", dataset_size=200)),
+        "absent": certified(flat_plan(**of_users, mechanism="tree", neighbours="add-or-remove", dataset_size=200)),
         "once": certified(_independent(SingleEpoch(9))),
         "one step": certified(_independent(SingleEpoch(1))),
         "secure": certified(ao.plan(dataset_size=120, batch_size=10, epochs=1, epsilon=3, delta=1e-5,
-                                    mechanism="independent", secure=True)),
+                                    mechanism=ao.mechanism("independent", secure=True))),
         "known": certified(_independent(known)),
         "poisson": certified(_independent(PoissonSampling(50, 0.1), neighbours="add-or-remove", dataset_size=100)),
         "bins": certified(_independent(bins, neighbours="zero-out", dataset_size=120)),

@@ -18,7 +18,7 @@ from anyorder.formatting import rounded_up
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
 from anyorder.plan.certificate import realised_claim
 from anyorder.plan.plan import Plan
-from anyorder.plan.planner import with_budget
+from anyorder.plan.planner import plan_at_sigma, with_budget
 from anyorder.report import Attacked, Shown, html_refusal, html_report
 from anyorder.report.beside import noise_beside, sampled_noise
 from anyorder.report.charts import _examples
@@ -84,7 +84,7 @@ def test_the_page_says_who_is_protected_from_whom(name, pages):
 
 
 def test_a_realised_number_stands_beside_the_planned_one():
-    plan = ao.plan(participation=MinSeparation(40, 5, 4), unit="user", batch_size=8, epsilon=2, delta=1e-6,
+    plan = ao.plan(order=MinSeparation(40, 5, 4), unit="user", batch_size=8, epsilon=2, delta=1e-6,
                    mechanism="tree")  # fmt: skip
 
     realised = realised_claim(plan, 2, 10)
@@ -165,8 +165,8 @@ def test_what_was_not_read_to_its_end_is_not_called_wrong():
 
 def test_a_claim_that_a_strangers_file_may_not_ask_for_says_how_it_is_read():
     for many, option in ((12, ""), (13, " --large")):
-        plan = ao.plan(
-            participation=BallsInBins(2, many), batch_size=1, sigma=2.0, delta=1e-5,
+        plan = plan_at_sigma(
+            2.0, order=BallsInBins(2, many), batch_size=1, delta=1e-5,
             mechanism=ao.strategy.ToeplitzBanded([1.0, 0.5], 2 * many),
         )  # fmt: skip
         words = re.sub(r"<[^>]*>", " ", html_report(plan))

@@ -22,6 +22,7 @@ from anyorder.report.figures import Axis, Line, lanes, line_chart
 from anyorder.report.html import html_report
 from anyorder.report.words import MEANS
 from anyorder.strategy import Independent, SquareRoot, Tree
+from plans import flat_plan
 from report.pages import claims
 
 CLAIMS = claims()
@@ -31,7 +32,7 @@ console = pytest.importorskip("rich.console")
 
 def small(**changes):
     settings = {"dataset_size": 100, "batch_size": 10, "epochs": 3, "epsilon": 4.0, "delta": 1e-5, "mechanism": "tree"}
-    return ao.plan(**{**settings, **changes})
+    return flat_plan(**{**settings, **changes})
 
 
 def printed(renderable, width=100):

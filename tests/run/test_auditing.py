@@ -26,6 +26,7 @@ from anyorder.run.audit_job import Request, run
 from anyorder.run.auditing import attack, setup_of
 from anyorder.strategy import BandedInverse
 from anyorder.training import PrivacyEngine
+from plans import flat_plan
 
 KEY = bytes(range(32))
 COUNT, FEATURES = 60, 150
@@ -38,7 +39,7 @@ def cross_entropy(model, batch):
 
 def setup(mechanism="tree", unit=None, **changes):
     given = {"order": "shuffled", "epsilon": 8.0, "delta": 1e-5, "mechanism": mechanism, "momentum": 0.9, **changes}
-    plan = ao.plan(dataset_size=COUNT, batch_size=15, epochs=3, **given)
+    plan = flat_plan(dataset_size=COUNT, batch_size=15, epochs=3, **given)
     rng = torch.Generator().manual_seed(0)
     data = TensorDataset(torch.randn(COUNT, FEATURES, generator=rng), torch.randint(2, (COUNT,), generator=rng))
     model = nn.Linear(FEATURES, 2)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import ArgumentError
+from anyorder.plan.planner import plan_at_sigma
 from anyorder.run import audit_inputs, with_canaries
 from anyorder.run.auditing import Setup, attack
 from anyorder.training import PrivacyEngine
@@ -32,7 +33,7 @@ def parts(seed=0):
 
 
 def trained(data, sigma):
-    plan = ao.plan(dataset_size=120, batch_size=40, epochs=10, sigma=sigma, delta=1e-5, mechanism="independent")
+    plan = plan_at_sigma(sigma, dataset_size=120, batch_size=40, epochs=10, delta=1e-5, mechanism="independent")
     torch.manual_seed(0)
     model = nn.Linear(SIZE, 2)
     start = copy.deepcopy(model)

@@ -9,7 +9,7 @@ import anyorder as ao
 from anyorder.errors import AnyorderError, ArgumentError, PlanError
 from anyorder.optimize import choose, fit
 from anyorder.participation import PoissonSampling
-from anyorder.run.planning import Mechanism, best_of_each_kind, compare, make_plan, noise_lines, poisson_claim
+from anyorder.run.planning import best_of_each_kind, compare, make_plan, mechanism_words, noise_lines, poisson_claim
 from anyorder.strategy import Independent, Tree
 
 SIZES = {"dataset_size": 2000, "batch_size": 100, "delta": 1e-5}
@@ -23,53 +23,53 @@ def _no_cache(monkeypatch):
 def test_the_noise_multiplier_is_that_of_dp_sgd():
     """q = 0.05, 3 epochs, noise multiplier 1: mu = sqrt(3), epsilon 8.385, for every loader without sampling."""
     for order in ("shuffled", "sequential", "fixed"):
-        plan = make_plan(Mechanism(name="independent"), epochs=3, order=order, noise_multiplier=1.0, **SIZES)
+        plan = make_plan(mechanism="independent", epochs=3, order=order, noise_multiplier=1.0, **SIZES)
         assert plan.noise_std == pytest.approx(1.0, rel=1e-12)
         assert plan.mu == pytest.approx(math.sqrt(3), rel=1e-12)
         assert plan.epsilon == pytest.approx(8.3854, abs=1e-4)
-    tree = make_plan(Mechanism(name="tree"), epochs=3, noise_multiplier=2.5, clip_norm=4.0, **SIZES)
+    tree = make_plan(mechanism="tree", epochs=3, noise_multiplier=2.5, clip_norm=4.0, **SIZES)
     assert tree.noise_std == pytest.approx(10.0, rel=1e-12)
     assert tree.noise_multiplier == pytest.approx(2.5)
 
 
 def test_poisson_sampling_by_order_or_by_mechanism():
-    by_order = make_plan(Mechanism(), epochs=3, order="poisson", noise_multiplier=1.0, **SIZES)
-    by_name = make_plan(Mechanism(name="poisson"), epochs=3, noise_multiplier=1.0, **SIZES)
+    by_order = make_plan(epochs=3, order="poisson", noise_multiplier=1.0, **SIZES)
+    by_name = make_plan(mechanism="poisson", epochs=3, noise_multiplier=1.0, **SIZES)
     assert by_order == by_name
     assert by_order.amplified
     assert by_order.epsilon == poisson_claim(1.0, 100, 2000, 60, 1e-5)
     assert by_order.epsilon == pytest.approx(2.857, abs=0.002)  # 2.867 by Opacus 1.6's PRV accountant
     with pytest.raises(PlanError, match="mechanism 'poisson' only"):
-        make_plan(Mechanism(name="tree"), epochs=3, order="poisson", noise_multiplier=1.0, **SIZES)
+        make_plan(mechanism="tree", epochs=3, order="poisson", noise_multiplier=1.0, **SIZES)
 
 
 def test_tree_options_reach_the_tree_and_only_the_tree():
-    words = Mechanism(name="tree", estimator="online", restart_every=1, completion="on")
-    tree = make_plan(words, epochs=3, epsilon=4.0, **SIZES).strategy
+    words = mechanism_words("tree", "online", 1, "on")
+    tree = make_plan(**words, epochs=3, epsilon=4.0, **SIZES).strategy
     assert tree == Tree(60, "online", restarts=(20, 40), completion=True)
     for option in ({"estimator": "online"}, {"restart_every": 2}, {"completion": "on"}):
         with pytest.raises(ArgumentError, match="'tree' only"):
-            make_plan(Mechanism(name="independent", **option), epochs=3, epsilon=4.0, **SIZES)
+            make_plan(**mechanism_words("independent", **option), epochs=3, epsilon=4.0, **SIZES)
 
 
 def test_unknown_mechanisms_and_double_budgets_are_refused():
     with pytest.raises(ArgumentError, match="one of auto, poisson, .*blt, .*tree, .*got 'magic'"):
-        make_plan(Mechanism(name="magic"), epochs=3, epsilon=4.0, **SIZES)
+        make_plan(mechanism="magic", epochs=3, epsilon=4.0, **SIZES)
     for budget in ({}, {"epsilon": 1.0, "noise_multiplier": 1.0}):
         with pytest.raises(ArgumentError, match="exactly one of epsilon and noise_multiplier"):
-            make_plan(Mechanism(), epochs=3, **budget, **SIZES)
+            make_plan(epochs=3, **budget, **SIZES)
     with pytest.raises(AnyorderError, match="noise_multiplier must be above 0"):
-        make_plan(Mechanism(name="tree"), epochs=3, noise_multiplier=0.0, **SIZES)
+        make_plan(mechanism="tree", epochs=3, noise_multiplier=0.0, **SIZES)
 
 
 def test_a_kind_stands_for_its_best_size():
-    chosen = make_plan(Mechanism(name="tree"), epochs=2, epsilon=4.0, **SIZES)
+    chosen = make_plan(mechanism="tree", epochs=2, epsilon=4.0, **SIZES)
     candidates = choose(chosen.workload, chosen.participation)
     bands = [candidate for candidate in candidates if candidate.name.startswith("banded inverse,")]
     assert len(bands) > 1
-    by_kind = make_plan(Mechanism(name="banded inverse"), epochs=2, epsilon=4.0, **SIZES)
+    by_kind = make_plan(mechanism="banded inverse", epochs=2, epsilon=4.0, **SIZES)
     assert by_kind.strategy == bands[0].strategy
-    by_name = make_plan(Mechanism(name=bands[1].name), epochs=2, epsilon=4.0, **SIZES)
+    by_name = make_plan(mechanism=bands[1].name, epochs=2, epsilon=4.0, **SIZES)
     assert by_name.strategy == bands[1].strategy
 
 
@@ -85,7 +85,7 @@ def test_a_kind_stands_for_its_best_size():
     ],
 )
 def test_a_kind_with_its_size_is_fitted_at_that_size(name, kind, size):
-    chosen = make_plan(Mechanism(name=name), epochs=2, epsilon=4.0, order="fixed", momentum=0.9, **SIZES)
+    chosen = make_plan(mechanism=name, epochs=2, epsilon=4.0, order="fixed", momentum=0.9, **SIZES)
     assert chosen.strategy == fit(kind, chosen.workload, chosen.participation, **size)
     assert chosen.epsilon <= 4.0
 
@@ -93,7 +93,7 @@ def test_a_kind_with_its_size_is_fitted_at_that_size(name, kind, size):
 @pytest.mark.parametrize("name", ["banded, 6 buffers", "dense, 3 bands", "blt, 2 buffers, 3"])
 def test_a_kind_with_a_wrong_size_is_refused(name):
     with pytest.raises(ArgumentError, match=r"needs the sizes|mechanism must be one of"):
-        make_plan(Mechanism(name=name), epochs=2, epsilon=4.0, order="sequential", **SIZES)
+        make_plan(mechanism=name, epochs=2, epsilon=4.0, order="sequential", **SIZES)
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ def test_a_kind_with_a_wrong_size_is_refused(name):
 )
 def test_a_size_that_the_fit_does_not_use_is_refused(name, epochs, instead):
     with pytest.raises(PlanError, match=instead):
-        make_plan(Mechanism(name=name), epochs=epochs, epsilon=4.0, **SIZES)
+        make_plan(mechanism=name, epochs=epochs, epsilon=4.0, **SIZES)
 
 
 def test_auto_is_the_plans_own_choice():
-    ours = make_plan(Mechanism(), epochs=3, epsilon=4.0, momentum=0.9, **SIZES)
-    assert ours == ao.plan(epochs=3, epsilon=4.0, momentum=0.9, **SIZES)
+    ours = make_plan(epochs=3, epsilon=4.0, momentum=0.9, **SIZES)
+    assert ours == ao.plan(epochs=3, epsilon=4.0, optimizer=ao.SGD(momentum=0.9), **SIZES)
 
 
 def test_a_comparison_is_at_one_epsilon_least_error_first():
-    chosen = make_plan(Mechanism(), epochs=2, epsilon=4.0, **SIZES)
+    chosen = make_plan(epochs=2, epsilon=4.0, **SIZES)
     rows = compare(chosen)
     assert {"tree", "independent", "poisson"} <= {row.name for row in rows}
     errors = [row.error for row in rows]
@@ -140,7 +140,7 @@ def test_a_comparison_is_at_one_epsilon_least_error_first():
 @pytest.mark.parametrize("order", ["balls-in-bins", "random-allocation", "truncated-poisson", "cyclic-poisson"])
 def test_what_is_drawn_by_other_coins_is_compared_with_poisson_sampling_too(order):
     chosen = make_plan(
-        Mechanism(name="independent"), order=order, epochs=2, epsilon=4.0, delta=1e-5, dataset_size=60, batch_size=20
+        mechanism="independent", order=order, epochs=2, epsilon=4.0, delta=1e-5, dataset_size=60, batch_size=20
     )
     sampled = next(row.plan for row in compare(chosen) if row.name == "poisson")
     assert type(sampled.participation) is PoissonSampling
@@ -149,7 +149,7 @@ def test_what_is_drawn_by_other_coins_is_compared_with_poisson_sampling_too(orde
 
 
 def test_the_plot_sets_independent_noise_of_the_same_privacy_beside_the_plan():
-    tree = make_plan(Mechanism(name="tree"), epochs=2, epsilon=4.0, **SIZES)
+    tree = make_plan(mechanism="tree", epochs=2, epsilon=4.0, **SIZES)
     ours, independent = noise_lines(tree).values()
     assert ours is tree
     assert isinstance(independent.strategy, Independent)

@@ -180,7 +180,7 @@ def saved_runs(folder):
 
 def units_run(participation, ids):
     """A run whose units on this rank are ids[rank], batch by batch."""
-    plan = ao.plan(participation=participation, batch_size=4, epsilon=8, delta=1e-5, mechanism="tree", unit="user")
+    plan = ao.plan(order=participation, batch_size=4, epsilon=8, delta=1e-5, mechanism="tree", unit="user")
     mine = iter(ids[dist.get_rank()])
     sampler = DistributedSampler(dataset(), shuffle=False)
     loader = DataLoader(dataset(), batch_size=2, sampler=sampler)

@@ -30,7 +30,7 @@ class Stream(IterableDataset):
 
 def private(dataset=DATA, loader=None, **options):
     plan = ao.plan(
-        participation=MinSeparation(60, 1, 60), batch_size=B, epsilon=8, delta=1e-5, mechanism="independent",
+        order=MinSeparation(60, 1, 60), batch_size=B, epsilon=8, delta=1e-5, mechanism="independent",
         clip_norm=0.1, unit="user",
     )  # fmt: skip
     engine, model = ao.PrivacyEngine(plan, key=KEY), network()
@@ -211,7 +211,7 @@ def test_tensors_of_two_batches_in_one_call():
             return self.inner(a + b)
 
     plan = ao.plan(
-        participation=MinSeparation(6, 1, 6), batch_size=B, epsilon=8, delta=1e-5, mechanism="independent", unit="user"
+        order=MinSeparation(6, 1, 6), batch_size=B, epsilon=8, delta=1e-5, mechanism="independent", unit="user"
     )
     model = Sum()
     model, _, loader = ao.PrivacyEngine(plan).make_private(

@@ -15,6 +15,7 @@ from anyorder.errors import ArgumentError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation
 from anyorder.strategy import Independent, Tree
+from plans import flat_plan
 
 KEY = bytes(range(32))
 N, B, EPOCHS = 24, 4, 3
@@ -33,7 +34,7 @@ def network(dropout=0.0):
 
 def planned(**changes):
     settings = {"dataset_size": N, "batch_size": B, "epochs": EPOCHS, "epsilon": 8, "delta": 1e-5, "mechanism": "tree"}
-    return ao.plan(**{**settings, **changes})
+    return flat_plan(**{**settings, **changes})
 
 
 def private(plan=None, *, dropout=0.0, optimizer=None, loader=None, checkpoint=None, **options):
@@ -124,7 +125,7 @@ def test_units_by_key_are_summed_before_clipping():
     users = torch.tensor([0, 0, 1, 2] * (N // B)) + 3 * torch.arange(N // B).repeat_interleave(B)
     loader = DataLoader(TensorDataset(*data().tensors, users), batch_size=B)
     plan = ao.plan(
-        participation=MinSeparation(STEPS, STEPS), batch_size=B, epsilon=8, delta=1e-5, mechanism="tree", clip_norm=0.2,
+        order=MinSeparation(STEPS, STEPS), batch_size=B, epsilon=8, delta=1e-5, mechanism="tree", clip_norm=0.2,
         unit="user",
     )  # fmt: skip
     engine, model, optimizer, loader = private(plan, loader=loader, unit=2)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import anyorder as ao
 from anyorder.errors import CheckpointError, CheckpointWarning
 from anyorder.participation import PoissonSampling
+from anyorder.plan.planner import plan_at_sigma
 from anyorder.release import files
 from anyorder.strategy import BLT, BandedInverse, SquareRoot, Tree
 
@@ -204,7 +205,7 @@ def test_a_copy_is_refused_where_later_noise_is_settled_before(tmp_path):
 
 def test_a_copy_tosses_its_own_coins(tmp_path):
     """Poisson sampling: batches that another copy drew would amplify neither."""
-    plan = ao.plan(participation=PoissonSampling(12, 0.5), sigma=1.0, delta=1e-5, batch_size=32, clip_norm=1.0)
+    plan = plan_at_sigma(1.0, order=PoissonSampling(12, 0.5), delta=1e-5, batch_size=32, clip_norm=1.0)
 
     def start(folder):
         torch.manual_seed(0)

@@ -11,11 +11,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import OptimizerWarning
+from plans import flat_plan
 
 
 def bind(optimizer, mechanism="tree", **given):
     loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=4)
-    plan = ao.plan(loader=loader, epochs=2, epsilon=4, delta=1e-3, mechanism=mechanism, **given)
+    plan = flat_plan(loader=loader, epochs=2, epsilon=4, delta=1e-3, mechanism=mechanism, **given)
     model = nn.Linear(2, 1)
     return ao.PrivacyEngine(plan).make_private(model, optimizer(model.parameters()), loader)
 
@@ -96,7 +97,7 @@ def test_groups_that_are_not_trained_have_no_momentum():
 
 def test_that_noise_harms_less_which_is_fitted_to_the_momentum():
     order = {"dataset_size": 200, "batch_size": 10, "epochs": 2, "epsilon": 4, "delta": 1e-5, "mechanism": "dense"}
-    plans = {momentum: ao.plan(**order, momentum=momentum) for momentum in (0.0, 0.9)}
+    plans = {momentum: flat_plan(**order, momentum=momentum) for momentum in (0.0, 0.9)}
     for fitted, found, more in ((0.9, 0.0, 1.3), (0.0, 0.9, 1.1)):
         other = replace(plans[fitted], workload=plans[found].workload)
         assert other.noise_error() > more * plans[found].noise_error()
@@ -104,7 +105,9 @@ def test_that_noise_harms_less_which_is_fitted_to_the_momentum():
 
 def test_who_makes_errors_of_warnings_is_stopped_before_anything_is_bound():
     loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=4)
-    engine = ao.PrivacyEngine(ao.plan(loader=loader, epochs=2, epsilon=4, delta=1e-3, mechanism="blt", momentum=0.9))
+    engine = ao.PrivacyEngine(
+        ao.plan(loader=loader, epochs=2, epsilon=4, delta=1e-3, mechanism="blt", optimizer=ao.SGD(momentum=0.9))
+    )
     model = nn.Linear(2, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -115,7 +118,7 @@ def test_who_makes_errors_of_warnings_is_stopped_before_anything_is_bound():
 
 def test_a_workload_of_ones_own_is_trusted():
     plan = ao.plan(dataset_size=8, batch_size=4, epochs=2, epsilon=4, delta=1e-3, mechanism="banded, 2 bands",
-                   workload=ao.workload.custom(np.tril(np.ones((4, 4)))))  # fmt: skip
+                   optimizer=ao.workload.custom(np.tril(np.ones((4, 4)))))  # fmt: skip
     loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=4, shuffle=True)
     model = nn.Linear(2, 1)
     with warnings.catch_warnings():

@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 from anyorder.training.trainers.huggingface import PrivateTrainer, example_losses  # noqa: E402
+from plans import flat_plan  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and accelerate
 
@@ -73,7 +74,7 @@ def t5():
 
 def planned(**changes):
     settings = {"dataset_size": N, "batch_size": B, "epochs": EPOCHS, "epsilon": 8, "delta": 1e-3, "mechanism": "tree"}
-    return ao.plan(**{**settings, **changes})
+    return flat_plan(**{**settings, **changes})
 
 
 def trainer(model, data, folder, plan=None, *, private=None, **options):
@@ -266,7 +267,7 @@ USERS = [7, 7, 7, 3, 3, 9, 9, 9]
 )
 def test_the_examples_of_a_user_are_clipped_together(data, keys, micro, unused, tmp_path, monkeypatch):
     plan = ao.plan(
-        participation=MinSeparation(1, 1, 1), batch_size=4, noise_multiplier=1e-7, delta=1e-3, clip_norm=0.05,
+        order=MinSeparation(1, 1, 1), batch_size=4, noise_multiplier=1e-7, delta=1e-3, clip_norm=0.05,
         unit="user",
     )  # fmt: skip
     rows = data(keys(USERS), size=8)
@@ -306,9 +307,7 @@ def test_a_run_for_users_in_an_order_read_off_their_keys(tmp_path):
 
 
 def test_refusals_of_units(tmp_path):
-    users = ao.plan(
-        participation=MinSeparation(8, 1, 8), batch_size=B, epsilon=8, delta=1e-3, mechanism="tree", unit="user"
-    )
+    users = ao.plan(order=MinSeparation(8, 1, 8), batch_size=B, epsilon=8, delta=1e-3, mechanism="tree", unit="user")
     data = table(USERS * 4)
     by_user = ao.sampling.UnitOrderSampler(USERS * 4, batch_size=B)
     with pytest.raises(PlanError, match="protects one user, but without unit="):
@@ -394,7 +393,7 @@ def test_refusals(options, message, tmp_path):
 
 def test_secret_orders_train_in_micro_batches_of_one_size(tmp_path):
     plan = ao.plan(
-        participation=BallsInBins(EPOCHS, N // B), batch_size=B, mechanism="independent", noise_multiplier=1.0,
+        order=BallsInBins(EPOCHS, N // B), batch_size=B, mechanism="independent", noise_multiplier=1.0,
         delta=1e-3,
     )  # fmt: skip
     run = trainer(

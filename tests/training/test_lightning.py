@@ -123,7 +123,7 @@ def test_the_examples_of_a_user_are_clipped_together(accumulate, tmp_path):
     data = TensorDataset(10 * torch.randn(8, 8, generator=torch.Generator().manual_seed(2)), torch.arange(8) % 3, users)
     steps = [list(range(8))] if accumulate == 1 else [[3, 0, 1, 4, 2], [5, 6, 7]]
     plan = ao.plan(
-        participation=MinSeparation(1, 1, 1),
+        order=MinSeparation(1, 1, 1),
         batch_size=4,
         noise_multiplier=1e-7,
         delta=1e-3,
@@ -174,9 +174,7 @@ class Arrivals(IterableDataset):
 
 
 def stream(**options):
-    plan = ao.plan(
-        participation=MinSeparation(6, 1, 6), batch_size=8, epsilon=8, delta=1e-3, mechanism="tree", unit="user"
-    )
+    plan = ao.plan(order=MinSeparation(6, 1, 6), batch_size=8, epsilon=8, delta=1e-3, mechanism="tree", unit="user")
     seen = []
 
     class Seeing(Module):
@@ -277,7 +275,7 @@ def test_a_fit_without_validations_ends_with_whole_tables(tmp_path):
 
 def test_secret_orders_train_in_micro_batches_of_one_size(tmp_path):
     rule = BallsInBins(EPOCHS, 3)
-    plan = ao.plan(participation=rule, batch_size=8, mechanism="independent", noise_multiplier=1.0, delta=1e-5)
+    plan = ao.plan(order=rule, batch_size=8, mechanism="independent", noise_multiplier=1.0, delta=1e-5)
     options = {"accumulate": 2, "micro_batch": 12}
     privacy = PrivacyCallback(plan, network="net", key=KEY, **options)
     module, batches = privacy.make_private(Module(), loader())

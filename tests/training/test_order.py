@@ -9,13 +9,14 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 import anyorder as ao
 from anyorder.errors import LoaderError, ParticipationError, PlanError
 from anyorder.participation import MinSeparation
+from anyorder.plan.planner import plan_at_sigma
 from training.test_batches import DATA, ROWS, USERS, B
 from training.test_engine import planned, private, train
 
 
 def stated(n=6, b=1, k=6, unit="user"):
     return ao.plan(
-        participation=MinSeparation(n, b, k), batch_size=B, epsilon=8, delta=1e-5, mechanism="independent", unit=unit
+        order=MinSeparation(n, b, k), batch_size=B, epsilon=8, delta=1e-5, mechanism="independent", unit=unit
     )
 
 
@@ -51,8 +52,8 @@ def test_a_loader_that_scatters_the_examples_of_a_unit_is_told_of_before_the_fir
 
 def test_add_or_remove_neighbours_need_batches_that_stay_where_a_unit_is_absent():
     def plan(unit):
-        return ao.plan(
-            participation=MinSeparation(6, 3, 2), batch_size=B, sigma=1, delta=1e-5, mechanism="independent", unit=unit,
+        return plan_at_sigma(
+            1, order=MinSeparation(6, 3, 2), batch_size=B, delta=1e-5, mechanism="independent", unit=unit,
             neighbours="add-or-remove",
         )  # fmt: skip
 

@@ -119,7 +119,7 @@ def test_too_many_micro_batches():
 
 def test_unknown_unit_of_a_known_order():
     order = KnownOrder([[4 * t + i for i in range(B)] for t in range(STEPS)])
-    plan = ao.plan(participation=order, batch_size=B, epsilon=8, delta=1e-5, mechanism="tree")
+    plan = ao.plan(order=order, batch_size=B, epsilon=8, delta=1e-5, mechanism="tree")
     _, model, _, loader = private(plan, loader=DataLoader(data(), batch_size=B, sampler=[*list(range(1, N)), 0]))
     with pytest.raises(ParticipationError):
         backward(model, next(iter(loader)))

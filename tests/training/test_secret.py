@@ -23,6 +23,7 @@ from anyorder.participation import (
     RandomAllocation,
     TruncatedPoisson,
 )
+from anyorder.plan.planner import plan_at_sigma
 from anyorder.strategy import Independent
 from release.runs import copied
 from training.test_engine import KEY, clipped_sum, gradients, network, weights
@@ -265,7 +266,7 @@ def test_what_cannot_be_drawn_from_is_refused():
         private(plan, micro_batch=2, accumulate=2)
     with pytest.raises(ArgumentError, match="micro_batch"):
         private(plan, micro_batch=0)
-    shuffled = ao.plan(participation=EpochShuffle(3, 4), batch_size=6, sigma=1.0, delta=1e-5)
+    shuffled = plan_at_sigma(1.0, order=EpochShuffle(3, 4), batch_size=6, delta=1e-5)
     with pytest.raises(ArgumentError, match="micro_batch is of orders"):
         private(shuffled, micro_batch=6)
     engine = ao.PrivacyEngine(plan)

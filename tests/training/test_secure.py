@@ -19,6 +19,7 @@ from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
 from anyorder.release.release import SharedNoise
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
 from anyorder.training.distributed import Shards
+from plans import flat_plan
 
 KEY = bytes(range(32))
 N, B, EPOCHS = 24, 4, 3
@@ -27,7 +28,7 @@ STEPS = EPOCHS * N // B
 
 def planned(**changes):
     settings = {"dataset_size": N, "batch_size": B, "epochs": EPOCHS, "epsilon": 8, "delta": 1e-5, "mechanism": "tree"}
-    return ao.plan(**{"secure": True, "momentum": 0.5, **settings, **changes})
+    return flat_plan(**{"secure": True, "momentum": 0.5, **settings, **changes})
 
 
 def data(seed=1):
@@ -208,7 +209,9 @@ def test_the_grid_is_chosen_below_the_clip_norm(clip_norm, grid):
 
 
 def test_auto_takes_the_best_that_allows_it():
-    chosen = ao.plan(participation=FixedOrder(60, 3, 20), batch_size=4, epsilon=4, delta=1e-5, secure=True).strategy
+    chosen = ao.plan(
+        order=FixedOrder(60, 3, 20), batch_size=4, epsilon=4, delta=1e-5, mechanism=ao.mechanism(secure=True)
+    ).strategy
     assert isinstance(chosen, ao.strategy.Combination)
 
 
@@ -258,7 +261,9 @@ def test_grids_that_are_not_exact_are_refused(grid):
 
 
 def test_grid_of_noise_above_what_the_sampler_takes_is_refused():
-    plan = ao.plan(participation=SingleEpoch(3), batch_size=1, noise_multiplier=2.0**10, delta=1e-5, secure=True)
+    plan = ao.plan(
+        order=SingleEpoch(3), batch_size=1, noise_multiplier=2.0**10, delta=1e-5, mechanism=ao.mechanism(secure=True)
+    )
     assert plan.grid == 2.0**-20
     with pytest.raises(PlanError, match="noise_std"):
         replace(plan, grid=2.0**-25)

@@ -339,8 +339,8 @@ def test_options_stay_as_they_were():
 
 def test_exact_integers_are_refused():
     plan = ao.plan(
-        dataset_size=wide.N, batch_size=B, epochs=1, epsilon=8, delta=1e-5, clip_norm=1.0, secure=True,
-        mechanism="independent",
+        dataset_size=wide.N, batch_size=B, epochs=1, epsilon=8, delta=1e-5, clip_norm=1.0,
+        mechanism=ao.mechanism("independent", secure=True),
     )  # fmt: skip
     with pytest.raises(PlanError, match="no exact integers"):
         private(plan)

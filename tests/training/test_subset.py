@@ -21,7 +21,13 @@ def network():
 def private(model, parameters, make=torch.optim.SGD, **options):
     secure = options.pop("secure", False)
     plan = ao.plan(
-        dataset_size=16, batch_size=4, epochs=1, epsilon=8, delta=1e-5, mechanism="tree", secure=secure, clip_norm=0.3
+        dataset_size=16,
+        batch_size=4,
+        epochs=1,
+        epsilon=8,
+        delta=1e-5,
+        mechanism=ao.mechanism("tree", secure=secure),
+        clip_norm=0.3,
     )
     engine = ao.PrivacyEngine(plan, key=KEY, **options)
     loader = DataLoader(TensorDataset(X, Y), batch_size=4)

@@ -20,14 +20,12 @@ def plan_of(config: Mapping[str, Any]) -> ao.Plan:
     """What the run claims; a resumed run must claim the same."""
     secure = bool(config["secure"])
     return ao.plan(
-        participation=MinSeparation(config["rounds"], b=config["separation"], k=config["participations"]),
+        order=MinSeparation(config["rounds"], b=config["separation"], k=config["participations"]),
         batch_size=config["report-goal"],
         epsilon=config["epsilon"],
         delta=config["delta"],
         clip_norm=config["clip-norm"],
-        mechanism="tree",
-        secure=secure,
-        on_device=("clipping",) if secure else (),
+        mechanism=ao.mechanism("tree", secure=secure, on_device=("clipping",) if secure else ()),
         unit="user",
     )
 

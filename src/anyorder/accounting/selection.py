@@ -269,8 +269,8 @@ def check_selection(selection: Any, *, with_sigma: bool = False) -> None:
         case Counts() | Top():
             if with_sigma and selection.sigma is None:
                 raise ArgumentError(
-                    f"selection must have a sigma in a Plan, got {selection!r}: ao.plan(selection=..) finds it by the "
-                    "share"
+                    f"selection must have a sigma in a Plan, got {selection!r}: "
+                    "ao.plan(mechanism=ao.mechanism(selection=..)) finds it by the share"
                 )
         case Uniform() | None:
             pass

@@ -334,7 +334,7 @@ def _advice(
     if isinstance(found.visits, (Unknown, DrawnVisits)) or found.participation is None or math.isnan(claimed):
         lines = [
             "use shuffle=True or sampler=anyorder.FixedOrderSampler(dataset), which let an example come once an epoch; "
-            "or plan for a rule that the ledger enforces step by step, such as participation=MinSeparation(n, b, k)",
+            "or plan for a rule that the ledger enforces step by step, such as order=MinSeparation(n, b, k)",
         ]
         if isinstance(found.visits, Unknown):
             lines.append("anyorder check SCRIPT.py tells who really comes, of this loader in one run")
@@ -354,7 +354,7 @@ def _gain(order: Participation, claimed: float, delta: float, mechanism: str | N
     """What correlated noise gives, in words."""
     if mechanism is None or not claimed > 0:
         return ""
-    budget: dict[str, Any] = {"participation": order, "batch_size": size, "epsilon": claimed, "delta": delta}
+    budget: dict[str, Any] = {"order": order, "batch_size": size, "epsilon": claimed, "delta": delta}
     chosen, alone = plan(mechanism=mechanism, **budget), plan(mechanism="independent", **budget)
     ratio = alone.noise_error() / chosen.noise_error()
     return (

@@ -39,6 +39,7 @@ from anyorder.formats import (
 )
 from anyorder.formatting import rounded_up
 from anyorder.plan.certificate import Certificate
+from anyorder.plan.options import FLAT
 from anyorder.plan.plan import checked_plan, close
 from anyorder.plan.planner import plan
 from anyorder.sensitivity.cost import check_plan, is_large
@@ -139,7 +140,7 @@ def _is_quick(curve: Gaussian | BoundedRange | Sampled) -> bool:
 
 Settings = dict[str, Any]
 
-PLAN_NAMES = frozenset(inspect.signature(plan).parameters)
+PLAN_NAMES = frozenset(inspect.signature(plan).parameters) | FLAT
 """Settings of these names go into the plan of a run."""
 
 _OF_THE_SEARCH = {"epsilon", "delta", "noise_multiplier", "sigma"}  # the noise of a run follows from the whole search

@@ -48,8 +48,9 @@ from anyorder.errors import (
 from anyorder.formats import canonical, load_json, save_json, sync_folder
 from anyorder.noise import NoiseSource
 from anyorder.plan.certificate import Certificate
+from anyorder.plan.options import from_flat
 from anyorder.plan.plan import Plan
-from anyorder.plan.planner import plan, with_budget
+from anyorder.plan.planner import plan_at_sigma, with_budget
 
 # ----------------------------------------------------------------------------------------------------
 # The plans of a search, all of them made before its first run, with the noise that keeps the target of the whole.
@@ -127,7 +128,7 @@ def prepare(
 
 def _base(given: Mapping[str, Any], own: Settings, delta: float) -> Plan:
     try:
-        return plan(**given, **own, delta=delta, sigma=1.0)
+        return plan_at_sigma(1.0, **from_flat({**given, **own}), delta=delta)
     except AnyorderError as problem:
         raise PlanError(f"the settings {own!r} make no plan, so nothing was run: {problem}") from problem
 

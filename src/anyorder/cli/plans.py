@@ -29,7 +29,8 @@ from anyorder.cli.options import (  # fmt: skip
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.errors import MissingDependencyError
 from anyorder.formatting import counted, rounded_up
-from anyorder.plan.planner import compare_orders
+from anyorder.plan.options import from_flat
+from anyorder.plan.planner import compare
 from anyorder.report import card, plot_noise
 from anyorder.run import planning
 
@@ -72,22 +73,23 @@ def plan(
     table: error, what each needs, epsilon if the batches became known. The
     card, --save and --plot are of the best; name some with commas between.
     """
-    words = planning.Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
-    several = planning.orders_in(order)
+    words = planning.mechanism_words(mechanism, estimator, restart_every, completion)
+    several: Any = planning.orders_in(order)
     asked: dict[str, Any] = {
         "delta": delta, "epsilon": epsilon, "momentum": momentum, "dataset_size": dataset_size,
         "batch_size": batch_size, "epochs": epochs, "clip_norm": clip_norm, "memory": memory,
-        "selection": None if selection is None else read_words(selection),
+        "selection": None if selection is None else read_words(selection), **words,
     }  # fmt: skip
     orders = None
     if several is None:
-        chosen = planning.make_plan(words, noise_multiplier=noise_multiplier, order=order, **asked)
+        chosen = planning.make_plan(noise_multiplier=noise_multiplier, order=order, **asked)
     else:
         with Console(stderr=True).status("planning ..") as status:
-            orders = compare_orders(
-                several, progress=lambda word: status.update(f"planning order {word} .."),
-                noise_multiplier=noise_multiplier, **words.arguments(), **asked,
-            )  # fmt: skip
+            if noise_multiplier is not None:
+                asked["noise_multiplier"] = noise_multiplier  # which is refused
+            orders = compare(
+                several, progress=lambda word: status.update(f"planning order {word} .."), **from_flat(asked)
+            )
         chosen = orders.best
     rows = planning.compare(chosen, memory) if compared else []
     if save is not None:
@@ -144,9 +146,9 @@ def epsilon(
     """
     if order == "poisson" and mechanism == "independent":
         mechanism = "poisson"
-    words = planning.Mechanism(name=mechanism, estimator=estimator, restart_every=restart_every, completion=completion)
+    words = planning.mechanism_words(mechanism, estimator, restart_every, completion)
     truth = planning.make_plan(
-        words, delta=delta, noise_multiplier=noise_multiplier, order=order,
+        **words, delta=delta, noise_multiplier=noise_multiplier, order=order,
         dataset_size=dataset_size, batch_size=batch_size, epochs=epochs,
     )  # fmt: skip
     claim = None

@@ -18,12 +18,14 @@ import copy
 import functools
 import gc
 import inspect
+import itertools
 import sys
 import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -349,14 +351,35 @@ def unwatched(tree: Any) -> Any:
     return pytree.tree_map_only(_Watched, of, tree)
 
 
+@dataclass(frozen=True)
+class _Node:
+    """In the place of a watched tensor on a tape. A tensor knows its tape: one that held the tensor would never go."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _Root:
+    """An output of the model: its number, its shape, and where its own part of the graph begins."""
+
+    number: int
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    grad_fn: Any
+
+
 class _Tape:
-    """What was done with the outputs of one batch; with those of several, where one loss is made of them."""
+    """What was done with the outputs of one batch; with those of several, where one loss is made of them.
+
+    It holds no output, nor what was computed from one: numbers stand for these.
+    """
 
     def __init__(self, watch: LossWatch) -> None:
         self.watch, self.recording, self.size = watch, not watch.done, 0
         self._into: _Tape | None = None
-        self._roots: list[list[Tensor]] = [[]]  # by batch
-        self._calls: list[tuple[Callable[..., Any], Any, Any, list[Any]]] = []
+        self._roots: list[list[_Root]] = [[]]  # by batch
+        self._calls: list[tuple[Callable[..., Any], Any, Any, list[int | None]]] = []
 
     @property
     def useful(self) -> bool:
@@ -378,18 +401,26 @@ class _Tape:
     def begin(self, output: Tensor) -> Tensor:
         """Watch an output of the model."""
         self.size = len(output)
-        self._roots[0].append(self.follow(output))
-        return self._roots[0][-1]
+        watched: Any = self.follow(output)
+        if self.recording:
+            root = _Root(watched.number, output.shape, output.dtype, output.device, watched.grad_fn)
+            self._roots[0].append(root)
+        return watched  # type: ignore[no-any-return]
 
     def follow(self, tensor: Tensor, *, masked: bool = False) -> Tensor:
         """Watch what was computed from an output, perhaps from a part of it that a mask chose."""
-        watched: Any = tensor if isinstance(tensor, _Watched) else tensor.as_subclass(_Watched)
+        watched: Any = tensor
+        if not isinstance(tensor, _Watched):  # else it was written in place
+            watched = tensor.as_subclass(_Watched)
+            watched.number = next(_numbers)
         watched.tape, watched.masked = self, masked
         return watched  # type: ignore[no-any-return]
 
     def record(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         if self.recording:
-            self._calls.append((function, args, kwargs, pytree.tree_leaves(result)))
+            args, kwargs = pytree.tree_map_only(_Watched, lambda t: _Node(t.number), (args, kwargs))
+            made = [leaf.number if isinstance(leaf, _Watched) else None for leaf in pytree.tree_leaves(result)]
+            self._calls.append((function, args, kwargs, made))
 
     def check(self, loss: Tensor, gradient: Tensor | None) -> None:
         """Refuse a loss in which one example's outputs move the gradients of others."""
@@ -399,7 +430,7 @@ class _Tape:
                 "criterion with reduction='none', and a model that computes its own loss, give one for each example"
             )
         roots = [root for batch in self._roots for root in batch]
-        if not self.recording or self.size < 2 or any(loss is root for root in roots):
+        if not self.recording or self.size < 2 or any(_number(loss) == root.number for root in roots):
             return  # gradients of the outputs themselves were computed elsewhere
         if _has_own_backward(loss, roots):
             return
@@ -451,18 +482,18 @@ class _Tape:
         """Those of other outputs, by batch: from the same functions with the same random numbers."""
         leaves = [t.requires_grad_() for batch in outputs for t in batch]
         roots = [root for batch in self._roots for root in batch]
-        values: dict[int, Any] = {id(root): leaf.clone() for root, leaf in zip(roots, leaves, strict=True)}
+        values: dict[int | None, Any] = {r.number: leaf.clone() for r, leaf in zip(roots, leaves, strict=True)}
 
         def swap(tree: Any) -> Any:
-            return pytree.tree_map_only(_Watched, lambda t: values[id(t)], tree)
+            return pytree.tree_map_only(_Node, lambda node: values[node.number], tree)
 
         devices = sorted({t.device.index for t in leaves if t.device.type == "cuda"})
         with torch.enable_grad(), torch.random.fork_rng(devices):
             torch.manual_seed(0)
             for function, args, kwargs, results in self._calls:
                 made = pytree.tree_leaves(function(*swap(args), **swap(kwargs)))
-                values |= {id(old): new for old, new in zip(results, made, strict=False)}
-        end = values[id(loss)]
+                values |= dict(zip(results, made, strict=False))
+        end = values[_number(loss)]
         found = torch.autograd.grad(end, leaves, gradient, allow_unused=True)
         if all(g is None for g in found):
             raise _Apart
@@ -470,7 +501,16 @@ class _Tape:
         return [[next(full) for _ in batch] for batch in outputs]
 
 
-def _has_own_backward(loss: Tensor, roots: Sequence[Tensor]) -> bool:
+_numbers = itertools.count()
+
+
+def _number(tensor: Tensor) -> int:
+    """Of a watched tensor."""
+    assert isinstance(tensor, _Watched)
+    return tensor.number
+
+
+def _has_own_backward(loss: Tensor, roots: Sequence[_Root]) -> bool:
     """Whether a `torch.autograd.Function`, whose backward may be anything, lies between the outputs and the loss."""
     seen: set[Any] = {None, *(root.grad_fn for root in roots)}
     nodes: list[Any] = [loss.grad_fn]
@@ -504,6 +544,7 @@ class _Watched(Tensor):
 
     tape: _Tape | None = None
     masked: bool = False
+    number: int = -1
 
     def __format__(self, spec: str) -> str:
         return format(_ordinary(self), spec)

@@ -9,6 +9,7 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import fit_named
 from anyorder.participation import EpochShuffle, MinSeparation, Participation, PoissonSampling, SingleEpoch
+from anyorder.plan.options import SGD
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
 from anyorder.plan.planner import with_budget
@@ -217,7 +218,7 @@ def _point(
     conversion: str, rounds: int,
 ) -> ReportGoal:  # fmt: skip
     plan = make_plan(
-        participation=rule, mechanism=strategy, noise_multiplier=noise, delta=delta, batch_size=goal,
-        dataset_size=population, momentum=momentum, unit="user",
+        order=rule, mechanism=strategy, noise_multiplier=noise, delta=delta, batch_size=goal,
+        dataset_size=population, optimizer=SGD(momentum=momentum), unit="user",
     )  # fmt: skip
     return ReportGoal(plan, conversion, rounds)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from anyorder.noise.source import NoiseSource
 
 # ----------------------------------------------------------------------------------------------------
-# The kernel: the library, held to one instruction set, and handed steps.
+# The kernel: the library, kept to one instruction set, and given steps.
 
 
 Vector = NDArray[np.float32]
@@ -62,7 +62,7 @@ _NUMBERS = {np.dtype(name): TYPES[name] for name in ("float32", "float64")}  # a
 
 
 class Kernel:
-    """The library, held to one instruction set."""
+    """The library, kept to one instruction set."""
 
     def __init__(self, library: ctypes.CDLL, path: int) -> None:
         self._library, self._path = library, path

@@ -69,7 +69,7 @@ class GridStream:
         start: first coordinate.
 
     Cost: the rows of Z that the step before did not use, at five times the cost of `NoiseSource.normal` each, and
-        12 bytes a coordinate for each row of a step, up to 64 of them; beyond, rows are made anew.
+        12 bytes a coordinate for each row of a step, up to 64 of them; beyond, rows are made again.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from anyorder import checks
 from anyorder.error.blocks import joined
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
 from anyorder.noise.source import NoiseSource
+from anyorder.noise.transform import MAX_ELEMENT, MAX_ROW
 from anyorder.strategy import BandedInverse, Recurrence, Rescaled, Strategy, Tree
 from anyorder.strategy.kinds import Structure, in_words, kind_of
 from anyorder.workload import Workload
@@ -147,7 +148,7 @@ class ByLength:
             near = (blocks[:, None] + np.arange(_NEAR)).ravel()
             near = near[self._where[near] < 0]  # soon asked for too, and side by side at the price of one
             missing = near if self._count + len(near) <= self._most else missing
-        if self._count + len(missing) > self._most:  # begin anew, with what is asked for now in any case
+        if self._count + len(missing) > self._most:  # begin again, with what is asked for now in any case
             self._count = self._maps.Phi.shape[1] + 1
             self._where[self._count :] = -1
             missing = lengths[self._where[lengths] < 0]
@@ -411,12 +412,29 @@ def _sizes(tree: Tree) -> list[int]:
 
 
 _MOST_NORMALS = 128  # normals of a coordinate that the kernel has room for
-_MAX_ELEMENT = 1 << 62
+
+
+class Jump(NamedTuple):
+    """From each start to one stop: s <- Phi s + R Z[rows], for all coordinates of a row of a table.
+
+    Z is the run's own where the jumps are `by_value`, else one that serves these jumps alone.
+
+    Attributes:
+        Phi: (u, D, D) float64, one for each distinct start; theta is last.
+        R: (u, D, w); w is at most `Jumps.width`, and at most the number of steps where these are few.
+        rows: (u, w) int64 row ids of Z: never the same for two intervals, but by value.
+        which: (k,) the distinct start of each one that was asked for.
+    """
+
+    Phi: Floats
+    R: Floats
+    rows: Integers
+    which: NDArray[np.intp]
 
 
 def carry(
     source: NoiseSource,
-    jump: "Jump",
+    jump: Jump,
     arrays: Sequence[NDArray[Any]],
     rows: Integers,
     first: int,
@@ -457,7 +475,7 @@ def carry(
 
 def carried(
     source: NoiseSource,
-    jump: "Jump",
+    jump: Jump,
     state: NDArray[Any],
     rows: Integers,
     first: int,
@@ -494,7 +512,7 @@ def _add(total: Floats, factors: Floats, x: NDArray[Any]) -> None:
         total[has] += factors[has, None] * x[has]
 
 
-def _used(jump: "Jump") -> Integers:
+def _used(jump: Jump) -> Integers:
     """(u,) the columns of R up to the last that is not 0: no further normals are made."""
     _, D, w = jump.R.shape
     has = jump.R[:, 0] != 0 if D == 1 else (jump.R != 0).any(axis=1)
@@ -510,7 +528,7 @@ def _one_source(source: NoiseSource, ids: Integers) -> NoiseSource | None:
 
 
 def _check_fits(
-    jump: "Jump",
+    jump: Jump,
     arrays: Sequence[NDArray[Any]],
     rows: Integers,
     first: int,
@@ -531,7 +549,7 @@ def _check_fits(
         raise ArgumentError("a jump must have a map for each row")
     if len(rows) and not 0 <= rows.min() <= rows.max() < num_rows:
         raise ArgumentError(f"rows must lie in 0 .. {num_rows - 1}, and some do not")
-    if not 0 <= first <= _MAX_ELEMENT - num_rows * width or (jump.rows.size and jump.rows.min() < 0):
+    if not 0 <= first <= MAX_ELEMENT - num_rows * width or (jump.rows.size and jump.rows.min() < 0):
         raise ArgumentError("elements of Z must lie in 0 .. 2^62, and its rows in 0 .. 2^63 - 1")
     if (sums is None) != (into is None):
         raise ArgumentError("sums and into go together")
@@ -541,27 +559,12 @@ def _check_fits(
         raise ArgumentError(f"sums must be {(len(rows), width)} in float32 or float64, got {sums.shape}")
 
 
+# ----------------------------------------------------------------------------------------------------
+# Jumps over the steps of a run: the maps of a strategy with its optimizer and rates, by any of the ways above.
+
+
 _MOST_STATE = 64  # numbers of a coordinate
-_MAX_ROW = 2**63 - 1
 _RECENT = 16  # steps
-
-
-class Jump(NamedTuple):
-    """From each start to one stop: s <- Phi s + R Z[rows], for all coordinates of a row of a table.
-
-    Z is the run's own where the jumps are `by_value`, else one that serves these jumps alone.
-
-    Attributes:
-        Phi: (u, D, D) float64, one for each distinct start; theta is last.
-        R: (u, D, w); w is at most `Jumps.width`, and at most the number of steps where these are few.
-        rows: (u, w) int64 row ids of Z: never the same for two intervals, but by value.
-        which: (k,) the distinct start of each one that was asked for.
-    """
-
-    Phi: Floats
-    R: Floats
-    rows: Integers
-    which: NDArray[np.intp]
 
 
 class Jumps:
@@ -605,9 +608,10 @@ class Jumps:
         if self.size > _MOST_STATE:
             raise PlanError(
                 f"a lazy table keeps {self.size - 1} further tables for {in_words(strategy)}, and {_MOST_STATE - 1} "
-                "are the most: choose fewer bands or buffers, as ao.plan(mechanism='blt', memory=4) does"
+                "are the most: choose fewer bands or buffers, as ao.plan(mechanism='blt', limits=ao.Limits(memory=4)) "
+                "does"
             )
-        if not self.by_value and self.first_row(self.n) > _MAX_ROW:
+        if not self.by_value and self.first_row(self.n) > MAX_ROW:
             raise PlanError(f"jumps need row ids below 2^63: n={self.n} steps with {self.width} normals are too many")
         self._rates: list[tuple[float, float]] = []
         self._changes: list[int] = []  # steps whose rate or scale is not that of the step before
@@ -618,7 +622,7 @@ class Jumps:
 
     @property
     def kept(self) -> int:
-        """Arrays of the size of the table that are kept beside it."""
+        """Arrays of the size of the table that are kept with it."""
         return self.size - 1
 
     @property
@@ -818,8 +822,8 @@ def _way(strategy: Strategy) -> tuple[bool, Callable[[Integers], Recurrence]]:
     raise PlanError(
         f"noise of {in_words(strategy)} cannot be added late: it has no recurrence of a few numbers, so that a row "
         "would need the noise of every step that it missed; Independent, BLT, RestartedBLT, Banded, ToeplitzBanded, "
-        "BandedInverse, BandedLowRank and Tree can jump. Plan with mechanism='blt' (and memory=4, say, for the most "
-        "arrays of the table's size that are kept)"
+        "BandedInverse, BandedLowRank and Tree can jump. Plan with mechanism='blt' (and limits=ao.Limits(memory=4) for "
+        "the most arrays of the table's size that are kept)"
     )
 
 

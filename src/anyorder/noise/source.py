@@ -154,8 +154,8 @@ class NoiseSource:
         Returns: (k, width) float32, a fresh array.
         """
         width = checks.integer("width", width, low=0, high=MAX_ELEMENT)
-        rows = _places("rows", rows, MAX_ROW)
-        starts = _places("starts", starts, MAX_ELEMENT - width)
+        rows = integers("rows", rows, MAX_ROW)
+        starts = integers("starts", starts, MAX_ELEMENT - width)
         if len(rows) != len(starts):
             raise ArgumentError(f"rows and starts must be equally many, got {len(rows)} and {len(starts)}")
         result = np.empty((len(rows), width), np.float32)
@@ -210,11 +210,12 @@ def _check_range(row: int, start: int, stop: int) -> None:
     checks.integer("stop", stop, low=start, high=MAX_ELEMENT)
 
 
-def _places(name: str, values: ArrayLike, high: int) -> NDArray[np.int64]:
+def integers(name: str, values: ArrayLike, high: int | None = None) -> NDArray[np.int64]:
+    """A vector of integers, from 0 to `high` where it is given; ArgumentError for anything else."""
     result = np.asarray(values)
     if result.ndim != 1 or (result.size and result.dtype.kind not in "iu"):
         raise ArgumentError(f"{name} must be a list of integers, got {result.dtype} of shape {result.shape}")
-    if result.size and not 0 <= int(result.min()) <= int(result.max()) <= high:
+    if high is not None and result.size and not 0 <= int(result.min()) <= int(result.max()) <= high:
         raise ArgumentError(f"{name} must lie in 0 .. {high}, got {result.min()} .. {result.max()}")
     return result.astype(np.int64)
 

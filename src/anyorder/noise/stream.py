@@ -12,7 +12,7 @@ from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, StepsExhaustedError, TrainingError
 from anyorder.noise.compiled import GROUP, CompiledPath, Targets, chosen, warn_if_missing, whole_groups
 from anyorder.noise.program import NoiseState
-from anyorder.noise.source import NoiseSource
+from anyorder.noise.source import NoiseSource, integers
 from anyorder.strategy import Rescaled, Strategy, Tree
 from anyorder.strategy.kinds import Structure, kind_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 # ----------------------------------------------------------------------------------------------------
-# From which row on a run can draw its noise anew, though the steps before a given one stay as they were released.
+# From which row on a run can draw fresh noise, though the steps before a given one stay as they were released.
 #
 # Two runs that share their steps before t, and draw all that is left from keys of their own, are two mechanisms on
 # what they share: together they cost the composition of two runs. For that no row of Z of the steps before may have to
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #     K[s, q] = 0  for s < t and q >= r,        C[q, s] = 0  for q < r and s >= t
 #
 # with the r that is given here: the released noise of the steps before t is a function of the rows below r, and the
-# other rows, which are drawn anew, mask all that C makes of later gradients. With a C that is square and lower
+# other rows, which are drawn afresh, mask all that C makes of later gradients. With a C that is square and lower
 # triangular, r = t.
 
 
@@ -180,11 +180,11 @@ class NoiseStream:
         """
         width = checks.integer("width", width, low=1)
         offset = checks.integer("offset", offset, low=0)
-        return self._chosen(t, _integers("rows", rows), width, offset)
+        return self._chosen(t, integers("rows", rows), width, offset)
 
     def elements(self, t: int, elements: ArrayLike) -> Vector:
         """The noise of step t for some coordinates, counted from the stream's first: (k,) float32; see `rows`."""
-        return self._chosen(t, _integers("elements", elements), 1, 0)[:, 0]
+        return self._chosen(t, integers("elements", elements), 1, 0)[:, 0]
 
     def _chosen(self, t: int, rows: NDArray[np.int64], width: int, offset: int) -> Vector:
         t = checks.integer("t", t, low=0, high=self._strategy.n - 1)
@@ -293,13 +293,6 @@ def round_up(std: float) -> np.float32:
     """The least float32 not below std: the noise is never less than was accounted for."""
     result = np.float32(std)
     return result if float(result) >= std else np.nextafter(result, np.float32(np.inf))
-
-
-def _integers(name: str, values: ArrayLike) -> NDArray[np.int64]:
-    result = np.asarray(values)
-    if result.ndim != 1 or (result.size and result.dtype.kind not in "iu"):
-        raise ArgumentError(f"{name} must be a list of integers, got {result.dtype} of shape {result.shape}")
-    return result.astype(np.int64)
 
 
 def _bytes(memory: int | str) -> int:

@@ -25,36 +25,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyorder import checks
 from anyorder.noise import transform
 from anyorder.noise.compiled import Targets
 from anyorder.noise.program import NoiseState, Program, Unfinished, execute
 from anyorder.noise.source import NoiseSource
-from anyorder.noise.transform import BLOCK, MAX_ELEMENT, MAX_ROW
+from anyorder.noise.transform import BLOCK
 from anyorder.strategy import State
 
 _CPU_PIECE = 16 << 12  # elements at a time: what a core's cache holds
 _PIECE = 16 << 18  # elements at a time: enough to fill a GPU
-_RAW, _EXTENSION = 1 << 30, -(1 << 31)  # bits 62 and 63 of the counter, in its high word
+_EXTENSION = -(1 << 31)  # bit 63 of the counter, in its high word
 _SIGN = -(1 << 31)
 _TWO_POW_MINUS_32 = 2.0**-32
 _CONSTANTS = [int(word) for word in np.frombuffer(b"expand 32-byte k", "<i4")]
 _SQRT_HALF = 0x3F3504F3  # bits of float32 sqrt(1/2)
 _TOP = _SQRT_HALF + (32 << 23)  # the same times 2^32
-
-
-def normal(source: NoiseSource, row: int, start: int, stop: int, device: torch.device | str) -> Tensor:
-    """Z[row, start:stop] as `NoiseSource.normal`: (stop - start,) float32 on the device.
-
-    Cost: about 350 operations of torch for each piece of the range; one of them, the search for the rare radii that
-    need further bits, makes the host wait for the device.
-    """
-    return _fill(normal_piece, source, row, start, stop, torch.device(device), torch.float32)
-
-
-def words(source: NoiseSource, row: int, start: int, stop: int, device: torch.device | str) -> Tensor:
-    """Raw words as `NoiseSource.words`: (stop - start,) int32 with the bits of the uint32 words."""
-    return _fill(_raw, source, row, start, stop, torch.device(device), torch.int32)
 
 
 def add(out: Tensor, noise: Tensor, scale: float) -> None:
@@ -78,46 +63,19 @@ def pieces(start: int, stop: int, device: torch.device) -> Iterator[tuple[int, i
         low = high
 
 
-def _fill(
-    make: Callable[..., Tensor],
-    source: NoiseSource,
-    row: int,
-    start: int,
-    stop: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Tensor:
-    checks.integer("row", row, low=0, high=MAX_ROW)
-    checks.integer("start", start, low=0, high=MAX_ELEMENT)
-    checks.integer("stop", stop, low=start, high=MAX_ELEMENT)
-    result = torch.empty(stop - start, dtype=dtype, device=device)
-    for low, high in pieces(start, stop, device):
-        result[low - start : high - start] = make(source, row, low, high, device)
-    return result
-
-
 def normal_piece(source: NoiseSource, row: int, start: int, stop: int, device: torch.device) -> Tensor:
-    """Z[row, start:stop] of one piece, a fresh tensor."""
-    counters = _counters(start, stop, device)
+    """Z[row, start:stop] of one piece, as `NoiseSource.normal`: a fresh float32 tensor on the device.
+
+    Cost: about 350 operations of torch; one of them, the search for the rare radii that need further bits, makes the
+    host wait for the device.
+    """
+    counters = torch.arange(start // BLOCK, -(-stop // BLOCK), dtype=torch.int64, device=device)
 
     def further(columns: Tensor) -> Tensor:
         return _blocks(source, counters[columns], _EXTENSION, row)
 
-    return _range(_transform(_blocks(source, counters, 0, row), further), start, stop)
-
-
-def _raw(source: NoiseSource, row: int, start: int, stop: int, device: torch.device) -> Tensor:
-    return _range(_blocks(source, _counters(start, stop, device), _RAW, row), start, stop)
-
-
-def _counters(start: int, stop: int, device: torch.device) -> Tensor:
-    return torch.arange(start // BLOCK, -(-stop // BLOCK), dtype=torch.int64, device=device)
-
-
-def _range(columns: Tensor, start: int, stop: int) -> Tensor:
-    """Elements start .. stop - 1 of blocks that stand in columns."""
-    first = start // BLOCK * BLOCK
-    return columns.T.reshape(-1)[start - first : stop - first]
+    flat = _transform(_blocks(source, counters, 0, row), further).T.reshape(-1)
+    return flat[start % BLOCK : start % BLOCK + stop - start]
 
 
 def _blocks(source: NoiseSource, counters: Tensor, domain: int, row: int) -> Tensor:

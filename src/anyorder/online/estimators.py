@@ -339,7 +339,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         horizon = checks.integer("horizon", self.horizon, low=1)
         size = _LARGEST if self.batch_size is None else checks.integer("batch_size", self.batch_size, low=1)
         mechanism = self._mechanism(horizon, horizon, bound)
-        return make_plan(participation=SingleEpoch(horizon), mechanism=mechanism, **self._said(size, loss, bound))
+        return make_plan(order=SingleEpoch(horizon), mechanism=mechanism, **self._said(size, loss, bound))
 
     def _said(self, size: int, loss: Loss, bound: RowBound) -> dict[str, Any]:
         return {
@@ -565,7 +565,7 @@ class Scaler(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ig
         assert self.epsilon is not None
         assert self.delta is not None
         plan = make_plan(
-            participation=SingleEpoch(1), batch_size=count, epsilon=self.epsilon, delta=self.delta,
+            order=SingleEpoch(1), batch_size=count, epsilon=self.epsilon, delta=self.delta,
             mechanism="independent", clip_norm=sqrt(1.25 * d), unit=self.unit,
         )  # fmt: skip
         groups = numbered(ids)

@@ -1,7 +1,7 @@
 """Which order to ask for: plans for several orders at one budget, side by side."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,14 +23,13 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 from anyorder.patterns import check_order
+from anyorder.plan.options import OrderOptions
 from anyorder.plan.plan import Plan
 from anyorder.strategy.kinds import in_words
 
 ANY = ("shuffled", "fixed", "poisson", "cyclic-poisson", "truncated-poisson", "balls-in-bins", "random-allocation")
 """What "any" stands for, in the order in which they are planned. Sampling with separation is asked for by its name:
 only samples amplify its claims, and its distance must be given."""
-
-_OWN = {"order", "participation", "loader", "accumulate", "noise_multiplier", "sigma"}
 
 
 class Needs(NamedTuple):
@@ -87,7 +86,7 @@ class OrderRow:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OrderComparison:
     """Plans for several orders at one (epsilon, delta) and expected batch size, the least error first.
 
@@ -140,6 +139,8 @@ class OrderComparison:
         ]
         return "\n".join([self.title, *lines, *(f"{order}: not planned: {why}" for order, why in self.refused)])
 
+    __repr__ = __str__  # a notebook shows the table
+
 
 def needs(order: Participation) -> Needs:
     """What somebody who trains must be able to do for the order."""
@@ -171,29 +172,21 @@ def needs(order: Participation) -> Needs:
 
 def compared(
     plan: Callable[..., Plan],
-    order: str | Sequence[str],
+    order: Any,
     arguments: dict[str, Any],
     progress: Callable[[str], None] | None = None,
 ) -> OrderComparison:
-    """`anyorder.compare_orders`, whose docstring says it all, by the planner's function for one order."""
-    given = {name for name, value in arguments.items() if value is not None}
-    wrong = sorted(_OWN & given - ({"accumulate"} if arguments.get("accumulate") == 1 else set()))
-    if wrong:
-        raise ArgumentError(
-            f"{', '.join(wrong)} must not be given with several orders, which are planned by dataset_size, batch_size, "
-            "epochs and epsilon"
-        )
-    arguments = {name: value for name, value in arguments.items() if name not in _OWN}
-    words = _words(order)
+    """`anyorder.compare`, whose docstring says it all, by the planner's function for one order."""
     rows, refused = [], []
-    for word in words:
-        fitting = {name: value for name, value in arguments.items() if word in _FOR.get(name, words)}
+    every = _all_of(order)
+    for one in _listed(order) if every is None else every:
+        word = str(one.order)
         if progress is not None:
             progress(word)
         try:
-            rows.append(OrderRow(word, plan(order=word, **fitting)))
+            rows.append(OrderRow(word, plan(order=one, **arguments)))
         except (PlanError, MissingDependencyError) as problem:
-            if order != "any":
+            if every is None:
                 raise
             refused.append((word, str(problem)))
     if not rows:
@@ -207,18 +200,32 @@ _FOR = {
     "max_batch_size": ("truncated-poisson",),
     "method": ("balls-in-bins", "random-allocation", "min-separation-sampling"),
 }
-"""Argument -> the orders that have it."""
+"""Option -> the orders that have it."""
 
 
-def _words(order: str | Sequence[str]) -> tuple[str, ...]:
-    if order == "any":
-        return ANY
-    listed = (order,) if isinstance(order, str) else tuple(order)
+def with_options(word: str, **options: Any) -> OrderOptions:
+    """The order with those of the options that it has."""
+    return OrderOptions(word, **{name: value for name, value in options.items() if word in _FOR.get(name, (word,))})
+
+
+def _all_of(order: Any) -> list[OrderOptions] | None:
+    """What "any" stands for, with options or without; None where orders are listed."""
+    if isinstance(order, OrderOptions) and order.order == "any":
+        options = {name: value for name, value in vars(order).items() if name != "order"}
+        return [with_options(word, **options) for word in ANY]
+    return [OrderOptions(word) for word in ANY] if order == "any" else None
+
+
+def _listed(order: Any) -> list[OrderOptions]:
+    listed = [order] if isinstance(order, (str, OrderOptions)) else list(order)
     if not listed:
         raise ArgumentError("order must be 'any', or a list of at least one order in words, got an empty list")
-    words = tuple(word.replace("_", "-") if isinstance(word, str) else word for word in listed)
-    if "any" in words:
-        raise ArgumentError(f"order must be 'any' alone, which is all of them, or a list without it, got {order!r}")
-    for word in words:
-        checks.choice("order", word, {*ANY, "sequential", "min-separation-sampling"})
-    return tuple(dict.fromkeys(words))
+    found = []
+    for one in listed:
+        asked = one if isinstance(one, OrderOptions) else OrderOptions(one)
+        word = asked.order.replace("_", "-") if isinstance(asked.order, str) else asked.order
+        if word == "any":
+            raise ArgumentError(f"order must be 'any' alone, which is all of them, or a list without it, got {order!r}")
+        checks.choice("order", word, {*ANY, "sequential", "min-separation-sampling"})  # type: ignore[arg-type]
+        found.append(replace(asked, order=word))
+    return list(dict.fromkeys(found))

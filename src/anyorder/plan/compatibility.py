@@ -150,7 +150,7 @@ def check_on_device(given: Any, order: Participation) -> tuple[str, ...]:
         raise PlanError(
             f"on_device=('record',) needs SingleEpoch or MinSeparation, got {type(order).__name__}: a device has a "
             "counter and a timer, which tell how often it took part and how long ago, and nothing of epochs, planned "
-            f"names or coins. Plan with participation=MinSeparation({order.n}, b=.., k=..), or let the server keep the "
+            f"names or coins. Plan with order=MinSeparation({order.n}, b=.., k=..), or let the server keep the "
             "record"
         )
     return tuple(word for word in _TEXTS if word in words)

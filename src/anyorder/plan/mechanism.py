@@ -19,7 +19,7 @@ from anyorder.strategy import Combination, Independent, Strategy, Tree
 from anyorder.workload import Workload
 
 
-class Limits(NamedTuple):
+class Allowed(NamedTuple):
     """What a mechanism may keep and take; None for what was not asked."""
 
     state: int | None
@@ -32,7 +32,7 @@ class Limits(NamedTuple):
 
 def strategy_of(
     mechanism: str | Strategy, work: Workload, order: Participation, secure: bool, selected: bool, objective: str,
-    limits: Limits, tree: dict[str, Any], claim: dict[str, Any],
+    limits: Allowed, tree: dict[str, Any], claim: dict[str, Any],
 ) -> Strategy:  # fmt: skip
     if tree and mechanism != "tree":
         raise ArgumentError(f"{', '.join(tree)} must come with mechanism 'tree' only, got {mechanism!r}")
@@ -68,7 +68,7 @@ def strategy_of(
 
 
 def _fit_named(
-    mechanism: str, work: Workload, order: Participation, objective: str, limits: Limits, tree: dict[str, Any],
+    mechanism: str, work: Workload, order: Participation, objective: str, limits: Allowed, tree: dict[str, Any],
     claim: dict[str, Any],
 ) -> Strategy:  # fmt: skip
     """Fitted to the amplified claim where the order has one and the kind such a fit, else to steps without coins."""
@@ -96,7 +96,7 @@ def with_best_cycle(
 
 
 def _secret_auto(
-    work: Workload, order: Participation, limits: Limits, objective: str, claim: dict[str, Any]
+    work: Workload, order: Participation, limits: Allowed, objective: str, claim: dict[str, Any]
 ) -> Strategy:
     """The mechanism of least error at the amplified claim; without an epsilon, for the order's steps without coins."""
     if claim["epsilon"] is not None:
@@ -111,7 +111,7 @@ def _secret_auto(
     return Independent(order.n)
 
 
-def _within(found: Strategy, limits: Limits, selected: bool) -> Strategy:
+def _within(found: Strategy, limits: Allowed, selected: bool) -> Strategy:
     """The strategy, if it keeps to what was asked of it."""
     if selected and found.state_rows:
         raise _keeps(f"{found.describe()} keeps {found.state_rows} vectors")

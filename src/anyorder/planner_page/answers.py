@@ -18,7 +18,7 @@ from anyorder.optimize.candidates import Candidate, rows_touched
 from anyorder.participation import PoissonSampling
 from anyorder.plan.compare import needs
 from anyorder.plan.plan import Plan
-from anyorder.plan.planner import plan, with_budget
+from anyorder.plan.planner import plan, plan_at_sigma, with_budget
 from anyorder.planner_page.settings import Settings
 from anyorder.run.planning import poisson_claim
 from anyorder.strategy import Independent
@@ -123,7 +123,7 @@ def _base(
         dataset_size=dataset_size, batch_size=batch_size, epochs=epochs, order=order, memory=memory, momentum=momentum,
         epsilon=1.0, delta=delta,
     )  # fmt: skip
-    return plan(sigma=1.0, mechanism="independent", **given.arguments())
+    return plan_at_sigma(1.0, mechanism="independent", **given.arguments())
 
 
 @lru_cache(maxsize=64)

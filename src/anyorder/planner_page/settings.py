@@ -6,6 +6,7 @@ from typing import Any
 from anyorder import checks
 from anyorder._orders import order_word
 from anyorder.errors import ArgumentError
+from anyorder.plan.options import SGD, Limits
 
 __all__ = [
     "KNOWN",
@@ -38,7 +39,7 @@ _QUICK = (*KNOWN, "poisson")  # orders without mixtures: of long plans, and of s
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The inputs of a page, which are arguments of `ao.plan` of the same names.
+    """The inputs of a page: options of `ao.plan`.
 
     Attributes:
         memory: vectors of the model's size that the mechanism may keep; None for any number.
@@ -83,11 +84,11 @@ class Settings:
 
     def arguments(self) -> dict[str, Any]:
         """Of `ao.plan`, without the budget."""
-        asked: dict[str, Any] = {
+        return {
             "dataset_size": self.dataset_size, "batch_size": self.batch_size, "epochs": self.epochs,
-            "delta": self.delta, "order": self.order, "momentum": self.momentum,
+            "delta": self.delta, "order": self.order, "optimizer": SGD(momentum=self.momentum),
+            "limits": Limits(memory=self.memory),
         }  # fmt: skip
-        return asked if self.memory is None else {**asked, "memory": self.memory}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from anyorder.errors import AnyorderError
 from anyorder.optimize.fits import kind_in
 from anyorder.plan.plan import Plan
-from anyorder.plan.planner import plan, with_budget
+from anyorder.plan.planner import plan, plan_at_sigma, with_budget
 from anyorder.planner_page.answers import Piece, unit_rows
 from anyorder.planner_page.settings import Settings, Sweep
 from anyorder.run.planning import poisson_claim
@@ -82,7 +82,7 @@ def _unit(
         found = [one.plan for one in unit_rows(settings) if mechanism in ("auto", kind_in(one.name))]
     else:
         found = []
-    at_one = found[0] if found else plan(sigma=1.0, mechanism=mechanism, **settings.arguments())
+    at_one = found[0] if found else plan_at_sigma(1.0, mechanism=mechanism, **settings.arguments())
     white = plan(noise_multiplier=1.0, mechanism="independent", **settings.arguments())
     return _Cell(at_one, at_one.noise_error(), white.noise_error() / white.noise_multiplier)
 

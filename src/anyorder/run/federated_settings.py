@@ -6,7 +6,7 @@ from typing import Any
 from anyorder import checks
 from anyorder.errors import ArgumentError
 from anyorder.federated import Availability, CheckIn, Diurnal, UniformAvailability
-from anyorder.run.planning import Mechanism
+from anyorder.run.planning import mechanism_words
 
 __all__ = ["FederatedSettings"]
 
@@ -35,7 +35,7 @@ class FederatedSettings:
         rounds: of the plan.
         report_goal: users whose messages a round adds; the constant that sums are divided by.
         clip_norm: L2 bound on one user's message: its change of the whole model.
-        mechanism: see `anyorder.run.planning.Mechanism`.
+        mechanism: see `anyorder.run.planning.mechanism_words`.
         min_separation: rounds between two of a user at least; None for what availability and population can keep.
         max_participations: rounds of a user at most; None for as many as fit.
         availability: "uniform", "diurnal" or "check-in".
@@ -118,9 +118,9 @@ class FederatedSettings:
                 return CheckIn(timer, timer / 2, _number(self.round_hours))
 
     @property
-    def noise(self) -> Mechanism:
+    def noise(self) -> dict[str, Any]:
         """The mechanism in words."""
-        return Mechanism(name=self.mechanism)
+        return mechanism_words(self.mechanism)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; `FederatedSettings(**values)` makes equal settings."""

@@ -189,7 +189,7 @@ def _plan(settings: FederatedSettings, num_users: int) -> tuple[Plan, str]:
         )  # fmt: skip
     rule = MinSeparation(rounds, b, settings.max_participations)
     plan = make_plan(
-        settings.noise, participation=rule, batch_size=goal, dataset_size=num_users, unit="user",
+        **settings.noise, order=rule, batch_size=goal, dataset_size=num_users, unit="user",
         epsilon=settings.epsilon, noise_multiplier=settings.noise_multiplier, delta=settings.delta,
         momentum=settings.momentum, clip_norm=settings.clip_norm,
     )  # fmt: skip

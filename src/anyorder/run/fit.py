@@ -213,7 +213,7 @@ class _Work:
         steps = math.ceil(rows / settings.batch_size)
         most = checks.integer("max_participations", settings.max_participations, low=1, high=steps)
         rule = MinSeparation(steps, 1, most)
-        return make_plan(participation=rule, batch_size=settings.batch_size, unit="user", **shared)
+        return make_plan(order=rule, batch_size=settings.batch_size, unit="user", **shared)
 
     def regularization(self, plan: Plan) -> float:
         """As given, or by the default."""

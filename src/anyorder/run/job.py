@@ -111,7 +111,7 @@ def train(
     observer.planning()
     data = parts.make_data(settings, data)
     plan = make_plan(
-        settings.noise, order=settings.order, epsilon=settings.epsilon, noise_multiplier=settings.noise_multiplier,
+        **settings.noise, order=settings.order, epsilon=settings.epsilon, noise_multiplier=settings.noise_multiplier,
         delta=settings.delta, dataset_size=len(data.train), batch_size=settings.batch_size,  # type: ignore[arg-type]
         epochs=settings.epochs, momentum=settings.momentum, clip_norm=settings.clip_norm,
         secure=settings.secure, learning_rates=rates(settings, len(data.train)),  # type: ignore[arg-type]

@@ -12,18 +12,19 @@ from anyorder.optimize import choose
 from anyorder.optimize.fits import kind_in
 from anyorder.participation import PoissonSampling
 from anyorder.plan.compare import OrderComparison
+from anyorder.plan.options import from_flat
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan, with_budget
 from anyorder.report import comparison_table
 from anyorder.strategy import Combination, Independent, Strategy
 
 __all__ = [
-    "Mechanism",
     "Row",
     "best_of_each_kind",
     "compare",
     "comparison",
     "make_plan",
+    "mechanism_words",
     "noise_lines",
     "order_needs",
     "order_table",
@@ -36,12 +37,13 @@ __all__ = [
 _CALIBRATED = 3  # mechanisms of a secret order, whose claims take long
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mechanism:
-    """Which noise: a name and, for the tree, how it is used.
+def mechanism_words(
+    mechanism: str = "auto", estimator: str = "full", restart_every: int | None = None, completion: str = "auto"
+) -> dict[str, Any]:
+    """The options of a mechanism that say something, for `make_plan`: those of the tree where they are not the default.
 
-    Attributes:
-        name: "auto" (least error), "poisson" (independent noise and secret sampling: amplified DP-SGD), "tree",
+    Args:
+        mechanism: "auto" (least error), "poisson" (independent noise and secret sampling: amplified DP-SGD), "tree",
             "independent", a kind or full name from `anyorder.optimize.choose` ("blt", "blt, 2 buffers, rescaled"; a
             kind stands for the best of it), or any kind with its size: "dense", "banded, 64 bands", "blt, 5 buffers",
             "banded low rank, 16 bands, 8 rank".
@@ -49,17 +51,14 @@ class Mechanism:
         restart_every: a fresh tree every so many epochs, 0 for never, None for the best; tree only.
         completion: "on", "off" or "auto"; tree only.
     """
-
-    name: str = "auto"
-    estimator: str = "full"
-    restart_every: int | None = None
-    completion: str = "auto"
-
-    def arguments(self) -> dict[str, Any]:
-        """What it is among the arguments of `anyorder.plan`: an option is one where it is not the default."""
-        options = {name: value for name, value in vars(self).items() if value != getattr(Mechanism, name)}
-        options.pop("name", None)
-        return {"mechanism": self.name, **options}
+    said: dict[str, Any] = {"mechanism": mechanism}
+    if estimator != "full":
+        said["estimator"] = estimator
+    if restart_every is not None:
+        said["restart_every"] = restart_every
+    if completion != "auto":
+        said["completion"] = completion
+    return said
 
 
 def orders_in(words: str | None) -> str | list[str] | None:
@@ -69,26 +68,9 @@ def orders_in(words: str | None) -> str | list[str] | None:
     return words if words == "any" else [word.strip() for word in words.split(",")]
 
 
-def make_plan(
-    mechanism: Mechanism,
-    *,
-    delta: float,
-    epsilon: float | None = None,
-    noise_multiplier: float | None = None,
-    **others: Any,
-) -> Plan:
-    """A plan like `anyorder.plan`'s, with the mechanism in words.
-
-    Args:
-        epsilon, noise_multiplier: exactly one of the two.
-        others: `order`, `dataset_size`, `batch_size`, `epochs`, `momentum`, `clip_norm`, .. of `anyorder.plan`.
-    """
-    if (epsilon is None) == (noise_multiplier is None):
-        raise ArgumentError(
-            f"exactly one of epsilon and noise_multiplier must be given, got epsilon={epsilon!r}, "
-            f"noise_multiplier={noise_multiplier!r}"
-        )
-    return plan(**mechanism.arguments(), delta=delta, epsilon=epsilon, noise_multiplier=noise_multiplier, **others)
+def make_plan(**options: Any) -> Plan:
+    """`anyorder.plan` of options side by side: `order`, `cycle`, `momentum`, `mechanism`, `estimator`, `memory`, .."""
+    return plan(**from_flat(options))
 
 
 def poisson_claim(noise_multiplier: float, batch_size: int, dataset_size: int, n: int, delta: float) -> float:

@@ -9,7 +9,7 @@ import torch
 from anyorder import checks
 from anyorder._orders import order_word
 from anyorder.errors import ArgumentError
-from anyorder.run.planning import Mechanism
+from anyorder.run.planning import mechanism_words
 
 __all__ = ["OF_FEATURES", "Settings"]
 
@@ -39,7 +39,7 @@ class Settings:
             noise over the clip norm, as DP-SGD means it.
         batch_size, epochs, lr, momentum: of SGD on sums of clipped gradients divided by batch_size.
         clip_norm: L2 bound on one example's gradient.
-        mechanism, estimator, restart_every, completion: see `anyorder.run.planning.Mechanism`.
+        mechanism, estimator, restart_every, completion: see `anyorder.run.planning.mechanism_words`.
         order: "shuffled" (anew in each epoch), "fixed" (shuffled once, then kept: least noise over several epochs),
             "sequential" (as stored, in each epoch), "poisson" (secret random sampling), or another order by secret
             coins: "balls-in-bins", "random-allocation", "cyclic-poisson", "truncated-poisson",
@@ -114,11 +114,9 @@ class Settings:
             raise ArgumentError(f"device {self.device!r} cannot be used: {str(problem).splitlines()[0]}") from problem
 
     @property
-    def noise(self) -> Mechanism:
+    def noise(self) -> dict[str, Any]:
         """The mechanism in words."""
-        return Mechanism(
-            name=self.mechanism, estimator=self.estimator, restart_every=self.restart_every, completion=self.completion
-        )
+        return mechanism_words(self.mechanism, self.estimator, self.restart_every, self.completion)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; `Settings(**values)` makes equal settings."""

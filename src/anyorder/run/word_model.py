@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from anyorder import checks
 from anyorder.errors import ArgumentError
+from anyorder.plan.options import SGD
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
 from anyorder.sampling import EpochShuffleSampler
@@ -108,7 +109,7 @@ def train_words(
     if epsilon is not None or noise_multiplier is not None:
         plan = make_plan(
             dataset_size=len(corpus), batch_size=batch_size, epochs=epochs, delta=delta, epsilon=epsilon,
-            noise_multiplier=noise_multiplier, momentum=momentum, clip_norm=clip_norm,
+            noise_multiplier=noise_multiplier, optimizer=SGD(momentum=momentum), clip_norm=clip_norm,
         )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

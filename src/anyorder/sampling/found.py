@@ -74,7 +74,7 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None, accumulat
 def _participation(order: Order, epochs: int, accumulate: int, loader: DataLoader[Any]) -> Participation:
     steps = -(-order.steps // accumulate)
     if order.kind == "secret":
-        raise LoaderError(f"the batches are those of a plan already: {order.phrase}; plan with its participation=")
+        raise LoaderError(f"the batches are those of a plan already: {order.phrase}; give its participation as order=")
     if order.kind == "poisson":
         if accumulate != 1:
             raise LoaderError(f"batches of Poisson sampling are steps each: accumulate must be 1, got {accumulate}")
@@ -95,7 +95,7 @@ def _order_of_units(order: Order, epochs: int, accumulate: int, loader: DataLoad
             f"the steps of units must be known beforehand, and this order is {order.phrase}"
             f"{f', dealt out to {order.ranks} ranks' if order.ranks > 1 else ''}; use batch_sampler="
             "anyorder.sampling.UnitOrderSampler(ids, batch_size), sampler=anyorder.FixedOrderSampler(data, seed) or "
-            "anyorder.sampling.EpochShuffleSampler(data, seed), or pass participation= to ao.plan (for example "
+            "anyorder.sampling.EpochShuffleSampler(data, seed), or pass order= to ao.plan (for example "
             "MinSeparation), which the ledger then enforces step by step"
         )
     assert order.members is not None

@@ -643,7 +643,7 @@ class Origins:
             raise LoaderError(
                 "the data set lists an example more than once (a Subset with repeated indices, or a ConcatDataset of "
                 "parts that overlap), so that it would take part more than once an epoch; list each once, or pass "
-                "participation= to ao.plan, which the ledger then enforces step by step"
+                "order= to ao.plan, which the ledger then enforces step by step"
             )
 
     def _find_bases(self, dataset: Any) -> None:
@@ -702,6 +702,6 @@ def _check_stack(dataset: StackDataset[Any]) -> None:
     if len(np.unique(pairs[0])) < pairs.shape[1]:
         raise LoaderError(
             "the StackDataset joins one example of a part to several of another, so that it would take part more than "
-            "once an epoch; use each once, or name the units with unit= in make_private and pass participation= to "
+            "once an epoch; use each once, or name the units with unit= in make_private and pass order= to "
             "ao.plan"
         )

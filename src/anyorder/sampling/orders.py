@@ -30,9 +30,9 @@ Indices = NDArray[np.int64]
 Keyed = FixedOrderSampler | EpochShuffleSampler
 Kind = Literal["fixed", "shuffled", "poisson", "secret", "unknown"]
 
-_EXPLICIT = "or pass participation= to ao.plan, which the ledger then enforces step by step"
+_EXPLICIT = "or pass order= to ao.plan, which the ledger then enforces step by step"
 _BY_UNITS = (
-    "let its batches name their units: ao.plan(participation=.., batch_size=.., unit='user') and "
+    "let its batches name their units: ao.plan(order=.., batch_size=.., unit='user') and "
     "make_private(.., unit=<where a batch keeps the ids>)"
 )
 _ANEW = "shuffled anew in each epoch"
@@ -141,7 +141,7 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
     if isinstance(loader.dataset, IterableDataset):
         raise LoaderError(
             "the order of an IterableDataset is not known beforehand; name its units with unit= in make_private, and "
-            "pass participation= to ao.plan, which the ledger then enforces step by step"
+            "pass order= to ao.plan, which the ledger then enforces step by step"
         )
     batcher = _batcher(loader)
     if type(batcher) is PoissonBatchSampler:

@@ -50,7 +50,8 @@ def chances(plan: Plan, *, num_rows: int, units: float, rows_of_unit: int) -> Ch
 
     Example:
         >>> counts = ao.sparse.Counts(threshold=8.0, sigma=2.0)
-        >>> plan = ao.plan(dataset_size=40, batch_size=4, sigma=1, delta=1e-5, epochs=1, selection=counts)
+        >>> plan = ao.plan(dataset_size=40, batch_size=4, epochs=1, noise_multiplier=1, delta=1e-5,
+        ...                mechanism=ao.mechanism(selection=counts))
         >>> found = ao.sparse.chances(plan, num_rows=5000, units=25, rows_of_unit=6)
         >>> f"{found.rows_by_chance:.2f} rows come by chance, such a row with probability {found.touched:.2f}"
         '0.16 rows come by chance, such a row with probability 0.87'
@@ -80,7 +81,8 @@ def threshold_for(plan: Plan, *, num_rows: int, rows_by_chance: float) -> float:
 
     Example:
         >>> counts = ao.sparse.Counts(threshold=0.0, sigma=2.0)
-        >>> plan = ao.plan(dataset_size=40, batch_size=4, sigma=1, delta=1e-5, epochs=1, selection=counts)
+        >>> plan = ao.plan(dataset_size=40, batch_size=4, epochs=1, noise_multiplier=1, delta=1e-5,
+        ...                mechanism=ao.mechanism(selection=counts))
         >>> round(ao.sparse.threshold_for(plan, num_rows=10**6, rows_by_chance=30), 3)
         8.026
     """
@@ -119,7 +121,7 @@ def warn_of_chances(plan: Plan) -> None:
 def _counted(plan: Plan) -> tuple[Counts, float]:
     rule, std = plan.selection, plan.selection_std
     if type(rule) is not Counts or std is None:
-        raise PlanError(f"chances of rows need a plan with selection=ao.sparse.Counts(..), got {rule!r}")
+        raise PlanError(f"chances of rows need a plan with ao.mechanism(selection=ao.sparse.Counts(..)), got {rule!r}")
     return rule, std
 
 
@@ -409,7 +411,8 @@ class SelectedTables:
         plan = release.plan
         if plan.selection is None:
             raise PlanError(
-                "the plan has no selection of rows: make it with ao.plan(.., selection=ao.sparse.Counts(..))"
+                "the plan has no selection of rows: make it with "
+                "ao.plan(.., mechanism=ao.mechanism(selection=ao.sparse.Counts(..)))"
             )
         self._rule, self._std, self._scale = plan.selection, plan.selection_std, plan.selection_scale
         self._shapes = [(int(rows), int(width)) for rows, width in shapes]

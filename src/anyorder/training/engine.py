@@ -706,7 +706,7 @@ _OF_OPACUS = {
     "clipping": "rule= says how a unit's gradient is clipped: Flat(), PerGroup(..), Automatic(..), Adaptive(..)",
     "grad_sample_mode": "there is one way to the gradients of units; leave it out",
     "accountant": "the claim is the plan's, and exact for its order; leave it out",
-    "secure_mode": "exact integers are the plan's, ao.plan(.., secure=True)",
+    "secure_mode": "exact integers are the plan's, ao.plan(.., mechanism=ao.mechanism(secure=True))",
 }
 """Keywords of Opacus's engine, and where that stands here."""
 

@@ -49,7 +49,9 @@ def check_order(plan: Plan, loader: Any, accumulate: int) -> str:
     actual = find_participation(loader, epochs, accumulate=accumulate).participation
     if not covers(plan.participation, actual):
         joined = (
-            f"; {accumulate} batches make a step here: plan with accumulate={accumulate} too" if accumulate > 1 else ""
+            f"; {accumulate} batches make a step here: plan with batch_size={found.batch_size * accumulate}"
+            if accumulate > 1
+            else ""
         )
         raise LoaderError(
             f"the plan is for {plan.participation.describe()}, but this loader gives {actual.describe()} "

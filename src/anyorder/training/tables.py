@@ -269,7 +269,7 @@ def _linear(name: str, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> dic
     """
     why = (
         "a row of the table that no step reads is brought over all of them at once, by a formula that holds for linear "
-        f"updates alone. Or plan with selection=ao.sparse.Counts(..), which goes with any optimizer, or {_DENSE}"
+        f"updates alone. Or plan with a selection of rows, which goes with any optimizer, or {_DENSE}"
     )
     if type(optimizer) is not torch.optim.SGD:
         raise ArgumentError(

@@ -191,9 +191,7 @@ def test_a_search_for_noise_looks_no_oftener_than_samples_are_paid_for() -> None
 def test_noise_is_for_the_neighbours_and_the_method_that_are_claimed() -> None:
     one = calibrate_amplified(BUFFERS, BINS, 2.0, 1e-5, neighbours="replace-one")
     assert Amplified(BUFFERS, BINS, one, neighbours="replace-one").epsilon(1e-5) <= 2.0
-    plan = ao.plan(
-        participation=BINS, mechanism=BUFFERS, neighbours="replace-one", epsilon=2.0, delta=1e-5, batch_size=4
-    )
+    plan = ao.plan(order=BINS, mechanism=BUFFERS, neighbours="replace-one", epsilon=2.0, delta=1e-5, batch_size=4)
     assert plan.neighbours == "replace-one"
     assert 1.999 < plan.epsilon <= 2.0 < 1.0001 * plan.known_epsilon  # type: ignore[operator]
     less = with_budget(plan, epsilon=1.0)
@@ -203,13 +201,15 @@ def test_noise_is_for_the_neighbours_and_the_method_that_are_claimed() -> None:
 
 
 def test_noise_is_found_by_the_method_of_the_plan() -> None:
-    plan = ao.plan(participation=BINS, mechanism=Independent(8), method="bound", epsilon=2.0, delta=1e-5, batch_size=4)
+    plan = ao.plan(
+        order=ao.order(BINS, method="bound"), mechanism=Independent(8), epsilon=2.0, delta=1e-5, batch_size=4
+    )
     assert plan.method == Deterministic()
     assert 1.999 < plan.epsilon <= 2.0
 
 
 def test_the_multiplier_that_is_asked_for_is_that_of_the_noise() -> None:
-    plan = ao.plan(participation=BINS, mechanism=BUFFERS, noise_multiplier=1.25, delta=1e-5, batch_size=4)
+    plan = ao.plan(order=BINS, mechanism=BUFFERS, noise_multiplier=1.25, delta=1e-5, batch_size=4)
     assert rounding(BUFFERS, BINS) > 1e-9
     assert plan.noise_multiplier == pytest.approx(1.25, rel=1e-12)
 
@@ -223,7 +223,7 @@ def test_cyclic_sampling_counts_visits_up_and_takes_the_largest_column() -> None
     assert found.n == 3
     largest = math.sqrt(float(np.square(uneven.matrix()).sum(axis=0).max()))
     assert 1 - 1e-12 < found.sigma * largest < 1
-    plan = ao.plan(participation=rule, mechanism=uneven, epsilon=1.0, delta=1e-5, batch_size=4)
+    plan = ao.plan(order=rule, mechanism=uneven, epsilon=1.0, delta=1e-5, batch_size=4)
     assert 0.99 < plan.epsilon <= 1.0
 
 

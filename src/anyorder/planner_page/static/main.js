@@ -101,8 +101,8 @@ function copies(row) {
   const args = [`dataset_size=${s.dataset_size}`, `batch_size=${s.batch_size}`, `epochs=${s.epochs}`, `epsilon=${number(s.epsilon)}`,
     `delta=${number(s.delta)}`, `order="${s.order}"`];
   if (mechanism !== "auto") args.push(`mechanism="${mechanism}"`);
-  if (s.memory !== null) args.push(`memory=${s.memory}`);
-  if (s.momentum) args.push(`momentum=${s.momentum}`);
+  if (s.memory !== null) args.push(`limits=ao.Limits(memory=${s.memory})`);
+  if (s.momentum) args.push(`optimizer=ao.SGD(momentum=${s.momentum})`);
   $("python").textContent = `import anyorder as ao\n\nplan = ao.plan(\n    ${args.slice(0, 3).join(", ")},\n    ${args.slice(3).join(", ")},\n)\nprint(plan)`;
 }
 
