@@ -77,7 +77,8 @@ class Release:
     others add, which no noise here covers. So it is refused, with nothing changed. That error tells of the data, one
     bit of it, and no noise covers it: it is a fault of the program that made the total, to be mended and not shown.
 
-    With `checkpoint`, every step is written to a journal beside that file before it is released. A process that
+    With `checkpoint`, the key is in that file before the first step, and every step is written to a journal beside it
+    before it is released: no step is ever released twice with different noise, whenever the process dies. One that
     resumes from an older checkpoint must give the steps that were lost the same units and the same totals, bit for
     bit; another total, or other units, for a step whose noise was used are refused. Under secret sampling (a plan for
     `PoissonSampling`) the batches are those that `sample` draws, and no others: an amplified claim does not hold for
@@ -318,6 +319,8 @@ class Release:
             tables: the parts of the attached tables; see `anyorder.release.tables`.
         Returns: the private pieces: `own` itself, or new ones on a grid. What tables release is in `of_tables`.
         """
+        if self.needs_save:
+            self.save(self.extra)  # before anything else: from here on a restart finds the key
         step, divisor = self.ledger.step, self.divisor
         if self._tables is not None:
             self._tables.flush_again(step)  # where an interrupt came between the step before and its flush
@@ -353,6 +356,8 @@ class Release:
         step = self.ledger.step
         if self._guest is not None:
             raise TrainingError("canaries are added to whole totals: an audited run takes step(), not step_rows()")
+        if self.needs_save:
+            self.save(self.extra)
         ids = self.ledger.prepare(step, ids)
         self._begun = True
         if self._files is not None:
@@ -452,6 +457,8 @@ class Release:
             self._noise.check(self.ledger.step)
             if self._tables is not None:
                 self._tables.check_whole(self.ledger.step)
+                if self.needs_save:
+                    self.save(self.extra)
                 self._tables.flush(self.ledger.step)
 
     # -- who looks on ------------------------------------------------------------------------------------------------
@@ -638,6 +645,11 @@ class Release:
         if self._tables is not None:
             state |= self._tables.state()
         self._files.save(place, {**state, **front_end})
+
+    @property
+    def needs_save(self) -> bool:
+        """Whether the first checkpoint is still to be written: it must be before any noise is used."""
+        return self._files is not None and self._files.needs_save
 
     def check_save(self) -> None:
         """Raise CheckpointError where nothing can be saved."""
