@@ -32,9 +32,10 @@ from anyorder.participation import (
 from anyorder.participation.registry import ORDERS
 from anyorder.plan.planner import plan_at_sigma
 from anyorder.release.schedules import Fixed
-from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
-from anyorder.strategy.kinds import KINDS, Structure
+from anyorder.strategy.bound import Bound
+from anyorder.strategy.registry import KINDS, Structure
+from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from anyorder.workload import GivenWorkload, Workload
 from laws.cases import PARTICIPATIONS, STRATEGIES
 
@@ -81,7 +82,7 @@ OBJECTS = {
 class Rare(Participation):
     """Says that units come once, and lets them come always."""
 
-    n, kind, pattern = N, "single_epoch", Separated(N, N, 1)
+    n, kind, pattern, needs = N, "single_epoch", Separated(N, N, 1), None
 
     def covers(self, actual):
         return True

@@ -354,3 +354,18 @@ def test_what_a_check_returned_is_not_looked_up_again_at_its_step():
     ledger.check(1, [4])
     ledger.record(1, other)
     assert [units.tolist() for units in ledger.history()] == [[1, 3], [2]]
+
+
+@pytest.mark.parametrize("name", [lambda i: i, lambda i: f"u{i}"], ids=["integers", "names"])
+def test_what_a_check_returned_lets_no_others_in_of_the_same_number(name):
+    ledger = Ledger(SingleEpoch(3))
+    ledger.record(0, [name(1), name(2)])
+    ledger.check(1, [name(3), name(4)])
+    for others in ([name(1), name(3)], [name(1), name(2)]):
+        with pytest.raises(ParticipationError):
+            ledger.check(1, others)
+        with pytest.raises(ParticipationError):
+            ledger.record(1, others)
+        ledger.check(1, [name(3), name(4)])
+    ledger.record(1, [name(5), name(6)])
+    assert [list(units) for units in ledger.history()][1] == [name(5), name(6)]

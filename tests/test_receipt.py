@@ -197,6 +197,18 @@ def test_steps_that_break_the_plan_are_refused(tmp_path):
         ao.verify(path, receipt=own)
 
 
+@pytest.mark.parametrize("taken", [1, 2])
+def test_steps_beyond_those_taken_are_refused(taken):
+    """Its owner has the key of the tree: a root that leads to steps which the certificate says were never taken."""
+    evidence = made()
+    receipt = evidence.receipt(0)
+    assert receipt.steps == (0, 2)
+    root = receipt.root("claim")
+    receipt.check(evidence.plan, 3, "claim", root)
+    with pytest.raises(CertificateError, match=f"must rise, from 0 to {taken - 1} at most"):
+        receipt.check(evidence.plan, taken, "claim", root)
+
+
 @pytest.mark.parametrize(
     "rule",
     [SingleEpoch(4), FixedOrder(4, 2, 2), EpochShuffle(2, 2), MinSeparation(4, 2), MinSeparation(4, 1, 2)],

@@ -11,7 +11,7 @@ from anyorder.audit import Canaries, as_released, sampled_scores, scores, visibl
 from anyorder.audit.canaries import Scorer, forward
 from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.strategy import BandedInverse, Independent, Rescaled, SquareRoot, Tree
-from anyorder.strategy.kinds import KINDS
+from anyorder.strategy.registry import KINDS
 from anyorder.workload import prefix_sum
 from laws.cases import STRATEGIES
 
