@@ -13,9 +13,9 @@ a rule whose steps are grouped (balls in bins) <m_j, y> for each group.
 from typing import assert_never
 
 import numpy as np
+import scipy  # its statistics, which take half a second to load, are loaded where they are asked for
 from numpy.typing import NDArray
 from scipy.special import bdtr, logsumexp
-from scipy.stats import binom
 
 from anyorder import checks
 from anyorder.audit.canaries import Canaries, forward
@@ -100,7 +100,7 @@ def _stays(q: float, batch_size: int, group: int) -> float:
     if batch_size >= group:
         return q
     at_most = np.arange(batch_size + 1)
-    within = float((at_most * binom.pmf(at_most, group, q)).sum())
+    within = float((at_most * scipy.stats.binom.pmf(at_most, group, q)).sum())
     return (within + batch_size * (1 - float(bdtr(batch_size, group, q)))) / group
 
 
