@@ -11,18 +11,18 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder._orders import ORDERS
 from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.errors import ArgumentError, LoaderError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.optimize import choose, fit
 from anyorder.optimize.candidates import rows_touched
-from anyorder.optimize.tree import fit_tree
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, PoissonSampling
+from anyorder.participation.registry import WORDS, OrderWord
 from anyorder.plan import options
 from anyorder.plan.planner import plan_at_sigma, with_budget
 from anyorder.sampling import PoissonBatchSampler
 from anyorder.strategy import BLT, Combination, Dense, Independent, Tree
+from anyorder.strategy.tree import fit_tree
 from anyorder.workload import GivenWorkload, Workload, cosine, custom, last_iterate, prefix_sum
 from plans import flat_plan
 
@@ -297,7 +297,7 @@ KEYWORDS = [
 
 def test_a_plan_has_fourteen_keywords_whose_words_are_those_of_the_package():
     assert list(inspect.signature(ao.plan).parameters) == KEYWORDS
-    assert get_args(options.OrderWord) == ORDERS
+    assert get_args(OrderWord) == tuple(WORDS)
     assert set(get_args(options.Neighbours)) == set(NEIGHBOURS)
     for word in get_args(options.MechanismWord):
         small(mechanism=word, order="poisson" if word == "poisson" else "fixed")

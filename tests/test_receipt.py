@@ -177,6 +177,18 @@ def test_the_root_is_bound_to_what_the_certificate_claims():
             replace(certificate, **{name: value}).check(receipt)
 
 
+def test_steps_beyond_those_that_were_taken_are_refused():
+    """Of a certificate of fewer steps than its own record has: the plan would allow them."""
+    evidence = made()
+    receipt = evidence.receipt(0)
+    assert receipt.steps == (0, 2)
+    for taken in (3, 4):
+        receipt.check(evidence.plan, taken, "claim", receipt.root("claim"))
+    for taken in (0, 1, 2):
+        with pytest.raises(CertificateError, match=f"must rise, from 0 to {taken - 1} at most"):
+            receipt.check(evidence.plan, taken, "claim", receipt.root("claim"))
+
+
 def test_steps_that_break_the_plan_are_refused(tmp_path):
     """A record that kept to a looser rule, under a certificate that claims a stricter one: its owner has all keys."""
     loose = made(MinSeparation(4, 1), [[5], [5], [1], [2]])

@@ -14,21 +14,19 @@ from numpy.typing import NDArray
 from anyorder import checks, participation, strategy, workload
 from anyorder.accounting import gdp_epsilon
 from anyorder.accounting import selection as selections
-from anyorder.accounting.amplification import claims as methods
-from anyorder.accounting.amplification.claims import Method
-from anyorder.accounting.amplification.monte_carlo import REPLAY, MonteCarlo
+from anyorder.accounting.amplification import methods
+from anyorder.accounting.amplification.methods import Method, MonteCarlo
+from anyorder.accounting.amplification.monte_carlo import REPLAY
 from anyorder.accounting.curves import Curve
 from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.accounting.selection import Counts, Selection, Top, check_selection, plan_curve, step_mu
 from anyorder.checks import final
-from anyorder.error import row_variances
-from anyorder.error.variance import has_variances
 from anyorder.errors import CertificateError, PlanError
 from anyorder.formats import bounded, brief, canonical, check_names, html_table, load_json, quoted, save_json
 from anyorder.formatting import counted, rounded_up
 from anyorder.noise.discrete import check_grid
 from anyorder.participation import KnownOrder, Participation, PoissonSampling
-from anyorder.participation.known import without_names
+from anyorder.participation.known_order import without_names
 from anyorder.patterns import check_order
 from anyorder.plan.compatibility import (
     check_exact,
@@ -39,11 +37,13 @@ from anyorder.plan.compatibility import (
     checked_method,
     trusted_text,
 )
-from anyorder.sensitivity import Bound, known_sensitivity, sensitivity, unit_sensitivities
-from anyorder.sensitivity.cost import check_plan
-from anyorder.sensitivity.rounding import rounding
+from anyorder.plan.cost import check_plan
 from anyorder.strategy import Independent, Strategy
-from anyorder.strategy.kinds import check_kind as check_strategy
+from anyorder.strategy.bound import Bound
+from anyorder.strategy.error import has_variances, row_variances
+from anyorder.strategy.registry import check_kind as check_strategy
+from anyorder.strategy.rounding import rounding
+from anyorder.strategy.sensitivity import known_sensitivity, sensitivity, unit_sensitivities
 from anyorder.workload import Workload, prefix_sum
 
 CANDIDATE = "one candidate of a search: the search's certificate tells what was spent"
@@ -67,7 +67,7 @@ class Plan:
         noise_std = sigma * clip_norm * sens(C, participation) * (1 + rounding)
         mu = f / sigma,  f = 1 (zero-out, add-or-remove) or 2 (replace-one)        Gaussian DP, exact
 
-    `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.sensitivity.rounding`.
+    `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.strategy.rounding`.
 
     Where steps are drawn by secret coins, noise_std = sigma * clip_norm * (1 + rounding), epsilon comes from the
     amplified claim, and mu does not exist; `known_epsilon` is what is left if the batches became known. See
