@@ -35,7 +35,8 @@ from anyorder.release.schedules import Fixed
 from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
 from anyorder.strategy.kinds import KINDS, Structure
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 from laws.cases import PARTICIPATIONS, STRATEGIES
 
 N = 8

@@ -24,7 +24,8 @@ from anyorder.strategy import (
     ToeplitzBanded,
     Tree,
 )
-from anyorder.workload import GivenWorkload, Workload, custom, momentum, prefix_sum
+from anyorder.workload import Workload, custom, momentum, prefix_sum
+from anyorder.workload.given import GivenWorkload
 from laws.cases import STRATEGIES
 from references import load
 

@@ -9,8 +9,9 @@ from scipy.stats import norm
 
 import anyorder as ao
 from accounting.oracle import epsilon_of
-from anyorder.accounting import Composed, Gaussian, Sampled, compose, compose_mus, gdp_delta, gdp_epsilon
+from anyorder.accounting import Composed, Gaussian, Sampled, compose, gdp_delta, gdp_epsilon
 from anyorder.accounting.curves import _part
+from anyorder.accounting.gaussian import compose_mus
 from anyorder.errors import ArgumentError
 from anyorder.plan.planner import plan_at_sigma
 from plans import flat_plan

@@ -9,9 +9,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anyorder.clipping import GhostClipping
 from anyorder.clipping import per_example as engine
-from anyorder.clipping.per_example import Plain
+from anyorder.clipping.per_example import GhostClipping, Plain
 from anyorder.errors import ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 

@@ -23,7 +23,8 @@ from anyorder.error.trees import of_tree
 from anyorder.errors import PlanError
 from anyorder.strategy import Banded, Rescaled, Strategy, Toeplitz, ToeplitzBanded, Tree
 from anyorder.strategy.kinds import Structure, kind_of
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 
 __all__ = ["has_variances", "row_variances"]
 

@@ -24,7 +24,8 @@ from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, Valued, descend, re
 from anyorder.patterns import Participation
 from anyorder.strategy import BLT
 from anyorder.strategy.blt import system
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 
 __all__ = ["Blt", "blt_of", "fit_blt", "fit_blts", "grown", "series_loss"]
 

@@ -29,7 +29,8 @@ from anyorder.sensitivity import sensitivity
 from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict
 from anyorder.strategy.kinds import Structure, in_words, kind_of
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 
 __all__ = ["Candidate", "choose", "rows_touched"]
 

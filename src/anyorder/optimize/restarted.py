@@ -25,7 +25,8 @@ from anyorder.optimize.toeplitz import DENSE_STEPS, Valued, descend
 from anyorder.patterns import Participation, PerEpoch
 from anyorder.strategy import RestartedBLT
 from anyorder.strategy.toeplitz import inverse_series
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 
 __all__ = ["epoch_gram", "fit_restarted", "fits_restarted", "restartable"]
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anyorder.errors import TrainingError
-from anyorder.noise import GridStream, NoiseSource, NoiseStream
+from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.noise.discrete import GridStream
 from anyorder.noise.stream import round_up
 from anyorder.release.ranks import Coordinates
 from anyorder.strategy import Strategy
