@@ -28,8 +28,8 @@ from anyorder.participation import (
 )
 from anyorder.plan.plan import Plan, check_claims
 from anyorder.plan.planner import with_budget
-from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import BLT, Independent, RestartedBLT, ToeplitzBanded, Tree
+from anyorder.strategy.rounding import rounding
 from anyorder.workload import Workload
 from plans import flat_plan
 
@@ -396,7 +396,7 @@ def test_a_strangers_file_of_many_bins_is_refused_before_it_is_computed(tmp_path
         participation=order, strategy=BLT([0.9], [0.2], 400), workload=Workload(400), clip_norm=1.0, sigma=1.5,
         delta=1e-5, batch_size=4,
     )  # fmt: skip
-    from anyorder.sensitivity.cost import check_plan
+    from anyorder.strategy.cost import check_plan
 
     with bounded(True), pytest.raises(CertificateError, match="200 bins"):
         check_plan(plan.to_dict())

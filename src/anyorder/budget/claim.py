@@ -42,7 +42,7 @@ from anyorder.plan.certificate import Certificate
 from anyorder.plan.options import FLAT
 from anyorder.plan.plan import checked_plan, close
 from anyorder.plan.planner import plan
-from anyorder.sensitivity.cost import check_plan, is_large
+from anyorder.strategy.cost import check_plan, is_large
 
 _KINDS: dict[str, type[Gaussian] | type[BoundedRange] | type[Sampled]] = {
     "gaussian": Gaussian, "bounded range": BoundedRange, "sampled": Sampled,

@@ -25,7 +25,7 @@ from anyorder.participation import (
 from anyorder.patterns import check_order
 from anyorder.plan.options import OrderOptions
 from anyorder.plan.plan import Plan
-from anyorder.strategy.kinds import in_words
+from anyorder.strategy.registry import in_words
 
 ANY = ("shuffled", "fixed", "poisson", "cyclic-poisson", "truncated-poisson", "balls-in-bins", "random-allocation")
 """What "any" stands for, in the order in which they are planned. Sampling with separation is asked for by its name:

@@ -10,10 +10,8 @@ from anyorder._orders import known_order
 from anyorder.accounting.amplification.mixture import check_fits
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose
-from anyorder.optimize.amplified import NoAmplifiedFitError
-from anyorder.optimize.candidates import MAX_COST, rows_touched
-from anyorder.optimize.cycle import best_cycle
-from anyorder.optimize.fits import fit_named
+from anyorder.optimize.amplified import NoAmplifiedFitError, best_cycle
+from anyorder.optimize.choose import MAX_COST, fit_named, rows_touched
 from anyorder.participation import CyclicPoisson, Participation, PoissonSampling, TruncatedPoisson
 from anyorder.strategy import Combination, Independent, Strategy, Tree
 from anyorder.workload import Workload

@@ -14,7 +14,7 @@ from anyorder.report.markup import Html, document, join, tag
 from anyorder.report.searches import search_verdict
 from anyorder.report.verification import verdict
 from anyorder.report.words import MEANS, assumptions, best_guess, limits, whom
-from anyorder.sensitivity.cost import is_large
+from anyorder.strategy.cost import is_large
 
 __all__ = ["Attacked", "Shown", "html_refusal", "html_report"]
 

@@ -31,8 +31,8 @@ from anyorder.participation.sampled import (
     TruncatedPoisson,
 )
 from anyorder.patterns import Participation
-from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import Strategy
+from anyorder.strategy.sensitivity import known_sensitivity
 
 # ----------------------------------------------------------------------------------------------------
 # The least noise with which an amplified claim keeps a budget.

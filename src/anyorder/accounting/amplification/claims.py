@@ -32,8 +32,8 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formats import canonical, check_names, quoted
 from anyorder.participation.sampled import BallsInBins, MinSeparationSampling, RandomAllocation, TruncatedPoisson
-from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import Strategy
+from anyorder.strategy.sensitivity import known_sensitivity
 
 
 @final

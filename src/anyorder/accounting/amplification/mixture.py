@@ -48,7 +48,7 @@ from anyorder.participation.sampled import (
 )
 from anyorder.patterns import Participation
 from anyorder.strategy import Independent, Strategy
-from anyorder.strategy.kinds import Structure, kind_of
+from anyorder.strategy.registry import Structure, kind_of
 
 __all__ = ["absolute_columns", "bins_gram", "check_fits", "reach"]
 

@@ -1,0 +1,585 @@
+"""Choose a strategy: fit every kind that the budget allows, and rank them by error."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache as cached
+from functools import partial
+from typing import Any, NamedTuple, assert_never
+
+import numpy as np
+
+from anyorder import checks
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.optimize.amplified import Judge, amplified_fits, check_claim, fit_amplified, known_bins
+from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
+from anyorder.strategy import cache, error
+from anyorder.strategy.banded import Banded, fit_banded
+from anyorder.strategy.banded_inverse import BandedInverse, fit_banded_inverse, fits_banded_inverse
+from anyorder.strategy.base import Combination, Strategy
+from anyorder.strategy.blt import BLT, fit_blt, fit_blts
+from anyorder.strategy.bounds import lower_bound
+from anyorder.strategy.dense import Dense, Optimum, fit_dense, solve_dense
+from anyorder.strategy.error import has_variances, row_variances, squared_error
+from anyorder.strategy.fitting import DENSE_STEPS, OBJECTIVES, by_rows, describes_all, mostly_last, shuffled
+from anyorder.strategy.independent import Independent
+from anyorder.strategy.low_rank import BandedLowRank
+from anyorder.strategy.registry import ALL_SIZES, KINDS, Kind, Size, Structure, from_dict, in_words, kind_of, sized
+from anyorder.strategy.rescaled import Rescaled, normalised, rescale
+from anyorder.strategy.restarted import RestartedBLT, fit_restarted, fits_restarted, restartable
+from anyorder.strategy.rounding import rounding
+from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.toeplitz import Problem, ToeplitzBanded, fit_toeplitz, fits_toeplitz
+from anyorder.strategy.tree import Tree, fit_tree
+from anyorder.workload import GivenWorkload, Workload
+
+MAX_COST = 32.0
+_BUFFERS = 4
+_RESTARTED = 2  # buffers of BLTs that start anew in every epoch
+_BANDS = (2, 4, 8, 16, 32, 64, 128)
+_LOW_RANK = ((2, 2), (4, 4), (8, 8), (8, 12), (8, 16), (8, 24), (8, 32), (16, 48))  # bands and rank
+_GAIN = 1.002  # of a larger rank, or it is not worth its memory
+_SWEEPS = 20
+_DENSE = 1536  # steps up to which the dense optimum is solved for the lower bound
+_EASY = 512  # and to `_TOLERANCE`; beyond, that of the mean is 0.1 % low, and the ratios as much too high
+_BANDED = 768  # and column-by-column bands are fitted
+_RESCALED = 2048
+_TOLERANCE = 1e-3  # relative gap of the dense optimum here
+_TIE = 1e-6
+_KNOWN = 3  # of the order without coins, beside those that are fitted to a secret claim
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy and what it is worth for one workload, participation and objective.
+
+    Attributes:
+        strategy: the strategy.
+        name: kind and size.
+        loss: error at clip norm 1 and sigma 1, root scale, sensitivity included; for secret orders at clip norm 1 and
+            the noise that the claim needs, as it is estimated.
+        ratio: loss over the certified lower bound of all strategies, at least 1; None for secret orders, for which no
+            such bound is known.
+        state_rows: vectors of the size of the model that it keeps.
+        cost: vectors of that size that a step reads or makes, on average.
+        sensitivity: of the strategy, clip norm 1; for secret orders that noise, over the clip norm.
+        exact: whether that sensitivity is proven attained.
+    """
+
+    strategy: Strategy
+    name: str
+    loss: float
+    ratio: float | None
+    state_rows: int
+    cost: float
+    sensitivity: float
+    exact: bool
+
+
+@dataclass(frozen=True)
+class _Budget:
+    state: float
+    cost: float
+
+    def allows(self, state: float, cost: float) -> bool:
+        return state <= self.state and cost <= self.cost
+
+
+def choose(
+    workload: Workload,
+    participation: Participation,
+    max_state: int | None = None,
+    objective: str = "mean",
+    *,
+    max_cost: float | None = MAX_COST,
+    epsilon: float | None = None,
+    delta: float | None = None,
+) -> list[Candidate]:
+    """All strategies within the budget, the one of least error first; of equal ones the cheapest.
+
+    Independent noise, the best tree, BLTs, banded inverses, banded Toeplitz; for orders shuffled every epoch BLTs that
+    start anew; time rescaling where it is known which steps one unit takes, columns of norm 1 where they are only far
+    apart; for small n also bands with columns of their own, the dense optimum, and what is left of it in few bands and
+    a low rank, whose rank grows as long as that gains 0.2 %. What is too long for a kind is left out: beyond 4096
+    steps bands where A is not Toeplitz. So is what is too ill-conditioned for noise with float32 coefficients.
+
+    Args:
+        workload: A.
+        participation: any but PoissonSampling, for which only independent noise is accounted.
+        max_state: vectors of the size of the model that may be kept between steps; None for any number.
+        objective: "mean", "max" or "last" error.
+        max_cost: vectors of that size that a step may read or make, on average; None for any number. The dense optimum
+            needs n / 2.
+        epsilon, delta: the claim, for orders that are drawn by secret coins, and for no others, see `fit`.
+    Cost: seconds for 1000 steps, hardly more for many; results are kept on disk, see `cache`.
+    """
+    checks.choice("objective", objective, OBJECTIVES)
+    if workload.n != participation.n:
+        raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
+    budget = _Budget(
+        math.inf if max_state is None else checks.integer("max_state", max_state, low=0),
+        math.inf if max_cost is None else checks.real("max_cost", max_cost, low=1.0),
+    )
+    claim = check_claim(participation, epsilon, delta)
+    if claim is not None:
+        return _ranked(_amplified(Judge(workload, participation, objective, *claim), budget))
+    optimum = cached(partial(solve_dense, workload, participation, objective, tolerance=_TOLERANCE))
+    bound = _bound(workload, participation, objective, optimum)
+    return _ranked(_open(workload, participation, objective, budget, optimum, bound))
+
+
+def _open(
+    workload: Workload, participation: Participation, objective: str, budget: _Budget, optimum: Callable[[], Optimum],
+    bound: float | None,
+) -> Iterator[Candidate]:  # fmt: skip
+    """The candidates for an order without secrets."""
+    for strategy in _fits(workload, participation, objective, budget, optimum):
+        cost = rows_touched(strategy)
+        allowed = budget.allows(strategy.state_rows, cost) and has_variances(strategy, workload)
+        if allowed and _can_be_made(strategy, participation):
+            sens = sensitivity(strategy, participation)
+            loss = sens.value * math.sqrt(squared_error(strategy, workload, objective))
+            ratio = None if bound is None else max(1.0, loss / bound)
+            name = in_words(strategy)
+            yield Candidate(strategy, name, loss, ratio, strategy.state_rows, cost, sens.value, sens.exact)
+
+
+def _ranked(found: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(found, key=lambda c: (round(math.log(c.loss) / _TIE), c.state_rows, c.cost))
+
+
+def _amplified(judge: Judge, budget: _Budget) -> Iterator[Candidate]:
+    """The candidates for a secret order."""
+    limits = {"state": min(budget.state, judge.rule.n), "cost": min(budget.cost, judge.rule.n)}
+    question = {"workload": judge.workload, "participation": judge.rule, "objective": judge.objective}
+    fits = partial(amplified_fits, judge, limits["state"], limits["cost"])
+    claim = {"epsilon": judge.epsilon, "delta": judge.delta}
+    own = _kept("amplified", limits | claim, lambda: list(fits()), **question)
+    for strategy in (*own, *_of_known_bins(judge, budget)):
+        cost = rows_touched(strategy)
+        if budget.allows(strategy.state_rows, cost) and has_variances(strategy, judge.workload):
+            judged = judge(strategy)
+            sigma, name = judged.noise.sigma, in_words(strategy)
+            yield Candidate(strategy, name, judged.loss, None, strategy.state_rows, cost, sigma, exact=False)
+
+
+def _of_known_bins(judge: Judge, budget: _Budget) -> list[Strategy]:
+    """The best for the same bins where everybody knows them: some are of kinds without a fit for a secret claim."""
+    order = known_bins(judge.rule)
+    if order is None:
+        return []
+    optimum = cached(partial(solve_dense, judge.workload, order, judge.objective, tolerance=_TOLERANCE))
+    known = _ranked(_open(judge.workload, order, judge.objective, budget, optimum, None))[:_KNOWN]
+    return [one.strategy for one in known if _can_be_made(one.strategy, judge.rule)]
+
+
+def _can_be_made(strategy: Strategy, participation: Participation) -> bool:
+    """Whether float32 coefficients are near enough to those of its noise: a plan of it would be refused otherwise."""
+    try:
+        rounding(strategy, participation)
+    except PlanError:
+        return False
+    return True
+
+
+def rows_touched(strategy: Strategy) -> float:
+    """Rows of Z made and vectors of state read in a step, on average over the run."""
+    if isinstance(strategy, Rescaled):
+        return rows_touched(strategy.strategy)
+    if kind_of(strategy).structure is Structure.LOW_RANK:
+        return 1.0 + sum(int(getattr(strategy, size.attribute)) for size in kind_of(strategy).sizes)
+    if isinstance(strategy, Combination) and strategy.state_rows == 0:
+        steps = np.unique(np.linspace(0, strategy.n - 1, 64).astype(int))
+        return float(np.mean([len(strategy.terms(int(t)).rows) for t in steps]))
+    return 1.0 + strategy.state_rows
+
+
+def _bound(workload: Workload, participation: Participation, objective: str, optimum: Callable[[], Optimum]) -> float:
+    iterations = 2 if workload.n > _EASY and objective == "mean" else 60
+    options: dict[str, Any] = {"resolution": _DENSE, "tolerance": _TOLERANCE, "max_iterations": iterations}
+
+    def answer() -> float:
+        if _shortened(workload, participation, objective):
+            return optimum().lower  # which is needed in any case
+        return lower_bound(workload, participation, objective, **options)
+
+    return cache.remember(
+        _question("bound", workload, participation, objective) | options,
+        answer,
+        encode=float,
+        decode=float,
+    )
+
+
+def _question(kind: str, workload: Workload, participation: Participation, objective: str) -> dict[str, Any]:
+    return {
+        "kind": kind, "workload": workload.to_dict(), "participation": participation.to_dict(), "objective": objective,
+    }  # fmt: skip
+
+
+def _fits(
+    workload: Workload,
+    participation: Participation,
+    objective: str,
+    budget: _Budget,
+    optimum: Callable[[], Optimum],
+) -> Iterator[Strategy]:
+    """The candidates, without those whose size is known to be over the budget."""
+    n, epochs = workload.n, shuffled(participation.pattern)
+    yield Independent(n)
+    if participation.min_separation == 1 and participation.max_participations == n:
+        return  # a unit may be in every step: columns of C must be orthogonal, nothing correlated helps
+    if n <= DENSE_STEPS or not isinstance(workload, GivenWorkload):
+        yield fit("tree", workload, participation, objective)
+    if epochs is not None and restartable(workload, epochs):
+        yield from _restarted(workload, participation, objective, budget)
+    series = list(_series(workload, participation, objective, budget))
+    yield from series
+    if n <= _RESCALED and objective == "mean":
+        known = describes_all(participation)
+        free = not known and _may_lie_anywhere(participation.pattern)
+        for strategy in _best_of_each(series, workload, participation) if known or free else ():
+            yield normalised(strategy) if free else rescale(strategy, workload, participation)
+    apart = participation.min_separation if epochs is None else epochs.steps_per_epoch
+    bands = int(min(apart, n, _BANDS[-1], budget.cost, budget.state + 1))
+    if n <= _BANDED and bands > 1 and objective == "mean":
+        yield fit("banded", workload, participation, objective, bands=bands)
+    if _shortened(workload, participation, objective):
+        fits = partial(_low_rank, workload, participation, budget, optimum)
+        limits = [min(budget.state, n), min(budget.cost, n)]
+        question = {"workload": workload, "participation": participation, "objective": "mean"}
+        yield from _kept("low_ranks", limits, fits, **question)
+    if n <= _DENSE and budget.allows(0, n / 2):
+        yield Dense(optimum().C)
+
+
+def _may_lie_anywhere(pattern: Pattern) -> bool:
+    """Whether any steps that are far enough apart may be one unit's."""
+    match pattern:
+        case Separated():
+            return True
+        case Listed() | PerEpoch():
+            return False
+        case _:
+            assert_never(pattern)
+
+
+def _shortened(workload: Workload, participation: Participation, objective: str) -> bool:
+    """Whether the dense optimum is solved to be made short."""
+    return workload.n <= _EASY and describes_all(participation) and objective == "mean"
+
+
+def _low_rank(
+    workload: Workload, participation: Participation, budget: _Budget, optimum: Callable[[], Optimum]
+) -> list[Strategy]:
+    """The dense optimum made short, and rescaled: ranks as long as the next one gains."""
+    best, least = Dense(optimum().C), math.inf
+    found: list[Strategy] = []
+    for bands, rank in _LOW_RANK:
+        if bands + rank >= workload.n or not budget.allows(rank, bands + rank + 1.0):
+            break
+        short = BandedLowRank.approximate(best, num_bands=bands, rank=rank, sweeps=_SWEEPS)
+        scaled = rescale(short, workload, participation)
+        loss = error.rmse(scaled, workload, participation)
+        if loss * _GAIN > least:
+            break
+        least = loss
+        found.append(scaled)
+    return found
+
+
+def _restarted(workload: Workload, participation: Participation, objective: str, budget: _Budget) -> Iterator[Strategy]:
+    buffers = int(min(_RESTARTED, budget.state - 1, budget.cost - 2))
+    if buffers < 1:
+        return
+    fits = partial(fits_restarted, workload, participation, buffers, objective)
+    question = {"workload": workload, "participation": participation, "objective": objective}
+    yield from _kept("restarted_blts", buffers, fits, **question)
+
+
+def _series(workload: Workload, participation: Participation, objective: str, budget: _Budget) -> Iterator[Strategy]:
+    """The Toeplitz kinds."""
+    n, b = workload.n, participation.min_separation
+    small = n <= DENSE_STEPS
+    question = {"workload": workload, "participation": participation, "objective": objective}
+    buffers = int(min(_BUFFERS, budget.state, budget.cost - 1))
+    if buffers and (small or not isinstance(workload, GivenWorkload)):
+        fits = partial(fit_blts, workload, participation, buffers, objective)
+        yield from _kept("blts", buffers, fits, **question)
+    if not (small or workload.is_toeplitz):
+        return
+    problem = Problem(workload, participation, objective)
+    inverse = [p for p in _BANDS if p <= n and budget.allows(0, p)]
+    found = _kept("banded_inverses", inverse, partial(fits_banded_inverse, problem, inverse), **question)
+    yield from _different(found)
+    banded = [p for p in _BANDS if p <= min(n, b) and budget.allows(p - 1, p)]
+    found = _kept("toeplitzes", banded, partial(fits_toeplitz, problem, banded), **question)
+    yield from _different(found)
+
+
+def _different(found: Sequence[Strategy]) -> Iterator[Strategy]:
+    """One of each size; where more bands gained nothing, fewer stand for them."""
+    yield from {in_words(one): one for one in found}.values()
+
+
+def _kept(kind: str, sizes: Any, answer: Callable[[], Sequence[Strategy]], **question: Any) -> Sequence[Strategy]:
+    """The strategies of several sizes of one kind, from the cache or the fits."""
+    return cache.remember(
+        _question(kind, **question) | {"sizes": sizes},
+        answer,
+        encode=lambda found: [strategy.to_dict() for strategy in found],
+        decode=lambda values: [from_dict(value) for value in values],
+    )
+
+
+def _best_of_each(series: list[Strategy], workload: Workload, participation: Participation) -> list[Strategy]:
+    """The one of least mean error of each class."""
+    best: dict[type, tuple[float, Strategy]] = {}
+    for strategy in series:
+        loss = error.rmse(strategy, workload, participation)
+        if type(strategy) not in best or loss < best[type(strategy)][0]:
+            best[type(strategy)] = (loss, strategy)
+    return [strategy for _, strategy in best.values()]
+
+
+# -- one kind --------------------------------------------------------------------------------------------------------
+
+
+class Fit(NamedTuple):
+    """How the strategies of one class are fitted.
+
+    Attributes:
+        name: what `fit` calls the kind.
+        cls: the class, with a row in `anyorder.strategy.registry.KINDS`, which says the sizes and the words.
+        function: from workload, participation, objective, and the sizes by name.
+    """
+
+    name: str
+    cls: type[Strategy]
+    function: Callable[..., Strategy]
+
+    @property
+    def kind(self) -> Kind:
+        """The row of the class."""
+        found = [kind for kind in KINDS if kind.cls is self.cls]
+        if not found:
+            raise PlanError(f"{self.cls.__name__} has a fit, and no row among the kinds of strategies")
+        return found[0]
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes that the function takes."""
+        return self.kind.sizes
+
+
+def fit(
+    kind: str,
+    workload: Workload,
+    participation: Participation,
+    objective: str = "mean",
+    *,
+    bands: int | None = None,
+    buffers: int | None = None,
+    rank: int | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+) -> Strategy:
+    """The strategy of one kind with the least error found, sensitivity included.
+
+    | kind | size | what |
+    |---|---|---|
+    | "dense" | | the optimum over all C; n <= 4096 |
+    | "banded" | bands | banded C, every column its own; n <= 2048 |
+    | "toeplitz" | bands | banded Toeplitz C |
+    | "blt" | buffers | buffered linear Toeplitz; any n |
+    | "restarted_blt" | buffers | a BLT and a noisy total for each shuffled epoch; epochs of at most 2048 steps |
+    | "banded_inverse" | bands | Toeplitz C with banded inverse |
+    | "banded_low_rank" | bands, rank | the dense optimum made short [Denisov et al. 2022, App. H] |
+    | "tree" | | the best binary tree |
+
+    Results are kept on disk, see `cache`. Some are local optima, none is worse than its well-known start.
+
+    Args:
+        kind: see the table.
+        workload: A.
+        participation: any but PoissonSampling. For a KnownOrder whose units mix, and for EpochShuffle, the fit uses a
+            likely worst pattern; `ao.sensitivity` says what it is really worth.
+        objective: "mean", "max" or "last" error.
+        bands, buffers, rank: the sizes that the kind needs, and no others.
+        epsilon, delta: the claim, for an order that is drawn by secret coins, and for no other: the fit is of least
+            error times the noise multiplier that the *amplified* claim needs (an estimate; a plan's own is calibrated
+            by a bound), see `anyorder.optimize.amplified`. Under the others one C is best at every epsilon.
+    Raises: ArgumentError for a wrong kind or size, and for a claim with an order that asks for none; PlanError where n
+        is too large for the kind, and where a secret order has no fit of it.
+    """
+    found = _BY_NAME[checks.choice("kind", kind, _BY_NAME)]
+    checks.choice("objective", objective, OBJECTIVES)
+    given = {"bands": bands, "buffers": buffers, "rank": rank}
+    sizes = {name: value for name, value in given.items() if value is not None}
+    needed = [size.argument for size in found.sizes]
+    if set(sizes) != set(needed):
+        raise ArgumentError(f"kind {kind!r} needs the sizes {needed}, got {sorted(sizes)}")
+    if workload.n != participation.n:
+        raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
+    claim = check_claim(participation, epsilon, delta)
+    question = {
+        "kind": kind, "workload": workload.to_dict(), "participation": participation.to_dict(),
+        "objective": objective, "size": sizes,
+    } | ({} if claim is None else {"claim": claim})  # fmt: skip
+
+    def answer() -> Strategy:
+        if claim is not None:
+            return fit_amplified(kind, Judge(workload, participation, objective, *claim), sizes)
+        return found.function(workload, participation, objective, **sizes)
+
+    return cache.remember(question, answer, encode=lambda found: found.to_dict(), decode=from_dict)
+
+
+def _fit_dense(workload: Workload, participation: Participation, objective: str) -> Strategy:
+    return Dense(fit_dense(workload, participation, objective).C)
+
+
+def _fit_banded(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
+    if objective == "max":
+        return by_rows(lambda weighting: fit_banded(weighting, participation, bands), workload, row_variances)
+    return fit_banded(mostly_last(workload) if objective == "last" else workload, participation, bands)
+
+
+def _fit_blt(workload: Workload, participation: Participation, objective: str, buffers: int) -> Strategy:
+    return fit_blt(workload, participation, buffers, objective)
+
+
+def _fit_restarted(workload: Workload, participation: Participation, objective: str, buffers: int) -> Strategy:
+    return fit_restarted(workload, participation, buffers, objective)
+
+
+def _fit_toeplitz(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
+    return fit_toeplitz(Problem(workload, participation, objective), bands)
+
+
+def _fit_banded_inverse(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
+    return fit_banded_inverse(Problem(workload, participation, objective), bands)
+
+
+def _fit_low_rank(workload: Workload, participation: Participation, objective: str, bands: int, rank: int) -> Strategy:
+    optimum = fit("dense", workload, participation, objective)
+    return BandedLowRank.approximate(optimum, num_bands=bands, rank=rank)
+
+
+def _fit_tree(workload: Workload, participation: Participation, objective: str) -> Strategy:
+    return fit_tree(workload, participation, objective=objective)
+
+
+FITS: tuple[Fit, ...] = (
+    Fit("banded", Banded, _fit_banded),
+    Fit("banded_inverse", BandedInverse, _fit_banded_inverse),
+    Fit("banded_low_rank", BandedLowRank, _fit_low_rank),
+    Fit("blt", BLT, _fit_blt),
+    Fit("dense", Dense, _fit_dense),
+    Fit("toeplitz", ToeplitzBanded, _fit_toeplitz),
+    Fit("restarted_blt", RestartedBLT, _fit_restarted),
+    Fit("tree", Tree, _fit_tree),
+)
+_BY_NAME = {one.name: one for one in FITS}
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+
+
+_SIZE_WORDS = re.compile(r"^([0-9]+) ([a-z]+)$")
+_BY_WORDS = {one.kind.words: one for one in FITS}
+
+
+def fit_named(
+    words: str,
+    workload: Workload,
+    participation: Participation,
+    *,
+    objective: str = "mean",
+    max_state: int | None = None,
+    max_cost: float | None = MAX_COST,
+    at_most: bool = False,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    **tree: Any,
+) -> Strategy:
+    """The strategy that the words name, fitted.
+
+    | words | what |
+    |---|---|
+    | "auto" | the one of least error, `choose(..)[0]` |
+    | "independent" | independent noise |
+    | "tree" | the best tree, or the one of the tree's options |
+    | "blt", "banded toeplitz", .. | the best of its kind among the candidates of `choose` |
+    | "blt, 2 buffers, rescaled" | the candidate of that name |
+    | "dense", "banded, 64 bands", "banded low rank, 16 bands, 8 rank" | a kind at its sizes, see `fit` |
+
+    Args:
+        words: see the table; sizes may be singular or plural.
+        workload: A.
+        participation: any but PoissonSampling, which has independent noise.
+        objective: "mean", "max" or "last" error.
+        max_state, max_cost: the budget of `choose`, for words without sizes.
+        at_most: take less than the size in the words where more of it lowers no error, and do not refuse.
+        epsilon, delta: the claim, for secret orders, see `fit`.
+        tree: `estimator`, `restart_every` and `completion` of `fit_tree`, with the words "tree" alone.
+    Raises: ArgumentError for words that name nothing here; PlanError for a size that the fit cannot use.
+    """
+    claim: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
+    if words == "tree" and not participation.secret:
+        return fit_tree(workload, participation, objective=objective, **tree)
+    if tree and words == "tree":
+        raise ArgumentError(
+            f"{', '.join(sorted(tree))} must not be given for an order that is drawn by secret coins, whose best tree "
+            f"is chosen by its claim, got {tree}"
+        )
+    if tree:
+        raise ArgumentError(f"{', '.join(sorted(tree))} must come with mechanism 'tree' only, got {words!r}")
+    if words == "independent":
+        return Independent(workload.n)
+    kind, *rest = words.split(", ")
+    sizes = _sizes(kind, rest)
+    if sizes is not None:
+        found = fit(_BY_WORDS[kind].name, workload, participation, objective, **sizes, **claim)
+        return found if at_most else _of_size(found, _BY_WORDS[kind], sizes)
+    known = choose(workload, participation, max_state, objective, max_cost=max_cost, **claim)
+    for candidate in known:
+        if words in ("auto", candidate.name, kind_in(candidate.name)):
+            return candidate.strategy
+    if words in _BY_WORDS:
+        example = ", ".join([words, *(sized(16, size.word) for size in _BY_WORDS[words].sizes)])
+        raise ArgumentError(
+            f"mechanism {words!r} is not among the candidates for this order and workload, of which {known[0].name!r} "
+            f"has least error; with its size, such as {example!r}, it is fitted all the same"
+        )
+    kinds = sorted({kind_in(candidate.name) for candidate in known} | _BY_WORDS.keys())
+    raise ArgumentError(
+        f"mechanism must be one of auto, poisson, {', '.join(kinds)}, a name from a comparison, or a kind "
+        f"and its size ('dense', 'banded, 64 bands', 'banded low rank, 16 bands, 8 rank'), got {words!r}"
+    )
+
+
+def kind_in(name: str) -> str:
+    """The kind in a name such as "blt, 2 buffers"."""
+    return name.split(",")[0]
+
+
+def _sizes(kind: str, words: Sequence[str]) -> dict[str, int] | None:
+    """By argument: all that the words say, if it is sizes of that kind; None if it is something else."""
+    if kind not in _BY_WORDS or (_BY_WORDS[kind].sizes and not words):
+        return None
+    arguments = {word: size.argument for size in ALL_SIZES for word in (size.word, size.argument)}
+    found = [_SIZE_WORDS.match(word) for word in words]
+    sizes = {arguments[one[2]]: int(one[1]) for one in found if one and one[2] in arguments}
+    return sizes if len(sizes) == len(words) else None
+
+
+def _of_size(found: Strategy, kind: Fit, asked: dict[str, int]) -> Strategy:
+    """The strategy, if it has the sizes that were asked for. A fit stops where more of them gain nothing."""
+    if any(getattr(found, size.attribute) != asked[size.argument] for size in kind.sizes):
+        raise PlanError(
+            f"mechanism must have a size that its fit can use, got {asked}; for this order and optimizer more than "
+            f"'{in_words(found)}' lowers no error, so ask for that"
+        )
+    return found

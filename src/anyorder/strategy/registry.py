@@ -1,0 +1,231 @@
+"""The kinds of strategies: one row each, and no other place that lists them.
+
+A claim rests on what a strategy's class does, so the set is closed: a row is found by the exact type, a type without a
+row is refused, and what differs between kinds is decided by `match` over `Structure`, of which the type checker sees
+that no case is missing. See docs/extend/strategy.md for how to add one.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import checks
+from anyorder.errors import PlanError
+from anyorder.formatting import counted
+from anyorder.strategy.banded import Banded
+from anyorder.strategy.banded_inverse import BandedInverse
+from anyorder.strategy.base import Strategy
+from anyorder.strategy.blt import BLT
+from anyorder.strategy.dense import Dense
+from anyorder.strategy.independent import Independent
+from anyorder.strategy.low_rank import BandedLowRank
+from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.toeplitz import SquareRoot, ToeplitzBanded
+from anyorder.strategy.tree import Tree
+
+
+class Structure(Enum):
+    """What is proven of a kind: the form of C, and which float32 numbers its noise is made with.
+
+    Sensitivities, roundings, renewals and costs are decided by it. With all but RESCALED and TREE, C is square, lower
+    triangular, with a positive diagonal.
+    """
+
+    IDENTITY = "C is the identity"
+    TOEPLITZ = "C is Toeplitz; step t adds rows t, t - 1, .. of Z times `noising_coefficients`, rounded"
+    TOEPLITZ_BANDED = "C is Toeplitz with few bands; a step takes off the last outputs times `coefficients`, rounded"
+    BUFFERED = "C is Toeplitz, c_t sums powers; a step goes through buffers, `1 - decays` and `scales` rounded"
+    BANDED = "C has few bands; a step takes off the last outputs times `bands`, rounded"
+    DENSE = "C has no structure; step t adds rows 0 .. t of Z times a row of `noising_matrix()`, rounded"
+    LOW_RANK = "C^-1 is banded plus low rank; `bands`, `left`, `right` rounded"
+    RESTARTED = "C has a block for each epoch; `decays`, `scales` and `tables()` rounded"
+    RESCALED = "C of another strategy, every column over a scale; `scales` rounded"
+    TREE = "C has a row for each node of binary trees"
+
+
+class Size(NamedTuple):
+    """A size in words: "2 buffers", the argument `buffers` of a fit, the attribute `num_buffers`."""
+
+    word: str
+    argument: str
+    attribute: str
+
+
+Example = Callable[[int], Strategy]
+
+
+class Kind(NamedTuple):
+    """All that the package has to know of one kind of strategy, beside its class and how it is fitted.
+
+    Attributes:
+        cls: the class, final.
+        name: "kind" in JSON.
+        words: its name for people.
+        make: the strategy from the other values in JSON.
+        structure: what is proven of it.
+        sizes: in the order in which they are said.
+        examples: by name, strategies for any n >= 1 on which every law is tested: odd ones, not the nicest.
+    """
+
+    cls: type[Strategy]
+    name: str
+    words: str
+    make: Callable[..., Strategy]
+    structure: Structure
+    sizes: tuple[Size, ...]
+    examples: dict[str, Example]
+
+
+_BANDS = Size("band", "bands", "num_bands")
+_BUFFERS = Size("buffer", "buffers", "num_buffers")
+_RANK = Size("rank", "rank", "rank")
+ALL_SIZES = (_BANDS, _BUFFERS, _RANK)
+
+
+def _mixed(n: int) -> NDArray[np.float64]:
+    """Lower triangular, well conditioned, with entries of both signs."""
+    i, j = np.indices((n, n))
+    return np.asarray(np.cos(1 + i + 2 * j) / (1 + abs(i - j)) * (i >= j) + 2 * np.eye(n))
+
+
+def _three_bands(n: int) -> Banded:
+    i, j = np.indices((n, n))
+    return Banded(np.tril(_mixed(n)) * (i - j < 3))
+
+
+def _low_rank(n: int) -> BandedLowRank:
+    bands = np.array([[1.0, 0.0 if t == 0 else -0.4] for t in range(n)])[:, : min(n, 2)]
+    column = np.linspace(0.5, 1, n)[:, None]
+    return BandedLowRank(bands, 0.1 * column, column[::-1])
+
+
+def _restarted(n: int, epochs: int = 3) -> RestartedBLT:
+    """Epochs of their own parameters, the last one shorter where they do not divide n."""
+    s = -(-n // epochs)
+    k = np.arange(-(-n // s))
+    decays, scales = [0.95, 0.5] - 0.1 * k[:, None], [0.2, 0.3] + 0.1 * k[:, None]
+    return RestartedBLT(decays, scales, 0.8 - 0.4 * k, 1 - 0.2 * k, n, s)
+
+
+def _four_bands(n: int) -> BandedInverse:
+    k = np.arange(1, min(n, 4))
+    return BandedInverse(np.cumprod(np.append(1.0, 1 - 1.5 / k)), n)
+
+
+def _restarts(n: int) -> tuple[int, ...]:
+    return tuple(r for r in (n // 3, n // 3 + 1, 2 * n // 3 + 1) if 0 < r < n)
+
+
+_TREES: dict[str, Example] = {
+    "tree": Tree,
+    "tree online": lambda n: Tree(n, "online"),
+    "tree full": lambda n: Tree(n, "full"),
+    "tree online regenerated": lambda n: Tree(n, "online", regenerate=True),
+    "tree full regenerated": lambda n: Tree(n, "full", regenerate=True),
+    "tree restarts": lambda n: Tree(n, restarts=_restarts(n)),
+    "tree completed": lambda n: Tree(n, restarts=_restarts(n), completion=True),
+    "tree online completed": lambda n: Tree(n, "online", _restarts(n), completion=True),
+    "tree online completed regenerated": lambda n: Tree(n, "online", _restarts(n), completion=True, regenerate=True),
+    "tree full completed": lambda n: Tree(n, "full", _restarts(n), completion=True),
+    "tree full completed regenerated": lambda n: Tree(n, "full", _restarts(n), completion=True, regenerate=True),
+}
+
+KINDS: tuple[Kind, ...] = (
+    Kind(
+        Independent, "independent", "independent", Independent, Structure.IDENTITY, (),
+        {"independent": Independent},
+    ),
+    Kind(
+        Dense, "dense", "dense", Dense._from_dict, Structure.DENSE, (),
+        {"dense": lambda n: Dense(_mixed(n))},
+    ),
+    Kind(
+        Banded, "banded", "banded", Banded._from_dict, Structure.BANDED, (_BANDS,),
+        {"banded": _three_bands},
+    ),
+    Kind(
+        ToeplitzBanded, "toeplitz_banded", "banded toeplitz", ToeplitzBanded, Structure.TOEPLITZ_BANDED, (_BANDS,),
+        {
+            "toeplitz banded": lambda n: ToeplitzBanded([1.0, 0.5, 0.25][:n], n),
+            "toeplitz banded mixed": lambda n: ToeplitzBanded([1.0, -0.4, 0.0, 0.7][:n], n),
+            "toeplitz banded rising": lambda n: ToeplitzBanded([1.0, 1.3, -0.09, -0.405][:n], n),
+        },
+    ),
+    Kind(
+        SquareRoot, "square_root", "square root", SquareRoot, Structure.TOEPLITZ, (),
+        {"square root": SquareRoot},
+    ),
+    Kind(
+        BandedInverse, "banded_inverse", "banded inverse", BandedInverse, Structure.TOEPLITZ, (_BANDS,),
+        {
+            "banded inverse": _four_bands,
+            "banded inverse mixed": lambda n: BandedInverse([0.8, 0.3, -0.5][:n], n),
+            "banded inverse rising": lambda n: BandedInverse([0.8, -1.0, 0.5][:n], n),
+        },
+    ),
+    Kind(
+        BLT, "blt", "blt", BLT, Structure.BUFFERED, (_BUFFERS,),
+        {
+            "blt": lambda n: BLT([0.9, 0.4], [0.2, 0.1], n),
+            "blt mixed": lambda n: BLT([0.9, -0.7], [0.3, -0.8], n),
+            "blt rising": lambda n: BLT([-0.7, -0.2], [-0.2, 1.3], n),
+        },
+    ),
+    Kind(
+        BandedLowRank, "banded_low_rank", "banded low rank", BandedLowRank._from_dict, Structure.LOW_RANK,
+        (_BANDS, _RANK), {"low rank": _low_rank},
+    ),
+    Kind(
+        Rescaled, "rescaled", "rescaled", lambda strategy, scales: Rescaled(from_dict(strategy), scales),
+        Structure.RESCALED, (), {"rescaled": lambda n: Rescaled(SquareRoot(n), np.linspace(1, 2, n))},
+    ),
+    Kind(
+        RestartedBLT, "restarted_blt", "restarted blt", RestartedBLT, Structure.RESTARTED, (_BUFFERS,),
+        {"restarted": _restarted, "restarted twice": lambda n: _restarted(n, 2)},
+    ),
+    Kind(Tree, "tree", "tree", Tree, Structure.TREE, (), _TREES),
+)  # fmt: skip
+
+_BY_CLASS = {kind.cls: kind for kind in KINDS}
+_BY_NAME = {kind.name: kind for kind in KINDS}
+
+
+def kind_of(strategy: Strategy) -> Kind:
+    """The row of a strategy's exact type. PlanError if it has none, or is made of one that has none."""
+    kind = _BY_CLASS.get(type(strategy))
+    if kind is None:
+        raise PlanError(
+            f"strategy must be one of {', '.join(kind.cls.__name__ for kind in KINDS)}, got {type(strategy).__name__}: "
+            "sensitivities are proven for these alone; give the matrix C of another to Dense"
+        )
+    if isinstance(strategy, Rescaled):
+        kind_of(strategy.strategy)
+    return kind
+
+
+def check_kind(strategy: object) -> None:
+    """Raise PlanError unless it is one of the kinds of this package itself, all the way in."""
+    kind_of(strategy)  # type: ignore[arg-type]
+
+
+def from_dict(data: dict[str, Any]) -> Strategy:
+    """The strategy that `Strategy.to_dict` described."""
+    name = checks.choice("strategy kind", data.get("kind", ""), _BY_NAME)
+    return _BY_NAME[name].make(**{key: value for key, value in data.items() if key != "kind"})
+
+
+def in_words(strategy: Strategy) -> str:
+    """Kind and sizes: "blt, 2 buffers", "banded low rank, 4 bands, 2 rank, rescaled"."""
+    if isinstance(strategy, Rescaled):
+        return f"{in_words(strategy.strategy)}, rescaled"
+    kind = kind_of(strategy)
+    return ", ".join([kind.words, *(sized(getattr(strategy, size.attribute), size.word) for size in kind.sizes)])
+
+
+def sized(count: int, what: str) -> str:
+    """A size in words: "1 buffer", "2 buffers"; a rank has no plural."""
+    return f"{count} {what}" if what == "rank" else counted(count, what)
