@@ -12,8 +12,8 @@ from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, as_units
 from anyorder.noise import NoiseSource
 from anyorder.sampling.handed import HandedBatch, HandedOut
-from anyorder.sampling.orders import Order, check_loader, is_plain, take_order
 from anyorder.sampling.origins import Origins
+from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
 from anyorder.sampling.samplers import key_of
 from anyorder.sampling.secret_batches import PaddedBatch
 

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from anyorder._draws import Draws, rate_of
-from anyorder.participation import BallsInBins, Participation, PoissonSampling, RandomAllocation, TruncatedPoisson
+from anyorder._draws import Draws
+from anyorder.participation import PoissonSampling
 
 __all__ = ["Owned", "PaddedBatch", "SecretBatchSampler"]
 
@@ -87,10 +86,10 @@ class SecretBatchSampler(Sampler[list[int]]):
         self._accumulate, self._rows, self._rank, self._ranks = accumulate, rows, rank, ranks
         self._step: tuple[int, list[list[int]]] | None = None
         self.members = np.sort(owned.examples)
-        self.steps = accumulate * _steps_per_epoch(draws.rule)
-        units = len(owned) * rate_of(draws.rule)
-        if type(draws.rule) is TruncatedPoisson:
-            units = min(units, draws.rule.batch_size)
+        self.steps = accumulate * draws.rule.steps_per_epoch
+        most = draws.rule.most_units
+        units = len(owned) * draws.rule.rate
+        units = units if most is None else min(units, most)
         expected = units * len(self.members) / len(owned)
         self.batch_size = max(1, round(expected / (accumulate * ranks)))
 
@@ -138,10 +137,3 @@ class SecretBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return self.steps
-
-
-def _steps_per_epoch(rule: Participation) -> int:
-    if isinstance(rule, BallsInBins | RandomAllocation):
-        return rule.b
-    epoch = ceil(1 / rate_of(rule))
-    return rule.n if rule.n % epoch else epoch
