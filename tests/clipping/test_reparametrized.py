@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping import FunctionalClipping, GhostClipping
 from anyorder.clipping.mapping import reparametrized
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 

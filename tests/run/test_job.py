@@ -18,7 +18,8 @@ from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, Missi
 from anyorder.plan.certificate import verify
 from anyorder.plan.plan import Plan
 from anyorder.release.files import RunFiles
-from anyorder.run import Observer, Settings, folder, models, resume, train
+from anyorder.run import Settings, folder, models, train
+from anyorder.run.job import Observer, resume
 from processes import run as run_python
 
 KEY = bytes(range(32))

@@ -19,7 +19,7 @@ from anyorder.cli.options import BudgetFile, Delta, Json
 from anyorder.cli.output import fail, one_line_errors, print_json
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.formats import read_json
-from anyorder.report import facts_panel
+from anyorder.report.card import facts_panel
 from anyorder.run import report_file
 from anyorder.run.names import load_function
 
