@@ -16,7 +16,7 @@ from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.errors import ArgumentError, LoaderError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.optimize import choose, fit
-from anyorder.optimize.choose import rows_touched
+from anyorder.optimize.candidates import rows_touched
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, PoissonSampling
 from anyorder.plan import options
 from anyorder.plan.planner import plan_at_sigma, with_budget

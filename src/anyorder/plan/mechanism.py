@@ -11,7 +11,7 @@ from anyorder.accounting.amplification.mixture import check_fits
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose
 from anyorder.optimize.amplified import NoAmplifiedFitError, best_cycle
-from anyorder.optimize.choose import MAX_COST, fit_named, rows_touched
+from anyorder.optimize.candidates import MAX_COST, fit_named, rows_touched
 from anyorder.participation import CyclicPoisson, Participation, PoissonSampling, TruncatedPoisson
 from anyorder.strategy import Combination, Independent, Strategy, Tree
 from anyorder.workload import Workload
