@@ -21,7 +21,8 @@ import anyorder as ao
 from anyorder import workload as W
 from anyorder.accounting import calibrate_gaussian, calibrate_poisson
 from anyorder.accounting.amplification.bound import calibrate_amplified
-from anyorder.accounting.amplification.claims import default_method, describe
+from anyorder.accounting.amplification.claims import default_method
+from anyorder.accounting.amplification.methods import describe
 from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.amplification.monte_carlo import MonteCarlo, bins_interval
 from anyorder.optimize import choose, fit

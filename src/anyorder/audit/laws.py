@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,8 +14,7 @@ from anyorder import checks
 from anyorder.audit.canaries import DENSE_STEPS, forward, whitener
 from anyorder.audit.secret_steps import sampled_rule
 from anyorder.errors import ArgumentError
-from anyorder.participation import Participation
-from anyorder.participation.sampled import (
+from anyorder.participation import (
     BallsInBins,
     CyclicPoisson,
     MinSeparationSampling,
@@ -23,6 +22,7 @@ from anyorder.participation.sampled import (
     RandomAllocation,
     TruncatedPoisson,
 )
+from anyorder.patterns import Participation
 from anyorder.strategy import Rescaled, Strategy, Tree
 
 Floats = NDArray[np.float64]
@@ -331,7 +331,7 @@ def order_law(there: ArrayLike, participation: Participation, before: ArrayLike 
         case MinSeparationSampling():
             return _separated(runs, rule)
         case _:
-            assert_never(rule)
+            raise ArgumentError(f"no test is known of the draws of {rule.describe()}")
 
 
 # -- one of b bins -----------------------------------------------------------------------------------------------------

@@ -12,27 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, TrainingError
+from anyorder.accounting.amplification.secret_order import SecretOrder
+from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning
 from anyorder.ledger import Ledger, Mark, Units, canonical_bytes
 from anyorder.noise import NoiseSource
 from anyorder.noise.stream import first_new_row
-from anyorder.participation import BallsInBins, MinSeparationSampling, Participation, RandomAllocation
+from anyorder.patterns import Participation
 from anyorder.plan.plan import Plan
 from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.journal import Journal
 from anyorder.release.ranks import Ranks
 
-__all__ = ["RunFiles"]
-
 State = dict[str, Any]
-
-_LASTING = (BallsInBins, RandomAllocation, MinSeparationSampling)  # orders whose coins decide more than one step
 
 
 class RunFiles:
     """What a run keeps on disk, and the process that may go on with it. All ranks call the same methods.
 
-    Order of calls: `load`, `begin`, then `commit` and `save`.
+    Order of calls: `load`, `begin`, `save` of a run that is new, then `commit` and `save`. So the key is on the disk
+    before any noise is used: a restart finds it, and no step is released twice with different noise, whenever a kill
+    comes.
 
     Args:
         path: the checkpoint file; None for a run that keeps nothing.
@@ -45,19 +44,11 @@ class RunFiles:
                 "ledger_on_disk needs checkpoint=, beside which its file is kept, and one process, which writes it"
             )
         self._path, self._group, self._ledger_on_disk = path, group, ledger_on_disk
-        self._process = os.getpid()
         self._journal: Journal | None = None  # on the first rank
         self._renewals: list[tuple[int, bytes]] = []
         self._doubtful_end: list[int] = []  # n, where steps may be missing and none is left to draw anew
         self._hint = ""
-
-    def check_process(self) -> None:
-        """Refuse in a forked child: it would go on with the parent's key and steps, on data of its own."""
-        if os.getpid() != self._process:
-            raise TrainingError(
-                "this process was forked from the one that began this run, which goes on with the same noise: go on in "
-                "that one, or begin a run of its own here"
-            )
+        self._is_saved = False
 
     def check_open(self) -> None:
         """Refuse, before anything is written, where another object of this process has resumed the run since."""
@@ -109,6 +100,7 @@ class RunFiles:
             were released after it that this run could not repeat.
         """
         self._run_id, self._key = source.fingerprint(), source.key
+        self._is_saved = state is not None
         self._renewals = self._group.by_first(place, lambda: self._begin(plan, state))
         for step, nonce in self._renewals:
             row = first_new_row(plan.strategy, step)
@@ -228,13 +220,18 @@ class RunFiles:
             f"{where}. From step {step} on the noise comes from a fresh key, so that none is used twice. If another "
             "copy of this run goes on too, what both tell of a unit is the composition of two runs"
         )
-        if type(plan.participation) in _LASTING:
+        if isinstance(plan.participation, SecretOrder) and plan.participation.draws_last:
             message += (
                 f", and not of two claims: the coins that were tossed before step {step} decide later steps too, in "
                 "both copies. No claim holds for both together"
             )
         warnings.warn(message, CheckpointWarning, stacklevel=2)
         return [*renewals, (step, nonce)]
+
+    @property
+    def needs_save(self) -> bool:
+        """Whether the key is not on the disk yet, and must be before any noise is used."""
+        return self._path is not None and not self._is_saved
 
     def has(self, step: int) -> bool:
         """Whether the noise of a step was used before: what is made now is that step again."""
@@ -256,6 +253,7 @@ class RunFiles:
         """
         if self._path is None:
             return
+        assert self._is_saved, "the first checkpoint comes before the first step"
         who = population + canonical_bytes(units)
         kinds = ",".join(sorted({str(x.dtype) for x in own})).encode()
         head = b"".join(len(part).to_bytes(8, "little") + part for part in (who, kinds))
@@ -310,6 +308,7 @@ class RunFiles:
             save_atomic(path, whole, self._run_id)
 
         self._group.by_first(place, write)
+        self._is_saved = True
 
     def close(self) -> None:
         """Let another process resume the run."""
