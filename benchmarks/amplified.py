@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyorder as ao
-from anyorder import error
 from anyorder import workload as W
 from anyorder.accounting import calibrate_gaussian, calibrate_poisson
 from anyorder.accounting.amplification.bound import calibrate_amplified
@@ -28,9 +27,9 @@ from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.amplification.monte_carlo import MonteCarlo, bins_interval
 from anyorder.optimize import choose, fit
 from anyorder.optimize.amplified import Judge
-from anyorder.optimize.fits import kind_in
+from anyorder.optimize.choose import kind_in
 from anyorder.participation import BallsInBins, CyclicPoisson, FixedOrder, Participation, PoissonSampling
-from anyorder.strategy import Independent, Strategy, ToeplitzBanded
+from anyorder.strategy import Independent, Strategy, ToeplitzBanded, error
 from benchmarks._peers import interpreter
 from benchmarks._report import Row
 

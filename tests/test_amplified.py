@@ -37,8 +37,8 @@ from anyorder.participation import (
 )
 from anyorder.plan.plan import Plan, check_claims
 from anyorder.plan.planner import with_budget
-from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import BLT, Independent, RestartedBLT, ToeplitzBanded, Tree
+from anyorder.strategy.rounding import rounding
 from anyorder.workload import Workload
 from plans import flat_plan
 

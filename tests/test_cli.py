@@ -16,7 +16,7 @@ import processes
 from anyorder import accounting, cli
 from anyorder.__main__ import main
 from anyorder.accounting.selection import Counts, Top, Uniform
-from anyorder.cli import app, run
+from anyorder.cli import app, plans, run, training
 from anyorder.participation import EpochShuffle
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan_at_sigma
@@ -469,6 +469,13 @@ def test_version_and_help():
     assert invoke("audit").exit_code == 2
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_all_commands_says_what_each_says_of_itself(name):
+    stood_for, own = cli.COMMANDS[name][1], cli.load_command(name)
+    assert " ".join(own.help.split("\n\n")[0].split()) == stood_for
+    assert own.name == name
+
+
 def test_every_command_names_its_default_order_and_they_agree():
     assert Settings.of("mnist").order == "fixed"
     assert Settings.of("mnist", model="cnn").order == "shuffled"
@@ -476,10 +483,10 @@ def test_every_command_names_its_default_order_and_they_agree():
     assert plan_at_sigma(1, dataset_size=4, batch_size=2, epochs=2, delta=0.1).participation == EpochShuffle(2, 2)
     assert Settings.of("digits").order == "fixed"
     for command in ("plan", "epsilon"):
-        order = inspect.signature(getattr(cli, command)).parameters["order"]
+        order = inspect.signature(getattr(plans, command)).parameters["order"]
         assert order.default is None
         assert "Default: shuffled" in order.annotation.__metadata__[0].help
-    hint = inspect.signature(cli.train).parameters["order"].annotation
+    hint = inspect.signature(training.train).parameters["order"].annotation
     assert "Default: fixed for digits, patches and scattering, else shuffled" in hint.__metadata__[0].help
 
 

@@ -322,6 +322,38 @@ def test_thresholds_are_rounded_down_and_nearly_always_exact():
     assert _draws.below(words, 1.0).all()
 
 
+class Given:
+    """A source of words that are given."""
+
+    def __init__(self, *words):
+        self.given = np.array(words, np.uint32)
+
+    @property
+    def own(self):
+        return self
+
+    def derive(self, label):
+        return self
+
+    def words(self, row, start, stop):
+        return self.given[start:stop]
+
+
+@pytest.mark.parametrize(("q", "word"), [(0.5, 2**31), (0.25, 2**30), (2.0**-32, 1)])
+def test_a_coin_falls_for_the_words_below_its_threshold_and_no_other(q, word):
+    """One word more would be a probability above the claimed one, by 2^-32."""
+    source = Given(word - 1, word, 0, word + 1, 2**32 - 1)
+    for rule in (PoissonSampling(1, q), CyclicPoisson(1, 1, q)):
+        assert Draws(rule, 5, source).step(0).tolist() == [0, 2]
+
+
+def test_a_coin_of_64_bits_falls_for_the_words_below_its_threshold_and_no_other():
+    low, high = 2**32 - 1, 2**31 - 1  # little-endian: 2^63 - 1, 2^63, 0
+    source = Given(low, high, 0, high + 1, 0, 0)
+    for rule in (TruncatedPoisson(1, 0.5, 3, 3), MinSeparationSampling(1, 1, 0.5)):
+        assert Draws(rule, 3, source).step(0).tolist() == [0, 2]
+
+
 @pytest.mark.parametrize(
     "make",
     [

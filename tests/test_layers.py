@@ -5,13 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import anyorder
 
 ROOMS = [
-    "errors", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
-    "strategy", "sensitivity", "error", "noise", "accounting", "_draws", "participation", "optimize", "ledger",
+    "errors", "durable", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
+    "strategy", "noise", "accounting", "_draws", "participation", "optimize", "ledger",
     "sampling", "plan", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
     "report", "run", "planner_page", "cli", "__main__",
 ]  # fmt: skip
@@ -42,11 +40,23 @@ def test_every_room_is_named() -> None:
     assert {room_of(path) for path in FILES} == set(ROOMS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_only_from_rooms_above(path: Path) -> None:
-    own = ROOMS.index(room_of(path))
-    below = {name for name in imported_rooms(path) & set(ROOMS) if ROOMS.index(name) > own}
-    assert not below, f"{path} imports from rooms below it: {below}"
+def test_imports_only_from_rooms_above() -> None:
+    below = {}
+    for path in FILES:
+        own = ROOMS.index(room_of(path))
+        below[path] = {name for name in imported_rooms(path) & set(ROOMS) if ROOMS.index(name) > own}
+    assert {str(path.relative_to(ROOT)): rooms for path, rooms in below.items() if rooms} == {}
+
+
+def test_tests_and_package_import_neither_benchmarks_nor_reproductions() -> None:
+    """Which have tests of their own beside them: `pytest benchmarks reproductions`."""
+    found = set()
+    for path in [*ROOT.rglob("*.py"), *Path(__file__).parent.rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found |= {f"{path}: {name}" for name in names if name.split(".")[0] in ("benchmarks", "reproductions")}
+    assert found == set()
 
 
 def test_pure_rooms_do_not_import_torch() -> None:

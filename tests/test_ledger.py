@@ -73,6 +73,26 @@ def test_many_units_are_judged_like_one(rule):
                 other.record(t, [i] if i in chosen else [])
 
 
+@pytest.mark.parametrize("kind", [str, int])
+def test_what_was_checked_vouches_for_no_other_units(kind):
+    """Names are compared, not counted: a list as long as the one that was checked is held to the rule itself."""
+    first, second = [kind(1), kind(2)], [kind(3), kind(4)]
+    ledger = Ledger(SingleEpoch(3))
+    ledger.check(0, first)
+    ledger.record(0, second)
+    assert [list(map(kind, units)) for units in ledger.history()] == [second]
+    ledger.check(1, first)
+    with pytest.raises(ParticipationError, match="step 1"):
+        ledger.record(1, second)
+    assert ledger.step == 1
+
+
+def test_the_nearest_return_is_that_of_the_one_who_came_last():
+    """Of several who come back in one step: the certificate claims that all were at least so far apart."""
+    ledger = replay(MinSeparation(9, 1), [["a"], [], [], ["b"], ["a", "b"], [], [], ["a", "b"]])
+    assert ledger.realised_bounds() == (3, 1)
+
+
 def test_known_order_takes_the_planned_units_and_forgives_absence():
     ledger = Ledger(KnownOrder([["a", "b"], ["c"], ["a"]]))
     ledger.record(0, ["b"])
@@ -334,3 +354,18 @@ def test_what_a_check_returned_is_not_looked_up_again_at_its_step():
     ledger.check(1, [4])
     ledger.record(1, other)
     assert [units.tolist() for units in ledger.history()] == [[1, 3], [2]]
+
+
+@pytest.mark.parametrize("name", [lambda i: i, lambda i: f"u{i}"], ids=["integers", "names"])
+def test_what_a_check_returned_lets_no_others_in_of_the_same_number(name):
+    ledger = Ledger(SingleEpoch(3))
+    ledger.record(0, [name(1), name(2)])
+    ledger.check(1, [name(3), name(4)])
+    for others in ([name(1), name(3)], [name(1), name(2)]):
+        with pytest.raises(ParticipationError):
+            ledger.check(1, others)
+        with pytest.raises(ParticipationError):
+            ledger.record(1, others)
+        ledger.check(1, [name(3), name(4)])
+    ledger.record(1, [name(5), name(6)])
+    assert [list(units) for units in ledger.history()][1] == [name(5), name(6)]

@@ -70,6 +70,20 @@ def test_min_separation_is_all_subsets_with_the_distance(n, b, k):
     assert set(MinSeparation(n, b, k).patterns()) == allowed
 
 
+@pytest.mark.parametrize("rule", [MinSeparation(9, 3), MinSeparationSampling(9, 3, 0.5)], ids=repr)
+def test_a_unit_waits_the_whole_separation(rule):
+    last, count = np.array([0, 1, 2, 3, -1]), np.array([1, 1, 1, 1, 0])
+    [(_, early), *_] = rule.refusals(4, last, count)
+    assert early.tolist() == [False, False, True, True, False]
+
+
+def test_a_public_order_covers_no_secret_one():
+    """Its units would be those of a pattern, but whoever plans for secret coins has another claim."""
+    for secret in (BallsInBins(2, 3), CyclicPoisson(6, 3, 0.3), TruncatedPoisson(6, 0.3, 4, 12, 3)):
+        for planned in (FixedOrder(6, 2, 3), EpochShuffle(2, 3)):
+            assert not participation.covers(planned, secret)
+
+
 def test_separation_counts_from_step_to_step():
     """b = 3 allows steps 0 and 3, with two steps between them."""
     assert (0, 3) in set(MinSeparation(4, 3).patterns())

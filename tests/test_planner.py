@@ -15,14 +15,14 @@ from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.errors import ArgumentError, LoaderError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.optimize import choose, fit
-from anyorder.optimize.candidates import rows_touched
-from anyorder.optimize.tree import fit_tree
+from anyorder.optimize.choose import rows_touched
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, PoissonSampling
 from anyorder.participation.registry import WORDS, OrderWord
 from anyorder.plan import options
 from anyorder.plan.planner import plan_at_sigma, with_budget
 from anyorder.sampling import PoissonBatchSampler
 from anyorder.strategy import BLT, Combination, Dense, Independent, Tree
+from anyorder.strategy.tree import fit_tree
 from anyorder.workload import GivenWorkload, Workload, cosine, custom, last_iterate, prefix_sum
 from plans import flat_plan
 

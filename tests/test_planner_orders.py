@@ -105,7 +105,7 @@ def test_the_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def guessed(epsilon: float, delta: float, q: float, steps: int) -> float:  # in place of one that takes seconds
         return 1 / math.sqrt(math.log1p((ao.accounting.gdp_mu(epsilon, delta) / q) ** 2 / steps))
 
-    monkeypatch.setattr("anyorder.optimize.cycle.rough_poisson", guessed)
+    monkeypatch.setattr("anyorder.optimize.amplified.rough_poisson", guessed)
     monkeypatch.setattr("anyorder.accounting.calibrate_poisson", guessed)
     found = ao.plan(order="cyclic-poisson", **ASKED)
     assert isinstance(found.participation, CyclicPoisson)

@@ -18,7 +18,7 @@ from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.plan.certificate import Certificate, realised_claim
 from anyorder.report import html_report
-from anyorder.sensitivity import sensitivity
+from anyorder.strategy.sensitivity import sensitivity
 from laws.cases import STRATEGIES
 from plans import flat_plan
 

@@ -177,12 +177,36 @@ def test_the_root_is_bound_to_what_the_certificate_claims():
             replace(certificate, **{name: value}).check(receipt)
 
 
+def test_steps_beyond_those_that_were_taken_are_refused():
+    """Of a certificate of fewer steps than its own record has: the plan would allow them."""
+    evidence = made()
+    receipt = evidence.receipt(0)
+    assert receipt.steps == (0, 2)
+    for taken in (3, 4):
+        receipt.check(evidence.plan, taken, "claim", receipt.root("claim"))
+    for taken in (0, 1, 2):
+        with pytest.raises(CertificateError, match=f"must rise, from 0 to {taken - 1} at most"):
+            receipt.check(evidence.plan, taken, "claim", receipt.root("claim"))
+
+
 def test_steps_that_break_the_plan_are_refused(tmp_path):
     """A record that kept to a looser rule, under a certificate that claims a stricter one: its owner has all keys."""
     loose = made(MinSeparation(4, 1), [[5], [5], [1], [2]])
     path, own = saved(tmp_path, replace(made(), ledger=loose.ledger), 5)
     with pytest.raises(CertificateError, match="break the plan"):
         ao.verify(path, receipt=own)
+
+
+@pytest.mark.parametrize("taken", [1, 2])
+def test_steps_beyond_those_taken_are_refused(taken):
+    """Its owner has the key of the tree: a root that leads to steps which the certificate says were never taken."""
+    evidence = made()
+    receipt = evidence.receipt(0)
+    assert receipt.steps == (0, 2)
+    root = receipt.root("claim")
+    receipt.check(evidence.plan, 3, "claim", root)
+    with pytest.raises(CertificateError, match=f"must rise, from 0 to {taken - 1} at most"):
+        receipt.check(evidence.plan, taken, "claim", root)
 
 
 @pytest.mark.parametrize(

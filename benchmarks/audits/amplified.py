@@ -29,8 +29,8 @@ from anyorder.audit import Audited, Stated, epsilon_lower_bound, mu_estimate
 from anyorder.participation import BallsInBins, FixedOrder
 from anyorder.run import Setup, datasets, parts
 from anyorder.run.auditing import Attack, attack
-from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import BandedInverse, Strategy, ToeplitzBanded
+from anyorder.strategy.sensitivity import known_sensitivity
 from anyorder.workload import prefix_sum
 from benchmarks._report import Row
 

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyorder import error
 from anyorder.participation import Participation
-from anyorder.sensitivity import sensitivity
-from anyorder.strategy import Strategy
+from anyorder.strategy import Strategy, error
+from anyorder.strategy.sensitivity import sensitivity
 from anyorder.workload import Workload
 
 Number = float | str | Sequence[Any] | np.ndarray

@@ -10,8 +10,8 @@ from anyorder import workload as W
 from anyorder.accounting import calibrate_gaussian, calibrate_poisson, gdp_epsilon, poisson_epsilon, zcdp_rho
 from anyorder.optimize import fit, fit_dense
 from anyorder.participation import FixedOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.sensitivity import sensitivity
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree
+from anyorder.strategy.sensitivity import sensitivity
 from anyorder.strategy.toeplitz import inverse_series
 from benchmarks.references._accountants import GAUSS, RENYI, pld, renyi, sampled, smallest
 from benchmarks.references._value import LOCAL, Rule, Value, compare, skip, statistics

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from anyorder import error
 from anyorder import workload as W
 from anyorder.accounting import gdp_epsilon
 from anyorder.optimize import Optimum, fit, fit_dense
-from anyorder.optimize.dense import dual_bound
-from anyorder.optimize.patterns import disjoint
 from anyorder.participation import MinSeparation, SingleEpoch
-from anyorder.sensitivity import sensitivity
-from anyorder.strategy import BLT, BandedInverse, Independent, ToeplitzBanded, Tree
+from anyorder.strategy import BLT, BandedInverse, Independent, ToeplitzBanded, Tree, error
+from anyorder.strategy.dense import dual_bound
+from anyorder.strategy.fitting import disjoint
+from anyorder.strategy.sensitivity import sensitivity
 from benchmarks.references._value import Rule, Value, skip
 from benchmarks.references.state_of_the_art import BOUND
 

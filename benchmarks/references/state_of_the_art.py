@@ -7,15 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from anyorder import error
 from anyorder import workload as W
 from anyorder.accounting import calibrate_gaussian, gdp_epsilon
 from anyorder.optimize import Optimum, fit, fit_dense, rescale
-from anyorder.optimize.banded import fit_banded
-from anyorder.optimize.blt import fit_blts
 from anyorder.participation import FixedOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.sensitivity import sensitivity
-from anyorder.strategy import BLT, BandedInverse, Independent, Rescaled, SquareRoot, Strategy, ToeplitzBanded, Tree
+from anyorder.strategy import (
+    BLT,
+    BandedInverse,
+    Independent,
+    Rescaled,
+    SquareRoot,
+    Strategy,
+    ToeplitzBanded,
+    Tree,
+    error,
+)
+from anyorder.strategy.banded import fit_banded
+from anyorder.strategy.blt import fit_blts
+from anyorder.strategy.sensitivity import sensitivity
 from benchmarks.references import google
 from benchmarks.references._value import LOCAL, Rule, Value, skip, statistics
 

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import workload as W
-from anyorder.error import row_variances
 from anyorder.optimize import fit_dense
 from anyorder.participation import SingleEpoch
-from anyorder.sensitivity import sensitivity
 from anyorder.strategy import BandedLowRank, Dense, Strategy, Tree
+from anyorder.strategy.error import row_variances
+from anyorder.strategy.sensitivity import sensitivity
 from anyorder.workload import Workload
 from reproductions._claims import Claim, Curves, Run, judged
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from anyorder import error
 from anyorder.accounting import compose, gdp_epsilon, poisson_epsilon
-from anyorder.strategy import Tree
+from anyorder.strategy import Tree, error
 from anyorder.workload import momentum
 from reproductions._claims import Claim, Curves, Run, judged
 from reproductions.kairouz.tables import DELTA, ROUNDS, levels, listed

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyorder import error
 from anyorder.accounting import calibrate_poisson, gdp_mu
 from anyorder.participation import EpochShuffle, FixedOrder, Participation, SingleEpoch
-from anyorder.strategy import Independent, Tree
+from anyorder.strategy import Independent, Tree, error
 from anyorder.workload import Workload, momentum, prefix_sum
 from reproductions._claims import Claim, Curves, Run, judged
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from anyorder import accounting, errors, noise, optimize, participation, strategy, workload
 from anyorder.accounting import compose
-from anyorder.error import RENAMED, last_error, max_error, renamed, rmse
 from anyorder.plan.certificate import Certificate, Evidence, verify
 from anyorder.plan.options import SGD, Limits, mechanism, order
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import compare, plan
 from anyorder.plan.receipt import Receipt
-from anyorder.sensitivity import Bound, sensitivity, unit_sensitivities
+from anyorder.strategy.bound import Bound
+from anyorder.strategy.error import RENAMED, last_error, max_error, renamed, rmse
+from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 
 if TYPE_CHECKING:
     from anyorder import audit, budget, clipping, federated, online, release, sampling, sparse, train

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import stat
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NoReturn
 
+from anyorder import durable
 from anyorder.errors import CertificateError, LimitError
 
 MAX_BYTES = 32 << 20  # of a file
@@ -112,7 +112,7 @@ def canonical(data: dict[str, Any]) -> str:
 
 
 def save_json(path: str | Path, data: dict[str, Any], *, secret: bool = False) -> None:
-    """Write data with the sha256 of its canonical form, so that any altered number shows.
+    """Put data in the place of what a file holds, with the sha256 of its canonical form: any altered number shows.
 
     Args:
         secret: for its owner's eyes: the file is readable by the owner only, from its first byte on.
@@ -120,25 +120,12 @@ def save_json(path: str | Path, data: dict[str, Any], *, secret: bool = False) -
     sealed = {**data, "sha256": hashlib.sha256(canonical(data).encode()).hexdigest()}
     text = json.dumps(sealed, indent=1, sort_keys=True, allow_nan=False) + "\n"
     try:
-        if secret:
-            _write_secret(Path(path), text)
+        if Path(path).exists() and not Path(path).is_file():
+            Path(path).write_text(text, encoding="utf-8")  # a pipe, or standard output
         else:
-            Path(path).write_text(text, encoding="utf-8")
+            durable.replace(path, text.encode(), secret=secret)
     except OSError as problem:
         raise CertificateError(f"cannot write {path}: {problem.strerror or problem}") from problem
-
-
-def _write_secret(path: Path, text: str) -> None:
-    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)  # mode 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise
 
 
 def load_json(
@@ -320,12 +307,3 @@ def brief(problem: BaseException) -> str:
 
 def _name(path: str | Path) -> str:
     return printable(str(path))
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a new name in a folder outlast a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,5 @@
-"""Ids of units: what may be one, and the bytes that stand for them."""
+"""Who took part when: ids of units, what was seen of each, the history in memory or in a file, and its guard."""
 
-import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import checks
+from anyorder import checks, durable
 from anyorder.checks import frozen
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
-from anyorder.formats import inflate, spend_participations, sync_folder
+from anyorder.formats import inflate, spend_participations
 from anyorder.participation import KnownOrder, Participation
 from anyorder.participation.registry import ORDERS
 from anyorder.patterns import Refusals, Rule
@@ -331,46 +330,37 @@ class Disk:
     Not locked: who has the run has its journal, which is.
     """
 
-    def __init__(self, path: Path, head: bytes, descriptor: int) -> None:
-        self.path = path
-        self._head, self._descriptor = head, descriptor
-        self._steps, self._end, self._chain = 0, len(head), sha256(head).digest()
-        self._next = b""  # the chunk that is written and does not count yet
-        self._is_clean = False  # whether nothing lies behind the end but what this object wrote
+    def __init__(self, log: durable.Log, head: bytes) -> None:
+        self.path = log.path
+        self._head, self._log = head, log
+        self._steps, self._chain = 0, sha256(head).digest()
+        self._next = b""  # the chain of the chunk that is written and does not count yet
 
     @classmethod
     def create(cls, path: Path, run: str) -> Self:
         """An empty one. What a run without a checkpoint left is replaced. Raises: CheckpointError."""
         head = _FILE_MAGIC + run.encode() + b"\n"
-        descriptor = -1
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            found = os.pread(descriptor, len(_FILE_MAGIC), 0)
-            if not _FILE_MAGIC.startswith(found.rstrip(b"\0")):
+            disk = cls(durable.Log.open(path, create=True), head)
+            if not _FILE_MAGIC.startswith(disk._log.read(size=len(_FILE_MAGIC)).rstrip(b"\0")):
                 raise CheckpointError(f"{path} is no ledger of anyorder, and not replaced; move it away")
-            os.ftruncate(descriptor, 0)
-            _write(descriptor, head, 0)
-            os.fsync(descriptor)
-            sync_folder(path.parent)
+            disk._log.append(head)
+            durable.sync_folder(path.parent)
         except OSError as problem:
-            _close(descriptor)
             raise CheckpointError(f"the ledger {path} cannot be written: {problem}") from problem
-        except CheckpointError:
-            _close(descriptor)
-            raise
-        return cls(path, head, descriptor)
+        return disk
 
     @classmethod
     def resume(cls, path: Path, run: str, mark: Mark) -> Self:
         """The file that a checkpoint vouches for. Raises: CheckpointError if it is missing, shorter, or another."""
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            log = durable.Log.open(path)
         except OSError as problem:
             raise CheckpointError(
                 f"the ledger {path} of this run cannot be opened: {problem}. It tells who took part when; without it "
                 "a run cannot go on. Keep it beside the checkpoint, under its name, or start a new run"
             ) from problem
-        disk = cls(path, _FILE_MAGIC + run.encode() + b"\n", descriptor)
+        disk = cls(log, _FILE_MAGIC + run.encode() + b"\n")
         try:
             disk._verify(mark)
         except BaseException:
@@ -382,9 +372,10 @@ class Disk:
         return self._steps
 
     def _verify(self, mark: Mark) -> None:
+        self._log.end = len(self._head)
         for head, body, chain in self._chunks(mark.steps):
-            self._chain = chain
-            self._steps, self._end = self._steps + 1, self._end + len(head) + len(body) + _CHAIN
+            self._chain, self._steps = chain, self._steps + 1
+            self._log.end += len(head) + len(body) + _CHAIN
         if self._chain != mark.chain:
             raise CheckpointError(
                 f"the ledger {self.path} is not the one that its checkpoint was saved with: it was altered, or belongs "
@@ -396,7 +387,7 @@ class Disk:
         chain = sha256(self._head).digest()
         try:
             with open(self.path, "rb") as file:
-                most = os.fstat(file.fileno()).st_size
+                most = self.path.stat().st_size
                 if file.read(len(self._head)) != self._head:
                     raise CheckpointError(
                         f"{self.path} is no ledger of this run; resume with files that belong together"
@@ -421,45 +412,35 @@ class Disk:
         """Write the chunk of the next step behind the end, where it does not count yet. Raises: CheckpointError."""
         kind, body = _packed(ids, seen)
         chunk = _HEAD.pack(t, len(body), kind, digest) + body
-        chunk += sha256(self._chain + chunk).digest()
-        if self._descriptor < 0:
+        chain = sha256(self._chain + chunk).digest()
+        if not self._log.is_open:
             raise CheckpointError(f"the ledger {self.path} is closed: this run ended, or was resumed elsewhere")
         try:
-            if not self._is_clean:
-                os.ftruncate(self._descriptor, self._end)
-                self._is_clean = True
-            _write(self._descriptor, chunk, self._end)
+            self._log.write(chunk + chain)
         except OSError as problem:
-            self._is_clean = False
             raise CheckpointError(
                 f"step {t} was not released: the ledger {self.path} cannot be written: {problem}. Make room, and take "
                 "the step again"
             ) from problem
-        if len(self._next) > len(chunk):
-            self._is_clean = False  # a part of another try is behind it
-        self._next = chunk
+        self._next = chain
 
     def keep(self, ids: Units) -> None:
         """What was written last counts."""
         assert self._next
-        self._chain, self._end, self._steps = self._next[-_CHAIN:], self._end + len(self._next), self._steps + 1
-        self._next = b""
+        self._log.keep()
+        self._chain, self._steps, self._next = self._next, self._steps + 1, b""
 
     def settle(self) -> Mark:
         """Bring what counts to the disk, for a checkpoint that is written after it. Raises: CheckpointError."""
         try:
-            os.fsync(self._descriptor)
+            self._log.sync()
         except OSError as problem:
             raise CheckpointError(f"the ledger {self.path} cannot be written: {problem}") from problem
         return Mark(self._steps, self._chain)
 
     def close(self) -> None:
         """Write no more. It can still be read, while its run did not go on elsewhere."""
-        _close(self._descriptor)
-        self._descriptor = -1
-
-    def __del__(self) -> None:
-        self.close()
+        self._log.close()
 
     # -- to read -----------------------------------------------------------------------------------------------------
 
@@ -501,20 +482,6 @@ def _unpacked(head: bytes, body: bytes) -> Step:
     text = body[_COUNTS.size + 4 * (units + new) :]
     bounds = zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True) if new else ()
     return Step(digest, None, numbers, [text[i:j].decode("utf-8", "surrogatepass") for i, j in bounds])
-
-
-def _write(descriptor: int, data: bytes, place: int) -> None:
-    written = 0
-    while written < len(data):
-        done = os.pwrite(descriptor, memoryview(data)[written : written + (1 << 30)], place + written)
-        if done <= 0:
-            raise OSError(f"{written} of {len(data)} bytes written")
-        written += done
-
-
-def _close(descriptor: int) -> None:
-    if descriptor >= 0:
-        os.close(descriptor)
 
 
 # ----------------------------------------------------------------------------------------------------

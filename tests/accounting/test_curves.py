@@ -9,10 +9,22 @@ from scipy.stats import norm
 
 import anyorder as ao
 from accounting.oracle import epsilon_of
-from anyorder.accounting import Composed, Gaussian, Sampled, compose, compose_mus, gdp_delta, gdp_epsilon
+from anyorder.accounting import (
+    Amplified,
+    Composed,
+    Gaussian,
+    Pld,
+    Sampled,
+    compose,
+    compose_mus,
+    gdp_delta,
+    gdp_epsilon,
+)
 from anyorder.accounting.curves import _part
 from anyorder.errors import ArgumentError
+from anyorder.participation import TruncatedPoisson
 from anyorder.plan.planner import plan_at_sigma
+from anyorder.strategy import Independent
 from plans import flat_plan
 
 
@@ -179,6 +191,15 @@ def test_plans_on_the_same_units_compose():
 def test_what_is_refused(call, text):
     with pytest.raises(ArgumentError, match=text):
         call()
+
+
+def test_of_groups_of_several_sizes_the_loudest_counts():
+    """Under truncated sampling a larger group is cut more often: a sum must hold for the units of each."""
+    order = TruncatedPoisson(4, 0.5, batch_size=2, dataset_size=5, cycle=2)  # groups of three and of two
+    alone = Amplified(Independent(4), order, 1.0, Pld())
+    both = compose(alone, Gaussian(0.01))
+    assert both.epsilon(1e-5) >= alone.epsilon(1e-5) * (1 - 1e-6)
+    assert both.delta(2.0) >= alone.delta(2.0) * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("kind", [Gaussian, Sampled, Composed])

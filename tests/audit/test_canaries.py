@@ -3,6 +3,7 @@
 import pickle
 import time
 import tracemalloc
+from itertools import product
 
 import numpy as np
 import pytest
@@ -46,23 +47,22 @@ def test_canaries_have_norm_one_and_lie_on_their_coordinates(canaries):
         np.testing.assert_array_equal(vectors @ vectors.T - np.diag(np.diag(vectors @ vectors.T)), 0)
 
 
-@pytest.mark.parametrize("canaries", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_products_and_sums_are_those_of_the_vectors(canaries, dtype, blocks):
-    again = pickle.loads(pickle.dumps(canaries))
-    vectors = again.vectors()
-    rng = np.random.default_rng(0)
-    row = rng.normal(size=canaries.size).astype(dtype)
-    np.testing.assert_allclose(again.dot(row), vectors @ row, rtol=1e-12, atol=1e-13)
-    np.testing.assert_array_equal(again.dot(torch.from_numpy(row)), again.dot(row))
-    weights = rng.integers(-1, 2, size=canaries.count)
-    np.testing.assert_allclose(again.combined(weights), weights @ vectors, atol=1e-14)
-    np.testing.assert_allclose(again.combined(weights, 3.5), 3.5 * (weights @ vectors), atol=1e-13)
-    whole = again.combined(weights, 1000.5, whole=True)
-    np.testing.assert_array_equal(whole, weights @ np.trunc(1000.5 * vectors))
-    mask = weights > 0
-    np.testing.assert_array_equal(again.sum(mask), again.sum(np.flatnonzero(mask)))
-    np.testing.assert_allclose(again.sum([0, 0]), 2 * vectors[0], atol=1e-14)
+def test_products_and_sums_are_those_of_the_vectors(blocks):
+    for dtype, canaries in product([np.float64, np.float32], CASES.values()):
+        again = pickle.loads(pickle.dumps(canaries))
+        vectors = again.vectors()
+        rng = np.random.default_rng(0)
+        row = rng.normal(size=canaries.size).astype(dtype)
+        np.testing.assert_allclose(again.dot(row), vectors @ row, rtol=1e-12, atol=1e-13)
+        np.testing.assert_array_equal(again.dot(torch.from_numpy(row)), again.dot(row))
+        weights = rng.integers(-1, 2, size=canaries.count)
+        np.testing.assert_allclose(again.combined(weights), weights @ vectors, atol=1e-14)
+        np.testing.assert_allclose(again.combined(weights, 3.5), 3.5 * (weights @ vectors), atol=1e-13)
+        whole = again.combined(weights, 1000.5, whole=True)
+        np.testing.assert_array_equal(whole, weights @ np.trunc(1000.5 * vectors))
+        mask = weights > 0
+        np.testing.assert_array_equal(again.sum(mask), again.sum(np.flatnonzero(mask)))
+        np.testing.assert_allclose(again.sum([0, 0]), 2 * vectors[0], atol=1e-14)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -136,9 +136,8 @@ def test_no_coin_tells_the_next(key):
         assert abs(agree - 0.5) < 6 / np.sqrt(4 * (20_000 - lag)), lag
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
+def test_arguments_that_do_not_fit_are_refused():
+    for arguments, options, message in [
         ((0, 1, 1, 0), {}, "size must be an integer of at least 1|size must be an integer from 1"),
         ((3, 0, 1, 0), {}, "count must be"),
         ((3, 1, 4, 0), {}, "dimension must be an integer from 1 to 3"),
@@ -155,11 +154,9 @@ def test_no_coin_tells_the_next(key):
         ((3, 1, 2, 0), {"coordinates": [-1, 1]}, "coordinates must be distinct and lie in 0 .. 2"),
         ((3, 1, 2, 0), {"coordinates": [1]}, "coordinates must be dimension=2 integers"),
         ((3, 1, 2, 0), {"coordinates": [0.0, 1.0]}, "coordinates must be dimension=2 integers"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused(arguments, options, message):
-    with pytest.raises(ArgumentError, match=message):
-        Canaries(*arguments, **options)
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            Canaries(*arguments, **options)
 
 
 def test_rows_and_choices_that_do_not_fit_are_refused():

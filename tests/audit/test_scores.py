@@ -11,7 +11,7 @@ from anyorder.audit import Canaries, as_released, sampled_scores, scores, visibl
 from anyorder.audit.canaries import Scorer, forward
 from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.strategy import BandedInverse, Independent, Rescaled, SquareRoot, Tree
-from anyorder.strategy.kinds import KINDS
+from anyorder.strategy.registry import KINDS
 from anyorder.workload import prefix_sum
 from laws.cases import STRATEGIES
 
@@ -38,15 +38,14 @@ def dense(released, C, steps, canaries):
     return [(C @ p) @ (C @ released) @ g / np.linalg.norm(C @ p) for p, g in zip(pi, canaries.vectors(), strict=True)]
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_scores_are_the_dense_formula(name, n):
-    strategy = STRATEGIES[name](n)
-    released = np.random.default_rng(n).normal(size=(n, 9))
-    for canaries in (CANARIES, RANDOM):
-        steps = steps_for(n, canaries.count)
-        expected = dense(released, strategy.matrix(), steps, canaries)
-        np.testing.assert_allclose(scores(released, strategy, steps, canaries), expected, rtol=1e-9, atol=1e-11)
+def test_scores_are_the_dense_formula():
+    for name, n in product(STRATEGIES, SIZES):
+        strategy = STRATEGIES[name](n)
+        released = np.random.default_rng(n).normal(size=(n, 9))
+        for canaries in (CANARIES, RANDOM):
+            steps = steps_for(n, canaries.count)
+            expected = dense(released, strategy.matrix(), steps, canaries)
+            np.testing.assert_allclose(scores(released, strategy, steps, canaries), expected, rtol=1e-9, atol=1e-11)
 
 
 def test_every_kind_is_among_them():
@@ -57,36 +56,36 @@ def test_every_kind_is_among_them():
 TAME = [name for name in STRATEGIES if not name.endswith(("mixed", "rising"))]
 
 
-@pytest.mark.parametrize(("name", "n"), [*product(STRATEGIES, SIZES), *product(TAME, (64, 257))])
-def test_the_stream_makes_every_row_of_C_once(name, n):
-    strategy = STRATEGIES[name](n)
-    stream = forward(strategy)
-    rows = np.array([row for t in range(n) for row in stream.push(np.eye(n)[t])])
-    C = strategy.matrix()
-    C = C[C.any(axis=1)]  # of a completed block, nodes over virtual steps alone have no row
-    assert rows.shape == C.shape
-    if strategy.num_rows == n and not name.startswith("tree"):
+def test_the_stream_makes_every_row_of_C_once():
+    for name, n in [*product(STRATEGIES, SIZES), *product(TAME, (64, 257))]:
+        strategy = STRATEGIES[name](n)
+        stream = forward(strategy)
+        rows = np.array([row for t in range(n) for row in stream.push(np.eye(n)[t])])
+        C = strategy.matrix()
+        C = C[C.any(axis=1)]  # of a completed block, nodes over virtual steps alone have no row
+        assert rows.shape == C.shape
+        if strategy.num_rows == n and not name.startswith("tree"):
+            np.testing.assert_allclose(rows, C, atol=1e-9 * abs(C).max())
+        rows, C = (X[np.lexsort(np.round(X, 9).T)] for X in (rows, C))
         np.testing.assert_allclose(rows, C, atol=1e-9 * abs(C).max())
-    rows, C = (X[np.lexsort(np.round(X, 9).T)] for X in (rows, C))
-    np.testing.assert_allclose(rows, C, atol=1e-9 * abs(C).max())
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_what_is_released_early_is_scored_by_finished_rows(name):
+def test_what_is_released_early_is_scored_by_finished_rows():
     """A run that was stopped: the score is that of the leading part of what is released."""
-    n, taken = 11, 7
-    strategy = as_released(STRATEGIES[name](n))
-    steps = [[0], [0, 2, 6, 8], [3, 10], [1, 2, 3, 5]]
-    released = np.random.default_rng(0).normal(size=(n, 9))
-    scorer = Scorer(strategy, steps, CANARIES)
-    for row in released[:taken]:
-        scorer.add(row)
-    C = strategy.matrix()
-    finished = C[~C[:, taken:].any(axis=1)][:, :taken]
-    pi = pi_of(steps, n)[:, :taken]
-    for p, g, found in zip(pi, CANARIES.vectors(), scorer.scores(), strict=True):
-        expected = (finished @ p) @ (finished @ released[:taken]) @ g / np.linalg.norm(finished @ p)
-        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
+    for name in STRATEGIES:
+        n, taken = 11, 7
+        strategy = as_released(STRATEGIES[name](n))
+        steps = [[0], [0, 2, 6, 8], [3, 10], [1, 2, 3, 5]]
+        released = np.random.default_rng(0).normal(size=(n, 9))
+        scorer = Scorer(strategy, steps, CANARIES)
+        for row in released[:taken]:
+            scorer.add(row)
+        C = strategy.matrix()
+        finished = C[~C[:, taken:].any(axis=1)][:, :taken]
+        pi = pi_of(steps, n)[:, :taken]
+        for p, g, found in zip(pi, CANARIES.vectors(), scorer.scores(), strict=True):
+            expected = (finished @ p) @ (finished @ released[:taken]) @ g / np.linalg.norm(finished @ p)
+            np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
 
 
 # -- the law ---------------------------------------------------------------------------------------------------------
@@ -99,46 +98,46 @@ ALSO = {
 }
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, *ALSO])
-def test_scores_have_the_law_that_is_claimed(name):
+def test_scores_have_the_law_that_is_claimed():
     """Exactly, from the weights of each row in a score: noise std 1, mean || C pi ||, for what is released."""
-    n = 11
-    claimed = (STRATEGIES | ALSO)[name](n)
-    strategy = as_released(claimed)
-    steps = steps_for(n, 4)
-    K = claimed.noising_matrix()
-    single = Canaries(n, n, n, 0)  # canary t is +-1 in coordinate t, so that its score is the weight of row t
-    signs = single.dot(np.ones(n))
-    for own, norm in zip(steps, visible(strategy, steps, 4), strict=True):
-        weights = signs * scores(np.eye(n), strategy, own, single)
-        np.testing.assert_allclose(np.linalg.norm(weights @ K), 1, rtol=1e-8)
-        np.testing.assert_allclose(weights[own].sum(), norm, rtol=1e-8)
-        most = np.linalg.norm(claimed.matrix()[:, own].sum(axis=1))
-        assert norm <= most * (1 + 1e-9)
-        if strategy is claimed:
-            np.testing.assert_allclose(norm, most, rtol=1e-12)
-    covariance = np.linalg.inv(K @ K.T)
-    best = [np.sqrt(p @ covariance @ p) for p in pi_of(steps, n)]
-    np.testing.assert_allclose(visible(strategy, steps, 4), best, rtol=1e-8)
+    for name in [*STRATEGIES, *ALSO]:
+        n = 11
+        claimed = (STRATEGIES | ALSO)[name](n)
+        strategy = as_released(claimed)
+        steps = steps_for(n, 4)
+        K = claimed.noising_matrix()
+        single = Canaries(n, n, n, 0)  # canary t is +-1 in coordinate t, so that its score is the weight of row t
+        signs = single.dot(np.ones(n))
+        for own, norm in zip(steps, visible(strategy, steps, 4), strict=True):
+            weights = signs * scores(np.eye(n), strategy, own, single)
+            np.testing.assert_allclose(np.linalg.norm(weights @ K), 1, rtol=1e-8)
+            np.testing.assert_allclose(weights[own].sum(), norm, rtol=1e-8)
+            most = np.linalg.norm(claimed.matrix()[:, own].sum(axis=1))
+            assert norm <= most * (1 + 1e-9)
+            if strategy is claimed:
+                np.testing.assert_allclose(norm, most, rtol=1e-12)
+        covariance = np.linalg.inv(K @ K.T)
+        best = [np.sqrt(p @ covariance @ p) for p in pi_of(steps, n)]
+        np.testing.assert_allclose(visible(strategy, steps, 4), best, rtol=1e-8)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_scores_of_simulated_runs(name):
-    n, std, clip = 7, 0.7, 2.0
-    claimed = STRATEGIES[name](n)
-    strategy = as_released(claimed)
-    canaries = Canaries(size=4000, count=2000, dimension=4000, seed=3)
-    steps = [0, 3, 5]
-    rng = np.random.default_rng(5)
-    included = rng.random(2000) < 0.5
-    G = np.zeros((n, 4000))
-    G[steps] = clip * canaries.sum(included)
-    released = G + std * claimed.noising_matrix() @ rng.normal(size=(claimed.num_rows, 4000))
-    found = scores(released, strategy, steps, canaries)
-    norm = visible(strategy, [steps])[0]
-    for part, mean in ((found[included], clip * norm), (found[~included], 0.0)):
-        assert abs(part.mean() - mean) < 5 * std / np.sqrt(len(part))
-        assert abs(part.std() / std - 1) < 5 / np.sqrt(2 * len(part))
+def test_scores_of_simulated_runs():
+    for name in STRATEGIES:
+        n, std, clip = 7, 0.7, 2.0
+        claimed = STRATEGIES[name](n)
+        strategy = as_released(claimed)
+        canaries = Canaries(size=4000, count=2000, dimension=4000, seed=3)
+        steps = [0, 3, 5]
+        rng = np.random.default_rng(5)
+        included = rng.random(2000) < 0.5
+        G = np.zeros((n, 4000))
+        G[steps] = clip * canaries.sum(included)
+        released = G + std * claimed.noising_matrix() @ rng.normal(size=(claimed.num_rows, 4000))
+        found = scores(released, strategy, steps, canaries)
+        norm = visible(strategy, [steps])[0]
+        for part, mean in ((found[included], clip * norm), (found[~included], 0.0)):
+            assert abs(part.mean() - mean) < 5 * std / np.sqrt(len(part))
+            assert abs(part.std() / std - 1) < 5 / np.sqrt(2 * len(part))
 
 
 def test_estimators_of_a_tree_that_lose_are_seen_through():
@@ -159,21 +158,21 @@ def test_estimators_of_a_tree_that_lose_are_seen_through():
         as_released(Tree(5000))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_plain_scores_never_see_more(name):
-    n = 10
-    strategy = STRATEGIES[name](n)
-    rng = np.random.default_rng(1)
-    released = rng.normal(size=(n, 9))
-    steps = steps_for(n, 4)
-    found = scores(released, strategy, steps, CANARIES, whiten=False)
-    expected = [
-        released[own].sum(axis=0) @ g / np.sqrt(len(own)) for own, g in zip(steps, CANARIES.vectors(), strict=True)
-    ]
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-    K = strategy.noising_matrix()
-    for p, norm in zip(pi_of(steps, n), visible(as_released(strategy), steps, 4), strict=True):
-        assert p.sum() / np.linalg.norm(p @ K) <= norm * (1 + 1e-9)
+def test_plain_scores_never_see_more():
+    for name in STRATEGIES:
+        n = 10
+        strategy = STRATEGIES[name](n)
+        rng = np.random.default_rng(1)
+        released = rng.normal(size=(n, 9))
+        steps = steps_for(n, 4)
+        found = scores(released, strategy, steps, CANARIES, whiten=False)
+        expected = [
+            released[own].sum(axis=0) @ g / np.sqrt(len(own)) for own, g in zip(steps, CANARIES.vectors(), strict=True)
+        ]
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+        K = strategy.noising_matrix()
+        for p, norm in zip(pi_of(steps, n), visible(as_released(strategy), steps, 4), strict=True):
+            assert p.sum() / np.linalg.norm(p @ K) <= norm * (1 + 1e-9)
 
 
 def test_the_score_under_poisson_sampling_is_the_likelihood_ratio():

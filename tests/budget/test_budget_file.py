@@ -14,6 +14,7 @@ import pytest
 
 import anyorder as ao
 import processes
+from anyorder import durable
 from anyorder.accounting import Gaussian
 from anyorder.budget import account, log
 from anyorder.errors import BudgetError
@@ -216,10 +217,10 @@ def test_what_is_read_only_can_be_looked_at(path, budget):
 
 
 def test_a_file_system_without_locks_spends_nothing(budget, monkeypatch):
-    def refuse(descriptor, kind):
+    def refuse(descriptor):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(log.fcntl, "flock", refuse)
+    monkeypatch.setattr(durable, "lock", refuse)
     with pytest.raises(BudgetError, match="cannot be locked"):
         budget.spend(Gaussian(0.1))
 

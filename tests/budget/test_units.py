@@ -86,9 +86,9 @@ def test_rows_are_on_the_disk_before_an_entry_tells_of_them(file, monkeypatch):
 
 def test_rows_that_are_not_written_whole_are_refused(file, monkeypatch):
     key, rows = file.hashed(["ann", "bob"], np.array([0.1, 0.2]))
-    real = os.write
-    monkeypatch.setattr(account.os, "write", lambda descriptor, data: real(descriptor, data[:-1]))
-    with pytest.raises(BudgetError, match="not all bytes.*Nothing was spent"):
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, place: real(descriptor, data[:-1], place))
+    with pytest.raises(BudgetError, match="31 of 32 bytes written.*Nothing was spent"):
         file.write(key, rows)
 
 

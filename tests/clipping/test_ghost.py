@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, make_clipping
+from anyorder.clipping import FunctionalClipping, GhostClipping, layer_rules, make_clipping
 from anyorder.clipping import per_example as clipping_engine
 from anyorder.clipping.norms import round_down
 from anyorder.errors import ClippingWarning, ModelError
@@ -226,8 +226,8 @@ def test_a_fault_is_no_reason_for_two_passes(fault, engine):
     for module in (network(), nn.Sequential(nn.Linear(4, 3))):
         before = [name for name, _ in module.named_parameters()]
         with pytest.MonkeyPatch.context() as patch, pytest.raises(fault, match="a fault"):
-            patch.setitem(clipping_engine.RULES, F.linear, broken)
-            patch.setattr(clipping_engine.LinearMap, "apply", broken)
+            patch.setitem(layer_rules.RULES, F.linear, broken)
+            patch.setattr(layer_rules.LinearMap, "apply", broken)
             patch.setattr(F, "linear", broken)
             run(engine(module), torch.randn(2, 4).to(next(module.parameters())), torch.tensor([0, 1]), F.cross_entropy)
         assert [name for name, _ in module.named_parameters()] == before
@@ -239,7 +239,7 @@ def test_a_rule_that_fails_is_told_with_its_cause(monkeypatch):
     def broken(*args, **kwargs):
         raise ValueError("a fault in a rule")
 
-    monkeypatch.setitem(clipping_engine.RULES, F.linear, broken)
+    monkeypatch.setitem(layer_rules.RULES, F.linear, broken)
     module, (x, y) = network(), batch()
     expected = clipped_sum(per_example(module, x, y, F.cross_entropy), torch.arange(6), 0.1)
     with pytest.warns(ClippingWarning, match="ValueError: a fault in a rule"):

@@ -241,6 +241,9 @@ def test_a_round_that_is_left_of_a_run_whose_checkpoint_is_gone(tmp_path):
     path = tmp_path / "run"
     killed_with_a_round_left(path)
     path.unlink()
+    with pytest.raises(CheckpointError, match="whose checkpoint .* is gone"):
+        make(checkpoint=path, key=None)
+    (tmp_path / ".run.journal").unlink()
     with pytest.raises(CheckpointError, match="another run"):
         make(checkpoint=path, key=None)
 

@@ -128,14 +128,14 @@ HOSTILE = {
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:.*quantize")
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_no_object_stops_a_server(kind):
-    message = HOSTILE[kind]
-    if kind in ("nested", "quantized"):  # making them warns
-        message = {**message, "b": message["b"]()}
-    vector = LAYOUT.flat(message)
-    assert vector.shape == (8,)
-    assert not vector.any()
+def test_no_object_stops_a_server():
+    for kind in HOSTILE:
+        message = HOSTILE[kind]
+        if kind in ("nested", "quantized"):  # making them warns
+            message = {**message, "b": message["b"]()}
+        vector = LAYOUT.flat(message)
+        assert vector.shape == (8,)
+        assert not vector.any()
 
 
 def test_what_is_checked_is_what_is_taken():

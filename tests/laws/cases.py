@@ -18,7 +18,7 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 from anyorder.strategy import Strategy
-from anyorder.strategy.kinds import KINDS
+from anyorder.strategy.registry import KINDS
 
 STRATEGIES: dict[str, Callable[[int], Strategy]] = {
     name: make for kind in KINDS for name, make in kind.examples.items()

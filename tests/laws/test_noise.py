@@ -1,5 +1,7 @@
 """Laws of the noise of every strategy: its covariance is the claimed one, and it resumes and shards bit for bit."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -21,41 +23,45 @@ def test_covariance_is_what_was_accounted_for(name):
 
 @every_strategy
 def test_saved_and_resumed_noise_is_the_same_bits(name):
-    strategy = STRATEGIES[name](13)
+    """By the kernel and by NumPy in turn, with memory for rows of Z or without: a saved state holds none."""
+    strategy, sources = STRATEGIES[name](13), (SOURCE, NoiseSource(SOURCE.key, kernel="reference"))
     whole = NoiseStream(strategy, SOURCE, 1.5, 37)
     expected = [whole.next() for _ in range(13)]
-    stream = NoiseStream(strategy, SOURCE, 1.5, 37)
-    for t in range(13):
-        saved, stream = stream.state_dict(), NoiseStream(strategy, SOURCE, 1.5, 37)
-        stream.load_state_dict(saved)
-        np.testing.assert_array_equal(stream.next(), expected[t])
+    for first in (0, 1):
+        stream = NoiseStream(strategy, SOURCE, 1.5, 37, memory="1MB")
+        for t in range(13):
+            saved = stream.state_dict()
+            assert len(saved["state"]) <= max(strategy.state_rows, 1)
+            memory = "1MB" if t % 3 else None
+            stream = NoiseStream(strategy, sources[(first + t // 2) % 2], 1.5, 37, memory=memory)
+            stream.load_state_dict(saved)
+            np.testing.assert_array_equal(stream.next(), expected[t])
 
 
-@every_strategy
-def test_shards_join_to_the_whole(name):
-    strategy = STRATEGIES[name](9)
-    whole = NoiseStream(strategy, SOURCE, 1.0, 50)
-    shards = [NoiseStream(strategy, SOURCE, 1.0, b - a, start=a) for a, b in ((0, 7), (7, 40), (40, 50))]
-    for _ in range(9):
-        np.testing.assert_array_equal(np.concatenate([shard.next() for shard in shards]), whole.next())
+def test_shards_join_to_the_whole():
+    for name in STRATEGIES:
+        strategy = STRATEGIES[name](9)
+        whole = NoiseStream(strategy, SOURCE, 1.0, 50)
+        shards = [NoiseStream(strategy, SOURCE, 1.0, b - a, start=a) for a, b in ((0, 7), (7, 40), (40, 50))]
+        for _ in range(9):
+            np.testing.assert_array_equal(np.concatenate([shard.next() for shard in shards]), whole.next(), name)
 
 
-@every_strategy
-@pytest.mark.parametrize("n", [1, 8, 13])
-def test_rows_drawn_anew_have_nothing_to_do_with_the_steps_before(name, n):
+def test_fresh_rows_have_nothing_to_do_with_the_steps_before():
     """Nor their rows with later steps: two runs that share a beginning are then two mechanisms."""
-    strategy = STRATEGIES[name](n)
-    K, C = strategy.noising_matrix(), strategy.matrix()
-    places = [first_new_row(strategy, t) for t in range(n)]
-    assert places[0] == 0
-    for t, r in enumerate(places):
-        if r is None:
-            assert "full" in name
-            continue
-        assert not K[:t, r:].any()
-        assert not C[:r, t:].any()
-    if "full" not in name:
-        assert None not in places
+    for name, n in itertools.product(STRATEGIES, (1, 8, 13)):
+        strategy = STRATEGIES[name](n)
+        K, C = strategy.noising_matrix(), strategy.matrix()
+        places = [first_new_row(strategy, t) for t in range(n)]
+        assert places[0] == 0
+        for t, r in enumerate(places):
+            if r is None:
+                assert "full" in name
+                continue
+            assert not K[:t, r:].any(), (name, n, t)
+            assert not C[:r, t:].any(), (name, n, t)
+        if "full" not in name:
+            assert None not in places
 
 
 @every_strategy

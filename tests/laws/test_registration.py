@@ -20,7 +20,7 @@ from anyorder.participation import Participation, Pattern
 from anyorder.participation.registry import ORDERS
 from anyorder.release.schedules import Fixed, Schedule
 from anyorder.strategy import Strategy, Tree
-from anyorder.strategy.kinds import KINDS, Structure
+from anyorder.strategy.registry import KINDS, Structure
 from anyorder.strategy.toeplitz import Toeplitz
 from laws.cases import CLIP_RULES, PARTICIPATIONS, SAMPLED, STRATEGIES
 from laws.test_curves import CURVES

@@ -8,7 +8,7 @@ import pytest
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.strategy import Banded, Combination, Rescaled, Strategy, Toeplitz, from_dict
-from anyorder.strategy.kinds import Structure, kind_of
+from anyorder.strategy.registry import Structure, kind_of
 from laws.cases import STRATEGIES
 
 SIZES = [1, 2, 3, 7, 16, 29]

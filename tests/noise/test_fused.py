@@ -1,6 +1,5 @@
 """Fused steps: for every strategy what `Strategy.step` gives, bit for bit, however it is added, kept or chosen from."""
 
-import itertools
 import tracemalloc
 
 import numpy as np
@@ -23,52 +22,37 @@ SOURCE = NoiseSource(KEY)
 PLAIN = NoiseSource(KEY, kernel="reference")
 N = 13
 
-every_strategy = pytest.mark.parametrize("name", STRATEGIES)
-
 
 def _reference(strategy, size, start=0, std=1.5):
     return steps(strategy, PLAIN, size, start, std)[0]
 
 
-@every_strategy
-def test_fused_steps_are_the_strategys_own(name):
+def test_fused_steps_are_the_strategys_own():
     """Odd ends, several tiles and chunks; with and without memory for rows."""
-    strategy = STRATEGIES[name](N)
-    for start, size in ((5, 2083), (2**36 - 40, 100)):
-        expected = _reference(strategy, size, start)
-        for memory in (None, "1GB", 4 * 2304 * (strategy.state_rows + 2)):
-            stream = NoiseStream(strategy, SOURCE, 1.5, size, start=start, memory=memory)
-            for t in range(N):
-                assert stream.next().tobytes() == expected[t].tobytes(), (t, memory)
+    for name in STRATEGIES:
+        strategy = STRATEGIES[name](N)
+        for start, size in ((5, 2083), (2**36 - 40, 100)):
+            expected = _reference(strategy, size, start)
+            for memory in (None, "1GB", 4 * 2304 * (strategy.state_rows + 2)):
+                stream = NoiseStream(strategy, SOURCE, 1.5, size, start=start, memory=memory)
+                for t in range(N):
+                    assert stream.next().tobytes() == expected[t].tobytes(), (name, t, memory)
 
 
-@pytest.mark.parametrize("path", compiled.PATHS)
-@pytest.mark.parametrize("name", ["blt", "tree full", "banded", "low rank", "dense"])
-def test_on_every_instruction_set(name, path):
-    try:
-        source = NoiseSource(KEY, kernel=path)
-    except ArgumentError as error:
-        pytest.skip(str(error))
-    strategy = STRATEGIES[name](N)
-    stream = NoiseStream(strategy, source, 1.5, 1500, start=3)
-    for expected in _reference(strategy, 1500, 3):
-        assert stream.next().tobytes() == expected.tobytes()
-
-
-@every_strategy
-def test_any_number_of_threads(name, monkeypatch):
-    strategy, size = STRATEGIES[name](3), 150_000
-    expected = [NoiseStream(strategy, SOURCE, 0.5, size) for _ in range(2)]
-    monkeypatch.setattr(compiled, "_threads", lambda: 4)
-    parallel = NoiseStream(strategy, SOURCE, 0.5, size)
-    for _ in range(3):
-        monkeypatch.setattr(compiled, "_threads", lambda: 1)
-        one = expected[0].next()
+def test_any_number_of_threads(monkeypatch):
+    for name in STRATEGIES:
+        strategy, size = STRATEGIES[name](3), 150_000
+        expected = [NoiseStream(strategy, SOURCE, 0.5, size) for _ in range(2)]
         monkeypatch.setattr(compiled, "_threads", lambda: 4)
-        assert parallel.next().tobytes() == one.tobytes()
-        monkeypatch.setattr(compiled, "parallel", lambda: None)  # threads of its own in place of torch's
-        assert expected[1].next().tobytes() == one.tobytes()
-        monkeypatch.undo()
+        parallel = NoiseStream(strategy, SOURCE, 0.5, size)
+        for _ in range(3):
+            monkeypatch.setattr(compiled, "_threads", lambda: 1)
+            one = expected[0].next()
+            monkeypatch.setattr(compiled, "_threads", lambda: 4)
+            assert parallel.next().tobytes() == one.tobytes()
+            monkeypatch.setattr(compiled, "parallel", lambda: None)  # threads of its own in place of torch's
+            assert expected[1].next().tobytes() == one.tobytes()
+            monkeypatch.undo()
 
 
 def _tensors():
@@ -138,20 +122,6 @@ def test_half_precision_rounds_as_torch_does(path, dtype):
         same = (made == expected) | (made.isnan() & expected.isnan())
         assert same.all()
         assert (made.view(torch.int16) == expected.view(torch.int16))[~made.isnan()].all()
-
-
-@every_strategy
-def test_saved_in_the_middle_and_resumed_by_either_path(name):
-    strategy, size = STRATEGIES[name](N), 77
-    expected = _reference(strategy, size, 5)
-    for first, second in itertools.product((SOURCE, PLAIN), repeat=2):
-        stream = NoiseStream(strategy, first, 1.5, size, start=5, memory="1MB")
-        for t in range(N):
-            saved = stream.state_dict()
-            assert len(saved["state"]) <= max(strategy.state_rows, 1)
-            stream = NoiseStream(strategy, (first, second)[t % 2], 1.5, size, start=5)
-            stream.load_state_dict(saved)
-            assert stream.next().tobytes() == expected[t].tobytes(), t
 
 
 def test_tensors_that_do_not_fit_change_nothing():
@@ -278,15 +248,15 @@ def test_nothing_of_the_size_of_the_gradient_is_made(strategy):
     assert not stream._state.arrays
 
 
-@every_strategy
-def test_state_is_written_in_place(name):
+def test_state_is_written_in_place():
     """After the first steps no array is allocated: the state holds at most what the strategy says."""
-    strategy = STRATEGIES[name](N)
-    stream = NoiseStream(strategy, SOURCE, 1.0, 5000)
-    for _ in range(N):
-        stream.next()
-        state = stream._state
-        assert len(state.arrays) + len(state.rows) + len(state.free) <= max(strategy.state_rows, len(state.arrays))
+    for name in STRATEGIES:
+        strategy = STRATEGIES[name](N)
+        stream = NoiseStream(strategy, SOURCE, 1.0, 5000)
+        for _ in range(N):
+            stream.next()
+            state = stream._state
+            assert len(state.arrays) + len(state.rows) + len(state.free) <= max(strategy.state_rows, len(state.arrays))
 
 
 class _AnySteps(MadeUp):
@@ -327,14 +297,14 @@ class _AnySteps(MadeUp):
         return vectors[-1] * np.float32(0.9), tuple(vectors[int(i)].copy() for i in places)
 
 
-@pytest.mark.parametrize("seed", [*range(80), 178])
-def test_any_steps_are_compiled_to_the_same_bits(seed):
-    strategy = _AnySteps(seed)
-    expected = _reference(strategy, 700, 3)
-    for memory in (None, "40KB"):
-        stream = NoiseStream(strategy, SOURCE, 1.5, 700, start=3, memory=memory)
-        for t in range(strategy.n):
-            assert stream.next().tobytes() == expected[t].tobytes(), (t, memory)
+def test_any_steps_are_compiled_to_the_same_bits():
+    for seed in (*range(80), 178):
+        strategy = _AnySteps(seed)
+        expected = _reference(strategy, 700, 3)
+        for memory in (None, "40KB"):
+            stream = NoiseStream(strategy, SOURCE, 1.5, 700, start=3, memory=memory)
+            for t in range(strategy.n):
+                assert stream.next().tobytes() == expected[t].tobytes(), (seed, t, memory)
 
 
 class _Odd(MadeUp):

@@ -1,5 +1,7 @@
 """A tree's noise that is added late: by value that of the stream; or by a recurrence, its law."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,8 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise import NoiseSource, NoiseStream, lazy
 from anyorder.noise.lazy import Jumps
 from anyorder.strategy import BLT, Tree
-from anyorder.strategy.kinds import KINDS
-from noise.test_lazy import RATES, N, difference, patterns, recorded
+from anyorder.strategy.registry import KINDS
+from noise.test_lazy import OPTIMIZERS, RATES, N, difference, differences, patterns, recorded
 
 TREES = {
     name: make
@@ -39,64 +41,62 @@ def test_prefix_terms_of_the_online_estimator_are_refused():
         Tree(4, "online").prefix_terms(2)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 8, 100, 1023, 1025])
-@pytest.mark.parametrize("estimator", ["vanilla", "full"])
-def test_jumps_take_few_rows(estimator, n):
-    jumps = recorded(Jumps(Tree(n, estimator), by_value=True), np.full(n, 0.1), np.ones(n))
-    assert jumps.by_value
-    assert jumps.kept == 0
-    for stop in range(1, n + 1, max(1, n // 50)):
-        assert jumps.over(np.arange(stop), stop).R.shape[2] <= 2 * (n - 1).bit_length() + 1
-        if estimator == "vanilla":  # a step ends one node, and as many as it has below it to the left are taken off
-            assert jumps.over([stop - 1], stop).R.shape[2] == (stop & -stop).bit_length()
+def test_jumps_take_few_rows():
+    for n, estimator in itertools.product((1, 2, 7, 8, 100, 1023, 1025), ("vanilla", "full")):
+        jumps = recorded(Jumps(Tree(n, estimator), by_value=True), np.full(n, 0.1), np.ones(n))
+        assert jumps.by_value
+        assert jumps.kept == 0
+        for stop in range(1, n + 1, max(1, n // 50)):
+            assert jumps.over(np.arange(stop), stop).R.shape[2] <= 2 * (n - 1).bit_length() + 1
+            if estimator == "vanilla":  # a step ends one node, and as many as it has below it to the left are taken off
+                assert jumps.over([stop - 1], stop).R.shape[2] == (stop & -stop).bit_length()
 
 
-@pytest.mark.parametrize("rates", RATES)
-@pytest.mark.parametrize("name", TREES)
-def test_values_are_those_of_the_dense_run(name, rates):
-    tree, width, place, std = TREES[name](N), 3, 1000, 1.5
-    lr, scale = RATES[rates]
-    jumps = recorded(Jumps(tree, by_value=True), lr, scale)
-    stream = NoiseStream(tree, SOURCE, std, width, start=place)
-    dense = np.zeros((N + 1, width))
-    for t in range(N):
-        dense[t + 1] = dense[t] - lr[t] * scale[t] / std * stream.next().astype(np.float64)
-    for touched in patterns(N):
-        theta, last = np.zeros(width), 0
-        for stop in sorted({*touched, *(t + 1 for t in touched), N}):
-            jump = jumps.over([last, stop], stop)
-            at = jump.which[0]
-            places = np.full(jump.rows.shape[1], place)
-            theta = theta * jump.Phi[at, 0, 0] + jump.R[at, 0] @ SOURCE.normal_at(jump.rows[at], places, width)
-            assert not jump.R[jump.which[1]].any()
-            np.testing.assert_allclose(theta, dense[stop], atol=3e-6 * np.abs(dense).max())
-            last = stop
+def test_values_are_those_of_the_dense_run():
+    for name, rates in itertools.product(TREES, RATES):
+        tree, width, place, std = TREES[name](N), 3, 1000, 1.5
+        lr, scale = RATES[rates]
+        jumps = recorded(Jumps(tree, by_value=True), lr, scale)
+        stream = NoiseStream(tree, SOURCE, std, width, start=place)
+        dense = np.zeros((N + 1, width))
+        for t in range(N):
+            dense[t + 1] = dense[t] - lr[t] * scale[t] / std * stream.next().astype(np.float64)
+        for touched in patterns(N):
+            theta, last = np.zeros(width), 0
+            for stop in sorted({*touched, *(t + 1 for t in touched), N}):
+                jump = jumps.over([last, stop], stop)
+                at = jump.which[0]
+                places = np.full(jump.rows.shape[1], place)
+                theta = theta * jump.Phi[at, 0, 0] + jump.R[at, 0] @ SOURCE.normal_at(jump.rows[at], places, width)
+                assert not jump.R[jump.which[1]].any()
+                np.testing.assert_allclose(theta, dense[stop], atol=3e-6 * np.abs(dense).max())
+                last = stop
 
 
-@pytest.mark.parametrize("rates", RATES)
-@pytest.mark.parametrize("name", TREES)
-def test_jumps_by_value_from_many_starts_are_those_of_the_matrix(name, rates):
-    tree, (lr, scale) = TREES[name](N), RATES[rates]
-    moved = -(lr * scale)[:, None] * tree.noising_matrix()
-    jumps = recorded(Jumps(tree, by_value=True), lr, scale)
-    for stop in (1, 12, 18, 23, N):
-        jump = jumps.over(np.arange(stop + 1), stop)
-        for start in range(stop + 1):
-            row, at = np.zeros(tree.num_rows), jump.which[start]
-            np.add.at(row, jump.rows[at], jump.R[at, 0])
-            np.testing.assert_allclose(row, moved[start:stop].sum(axis=0), atol=1e-15)
+def test_jumps_by_value_from_many_starts_are_those_of_the_matrix():
+    for name, rates in itertools.product(TREES, RATES):
+        tree, (lr, scale) = TREES[name](N), RATES[rates]
+        moved = -(lr * scale)[:, None] * tree.noising_matrix()
+        jumps = recorded(Jumps(tree, by_value=True), lr, scale)
+        for stop in (1, 12, 18, 23, N):
+            jump = jumps.over(np.arange(stop + 1), stop)
+            for start in range(stop + 1):
+                row, at = np.zeros(tree.num_rows), jump.which[start]
+                np.add.at(row, jump.rows[at], jump.R[at, 0])
+                np.testing.assert_allclose(row, moved[start:stop].sum(axis=0), atol=1e-15)
 
 
-@pytest.mark.parametrize("rates", RATES)
-@pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.9}, {"momentum": 0.7, "nesterov": True}])
 @pytest.mark.parametrize("n", [1, 2, 8, N])
-def test_by_a_recurrence_the_law_is_the_trees(n, optimizer, rates):
-    lr, scale = (x[:n] for x in RATES[rates])
-    restarts = (5, 13, 21) if n == N else ()
-    for tree in (Tree(n), Tree(n, restarts=restarts), Tree(n, restarts=restarts[1:], completion=False)):
-        assert not Jumps(tree, **optimizer).by_value
-        for touched in patterns(n) if n > 21 else ([], [0], [n - 1]):
-            assert max(difference(tree, touched, lr, scale, optimizer)) < 1e-12
+def test_by_a_recurrence_the_law_is_the_trees(n):
+    for optimizer, rates in itertools.product(OPTIMIZERS.values(), RATES.values()):
+        lr, scale = (x[:n] for x in rates)
+        if n < N:
+            for touched in ([], [0], [n - 1]):
+                assert max(difference(Tree(n), touched, lr, scale, optimizer)) < 1e-12
+            continue
+        for tree in (Tree(n), Tree(n, restarts=(5, 13, 21)), Tree(n, restarts=(13, 21), completion=False)):
+            assert not Jumps(tree, **optimizer).by_value
+            assert max(differences(tree, lr, scale, optimizer)) < 1e-12
 
 
 @pytest.mark.parametrize(

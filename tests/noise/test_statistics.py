@@ -11,10 +11,10 @@ ROWS = 3
 LIMIT = 4.5
 
 
-@pytest.fixture(scope="module", params=[8, 20])
-def samples(request):
-    """(ROWS, N) normals."""
-    source = NoiseSource(b"a fixed key, 32 bytes, for tests", request.param)
+@pytest.fixture(scope="module")
+def samples():
+    """(ROWS, N) normals. Of the least rounds: with more, keystreams are published and the transform is the same."""
+    source = NoiseSource(b"a fixed key, 32 bytes, for tests")
     return np.stack([source.normal(row, 0, N) for row in range(ROWS)])
 
 
@@ -24,7 +24,8 @@ def _scores(made, expected, variance, count):
 
 def test_moments(samples):
     z = samples.astype(np.float64).ravel()
-    moments = [np.mean(z**power) for power in (1, 2, 3, 4)]
+    square = z * z
+    moments = [np.mean(power) for power in (z, square, z * square, square * square)]
     scores = _scores(np.array(moments), np.array([0, 1, 0, 3]), np.array([1, 2, 15, 96]), z.size)
     assert np.abs(scores).max() < LIMIT
 

@@ -12,12 +12,9 @@ from tests.references import reference
 
 from anyorder.accounting import calibrate_gaussian, calibrate_poisson
 from anyorder.accounting.amplification.mixture import bins_gram
-from anyorder.error import row_variances
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose, fit, fit_named
-from anyorder.optimize.amplified import Judge
-from anyorder.optimize.amplified_loss import Weighted
-from anyorder.optimize.amplified_noise import Guess, composed
+from anyorder.optimize.amplified import Guess, Judge, Weighted, composed
 from anyorder.participation import (
     BallsInBins,
     CyclicPoisson,
@@ -29,6 +26,7 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 from anyorder.strategy import Banded, Independent, RestartedBLT, Strategy, ToeplitzBanded
+from anyorder.strategy.error import row_variances
 from anyorder.workload import momentum, prefix_sum
 
 DELTA = 1e-5
@@ -179,7 +177,7 @@ def test_words_and_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert fit_named("auto", A, rule, epsilon=2.0, delta=DELTA) == ranking[0].strategy
     assert fit_named("tree", A, rule, epsilon=2.0, delta=DELTA).n == 20
     with monkeypatch.context() as broken:
-        broken.setattr("anyorder.optimize.candidates.amplified_fits", iter)  # which takes no such arguments
+        broken.setattr("anyorder.optimize.choose.amplified_fits", iter)  # which takes no such arguments
         assert choose(A, rule, epsilon=2.0, delta=DELTA) == ranking
 
 

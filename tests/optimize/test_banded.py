@@ -3,18 +3,17 @@
 import numpy as np
 import pytest
 
-from anyorder import error
 from anyorder import workload as W
 from anyorder.errors import PlanError
 from anyorder.optimize import fit_dense, rescale
-from anyorder.optimize.banded import _Loss, fit_banded
-from anyorder.optimize.blt import fit_blt
-from anyorder.optimize.patterns import disjoint
-from anyorder.optimize.rescale import _Loss as RescaleLoss
-from anyorder.optimize.toeplitz import Problem, fit_toeplitz
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.sensitivity import sensitivity
-from anyorder.strategy import BLT, Banded, Independent
+from anyorder.strategy import BLT, Banded, Independent, error
+from anyorder.strategy.banded import _BandedLoss, fit_banded
+from anyorder.strategy.blt import fit_blt
+from anyorder.strategy.fitting import disjoint
+from anyorder.strategy.rescaled import _RescaledLoss as RescaleLoss
+from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.toeplitz import Problem, fit_toeplitz
 from optimize.test_toeplitz import slope
 from references import reference
 
@@ -23,7 +22,7 @@ from references import reference
 def test_banded_loss_and_gradient(participation: Participation) -> None:
     n = participation.n
     A = W.momentum(n, 0.5, W.cosine(n))
-    loss = _Loss(A.matrix(), 4, disjoint(participation))
+    loss = _BandedLoss(A.matrix(), 4, disjoint(participation))
     x = loss.pack(np.random.default_rng(0).random((4, n)) + 2 * np.eye(4)[:, :1])
     value, gradient = loss(x)
     np.testing.assert_allclose(gradient, slope(loss, x), rtol=1e-5, atol=1e-7 * np.abs(gradient).max())

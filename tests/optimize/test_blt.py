@@ -5,15 +5,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from anyorder import error
 from anyorder import workload as W
-from anyorder.error import row_variances
 from anyorder.errors import PlanError
-from anyorder.optimize.blt import Blt, _stepped, fit_blt, fit_blts, series_loss
-from anyorder.optimize.toeplitz import Problem, descend
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.sensitivity import sensitivity
-from anyorder.strategy import BLT, SquareRoot
+from anyorder.strategy import BLT, SquareRoot, error
+from anyorder.strategy.blt import BLTLoss, _stepped, fit_blt, fit_blts, series_loss
+from anyorder.strategy.error import row_variances
+from anyorder.strategy.fitting import descend
+from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.toeplitz import Problem
 from optimize.test_toeplitz import slope
 from references import reference, scenario
 
@@ -35,7 +35,7 @@ PARTICIPATIONS = [SingleEpoch(N), FixedOrder(N, 3, 10), MinSeparation(N, 7, 3), 
 def test_closed_form_is_the_series(options: str, participation: Participation, objective: str) -> None:
     A = W.Workload(N, **CONSTANT[options])
     for point in (POINT, POINT + np.array([0, 0, 1.5, 1.5])):  # c_1 below and above 1
-        value, gradient = _stepped(Blt(A, participation, objective), point)
+        value, gradient = _stepped(BLTLoss(A, participation, objective), point)
         expected, slopes = series_loss(Problem(A, participation, objective), point)
         assert value == pytest.approx(expected, rel=1e-11)
         np.testing.assert_allclose(gradient, slopes, rtol=1e-8, atol=1e-9 * value)
@@ -51,7 +51,7 @@ def test_gradient_for_a_schedule(objective: str) -> None:
 def test_loss_is_what_error_says() -> None:
     A, participation = W.momentum(N, 0.8), MinSeparation(N, 7, 3)
     strategy = BLT(np.exp(-np.exp(POINT[:2])), np.exp(POINT[2:]), N)
-    value, _ = _stepped(Blt(A, participation, "mean"), POINT)
+    value, _ = _stepped(BLTLoss(A, participation, "mean"), POINT)
     assert value == pytest.approx(error.rmse(strategy, A, participation) ** 2)
 
 
@@ -95,7 +95,7 @@ def test_fit_knows_the_workload() -> None:
 @pytest.mark.parametrize("objective", ["mean", "last"])
 def test_more_buffers_are_never_worse(participation: Participation, objective: str) -> None:
     A = W.momentum(N, 0.5)
-    model = Blt(A, participation, objective)
+    model = BLTLoss(A, participation, objective)
     losses = []
     for buffers in (1, 2, 3):
         found = fit_blt(A, participation, buffers, objective)
@@ -127,7 +127,7 @@ def test_a_long_schedule_is_cut_into_segments(monkeypatch: pytest.MonkeyPatch) -
     n = 300
     A, participation = W.momentum(n, 0.9, W.cosine(n)), FixedOrder(n, 3, 100)
     exact = fit_blt(A, participation, 2)
-    monkeypatch.setattr("anyorder.optimize.blt.DENSE_STEPS", 100)
+    monkeypatch.setattr("anyorder.strategy.blt.DENSE_STEPS", 100)
     for objective, loss in (("mean", error.rmse), ("last", error.last_error)):
         approximate = fit_blt(A, participation, 2, objective)
         assert loss(approximate, A, participation) < 1.01 * loss(exact, A, participation)
@@ -160,7 +160,7 @@ def test_no_random_start_ends_lower(participation: Participation) -> None:
     """Where more buffers gain nothing, none was missed."""
     A = W.prefix_sum(600)
     found = fit_blts(A, participation, 3)
-    loss, rng = partial(_stepped, Blt(A, participation, "mean")), np.random.default_rng(0)
+    loss, rng = partial(_stepped, BLTLoss(A, participation, "mean")), np.random.default_rng(0)
     least = np.inf
     for _ in range(8):
         start = np.concatenate([rng.uniform(-7.5, 1.0, 3), rng.uniform(-4.0, 0.0, 3)])

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from anyorder import error
 from anyorder import workload as W
 from anyorder.errors import PlanError
 from anyorder.optimize import fit_dense, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.strategy import BLT, BandedInverse, Dense, Independent, SquareRoot, Tree
+from anyorder.strategy import BLT, BandedInverse, Dense, Independent, SquareRoot, Tree, error
 
 LOSSES = {"mean": error.rmse, "max": error.max_error, "last": error.last_error}
 N = 72

@@ -6,12 +6,9 @@ import warnings
 import numpy as np
 import pytest
 
-from anyorder import error
 from anyorder import workload as W
 from anyorder.errors import PlanError
 from anyorder.optimize import Optimum, fit_dense
-from anyorder.optimize.dense import certified_bound, least_error, optimum
-from anyorder.optimize.patterns import disjoint
 from anyorder.participation import (
     EpochShuffle,
     FixedOrder,
@@ -21,8 +18,10 @@ from anyorder.participation import (
     PoissonSampling,
     SingleEpoch,
 )
-from anyorder.sensitivity import sensitivity
-from anyorder.strategy import Dense
+from anyorder.strategy import Dense, error
+from anyorder.strategy.dense import certified_bound, least_error, optimum
+from anyorder.strategy.fitting import disjoint
+from anyorder.strategy.sensitivity import sensitivity
 from references import load, reference
 
 # Root-scale optima of the prefix sum, one participation, by an independent dual ascent: within 1e-8 of optimal.

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder import error
 from anyorder import workload as W
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize import Candidate, cache, choose, fit, lower_bound
-from anyorder.optimize.candidates import rows_touched
+from anyorder.optimize import Candidate, choose, fit, lower_bound
+from anyorder.optimize.choose import rows_touched
 from anyorder.participation import (
     EpochShuffle,
     FixedOrder,
@@ -21,8 +20,8 @@ from anyorder.participation import (
     PoissonSampling,
     SingleEpoch,
 )
-from anyorder.sensitivity import sensitivity
-from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Strategy, from_dict
+from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Strategy, cache, error, from_dict
+from anyorder.strategy.sensitivity import sensitivity
 
 SIZES = {
     "dense": {},
@@ -236,7 +235,7 @@ def test_fits_are_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     first = fit("blt", A, participation, buffers=2)
     assert len(list(folder.iterdir())) == 1
     ranking = choose(A, participation)
-    monkeypatch.setattr("anyorder.optimize.structured.fit_blt", None)  # not called again
+    monkeypatch.setattr("anyorder.optimize.choose.fit_blt", None)  # not called again
     assert fit("blt", A, participation, buffers=2) == first
     assert choose(A, participation) == ranking
 

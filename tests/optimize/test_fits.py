@@ -4,11 +4,10 @@ import pytest
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose, fit, fit_named
-from anyorder.optimize.fits import _BY_WORDS
-from anyorder.optimize.structured import FITS
+from anyorder.optimize.choose import _BY_WORDS, FITS
 from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import BLT, Banded, Dense, Independent, Rescaled, SquareRoot, Tree
-from anyorder.strategy.kinds import KINDS
+from anyorder.strategy.registry import KINDS
 from anyorder.workload import prefix_sum
 
 A, ORDER = prefix_sum(24), FixedOrder(24, k=2, b=12)

@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 
-from anyorder import error
 from anyorder import workload as W
-from anyorder.error import row_variances
 from anyorder.errors import PlanError
 from anyorder.optimize import choose, fit, fit_dense
-from anyorder.optimize.restarted import _EpochLoss, epoch_gram, fits_restarted
 from anyorder.participation import EpochShuffle, FixedOrder
-from anyorder.sensitivity import sensitivity
-from anyorder.strategy import RestartedBLT
+from anyorder.strategy import RestartedBLT, error
+from anyorder.strategy.error import row_variances
+from anyorder.strategy.restarted import _EpochLoss, epoch_gram, fits_restarted
+from anyorder.strategy.sensitivity import sensitivity
 from optimize.test_toeplitz import slope
 
 POINT = np.array([-3.0, -0.5, -1.0, -2.0, -0.3])
@@ -45,7 +44,7 @@ def test_later_steps_are_seen_through_velocity_and_iterate(
     A = W.Workload(60, **WORKLOADS[options])
     whole = A.matrix()[:, start : start + s]
     np.testing.assert_allclose(epoch_gram(A, start, s), whole.T @ whole, rtol=1e-12, atol=1e-12)
-    monkeypatch.setattr("anyorder.optimize.restarted.DENSE_STEPS", 10)
+    monkeypatch.setattr("anyorder.strategy.restarted.DENSE_STEPS", 10)
     np.testing.assert_allclose(epoch_gram(A, start, s), whole.T @ whole, rtol=1e-8, atol=1e-9)
 
 

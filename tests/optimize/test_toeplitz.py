@@ -6,21 +6,13 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
-from anyorder import error
 from anyorder import workload as W
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize.toeplitz import (
-    Problem,
-    fit_banded_inverse,
-    fit_toeplitz,
-    fits_banded_inverse,
-    fits_toeplitz,
-    reciprocal,
-    worst_steps,
-)
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.sensitivity import sensitivity
-from anyorder.strategy import Dense, ToeplitzBanded
+from anyorder.strategy import Dense, ToeplitzBanded, error
+from anyorder.strategy.banded_inverse import fit_banded_inverse, fits_banded_inverse
+from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.toeplitz import Problem, fit_toeplitz, fits_toeplitz, reciprocal, worst_steps
 from references import reference, scenario
 
 N = 24

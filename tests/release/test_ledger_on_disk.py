@@ -169,7 +169,7 @@ PROGRAM = """
 
     release = begun({path!r})
     after(*{{"written": (Disk, "write", 3), "committed": (files.RunFiles, "commit", 3), "kept": (Disk, "keep", 3),
-             "settled": (Disk, "settle", 3), "saved": (files, "save_atomic", 3)}}[{point!r}])
+             "settled": (Disk, "settle", 4), "saved": (files, "save_atomic", 4)}}[{point!r}])
     for t in range(8):
         print(release.step(who(t), total(t)).tobytes().hex(), flush=True)
         release.save()

@@ -12,7 +12,6 @@ import anyorder as ao
 from anyorder.accounting import gdp_epsilon, gdp_mu, poisson_epsilon
 from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Geometric
-from anyorder.error import row_variances
 from anyorder.errors import PlanError
 from anyorder.formatting import rounded_up
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
@@ -27,6 +26,7 @@ from anyorder.report.figures import Axis, Line, line_chart
 from anyorder.report.markup import Html, document, join, tag
 from anyorder.report.words import MEANS, best_guess
 from anyorder.strategy import Independent, Tree
+from anyorder.strategy.error import row_variances
 from anyorder.workload import prefix_sum
 from report.pages import certified, claims, read, text
 

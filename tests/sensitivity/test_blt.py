@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
-from anyorder.sensitivity import blt, sensitivity, toeplitz, unit_sensitivities
-from anyorder.sensitivity.visits import visits
-from anyorder.strategy import BLT
+from anyorder.strategy import BLT, blt, toeplitz
+from anyorder.strategy.bound import visits
+from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from oracles import attained_squared
 from references import reference
 

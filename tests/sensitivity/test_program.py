@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation
-from anyorder.sensitivity import Bound, program, sensitivity, unit_sensitivities
-from anyorder.sensitivity.program import GAP, gram_program, refined
 from anyorder.strategy import BandedInverse, Dense
+from anyorder.strategy import gram as program
+from anyorder.strategy.bound import Bound
+from anyorder.strategy.gram import GAP, gram_program, refined
+from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from oracles import attained_squared
 
 PENTAGON = np.array([[1.0 if i == j else np.cos(4 * np.pi * (i - j) / 5) for i in range(5)] for j in range(5)])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
-from anyorder.sensitivity import sensitivity, unit_sensitivities
 from anyorder.strategy import (
     BLT,
     Banded,
@@ -19,6 +18,7 @@ from anyorder.strategy import (
     ToeplitzBanded,
     Tree,
 )
+from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 
 N = 48
 INNER: list[Callable[[], Strategy]] = [

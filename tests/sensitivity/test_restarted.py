@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.sensitivity import sensitivity, unit_sensitivities
 from anyorder.strategy import RestartedBLT
+from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from oracles import attained_squared
 
 SHARES = np.array([1.0, 0.8, 0.5, 0.9])
@@ -63,7 +63,7 @@ def test_steps_of_one_unit_in_one_epoch_correlate() -> None:
 def test_counts_are_never_below(participation: Participation, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = make(6)
     true = sensitivity(strategy, participation)
-    monkeypatch.setattr(import_module("anyorder.sensitivity.restarted"), "_MAX_GRAM", 10)
+    monkeypatch.setattr(import_module("anyorder.strategy.restarted"), "_MAX_GRAM", 10)
     counted = sensitivity(strategy, participation)
     assert not counted.exact or counted.value == pytest.approx(true.value)
     assert true.value <= counted.value * (1 + 1e-12) < 2 * true.value

@@ -8,8 +8,6 @@ import pytest
 import anyorder as ao
 from anyorder.errors import PlanError
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.sensitivity import sensitivity
-from anyorder.sensitivity.rounding import _change, rounding
 from anyorder.strategy import (
     BLT,
     Banded,
@@ -24,6 +22,8 @@ from anyorder.strategy import (
     ToeplitzBanded,
     Tree,
 )
+from anyorder.strategy.rounding import _change, rounding
+from anyorder.strategy.sensitivity import sensitivity
 from laws.cases import PARTICIPATIONS, STRATEGIES
 from oracles import attained_squared
 

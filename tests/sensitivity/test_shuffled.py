@@ -5,12 +5,11 @@ import pytest
 
 from anyorder import workload
 from anyorder.participation import EpochShuffle
-from anyorder.sensitivity import sensitivity, shuffled
-from anyorder.sensitivity.blt import _shuffled as blt_bound
-from anyorder.sensitivity.shuffled import toeplitz_bound, two_point_bound
-from anyorder.sensitivity.toeplitz import gram_matrix
-from anyorder.strategy import BLT, BandedInverse, SquareRoot
-from anyorder.strategy.toeplitz import Toeplitz
+from anyorder.strategy import BLT, BandedInverse, SquareRoot, gram
+from anyorder.strategy.blt import _shuffled as blt_bound
+from anyorder.strategy.gram import toeplitz_bound, two_point_bound
+from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.toeplitz import Toeplitz, gram_matrix
 
 
 def enumerated(weights: np.ndarray, k: int, s: int) -> float:
@@ -35,7 +34,7 @@ def searched(weights: np.ndarray, k: int, s: int) -> float:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("window", [1, 8])
 def test_never_below_the_enumerated_maximum(seed: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffled, "_WINDOW", window)
+    monkeypatch.setattr(gram, "_WINDOW", window)
     rng = np.random.default_rng(seed)
     k, s = int(rng.integers(2, 5)), int(rng.integers(1, 6))
     n = k * s

@@ -7,9 +7,9 @@ import pytest
 
 from anyorder import workload
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
-from anyorder.sensitivity import sensitivity, unit_sensitivities
-from anyorder.sensitivity.toeplitz import gram_matrix, majorant
 from anyorder.strategy import BandedInverse, SquareRoot, Strategy, ToeplitzBanded
+from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.strategy.toeplitz import gram_matrix, majorant
 from oracles import attained_squared, random_separated
 from references import reference, scenario
 
@@ -158,8 +158,8 @@ def test_known_orders_of_very_long_runs_are_bounded(monkeypatch: pytest.MonkeyPa
     for strategy in (SquareRoot(n), BandedInverse([1.0, -0.9, 0.5], n)):
         exact = unit_sensitivities(strategy, order)
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["anyorder.sensitivity.toeplitz"], "_MAX_COLUMNS", 0)
-            patch.setattr(sys.modules["anyorder.sensitivity.program"], "MAX_STEPS", 0)
+            patch.setattr(sys.modules["anyorder.strategy.toeplitz"], "_MAX_COLUMNS", 0)
+            patch.setattr(sys.modules["anyorder.strategy.gram"], "PROGRAM_STEPS", 0)
             bounds = unit_sensitivities(strategy, order)
             assert not sensitivity(strategy, order).exact
         assert (bounds >= exact * (1 - 1e-12)).all()

@@ -19,8 +19,8 @@ from anyorder.participation import (
     Separated,
     SingleEpoch,
 )
-from anyorder.sensitivity import sensitivity, unit_sensitivities
 from anyorder.strategy import Tree
+from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from references import load
 
 

@@ -6,8 +6,8 @@ import pytest
 from anyorder import workload
 from anyorder.errors import ArgumentError
 from anyorder.participation import FixedOrder, SingleEpoch
-from anyorder.sensitivity import sensitivity
 from anyorder.strategy import BandedInverse, SquareRoot
+from anyorder.strategy.sensitivity import sensitivity
 from references import reference, scenario
 
 

@@ -9,9 +9,9 @@ from scipy.linalg import toeplitz
 from anyorder import workload
 from anyorder.errors import ArgumentError
 from anyorder.participation import FixedOrder
-from anyorder.sensitivity import sensitivity
 from anyorder.strategy import SquareRoot, ToeplitzBanded
 from anyorder.strategy import toeplitz as module
+from anyorder.strategy.sensitivity import sensitivity
 from anyorder.strategy.toeplitz import inverse_series, square_root_series
 from references import reference, scenario
 

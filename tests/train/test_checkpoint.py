@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import processes
+from anyorder import durable
 from anyorder.errors import CheckpointError
 from anyorder.release import checkpoint
 from anyorder.release.checkpoint import load, save_atomic
@@ -246,7 +247,7 @@ def test_rests_of_the_dead_are_removed_and_those_of_the_living_kept(tmp_path):
     for path in (dead, other, living):
         path.write_text("x")
     with open(living) as file:
-        checkpoint.fcntl.flock(file, checkpoint.fcntl.LOCK_EX)
+        assert durable.lock(file.fileno())
         save_atomic(tmp_path / "run.pt", {})
     assert files(tmp_path) == [other.name, living.name, "run.pt"]
 

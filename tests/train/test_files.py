@@ -301,8 +301,6 @@ def test_the_journal_begins_with_the_run(tmp_path):
 
 def test_a_job_started_twice_is_refused_before_the_first_has_saved(tmp_path):
     first = Run(tmp_path).to(1)
-    with pytest.raises(CheckpointError, match="an engine of this process runs with this checkpoint file"):
-        Run(tmp_path)
     assert "another process runs with this checkpoint file" in in_child(lambda: Run(tmp_path))
     first.to(2)
     first.engine.save()
@@ -311,11 +309,26 @@ def test_a_job_started_twice_is_refused_before_the_first_has_saved(tmp_path):
     assert Run(tmp_path).engine.step == 2  # the run is still there
 
 
-def test_a_run_that_never_saved_leaves_the_place_to_the_next(tmp_path):
-    Run(tmp_path).to(2).engine.close()
+def test_a_job_started_twice_in_one_process_is_one_run(tmp_path):
+    """The newer one goes on from the first checkpoint, which is there before the first step."""
+    first = Run(tmp_path).to(1)
+    second = Run(tmp_path)
+    with pytest.raises(CheckpointError, match="is closed"):
+        first.to(2)
+    assert np.array_equal(second.to(1).noises[0], first.noises[0])
+
+
+def test_a_run_that_nobody_saved_goes_on_under_its_key(tmp_path):
+    first = Run(tmp_path).to(2)
+    first.engine.close()
     second = Run(tmp_path)
     assert second.engine.step == 0
-    second.to(1).engine.save()
+    assert second.to(3).engine.certificate().key_fingerprint == first.engine.certificate().key_fingerprint
+    assert all(np.array_equal(second.noises[t], first.noises[t]) for t in range(2))
+    second.engine.close()
+    (tmp_path / "run.ckpt").unlink()
+    with pytest.raises(CheckpointError, match="took steps, and whose checkpoint .* is gone"):
+        Run(tmp_path)
 
 
 def test_an_engine_that_nobody_holds_leaves_the_place_to_the_next(tmp_path):

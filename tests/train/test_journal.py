@@ -270,24 +270,36 @@ def test_a_run_begun_again_with_its_key_replays_its_steps(journal):
         again.commit(5, digest(6))
 
 
-def test_what_a_run_that_never_saved_has_left_is_replaced(journal):
-    Journal.create(journal.parent / "run.ckpt", "fresh").close()
-    back = Journal.open(journal.parent / "run.ckpt", "fresh")
+def test_what_a_run_has_left_that_took_no_step_is_replaced(checkpoint):
+    Journal.create(checkpoint, "first").close()
+    Journal.create(checkpoint, "fresh").close()
+    back = Journal.open(checkpoint, "fresh")
     assert back.steps == 0
     assert back.doubt is None
 
 
-def test_another_run_of_this_process_is_refused_until_it_is_closed(journal):
-    first = Journal.create(journal.parent / "run.ckpt", "first")
+def test_a_journal_with_steps_whose_checkpoint_is_gone_is_refused(journal):
+    """A fresh key on the same data would be a second release of it, beside what the first one showed."""
+    data = journal.read_bytes()
+    with pytest.raises(
+        CheckpointError, match="took steps, and whose checkpoint .*run.ckpt is gone.*Put the checkpoint"
+    ):
+        Journal.create(journal.parent / "run.ckpt", "fresh")
+    assert journal.read_bytes() == data
+    journal.unlink()
+    assert Journal.create(journal.parent / "run.ckpt", "fresh").steps == 0
+
+
+def test_another_run_of_this_process_is_refused_until_it_is_closed(checkpoint):
+    first = Journal.create(checkpoint, "first")
     with pytest.raises(CheckpointError, match="an engine of this process runs with this checkpoint file"):
-        Journal.create(journal.parent / "run.ckpt", "second")
-    first.commit(0, digest(0))
+        Journal.create(checkpoint, "second")
     first.close()
-    second = Journal.create(journal.parent / "run.ckpt", "second")
+    second = Journal.create(checkpoint, "second")
     itself = [second]
     itself.append(itself)  # held by nothing but itself
     del second, itself
-    Journal.create(journal.parent / "run.ckpt", "third")
+    Journal.create(checkpoint, "third")
 
 
 def test_opened_again_in_one_process_the_older_is_closed(journal):

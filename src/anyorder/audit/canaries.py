@@ -19,7 +19,7 @@ from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.strategy import Strategy
 from anyorder.strategy.base import Combination
 from anyorder.strategy.dense import Dense
-from anyorder.strategy.kinds import Structure, kind_of
+from anyorder.strategy.registry import Structure, kind_of
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.toeplitz import Toeplitz
 from anyorder.strategy.tree import Tree

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyorder import durable
 from anyorder.accounting.curves import Curve, Gaussian, compose
 from anyorder.accounting.gaussian import gdp_epsilon, gdp_mu, rdp_epsilon
 from anyorder.budget import laws
@@ -24,7 +25,6 @@ from anyorder.budget.filter import Cost, Searched, dominating_squared, renyi, re
 from anyorder.budget.laws import repeated
 from anyorder.budget.log import Begin, Limit, Line, Settle, Spend, UnitsAt, label_of, read_curve
 from anyorder.errors import AnyorderError, BudgetError
-from anyorder.formats import sync_folder
 from anyorder.formatting import rounded_down, rounded_up
 from anyorder.plan.certificate import Certificate, is_claimable, realised_claim
 from anyorder.plan.plan import Plan
@@ -504,14 +504,12 @@ class UnitFile:
         """Bring the rows to the disk, behind all that are there. Raises: BudgetError; then nothing refers to them."""
         data = rows.tobytes()
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            log = durable.Log.open(self.path)
             try:
-                place = os.fstat(descriptor).st_size
-                if os.write(descriptor, data) != len(data):
-                    raise OSError("not all bytes were written")
-                os.fsync(descriptor)
+                place = log.end = log.stat().st_size  # whatever a kill left stays: entries say where their rows are
+                log.append(data)
             finally:
-                os.close(descriptor)
+                log.close()
         except OSError as problem:
             raise BudgetError(
                 f"{self.path}, which keeps what units have, cannot be written: {problem.strerror or problem}. Nothing "
@@ -550,16 +548,8 @@ class UnitFile:
     def _made(self) -> bytes:
         key = os.urandom(32)
         head = json.dumps({"format": _FORMAT, "key": key.hex()}).encode() + b"\n"
-        beside = self.path.with_name(self.path.name + ".part")
-        try:
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(descriptor, head)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.replace(beside, self.path)  # one that cannot be read any more: its entries count for everybody
-            sync_folder(self.path.parent)
+        try:  # one that cannot be read any more: its entries count for everybody
+            durable.replace(self.path, head, secret=True)
         except OSError as problem:
             raise BudgetError(f"{self.path} cannot be written: {problem.strerror}; nothing was spent") from problem
         return key

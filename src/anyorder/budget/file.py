@@ -34,7 +34,7 @@ from anyorder.budget.account import (
 from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.filter import Searched, best_order
 from anyorder.budget.laws import Law
-from anyorder.budget.log import FILTERS, Begin, Limit, Log, Spend, read_curve, relabelled, write_curve
+from anyorder.budget.log import FILTERS, Begin, BudgetLog, Limit, Spend, read_curve, relabelled, write_curve
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, BudgetError
 from anyorder.formats import printable
@@ -110,7 +110,7 @@ class Budget:
             checks.choice("filter", filter, FILTERS)
             if adaptive is False:
                 raise ArgumentError(f"filter counts with adaptive=True alone, got filter={filter!r}, adaptive=False")
-        self._log = Log(path)
+        self._log = BudgetLog(path)
         self._units = UnitFile(self._log.path)
         self._account: Account | None = None
         self._seen: list[Any] = []

@@ -1,9 +1,8 @@
-"""A file of lines that only grows: locked, brought to the disk, and found out where it was altered or cut.
+"""A budget's file: lines of JSON, chained, in a log that only grows (`anyorder.durable`).
 
-**What a crash leaves.** A line counts once it is whole; `append` returns after fsync of the file and of its folder.
-Killed within, the file has the whole line, or a beginning of it, or zeros where a loss of power kept the length and not
-the content: such a rest is no line, nobody was told that it counts, and the next writer cuts it off. A whole last line
-that only lacks its end of line does count.
+**What a crash leaves.** A line counts once it is whole; `append` returns after it, and its name, are on the disk. What
+is behind the last whole line, torn or zeros, is no line: nobody was told that it counts, and the next writer cuts it
+off. A whole last line that only lacks its end of line does count.
 
 **What is found.** A line that is not what was chained raises BudgetError, and nothing is spent any more. Beside the
 file lies `.NAME.mark`, with the number of lines and the last chain, written after each line is on the disk: a file that
@@ -11,14 +10,12 @@ has fewer lines than the mark tells of, or others (a backup put back, a copy tha
 off), is refused. Whoever deletes both begins anew: what was spent is then known to nobody, and that is the owner's
 promise to keep. Copies each go on alone, so keep one.
 
-The lock is `flock` on the file itself, for as long as one operation takes. It holds between processes of one machine
-and, where the server supports locks, over NFS 4; where a file system refuses to lock, nothing is spent. Threads that
-share an object wait for each other before it. Whoever waits for the file holds the lock of its mark meanwhile, so that
-readers, who share the file's, cannot keep a writer out by coming and going.
+The lock is on the file itself, for as long as one spend takes; who only looks has it while the lines are read, where
+it can be had. Where a file system refuses to lock, nothing is spent. Threads that share an object wait for each other
+before it.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -31,11 +28,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, assert_never
 
+from anyorder import durable
 from anyorder.accounting import MonteCarlo
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.errors import BudgetError
-from anyorder.formats import brief, canonical, check_names, sync_folder
+from anyorder.formats import brief, canonical, check_names
 
 # ----------------------------------------------------------------------------------------------------
 # The lines of a budget file: what each says, and the chain that binds it to all lines before it.
@@ -271,7 +269,7 @@ _WAIT = 300.0  # seconds for a lock: others may compute loss distributions while
 _MARK_SIZE = 160
 
 
-class Log:
+class BudgetLog:
     """The lines of one file, as far as this object has read them.
 
     Attributes:
@@ -294,7 +292,7 @@ class Log:
 
     @contextlib.contextmanager
     def locked(self, *, write: bool, create: bool = False) -> Iterator[int]:
-        """The descriptor of the file, while nobody else writes it. `lines` are all there are.
+        """The descriptor of the file. `lines` are all there are; with `write`, while nobody else writes any.
 
         Args:
             create: make the file, empty, where there is none.
@@ -305,15 +303,15 @@ class Log:
         if not mutex.acquire(timeout=_WAIT):
             raise self._busy("another thread")
         try:
-            with self._turn(until):
-                descriptor = self._open(write, create, until)
+            descriptor = self._open(write, create, until)
             try:
                 with self._whole():
                     self._read(descriptor)
+                if not write:  # readers that think for long, or come and go, keep no writer out
+                    durable.unlock(descriptor)
                 yield descriptor
             finally:
-                with contextlib.suppress(OSError):  # a forked child may hold the same lock by its copy
-                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+                durable.unlock(descriptor)  # a forked child may hold the same lock by its copy
                 os.close(descriptor)
         finally:
             mutex.release()
@@ -331,28 +329,10 @@ class Log:
             self._inode = -1
             raise
 
-    @contextlib.contextmanager
-    def _turn(self, until: float) -> Iterator[None]:
-        """Wait in line for the file. For fairness alone: where the mark cannot be locked, there is no line."""
-        try:
-            descriptor = os.open(self.mark_path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            yield
-            return
-        try:
-            with contextlib.suppress(OSError):
-                self._poll(descriptor, fcntl.LOCK_EX, until)
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-
     def _open(self, write: bool, create: bool, until: float) -> int:
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         while True:
             try:
-                descriptor = os.open(self.path, flags | os.O_NONBLOCK, 0o644)
+                descriptor = durable.open_shared(self.path, write=write, create=create)
             except FileNotFoundError as problem:
                 raise BudgetError(
                     f"there is no budget file {self.path}; make it with ao.Budget(path, epsilon=.., delta=..) or "
@@ -363,7 +343,7 @@ class Log:
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise BudgetError(f"{self.path} is no regular file")
-                self._lock(descriptor, fcntl.LOCK_EX if write else fcntl.LOCK_SH, until)
+                self._lock(descriptor, write, until)
                 if self._is_current(descriptor):
                     return descriptor
             except BaseException:
@@ -371,26 +351,21 @@ class Log:
                 raise
             os.close(descriptor)  # replaced while we waited
 
-    def _lock(self, descriptor: int, kind: int, until: float) -> None:
+    def _lock(self, descriptor: int, write: bool, until: float) -> None:
+        pause = 0.0005
         try:
-            self._poll(descriptor, kind, until)
+            while not durable.lock(descriptor):
+                if time.monotonic() > until:
+                    raise self._busy("another process")
+                time.sleep(pause)
+                pause = min(2 * pause, 0.02)
         except OSError as problem:
+            if not write:  # what is whole counts, whoever writes meanwhile
+                return
             raise BudgetError(
                 f"the budget file {self.path} cannot be locked: {problem.strerror}. Without a lock two runs could "
                 "spend the same; nothing was spent. Keep it on a file system with locks"
             ) from problem
-
-    def _poll(self, descriptor: int, kind: int, until: float) -> None:
-        """Lock it. Raises: BudgetError where others have it for too long; OSError where there are no locks."""
-        pause = 0.0005
-        while True:
-            try:
-                return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            except BlockingIOError as problem:
-                if time.monotonic() > until:
-                    raise self._busy("another process") from problem
-            time.sleep(pause)
-            pause = min(2 * pause, 0.02)
 
     def _busy(self, by: str) -> BudgetError:
         return BudgetError(
@@ -414,15 +389,15 @@ class Log:
         if found.st_ino != self._inode or found.st_size < self._end:
             self.lines, self._chain, self._end, self._needs_newline = [], "", 0, False
             self._inode = found.st_ino
+        mark = self._mark()  # before the lines: it is never ahead of them, also where they are read without a lock
         try:
-            raw = _pread(descriptor, found.st_size - self._end, self._end)
+            raw = durable.read_at(descriptor, self._end, found.st_size - self._end)
         except OSError as problem:
             raise BudgetError(f"the budget file {self.path} cannot be read: {problem.strerror}") from problem
         if self._needs_newline and raw.startswith(b"\n"):
             raw, self._end, self._needs_newline = raw[1:], self._end + 1, False
         if not self.lines and raw and not raw.startswith(_START) and not _START.startswith(raw.rstrip(b"\0")):
             raise BudgetError(f"{self.path} is no budget file of anyorder, and not written to; choose another file")
-        mark = self._mark()
         *whole, rest = raw.split(b"\n")
         for place, one in enumerate(whole):
             is_last = place == len(whole) - 1 and not rest.strip(b"\0")
@@ -516,25 +491,22 @@ class Log:
         the message says that it may.
         """
         raw, chain = encode(line, self._chain)
-        place = self._end
-        data = b"\n" + raw if self._needs_newline else raw
+        log = durable.Log(self.path, descriptor, self._end, borrowed=True)
         try:
-            os.ftruncate(descriptor, place)  # of what a kill left
-            _pwrite(descriptor, data, place)
-            os.fsync(descriptor)
-            sync_folder(self.path.parent)
+            log.append(b"\n" + raw if self._needs_newline else raw)
+            durable.sync_folder(self.path.parent)
         except OSError as problem:
-            raise BudgetError(self._undone(descriptor, place, problem)) from problem
+            raise BudgetError(self._undone(log, problem)) from problem
         with self._whole():
-            self._end, self._chain, self._needs_newline = place + len(data), chain, False
+            self._end, self._chain, self._needs_newline = log.end, chain, False
             self.lines.append(line)
             self._write_mark()
 
-    def _undone(self, descriptor: int, place: int, problem: OSError) -> str:
+    def _undone(self, log: durable.Log, problem: OSError) -> str:
         told = f"the budget file {self.path} cannot be written: {problem.strerror or problem}"
         try:
-            os.ftruncate(descriptor, place)
-            os.fsync(descriptor)
+            log.cut(self._end)
+            log.sync()
         except OSError:
             self._inode = -1  # read it again
             return f"{told}. It may count as spent all the same: look with anyorder budget {self.path} show"
@@ -543,19 +515,16 @@ class Log:
     def _write_mark(self) -> None:
         """After the line is on the disk, so that the mark is never ahead of it."""
         text = json.dumps({"id": self._id, "lines": len(self.lines), "chain": self._chain})
-        try:
-            descriptor = os.open(self.mark_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError:  # what was spent is on the disk, which is what counts; an older mark is right too
-            return
-        try:
-            with contextlib.suppress(OSError):
-                _pwrite(descriptor, text.ljust(_MARK_SIZE).encode(), 0)
+        with contextlib.suppress(OSError):  # the file is on the disk, which is what counts; an older mark is right too
+            descriptor = durable.open_shared(self.mark_path, write=True, create=True)
+            try:
+                durable.write_at(descriptor, text.ljust(_MARK_SIZE).encode(), 0)
                 os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            finally:
+                os.close(descriptor)
 
 
-_LOGS: weakref.WeakSet[Log] = weakref.WeakSet()
+_LOGS: weakref.WeakSet[BudgetLog] = weakref.WeakSet()
 
 
 def _forked() -> None:
@@ -563,23 +532,4 @@ def _forked() -> None:
         log.forked()
 
 
-os.register_at_fork(after_in_child=_forked)
-
-
-def _pread(descriptor: int, size: int, place: int) -> bytes:
-    parts = []
-    while size > 0:
-        part = os.pread(descriptor, size, place)
-        if not part:
-            break
-        parts.append(part)
-        size, place = size - len(part), place + len(part)
-    return b"".join(parts)
-
-
-def _pwrite(descriptor: int, data: bytes, place: int) -> None:
-    while data:
-        done = os.pwrite(descriptor, data, place)
-        if done <= 0:
-            raise OSError("no byte was written")
-        data, place = data[done:], place + done
+durable.in_forked_child(_forked)

@@ -1,7 +1,6 @@
 """A search for settings as one release: K private runs, K from a public law, the best shown, one claim for it all."""
 
 import contextlib
-import fcntl
 import math
 import os
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from anyorder import checks
+from anyorder import checks, durable
 from anyorder.accounting import compose, gdp_mu
 from anyorder.accounting.curves import Curve, Gaussian
 from anyorder.accounting.gaussian import NEIGHBOURS
@@ -45,7 +44,7 @@ from anyorder.errors import (
     PlanError,
     TrainingError,
 )
-from anyorder.formats import canonical, load_json, save_json, sync_folder
+from anyorder.formats import canonical, load_json, save_json
 from anyorder.noise import NoiseSource
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.options import from_flat
@@ -290,7 +289,7 @@ class SearchFolder:
                 (source / REPORT).unlink(missing_ok=True)  # a run's own promise is not that of a chosen one
                 target.parent.mkdir(exist_ok=True)
                 os.rename(source, target)
-                sync_folder(target.parent)
+                durable.sync_folder(target.parent)
 
     def clean(self) -> None:
         """Remove all runs that were not shown, and their records; what is left has the time at which it all began."""
@@ -307,7 +306,6 @@ class SearchFolder:
 
     def _write(self, path: Path, data: dict[str, Any]) -> None:
         save_json(path, data, secret=True)
-        sync_folder(path.parent)
 
     def _read(self, path: Path, format_: str) -> dict[str, Any]:
         try:
@@ -336,16 +334,12 @@ def searching(folder: str | Path | None) -> Iterator[SearchFolder]:
         strange = [name for name in names if name not in _BEGINNING and not name.startswith(f".{_STATE}.")]
         if _STATE not in names and strange:
             raise ArgumentError(f"folder {path} holds files already: choose another, or resume the search in it")
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = durable.lock_file(path / _LOCK)
+    except BlockingIOError as problem:
+        raise ArgumentError(f"a search is going on in folder {path}: wait for its end, or choose another") from problem
     except OSError as problem:
         raise ArgumentError(f"folder {path} cannot be written: {problem.strerror or problem}") from problem
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as problem:
-            raise ArgumentError(
-                f"a search is going on in folder {path}: wait for its end, or choose another"
-            ) from problem
         (path / ".gitignore").write_text(_IGNORED, encoding="utf-8")  # before anything secret is there
         (path / _RUNS_FOLDER).mkdir(mode=0o700, exist_ok=True)
         yield SearchFolder(path, kept=True)

@@ -1,30 +1,85 @@
-"""The command line: train, plan, epsilon, verify, audit."""
+"""The command line: which commands there are. Each is loaded when it is asked for, with what it needs and no more."""
 
+import importlib
+import os
 from importlib.util import find_spec
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from anyorder import __version__
-from anyorder.cli.audit import group as audit
-from anyorder.cli.budgets import budget
-from anyorder.cli.check import check
-from anyorder.cli.federated import federated
-from anyorder.cli.fitting import fit
+import anyorder
+from anyorder._library import PATHS, load
 from anyorder.cli.output import fail
-from anyorder.cli.planner import planner
-from anyorder.cli.plans import epsilon, plan
-from anyorder.cli.report_goals import report_goals
-from anyorder.cli.reporting import report
-from anyorder.cli.training import train
-from anyorder.cli.tuning import tune
-from anyorder.cli.verification import verify
 from anyorder.noise.compiled import describe as noise_kernel
 
-__all__ = ["app", "run"]
+# The one list of commands, in the order of the help: where each stands, and the first paragraph of its own help, which
+# a test holds against it.
+COMMANDS = {
+    "train": (
+        "training:train", "Train a model privately; leaves a folder with model, metrics, plots and certificate."
+    ),
+    "federated": (
+        "federated:federated", "Simulate federated learning in which each user is protected as a whole."
+    ),
+    "fit": ("fitting:fit", "Fit a linear model to a CSV file privately, in one pass in the order it lies in."),
+    "plan": ("plans:plan", "Find the mechanism and the noise for a data set, an order and a budget."),
+    "planner": (
+        "planner:planner",
+        "Mechanisms side by side on a page: sliders for data, budget and order; on this machine alone.",
+    ),
+    "epsilon": ("plans:epsilon", "The epsilon that a run really has, in the order in which it saw the data."),
+    "report-goals": (
+        "report_goals:report_goals",
+        "Epsilon against report goal: what more users in a round buy, for a population.",
+    ),
+    "tune": ("tuning:tune", "Search for settings of a private training; the whole search keeps epsilon."),
+    "verify": ("verification:verify", "Recompute every claim of a certificate or plan from the file alone."),
+    "report": ("reporting:report", "Write the report of a run: one page to read, print and sign off."),
+    "budget": (
+        "budgets:budget", "What a data set may be used for, and was: every run is entered before it starts."
+    ),
+    "check": (
+        "check:check", "Which order a training really uses, the epsilon that is printed for it, and the one that holds."
+    ),
+    "audit": ("audit:group", "Attack a training of your own, and see whether its claim holds."),
+}  # fmt: skip
+_OF_ANOTHER = {  # what follows is the command line of another program
+    "check": {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+}
+
+
+class _Later(TyperCommand):
+    """A command that the help names, and that is loaded when it is called."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """That of the command itself."""
+        return load_command(str(self.name)).make_context(info_name, args, parent, **extra)
+
+
+class _Commands(TyperGroup):
+    """All commands, none of them loaded."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        for name, (_, text) in COMMANDS.items():
+            self.add_command(_Later(name, help=text, rich_markup_mode="rich"))
+
+
+def load_command(name: str) -> Any:
+    """The command of this name, loaded."""
+    module, _, function = COMMANDS[name][0].partition(":")
+    found = getattr(importlib.import_module(f"anyorder.cli.{module}"), function)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    alone.command(name, context_settings=_OF_ANOTHER.get(name))(found)
+    return typer.main.get_command(alone)
+
 
 app = typer.Typer(
-    name="anyorder", no_args_is_help=False, add_completion=False, rich_markup_mode="rich",
+    name="anyorder", cls=_Commands, no_args_is_help=False, add_completion=False, rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Differentially private training for data that arrives in any order.\n\n"
     "$ anyorder train --dataset digits --epsilon 8\n\n"
@@ -35,22 +90,6 @@ app = typer.Typer(
     "$ anyorder check train.py\n\n"
     "Exit codes: 0 ok, 1 a verification or a run failed, 2 bad usage, 130 stopped before it began.",
 )  # fmt: skip
-# One file for each command or two; this is the one list of them, in the order of the help.
-app.command()(train)
-app.command()(federated)
-app.command()(fit)
-app.command()(plan)
-app.command()(planner)
-app.command()(epsilon)
-app.command()(report_goals)
-app.command()(tune)
-app.command()(verify)
-app.command()(report)
-app.command()(budget)
-app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-)(check)
-app.add_typer(audit)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -67,12 +106,21 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _version(value: bool) -> None:
     if value:
-        print(f"{__version__}\nnoise: {noise_kernel()}")
+        print(f"{anyorder.__version__}\nnoise: {noise_kernel()}")
         if find_spec("torch") is not None:
-            from anyorder.clipping.native import describe as clipping_kernel
-
-            print(f"clipping: {clipping_kernel()}")
+            print(f"clipping: {_clipping_kernel()}")
         raise typer.Exit
+
+
+def _clipping_kernel() -> str:
+    """Which library clips, without torch: that its numbers are torch's is seen, and said, where it is first used."""
+    file = Path(anyorder.__file__).parent / "clipping" / "_convolution.so"
+    asked, library = os.environ.get("ANYORDER_KERNEL", "best"), load(file, ("_convolution.cpp", "_convolution.h"))
+    if asked == "reference":
+        return "torch (ANYORDER_KERNEL=reference)"
+    if library is None:
+        return f"torch (no library {file}, or it does not load, or is of other sources)"
+    return f"compiled, {PATHS[int(library.anyorder_lanes())] if asked == 'best' else asked}"
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,7 @@ from anyorder.cli.secrets import canaries
 __all__ = ["group"]
 
 group = typer.Typer(
-    name="audit", no_args_is_help=False, rich_markup_mode="rich",
+    name="audit", no_args_is_help=False, add_completion=False, rich_markup_mode="rich",
     help="Attack a training of your own, and see whether its claim holds.\n\n"
     "Exit codes: 0 the claim was not refuted, 1 it was, 2 there was no audit.",
 )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anyorder import checks
 from anyorder.clipping.clip_rules import Cut
-from anyorder.clipping.norms import accumulator_dtype, cleared, round_down
+from anyorder.clipping.norms import accumulator_dtype, cleared, round_down, sums_of
 from anyorder.errors import ArgumentError, NonFiniteError
 from anyorder.ledger import as_units, numbered
 
@@ -186,12 +186,6 @@ def _blocks(rows: Tensor) -> list[slice]:
     """Slices of the rows, such that what is computed from one of them stays small."""
     size = max(1, BLOCK // max(1, rows.shape[1]))
     return [slice(i, i + size) for i in range(0, len(rows), size)]
-
-
-def sums_of(coordinates: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> dict[str, Tensor]:
-    """The sums over units of a schedule's own coordinates, in the widest of the parameters' dtypes."""
-    dtype = torch.float64 if torch.float64 in dtypes.values() else torch.float32
-    return {name: round_down(values, dtype).sum() for name, values in coordinates.items()}
 
 
 def bounded_sum(vectors: Any, units: Iterable[Any], clip_norm: float, *, grid: float | None = None) -> Any:

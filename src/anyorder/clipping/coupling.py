@@ -75,14 +75,8 @@ def one_pass(made: Made) -> Iterator[None]:
         made: what was made in the model's last run; what is made in this one goes there.
     Raises: ModelError if anything of an earlier one is still there.
     """
-    if _left(made):
-        gc.collect()  # what only a cycle holds, nobody can read
-    made[:] = [one for one in _left(made) if _holders(one) > 0]
     if made:
-        raise ModelError(
-            "the model keeps tensors of an earlier batch, in a list, a closure or a global perhaps: a later batch "
-            "would depend on those examples. Return them from forward, and keep nothing of a batch in training"
-        )
+        _refuse_what_is_kept(made)
     # What compiled parts would be compiled to is not used, and the compiler keeps tensors.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     try:
@@ -91,6 +85,18 @@ def one_pass(made: Made) -> Iterator[None]:
     except BaseException:
         made.clear()  # the error's own frames hold them
         raise
+
+
+def _refuse_what_is_kept(made: Made) -> None:
+    """What is left of an earlier pass, and held by Python."""
+    if _left(made):
+        gc.collect()  # what only a cycle holds, nobody can read
+    made[:] = [one for one in _left(made) if _holders(one) > 0]
+    if made:
+        raise ModelError(
+            "the model keeps tensors of an earlier batch, in a list, a closure or a global perhaps: a later batch "
+            "would depend on those examples. Return them from forward, and keep nothing of a batch in training"
+        )
 
 
 def _left(made: Made) -> Made:
@@ -359,7 +365,7 @@ class _Node:
 
 
 @dataclass(frozen=True)
-class _Root:
+class _Output:
     """An output of the model: its number, its shape, and where its own part of the graph begins."""
 
     number: int
@@ -378,7 +384,7 @@ class _Tape:
     def __init__(self, watch: LossWatch) -> None:
         self.watch, self.recording, self.size = watch, not watch.done, 0
         self._into: _Tape | None = None
-        self._roots: list[list[_Root]] = [[]]  # by batch
+        self._roots: list[list[_Output]] = [[]]  # by batch
         self._calls: list[tuple[Callable[..., Any], Any, Any, list[int | None]]] = []
 
     @property
@@ -403,7 +409,7 @@ class _Tape:
         self.size = len(output)
         watched: Any = self.follow(output)
         if self.recording:
-            root = _Root(watched.number, output.shape, output.dtype, output.device, watched.grad_fn)
+            root = _Output(watched.number, output.shape, output.dtype, output.device, watched.grad_fn)
             self._roots[0].append(root)
         return watched  # type: ignore[no-any-return]
 
@@ -510,7 +516,7 @@ def _number(tensor: Tensor) -> int:
     return tensor.number
 
 
-def _has_own_backward(loss: Tensor, roots: Sequence[_Root]) -> bool:
+def _has_own_backward(loss: Tensor, roots: Sequence[_Output]) -> bool:
     """Whether a `torch.autograd.Function`, whose backward may be anything, lies between the outputs and the loss."""
     seen: set[Any] = {None, *(root.grad_fn for root in roots)}
     nodes: list[Any] = [loss.grad_fn]

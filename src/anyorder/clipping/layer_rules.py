@@ -4,17 +4,18 @@ The module runs under `torch.func.vmap`, so that it sees one example alone, and 
 a tensor with one copy for each example (an expanded view: no memory). Whatever the module does with such a tensor,
 autograd returns the gradient of each copy: that of each example. This is right for every module that can be mapped,
 and dear for large parameters. So a few functions, those in which nearly all parameters are used, are run on the whole
-batch with the parameter itself, and backward hands out what entered and left them (`FUNCTION_RULES`; `recurrent` for
+batch with the parameter itself, and backward hands out what entered and left them (`RULES`; `recurrent` for
 the layers of that name). Layers of one's own get a rule by `register_layer_rule`.
 """
 
 import functools
 import inspect
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar, overload
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import Made, Witness, note
+from anyorder.clipping.coupling import Made, Witness, note, one_pass
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import BLOCK, ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse, Table, Use
 from anyorder.clipping.torch_private import pytree
@@ -36,7 +37,7 @@ from anyorder.errors import ArgumentError, ModelError
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterView:
     """A parameter, or the view of one that a chain of functions makes.
 
     Attributes:
@@ -68,62 +69,55 @@ class Part:
         return parameter
 
 
-class Book(Protocol):
-    """Where uses are written down."""
-
-    def expect(self, part: Part) -> None:
-        """A use that backward may report."""
-
-    def enter(self, part: Part, use: Use) -> None:
-        """A use that backward reports."""
-
-
 class Tracer(TorchFunctionMode):
     """Runs what parameters are used in on the whole batch; active while the module runs under vmap.
 
     Args:
-        rules: {function: what is called in its place, with the tracer, the function and its arguments}; what returns
-            NotImplemented leaves the function as it is.
         parameters: the parameters, cut off from autograd, by name.
         dtypes: float32 or float64, in which the gradients of each are added up.
         anchor: a scalar that requires a gradient; what is computed from a parameter depends on it.
-        book: told of every use.
-        made: see `kept`.
-        tables: the parameters that are read by lookups alone, and how; see `table_rules`.
+        expected: how many uses of each parameter backward may come to; counted here.
+        enter: takes each use that backward comes to.
+        made: see `coupling.one_pass`.
+        tables: the parameters that are read by lookups alone, and how.
 
     Attributes:
-        tables: as given.
+        dtypes, enter, tables: as given.
         direct: names of the parameters whose gradients will come from autograd, (B, *shape) each, as far as is seen.
     """
 
     def __init__(
         self,
-        rules: Mapping[Any, Callable[..., Any]],
         parameters: dict[str, Tensor],
         dtypes: dict[str, torch.dtype],
         anchor: Tensor,
-        book: Book,
+        expected: Counter[str],
+        enter: Callable[[ParameterView, Use], None],
         made: Made,
         tables: Mapping[str, Table],
     ) -> None:
         super().__init__()
-        self._rules, self.tables = rules, tables
-        self._parameters, self._dtypes, self._anchor, self._book = parameters, dtypes, anchor, book
-        self._made = made
-        self._parts: dict[int, Part] = {}
+        self._parameters, self.dtypes, self._anchor = parameters, dtypes, anchor
+        self._expected, self.enter, self._made, self.tables = expected, enter, made, tables
+        self._level: int | None = None
+        self._parts: dict[int, ParameterView] = {}
         self._alive: list[Tensor] = []  # so that no id is used again
         self.direct: set[str] = set()
+
+    def start_on_batch(self) -> None:
+        """The module is given the parameters themselves, and the whole batch."""
+        self._parts = {id(tensor): ParameterView(name) for name, tensor in self._parameters.items()}
 
     def start(self, copies: dict[str, Tensor], token: Tensor) -> None:
         """The copies of the parameters that the module is given, and any tensor mapped over examples."""
         self._token, self._level = token, _vmap_level()
         self._whole = private.get_unwrapped(token)
         for name, tensor in copies.items():
-            self.track(tensor, Part(name))
+            self.track(tensor, ParameterView(name))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        rule, values = self._rules.get(func), (*args, *kwargs.values()) if kwargs else args
+        rule, values = RULES.get(func), (*args, *kwargs.values()) if kwargs else args
         table = self._table_among(values) if self.tables else None
         if table is not None and func in _OF_SHAPE:
             return func(self._shape_of(table), *args[1:], **kwargs)
@@ -185,13 +179,13 @@ class Tracer(TorchFunctionMode):
         return _vmap_level() != self._level
 
     def note(self, *tensors: Tensor) -> None:
-        """Remember tensors that no function of torch made; see `kept`."""
+        """Remember tensors that no function of torch made; see `coupling.one_pass`."""
         note(self._made, *tensors)
 
-    def part(self, tensor: Any) -> Part | None:
+    def part(self, tensor: Any) -> ParameterView | None:
         return self._parts.get(id(tensor))
 
-    def track(self, tensor: Tensor, part: Part) -> None:
+    def track(self, tensor: Tensor, part: ParameterView) -> None:
         self._parts[id(tensor)] = part
         self._alive.append(tensor)
 
@@ -211,27 +205,26 @@ class Tracer(TorchFunctionMode):
             if own.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() and own.shape == tensor.shape:
                 self.track(tensor, view)
 
-    def tensor(self, part: Part) -> Tensor:
+    def tensor(self, part: ParameterView) -> Tensor:
         """The part of the parameter itself."""
-        return part.of(self._parameters[part.name])
+        parameter = self._parameters[part.name]
+        return part.of(parameter) if part.chain else parameter
 
-    def source(self, part: Part) -> Tensor | Table:
+    def source(self, part: ParameterView) -> Tensor | Table:
         """Where the rows of a table come from: the part of the parameter, or what stands behind it."""
         table = self.tables.get(part.name)
         return self.tensor(part) if table is None else table
-
-    def enter(self, part: Part, make: Callable[[torch.dtype], Use]) -> None:
-        """Write a use down."""
-        self._book.enter(part, make(self._dtypes[part.name]))
 
     # -- the whole batch ---------------------------------------------------------------------------------------------
 
     def on_batch(self, run: Callable[..., Any], *tensors: Tensor | None) -> Any:
         """run(*tensors) of the whole batch: each with the examples in front, and what it returns likewise."""
+        if self._level is None:  # a model of layers in a row: these are of the whole batch
+            return run(*tensors)
         if private.interpreter is None:
             return _OnBatch.apply(run, self._token, *tensors)  # type: ignore[no-untyped-call]
         level, unwrap = self._level, private.unwrap_batched
-        whole, dims = zip(*((t, None) if t is None else unwrap(t, level) for t in tensors), strict=True)
+        whole, dims = zip(*[(t, None) if t is None else unwrap(t, level) for t in tensors], strict=True)
         with private.interpreter().lower():
             result = run(*_in_front(len(self._whole), whole, dims))
         wrap = private.add_batch_dim
@@ -241,11 +234,11 @@ class Tracer(TorchFunctionMode):
         """An autograd function whose backward comes before that of the parameters."""
         return function.apply(self._anchor, *arguments)
 
-    def expect(self, *parts: Part | None) -> None:
+    def expect(self, *parts: ParameterView | None) -> None:
         """Announce a use."""
         for part in parts:
             if part is not None and torch.is_grad_enabled():
-                self._book.expect(part)
+                self._expected[part.name] += 1
 
 
 class _OnBatch(torch.autograd.Function):
@@ -286,8 +279,8 @@ def for_each_example(function: Callable[..., Any], *tensors: Tensor) -> Any:
     size = len(tensors[0])
     level = enter(size, "different")
     try:
-        results = function(*(private.add_batch_dim(t, 0, level) for t in tensors))
-        return tuple(tuple(private.remove_batch_dim(t, level, size, 0) for t in group) for group in results)
+        results = function(*[private.add_batch_dim(t, 0, level) for t in tensors])
+        return tuple([tuple([private.remove_batch_dim(t, level, size, 0) for t in group]) for group in results])
     finally:
         leave()
 
@@ -360,12 +353,6 @@ def _cast(*tensors: Tensor | None) -> list[Tensor | None]:
     return result
 
 
-def _reshaped(tensor: Tensor, *shape: int) -> Tensor:
-    """As `view`, of a tensor that nobody else has: nothing after it could write a view in place."""
-    result: Tensor = private.unsafe_view(tensor, shape)
-    return result
-
-
 # -- linear maps -----------------------------------------------------------------------------------------------------
 
 
@@ -377,19 +364,19 @@ class LinearMap(torch.autograd.Function):
         ctx.tracer, ctx.parts, ctx.shape = tracer, parts, x.shape
         rows = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(rows, w)
-        return _reshaped(F.linear(rows, w, b), *x.shape[:-1], w.shape[0])
+        return private.unsafe_view(F.linear(rows, w, b), (*x.shape[:-1], w.shape[0]))
 
     @staticmethod
     @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, w = (t.detach() for t in ctx.saved_tensors)
-        weight, bias = ctx.parts
+        (x, w), (weight, bias), tracer = ctx.saved_tensors, ctx.parts, ctx.tracer
         grad = grad.reshape(-1, grad.shape[-1])
-        a, g = (t.reshape(ctx.shape[0], -1, t.shape[1]) for t in (x, grad))
-        ctx.tracer.enter(weight, lambda dtype: LinearUse(a, g, dtype))
+        a, g = x.detach().reshape(ctx.shape[0], -1, x.shape[1]), grad.reshape(ctx.shape[0], -1, grad.shape[1])
+        tracer.enter(weight, LinearUse(a, g, tracer.dtypes[weight.name]))
         if bias is not None:
-            ctx.tracer.enter(bias, lambda dtype: DirectUse(g.sum(1, dtype=dtype), dtype))
-        back = (grad @ w).view(ctx.shape) if ctx.needs_input_grad[3] else None
+            dtype = tracer.dtypes[bias.name]
+            tracer.enter(bias, DirectUse(g.sum(1, dtype=dtype), dtype))
+        back = (grad @ w.detach()).view(ctx.shape) if ctx.needs_input_grad[3] else None
         return None, None, None, back, None, None
 
 
@@ -435,19 +422,19 @@ class Convolution(torch.autograd.Function):
             images, w, b, geometry.stride, geometry.padding, geometry.dilation, False, [0] * len(geometry.kernel),
             geometry.groups,
         )  # fmt: skip
-        return y if images.dim() == x.dim() else _reshaped(y, *x.shape[:-inner], *y.shape[1:])
+        return y if images.dim() == x.dim() else private.unsafe_view(y, (*x.shape[:-inner], *y.shape[1:]))
 
     @staticmethod
     @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w = (t.detach() for t in ctx.saved_tensors)
-        (weight, bias), geometry, batch = ctx.parts, ctx.geometry, ctx.shape[0]
+        (weight, bias), tracer, geometry, batch = ctx.parts, ctx.tracer, ctx.geometry, ctx.shape[0]
         grad = grad.flatten(0, -len(geometry.kernel) - 2)
-        ctx.tracer.enter(weight, lambda dtype: ConvolutionUse(x, grad, geometry, batch, dtype))
+        tracer.enter(weight, ConvolutionUse(x, grad, geometry, batch, tracer.dtypes[weight.name]))
         if bias is not None:
             places = [d for d in range(grad.dim() + 1) if d not in (0, 2)]
-            each = grad.view(batch, -1, *grad.shape[1:])
-            ctx.tracer.enter(bias, lambda dtype: DirectUse(each.sum(places, dtype=dtype), dtype))
+            dtype = tracer.dtypes[bias.name]
+            tracer.enter(bias, DirectUse(grad.view(batch, -1, *grad.shape[1:]).sum(places, dtype=dtype), dtype))
         back = None
         if ctx.needs_input_grad[4]:
             back = torch.ops.aten.convolution_backward(
@@ -550,14 +537,13 @@ def _enter_scaled(tracer: Tracer, parts: Any, shape: Any, grad: Tensor, normalis
     size = max(1, BLOCK // 16 // max(1, grad[0].numel()))
     pieces = [slice(i, i + size) for i in range(0, len(grad), size)]
 
-    def scales(dtype: torch.dtype) -> DirectUse:
-        products = (normalised(rows).to(dtype).mul_(grad[rows]) for rows in pieces)
-        return DirectUse(torch.cat([product.view(len(product), -1, *shape).sum(1) for product in products]), dtype)
-
-    tracer.enter(weight, scales)
+    dtype = tracer.dtypes[weight.name]
+    products = (normalised(rows).to(dtype).mul_(grad[rows]) for rows in pieces)
+    scales = torch.cat([product.view(len(product), -1, *shape).sum(1) for product in products])
+    tracer.enter(weight, DirectUse(scales, dtype))
     if bias is not None:
-        each = grad.reshape(len(grad), -1, *shape)
-        tracer.enter(bias, lambda dtype: DirectUse(each.sum(1, dtype=dtype), dtype))
+        dtype = tracer.dtypes[bias.name]
+        tracer.enter(bias, DirectUse(grad.reshape(len(grad), -1, *shape).sum(1, dtype=dtype), dtype))
 
 
 def _normalised(tracer: Tracer, input: Any, shape: Any, weight: Any, bias: Any) -> Any:
@@ -637,20 +623,6 @@ def _looked_into(func: Any, tracer: Tracer) -> Callable[..., Any]:
     return call
 
 
-FUNCTION_RULES: dict[Any, Callable[..., Any]] = {
-    F.linear: _linear,
-    torch.matmul: _matmul, Tensor.matmul: _matmul, Tensor.__matmul__: _matmul, torch.mm: _matmul, Tensor.mm: _matmul,
-    torch.addmm: _addmm,
-    torch.conv1d: _convolution, torch.conv2d: _convolution, torch.conv3d: _convolution,
-    F.conv1d: _convolution, F.conv2d: _convolution, F.conv3d: _convolution,
-    F.layer_norm: _layer_norm, torch.layer_norm: _layer_norm,
-    F.rms_norm: _rms_norm, torch.rms_norm: _rms_norm,
-    F.scaled_dot_product_attention: _attention,
-    F.multi_head_attention_forward: _multi_head,
-}  # fmt: skip
-"""What a `Tracer` calls in the place of each function."""
-
-
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -692,7 +664,7 @@ class Lookup(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         (ids,) = ctx.saved_tensors
         flat, g = ids.reshape(len(ids), -1), grad.reshape(len(grad), -1, grad.shape[-1])
-        ctx.tracer.enter(ctx.part, lambda dtype: EmbeddingUse(flat, g, ctx.size, ctx.padding, dtype))
+        _enter_lookup(ctx, flat, g)
         return (None,) * 6
 
 
@@ -722,12 +694,17 @@ class Bag(torch.autograd.Function):
         elif weights is not None:
             each = each * weights.unsqueeze(-1)
         flat, g = ids.reshape(len(ids), -1), each.reshape(len(ids), -1, grad.shape[-1])
-        ctx.tracer.enter(ctx.part, lambda dtype: EmbeddingUse(flat, g, ctx.size, ctx.padding, dtype))
+        _enter_lookup(ctx, flat, g)
         back = None
         if rows is not None:
             back = (rows * grad.unsqueeze(2)).sum(-1)
             back = back if ctx.padding is None else back.masked_fill_(ids == ctx.padding, 0)
         return None, None, None, None, None, None, back, None
+
+
+def _enter_lookup(ctx: Any, ids: Tensor, g: Tensor) -> None:
+    dtype = ctx.tracer.dtypes[ctx.part.name]
+    ctx.tracer.enter(ctx.part, EmbeddingUse(ids, g, ctx.size, ctx.padding, dtype))
 
 
 def _by_torch(table: Tensor, ids: Tensor, mode: str, padding: int | None, weights: Tensor | None) -> Tensor:
@@ -789,6 +766,8 @@ def _embedding_bag(
     tracer.expect(part)
 
     def run(ids: Tensor, weights: Tensor | None) -> Any:
+        if ids.dim() == 2:  # (B, L): one bag of each example
+            return tracer.anchored(Bag, tracer, part, padding, mode, ids.unsqueeze(1), weights, source).squeeze(1)
         return tracer.anchored(Bag, tracer, part, padding, mode, ids, weights, source)
 
     return tracer.on_batch(run, input, weights)
@@ -823,8 +802,19 @@ class Reading(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-TABLE_RULES: dict[Any, Callable[..., Any]] = {F.embedding: _embedding, F.embedding_bag: _embedding_bag}
-"""As `FUNCTION_RULES`, for tables."""
+RULES: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    torch.matmul: _matmul, Tensor.matmul: _matmul, Tensor.__matmul__: _matmul, torch.mm: _matmul, Tensor.mm: _matmul,
+    torch.addmm: _addmm,
+    torch.conv1d: _convolution, torch.conv2d: _convolution, torch.conv3d: _convolution,
+    F.conv1d: _convolution, F.conv2d: _convolution, F.conv3d: _convolution,
+    F.layer_norm: _layer_norm, torch.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm, torch.rms_norm: _rms_norm,
+    F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head,
+    F.embedding: _embedding, F.embedding_bag: _embedding_bag,
+}  # fmt: skip
+"""What a `Tracer` calls in the place of each function."""
 
 
 # -- layers of one's own ---------------------------------------------------------------------------------------------
@@ -900,7 +890,7 @@ def layers_with_rules(module: nn.Module, tracer: Tracer, made: Made) -> Iterator
     with ExitStack() as stack:
         for name, layer in module.named_modules():
             rule = _RULES.get(type(layer))
-            own = {local: Part(names[id(p)]) for local, p in layer.named_parameters() if id(p) in names}
+            own = {local: ParameterView(names[id(p)]) for local, p in layer.named_parameters() if id(p) in names}
             if rule is None or not own or layer in inside:
                 continue
             for part in own.values():
@@ -932,7 +922,7 @@ class _Ruled:
     layer: nn.Module
     name: str
     rule: LayerRule
-    parts: dict[str, Part]
+    parts: dict[str, ParameterView]
     original: Callable[..., Any]
     tracer: Tracer
     made: Made
@@ -980,8 +970,8 @@ class _Ruled:
         for local, values in self._by_rule(activations, backprops).items():
             self._enter(self.parts[local], values)
 
-    def _enter(self, part: Part, values: Tensor) -> None:
-        self.tracer.enter(part, lambda dtype: DirectUse(values, dtype))
+    def _enter(self, part: ParameterView, values: Tensor) -> None:
+        self.tracer.enter(part, DirectUse(values, self.tracer.dtypes[part.name]))
 
     def _by_rule(self, activations: Sequence[Tensor], backprops: Tensor) -> dict[str, Tensor]:
         """{parameter: (B, *shape)} of (B, n, ..) activations and backprops: the rule sees one example at a time."""
@@ -1109,3 +1099,291 @@ class _Told(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         ctx.ruled.tell([t.detach() for t in ctx.saved_tensors], grad)
         return None, None, grad, *(None,) * ctx.count
+
+
+# -- models of layers in a row ---------------------------------------------------------------------------------------
+
+
+class NotRowwise(Exception):
+    """A layer was given what is not in the form of `RowwiseCall`."""
+
+
+class RowwiseCall:
+    """The call `module(x)` on the whole batch, of torch's own layers in a row: vmap takes a third of a small step.
+
+    The module is `nn.Sequential`, or one layer, and every part of it is exactly of a kind in `_KINDS`. Then no example
+    can see another, although all run together:
+
+    - Each kind is, by its definition in torch, a function of one row of its input at a time, row i of the result being
+      of row i alone: a linear map and LayerNorm over later dimensions than the first, a convolution and pooling of
+      images with a dimension of examples in front, rows of a table, functions of one element; a dropout mask is of no
+      data. Where the number of dimensions decides which one a layer takes for the examples, it is checked.
+    - What runs is that and nothing else. The type of each part is the listed class itself, with the `forward` that it
+      had when this file was loaded; the part has the attributes that its class gives it and no further ones, settings
+      are numbers and words, buffers there are none, hooks none but of saving and loading, parameters are `nn.Parameter`
+      of the shape that the class gives them. Input and modes of torch are checked likewise: no subclass, no transform,
+      no mode, no hook for all modules. So no code of the user runs between the batch and the outputs, and nothing can
+      be kept of it. A table that is read elsewhere than in its parameter (`norms.Table`) is the engine's.
+    - Functions and settings are read when the model is called, and the chunks of backward run with what was read.
+
+    Each use of a trained parameter goes by the same rule as under vmap. All is looked at anew in every batch: a hook
+    may come between two. What is not so in every respect is run on each example alone.
+
+    Attributes:
+        tensors: (x,), with leading dimension `size`.
+        size: B, the number of examples.
+    """
+
+    mapped = False
+
+    def __init__(self, x: Tensor, layers: list["_Layer"], made: Made) -> None:
+        self.tensors, self.size, self._layers, self.made = (x,), len(x), layers, made
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Mapping[str, Tensor],
+        made: Made, tables: Mapping[str, Table],
+    ) -> "RowwiseCall | None":  # fmt: skip
+        """The call, or None where model or arguments are not in this form.
+
+        Args:
+            parameters: the trained parameters, cut off from autograd.
+            made, tables: see `Tracer`.
+        """
+        if type(module) not in _KINDS or len(args) != 1 or kwargs or type(args[0]) is not Tensor or not _alone(args[0]):
+            return None
+        cut = {id(p): (name, parameters[name]) for name, p in module.named_parameters() if name in parameters}
+        layers: list[_Layer] = []
+        return cls(args[0], layers, made) if _collect(module, cut, tables, layers) else None
+
+    def __call__(self, tracer: Tracer, x: Tensor) -> Tensor:
+        """The outputs of (b, ..) examples; the tracer is told of every use of a parameter.
+
+        Raises: NotRowwise where an input has too few dimensions, or another type than its layer.
+        """
+        with one_pass(self.made):
+            for function, values, trained, low, high in self._layers:
+                if not low <= x.dim() <= high:
+                    raise NotRowwise
+                result = RULES[function](tracer, function, x, *values) if trained else function(x, *values)
+                if result is NotImplemented:
+                    raise NotRowwise
+                x = result
+        return x
+
+    def assemble(self, differentiable: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
+        """The module's output: a tensor."""
+        del others
+        return differentiable[0]
+
+
+def _alone(x: Tensor) -> bool:
+    """Whether torch itself, and nobody else, computes what is computed of a tensor."""
+    return (
+        x.dim() > 0
+        and not x.requires_grad
+        and x.layout is torch.strided
+        and not x.is_nested
+        and not torch.is_autocast_enabled(x.device.type)
+        and not private.is_wrapped(x)
+        and private.current_level() is None
+        and not torch.compiler.is_compiling()
+        and not (private.function_modes() or private.dispatch_modes())
+        and nn.Module.__call__ is _CALL
+        and bool(private.HOOKS_OF_ALL_MODULES)
+        and not any(private.HOOKS_OF_ALL_MODULES)
+    )
+
+
+class _Layer(NamedTuple):
+    """function(x, *values), for x of `low` to `high` dimensions; `trained`: values hold a trained parameter."""
+
+    function: Callable[..., Tensor]
+    values: list[Any]
+    trained: bool
+    low: int
+    high: int
+
+
+class _Kind(NamedTuple):
+    """A kind of layers that treats rows apart.
+
+    Attributes:
+        forward: that of the class, when this file was loaded.
+        function, arguments: what forward calls: the function, and the attributes after its input.
+        parameters, attributes: all that its class gives a part.
+        settings: the attributes that must be numbers and words.
+        fits: whether settings and shapes of parameters are of the form.
+        dims: the least and the largest number of dimensions of the input.
+    """
+
+    forward: Any
+    function: Callable[..., Tensor]
+    arguments: tuple[str, ...]
+    parameters: tuple[str, ...]
+    attributes: Any
+    settings: tuple[str, ...]
+    fits: Callable[[dict[str, Any]], bool]
+    dims: Callable[[dict[str, Any]], tuple[int, int]]
+
+
+def _collect(
+    module: nn.Module, cut: Mapping[int, tuple[str, Tensor]], tables: Mapping[str, Table], layers: list[_Layer]
+) -> bool:
+    """Append the layers in order; whether all are of the form."""
+    kind, own = type(module), vars(module)
+    known = _KINDS.get(kind)
+    if (
+        known is None
+        or kind.forward is not known.forward
+        or own.keys() != known.attributes
+        or any(map(own.get, _EMPTY))
+    ):
+        return False
+    held, parts = own["_parameters"], own["_modules"]
+    if kind is nn.Sequential:
+        return not held and all(_collect(part, cut, tables, layers) for part in parts.values())
+    if parts or tuple(held) != known.parameters:
+        return False
+    for name in known.settings:
+        value = own[name]
+        if not _SETTINGS.issuperset(map(type, value if type(value) in (tuple, list) else (value,))):
+            return False
+    names: list[str | None] = []
+    for p in held.values():
+        if p is not None:
+            if type(p) is not nn.Parameter:
+                return False
+            names.append(cut[id(p)][0] if id(p) in cut else None)
+    if not known.fits(own):
+        return False
+    trained = bool(names) and names[0] is not None
+    if not trained and any(names):  # a bias alone
+        return False
+    if kind is nn.LayerNorm and trained and None in names:
+        return False
+    if known.function not in LOOKUPS and not tables.keys().isdisjoint(names):
+        return False
+    values: list[Any] = []
+    for name in known.arguments:
+        value = held[name] if name in held else own.get(name)
+        if isinstance(value, Tensor):
+            value = cut[id(value)][1] if id(value) in cut else value.detach()
+        values.append(value)
+    layers.append(_Layer(known.function, values, trained, *known.dims(own)))
+    return True
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
+
+
+def _gelu(x: Tensor, approximate: str) -> Tensor:
+    return F.gelu(x, approximate=approximate)
+
+
+def _anything(own: dict[str, Any]) -> bool:
+    return not own.get("inplace") and not own.get("return_indices")
+
+
+def _linear_fits(own: dict[str, Any]) -> bool:
+    w, b = own["_parameters"].values()
+    return w is not None and w.dim() == 2 and (b is None or b.shape == w.shape[:1])
+
+
+def _convolution_fits(own: dict[str, Any]) -> bool:
+    w, b = own["_parameters"].values()
+    if any(type(own[name]) is not tuple for name in ("kernel_size", "stride", "padding", "dilation")):
+        return False
+    shaped = w is not None and w.dim() == len(own["kernel_size"]) + 2 and (b is None or b.shape == w.shape[:1])
+    return shaped and own["padding_mode"] == "zeros" and not own["transposed"]
+
+
+def _table_fits(own: dict[str, Any]) -> bool:
+    w = own["_parameters"]["weight"]
+    rescaled = own["max_norm"] is not None or own["scale_grad_by_freq"] or own.get("include_last_offset")
+    padding = type(own["padding_idx"]) in (int, type(None))
+    return w is not None and w.dim() == 2 and padding and not rescaled and own.get("mode", "sum") in _MODES
+
+
+def _norm_fits(own: dict[str, Any]) -> bool:
+    shape, (w, b) = own["normalized_shape"], own["_parameters"].values()
+    return (
+        type(shape) is tuple
+        and all(p is None or p.shape == shape for p in (w, b))
+        and not (w is None and b is not None)
+    )
+
+
+def _flatten_fits(own: dict[str, Any]) -> bool:
+    start, end = own["start_dim"], own["end_dim"]
+    return type(start) is type(end) is int and start >= 1 and (end == -1 or end >= 1)
+
+
+def _from(low: int, high: int = 64) -> Callable[[dict[str, Any]], tuple[int, int]]:
+    return lambda own: (low, high)
+
+
+def _kind(
+    kind: type[nn.Module], function: Any, arguments: tuple[str, ...] = (), further: tuple[str, ...] = (),
+    fits: Any = _anything, dims: Any = _from(1),
+) -> tuple[type[nn.Module], _Kind]:  # fmt: skip
+    """A row of `_KINDS`; `further`: the attributes that the function is not given."""
+    parameters = tuple(name for name in ("weight", "bias") if name in arguments)
+    names = {*arguments, *further} - {*parameters, "training", "offsets", "per_sample_weights"}
+    settings = ("training", *names)
+    return kind, _Kind(kind.forward, function, arguments, parameters, _EVERY_MODULE | names, settings, fits, dims)
+
+
+_EVERY_MODULE = vars(nn.Module()).keys()
+_WHEN_SAVED = {name for name in _EVERY_MODULE if "state_dict" in name}  # hooks, which no forward or backward runs
+_EMPTY = tuple(_EVERY_MODULE - {"training", "_parameters", "_modules"} - _WHEN_SAVED)
+_SETTINGS = frozenset({type(None), bool, int, float, str})
+_CALL = nn.Module.__call__
+_OF_CONVOLUTION = (
+    "in_channels", "out_channels", "kernel_size", "transposed", "output_padding", "padding_mode",
+    "_reversed_padding_repeated_twice",
+)  # fmt: skip
+_CONVOLVED = ("weight", "bias", "stride", "padding", "dilation", "groups")
+_KINDS: dict[type[nn.Module], _Kind] = dict([
+    _kind(nn.Sequential, None),
+    _kind(nn.Linear, F.linear, ("weight", "bias"), ("in_features", "out_features"), _linear_fits, _from(2)),
+    _kind(nn.Conv1d, F.conv1d, _CONVOLVED, _OF_CONVOLUTION, _convolution_fits, _from(3, 3)),
+    _kind(nn.Conv2d, F.conv2d, _CONVOLVED, _OF_CONVOLUTION, _convolution_fits, _from(4, 4)),
+    _kind(
+        nn.Embedding, F.embedding, ("weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+        ("num_embeddings", "embedding_dim"), _table_fits,
+    ),
+    _kind(
+        nn.EmbeddingBag, F.embedding_bag,
+        ("weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights",
+         "include_last_offset", "padding_idx"),
+        ("num_embeddings", "embedding_dim"), _table_fits, _from(2, 2),
+    ),
+    _kind(
+        nn.LayerNorm, F.layer_norm, ("normalized_shape", "weight", "bias", "eps"), ("elementwise_affine",), _norm_fits,
+        lambda own: (len(own["normalized_shape"]) + 1, 64),
+    ),
+    _kind(nn.Identity, _itself),
+    _kind(nn.Tanh, torch.tanh),
+    _kind(nn.Sigmoid, torch.sigmoid),
+    _kind(nn.ReLU, F.relu, (), ("inplace",)),
+    _kind(nn.SiLU, F.silu, (), ("inplace",)),
+    _kind(nn.Mish, F.mish, (), ("inplace",)),
+    _kind(nn.GELU, _gelu, ("approximate",)),
+    _kind(nn.ELU, F.elu, ("alpha",), ("inplace",)),
+    _kind(nn.LeakyReLU, F.leaky_relu, ("negative_slope",), ("inplace",)),
+    _kind(nn.Softplus, F.softplus, ("beta", "threshold")),
+    _kind(nn.Flatten, torch.flatten, ("start_dim", "end_dim"), (), _flatten_fits),
+    _kind(nn.Dropout, F.dropout, ("p", "training"), ("inplace",)),
+    _kind(
+        nn.MaxPool2d, F.max_pool2d, ("kernel_size", "stride", "padding", "dilation", "ceil_mode"), ("return_indices",),
+        _anything, _from(4),
+    ),
+    _kind(
+        nn.AvgPool2d, F.avg_pool2d,
+        ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"), (), _anything,
+        _from(4),
+    ),
+    _kind(nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d, ("output_size",), (), _anything, _from(4)),
+])  # fmt: skip

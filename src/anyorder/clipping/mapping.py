@@ -219,50 +219,6 @@ def _yes() -> bool:
     return True
 
 
-# -- the state of torch ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The state of torch that a forward pass depends on: random numbers and autocast, on the CPU and on `devices`."""
-
-    devices: tuple[torch.device, ...]
-    random: tuple[Tensor, ...]
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-
-    @classmethod
-    def now(cls, device: torch.device) -> "Settings":
-        devices = (device,) if device.type == "cuda" else ()
-        random = (torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices))
-        types = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
-        autocast = tuple((t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)
-        return cls(devices, random, autocast)
-
-    def rewind(self) -> None:
-        """Put the global generators back, so that another attempt draws the same numbers."""
-        torch.set_rng_state(self.random[0])
-        for device, state in zip(self.devices, self.random[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
-
-    @contextmanager
-    def autocast_again(self) -> Iterator[None]:
-        """Autocast as it was, without its cache, which would keep every chunk's casts of the weights."""
-        with ExitStack() as stack:
-            for device_type, enabled, dtype in self.autocast:
-                if enabled or torch.is_autocast_enabled(device_type):
-                    stack.enter_context(torch.autocast(device_type, dtype, enabled, cache_enabled=False))
-            yield
-
-    @contextmanager
-    def random_again(self) -> Iterator[None]:
-        """The same random numbers again; the global generators are left as they were."""
-        with torch.random.fork_rng([d.index for d in self.devices]):
-            torch.set_rng_state(self.random[0])
-            for device, state in zip(self.devices, self.random[1:], strict=True):
-                torch.cuda.set_rng_state(state, device)
-            yield
-
-
 # -- the call --------------------------------------------------------------------------------------------------------
 
 Tensors = tuple[Tensor, ...]
@@ -287,7 +243,7 @@ class ExampleCall:
     Args:
         module: the module. Its buffers are copied: every example sees what they hold now.
         args, kwargs: what the module is called with on the batch; see `PerUnitClipping.forward`.
-        made: what the model's last pass made; see `kept`.
+        made: what the model's last pass made; see `coupling.one_pass`.
         mapped: whether functions are put into the form that `Mapped` gives them.
 
     Attributes:

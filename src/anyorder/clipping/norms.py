@@ -122,14 +122,6 @@ def sum_of(tensors: list[Tensor]) -> Tensor:
 # -- the units of a batch --------------------------------------------------------------------------------------------
 
 
-def check_groups(groups: Tensor, size: int) -> None:
-    if groups.dtype != torch.int64 or groups.shape != (size,):
-        raise ArgumentError(
-            f"groups must be int64 of shape ({size},), one unit for each example of the batch, got {groups.dtype} of "
-            f"shape {tuple(groups.shape)}; the model must be called on the whole batch"
-        )
-
-
 @dataclass(frozen=True)
 class UnitMap:
     """Which unit each example of a batch belongs to.
@@ -188,20 +180,16 @@ class UnitMap:
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
     """float32 products in float32: TF32 and bfloat16 would round the factors, and so move a unit over its bound."""
-    reduced = [kernels for kernels in _kernels(device) if kernels.fp32_precision not in _FULL]
-    return _in_full_precision(device, reduced) if reduced or torch.is_autocast_enabled(device.type) else nullcontext()
+    products, convolutions = _KERNELS["cuda" if device.type == "cuda" else "cpu"]
+    exact = products.fp32_precision in _FULL and convolutions.fp32_precision in _FULL
+    if not exact or torch.is_autocast_enabled(device.type):
+        reduced = [one for one in (products, convolutions) if one.fp32_precision not in _FULL]
+        return _in_full_precision(device, reduced)
+    return _AS_IT_IS
 
 
 _FULL = ("ieee", "none")  # none: where nothing was chosen
-_LEGACY = not hasattr(torch.backends.cuda.matmul, "fp32_precision")  # before torch 2.9
-
-
-def _kernels(device: torch.device) -> tuple[Any, ...]:
-    if _LEGACY:
-        return (_Legacy(),)
-    if device.type == "cuda":
-        return torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    return torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv  # type: ignore[attr-defined]
+_AS_IT_IS = nullcontext()
 
 
 class _Legacy:
@@ -217,6 +205,17 @@ class _Legacy:
         matmul, tf32 = ("highest", False) if value == "ieee" else value
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = tf32
+
+
+_LEGACY = not hasattr(torch.backends.cuda.matmul, "fp32_precision")  # before torch 2.9
+_KERNELS: dict[str, tuple[Any, ...]] = (
+    {"cuda": (_Legacy(), _Legacy()), "cpu": (_Legacy(), _Legacy())}
+    if _LEGACY
+    else {
+        "cuda": (torch.backends.cuda.matmul, torch.backends.cudnn.conv),  # type: ignore[attr-defined]
+        "cpu": (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv),  # type: ignore[attr-defined]
+    }
+)
 
 
 @contextmanager
@@ -352,8 +351,8 @@ class LinearUse(FactoredUse):
         self.shape = torch.Size((self.outputs, self.inputs))
 
     def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        a, g = (t[rows].to(self.dtype).unsqueeze(1) for t in (self.activations, self.output_gradients))
-        return a, g
+        a, g = self.activations[rows].to(self.dtype), self.output_gradients[rows].to(self.dtype)
+        return a.unsqueeze(1), g.unsqueeze(1)
 
     def shaped(self, gradient: Tensor) -> Tensor:
         return gradient.squeeze(-3)
@@ -378,7 +377,7 @@ class LinearUse(FactoredUse):
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.activations, self.output_gradients))
+        return self.activations.nbytes + self.output_gradients.nbytes
 
 
 @dataclass(frozen=True)
@@ -514,7 +513,7 @@ class ConvolutionUse(FactoredUse):
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.x, self.output_gradients))
+        return self.x.nbytes + self.output_gradients.nbytes
 
 
 def _by_example(images: Tensor, batch: int) -> Tensor:
@@ -560,6 +559,14 @@ def accumulator_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
+def accumulator_dtypes(tensors: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
+    """`accumulator_dtype` of each."""
+    result = {}
+    for name, tensor in tensors.items():
+        result[name] = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return result
+
+
 def round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
     """float64 factors in dtype, never further from 0 than they were."""
     if factors.dtype == dtype:
@@ -571,6 +578,12 @@ def round_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
         return rounded
     above = rounded.abs() > factors.abs()  # compared in float64
     return torch.where(above, torch.nextafter(rounded, rounded.new_zeros(())), rounded)
+
+
+def sums_of(coordinates: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> dict[str, Tensor]:
+    """The sums over units of a schedule's own coordinates, in the widest of the parameters' dtypes."""
+    dtype = torch.float64 if torch.float64 in dtypes.values() else torch.float32
+    return {name: round_down(values, dtype).sum() for name, values in coordinates.items()}
 
 
 # -- norms, and the weighted sum -------------------------------------------------------------------------------------
@@ -608,8 +621,11 @@ class Weights:
 
     def sum_of_uses(self, uses: Sequence[Use]) -> Tensor:
         """The weighted sum (*shape) of the examples' gradients by all uses."""
-        uses = uses if self.left_out is None else [use.without(self.left_out[1]) for use in uses]
-        result = sum_of([use.weighted_sum(self.by_example) for use in uses])
+        if self.left_out is not None:
+            uses = [use.without(self.left_out[1]) for use in uses]
+        result = uses[0].weighted_sum(self.by_example)
+        for use in uses[1:]:
+            result = result + use.weighted_sum(self.by_example)
         if result.dtype == torch.float64 or isfinite(float(result.sum())):
             return result
         # All terms are finite, and so is what each unit adds; but a weight times one factor of a term may be too
@@ -659,6 +675,12 @@ class Settled:
 
 def settle(uses: Sequence[Use], units: UnitMap) -> Settled:
     """Norms and sum of the gradient that all uses of one parameter have together."""
+    if len(uses) == 1:  # as nearly all parameters are used
+        (use,) = uses
+        if isinstance(use, DirectUse):
+            return Settled.keep(units.sum(use.values.to(use.dtype)))
+        if isinstance(use, FactoredUse):
+            return _settle_factored([use], units)
     direct = [use for use in uses if isinstance(use, DirectUse)]
     if len(direct) == len(uses):
         return Settled.keep(sum_of([units.sum(use.values.to(use.dtype)) for use in direct]))
@@ -679,15 +701,15 @@ def settle(uses: Sequence[Use], units: UnitMap) -> Settled:
 
 def _settle_factored(uses: Sequence[FactoredUse], units: UnitMap) -> Settled:
     first = uses[0]
+    if isinstance(first, LinearUse) and len(uses) == first.positions == units.largest == 1:
+        a, g = squares_of(first.activations.flatten(1).to(first.dtype)), first.output_gradients.flatten(1)
+        return Settled(a * squares_of(g.to(first.dtype)), lambda weights: weights.sum_of_uses([first]))
     alone = len(uses) == 1 and units.classes is None and _keeping_is_cheaper(uses, units)
     if alone and isinstance(first, ConvolutionUse) and first.compiled:
         return _made_by_library(first)
     if alone and first.grouped:
         return Settled.keep(_all_gradients(first))
-    if isinstance(first, LinearUse) and len(uses) == first.positions == units.largest == 1:
-        a, g = (squares_of(t.flatten(1).to(first.dtype)) for t in (first.activations, first.output_gradients))
-        return Settled(a * g, lambda weights: weights.sum_of_uses([first]))
-    T, size = units.largest * sum(use.positions for use in uses), first.groups * first.inputs * first.outputs
+    T, size = _positions(uses, units), first.groups * first.inputs * first.outputs
     keep = _keeping_is_cheaper(uses, units)
     gram = not keep and _gram_is_cheaper(uses, units)
     squares = torch.zeros(units.count, dtype=torch.float64, device=units.index.device)
@@ -740,9 +762,10 @@ def _all_gradients(use: FactoredUse) -> Tensor:
 
 def _joined(uses: Sequence[FactoredUse], members: slice | Tensor) -> tuple[Tensor, Tensor]:
     """(u, G, T, in) and (u, G, T, out) of some units: all uses, and all examples of a unit, one after the other."""
-    pairs = [_factors(use, members) for use in uses]
-    a, g = ([pair[i] for pair in pairs] for i in (0, 1))
-    return (torch.cat(a, 2), torch.cat(g, 2)) if len(uses) > 1 else (a[0], g[0])
+    if len(uses) == 1:
+        return _factors(uses[0], members)
+    a, g = zip(*[_factors(use, members) for use in uses], strict=True)
+    return torch.cat(a, 2), torch.cat(g, 2)
 
 
 def _factors(use: FactoredUse, members: slice | Tensor) -> tuple[Tensor, Tensor]:
@@ -758,13 +781,21 @@ def _by_member(values: Tensor, members: Tensor) -> Tensor:
     return values.masked_fill((members < 0).view(*members.shape, *(1 for _ in values.shape[2:])), 0)
 
 
+def _positions(uses: Sequence[FactoredUse], units: UnitMap) -> int:
+    """Terms g (x) a of the largest unit."""
+    positions = 0
+    for use in uses:
+        positions += use.positions
+    return positions * units.largest
+
+
 def _costs(uses: Sequence[FactoredUse], units: UnitMap) -> tuple[float, float, float]:
     """Multiplications for one unit and group: by Gram matrices; by gradients that are kept; that are dropped.
 
     A number costs about 20 multiplications for each time that it passes through memory, and 2 through the cache; what
     is not kept is made again for the sum.
     """
-    T, n, m = units.largest * sum(use.positions for use in uses), uses[0].inputs, uses[0].outputs
+    T, n, m = _positions(uses, units), uses[0].inputs, uses[0].outputs
     passes = 40.0 if units.count * uses[0].groups * n * m > BLOCK else 4.0
     again = T * n * m + (20.0 * T * n if uses[0].unfolds else 0.0)
     return 1.5 * T * T * (n + m) + again, T * n * m + passes * n * m, T * n * m + 20.0 * n * m + again
@@ -772,12 +803,14 @@ def _costs(uses: Sequence[FactoredUse], units: UnitMap) -> tuple[float, float, f
 
 def _keeping_is_cheaper(uses: Sequence[FactoredUse], units: UnitMap) -> bool:
     first = uses[0]
-    if units.largest * sum(use.positions for use in uses) == 1:
+    if _positions(uses, units) == 1:
         return False
     gram, keep, drop = _costs(uses, units)
     nbytes = units.count * first.groups * first.inputs * first.outputs * first.dtype.itemsize
     # What is kept takes the place of the uses, which are held no longer.
-    return keep <= min(gram, drop) and nbytes <= max(STORE_BYTES, 1.25 * sum(use.nbytes for use in uses))
+    if keep > min(gram, drop):
+        return False
+    return nbytes <= STORE_BYTES or nbytes <= 1.25 * sum(use.nbytes for use in uses)
 
 
 def _gram_is_cheaper(uses: Sequence[FactoredUse], units: UnitMap) -> bool:
@@ -974,7 +1007,7 @@ _MOST_ROWS = 2**40  # times the units of a batch, a row and a unit are one int64
 
 
 @dataclass(frozen=True)
-class Tables:
+class SparseTables:
     """The parameters of a model that are read as tables.
 
     Attributes:
@@ -986,7 +1019,7 @@ class Tables:
     count_norm: float | None = None
 
     @classmethod
-    def of(cls, module: nn.Module, tables: Mapping[str, Table], count_norm: float | None) -> "Tables":
+    def of(cls, module: nn.Module, tables: Mapping[str, Table], count_norm: float | None) -> "SparseTables":
         """Raises: ArgumentError for a name, a shape or a norm that does not fit the module."""
         if count_norm is not None:
             count_norm = checks.positive("count_norm", count_norm)
@@ -1039,7 +1072,7 @@ class Tables:
         return result
 
 
-NO_TABLES = Tables()
+NO_TABLES = SparseTables()
 
 
 def settle_lookups(uses: Sequence[EmbeddingUse], units: UnitMap) -> Settled:

@@ -7,9 +7,9 @@ sums on a grid, whose units are rounded one by one.
 
 import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -19,47 +19,39 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vjp, vmap
-from torch.nn import functional as F
 
 from anyorder import checks
-from anyorder.clipping import torch_private as private
-from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite, sums_of
+from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
 from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, one_pass
 from anyorder.clipping.layer_rules import (
-    FUNCTION_RULES,
-    TABLE_RULES,
-    Bag,
-    Convolution,
-    LayerNorm,
-    LinearMap,
-    Lookup,
-    Part,
+    NotRowwise,
+    ParameterView,
     Reading,
+    RowwiseCall,
     Tracer,
     for_each_example,
     layers_with_rules,
     other_use,
-    rows_of,
 )
-from anyorder.clipping.mapping import ExampleCall, Settings, Tensors, mappable
+from anyorder.clipping.mapping import ExampleCall, Tensors, mappable
 from anyorder.clipping.norms import (
     NO_TABLES,
     DirectUse,
     EmbeddingUse,
-    Geometry,
     Settled,
+    SparseTables,
     Table,
-    Tables,
     UnitMap,
     Use,
     Weights,
     accumulator_dtype,
-    check_groups,
+    accumulator_dtypes,
     full_precision,
     round_down,
     settle,
     settle_lookups,
+    sums_of,
 )
 from anyorder.clipping.recurrent import recurrent_layers
 from anyorder.clipping.validate import FAILURES
@@ -85,7 +77,7 @@ class PerUnitClipping(ABC):
     2 clip_norm, for fixed parameters -- if the loss is a sum over examples of terms, each of that example's output
     and target alone, times a constant (`nn.CrossEntropyLoss()` is; a contrastive loss, and a mean over the unmasked
     tokens of the batch, are not). The criterion belongs to the caller; the training engine watches it in the first
-    batch (`coupling`).
+    batch (`coupling.LossWatch`).
     """
 
     @abstractmethod
@@ -131,349 +123,58 @@ class PerUnitClipping(ABC):
         del state
 
 
-# -- models of layers in a row ---------------------------------------------------------------------------------------
-
-Layer = Callable[[Tracer, Tensor], Tensor]
-
-
-class NotPlain(Exception):
-    """What is not in the form of this file."""
-
-
-class Plain:
-    """The call `module(x)` of a plain model on the whole batch.
-
-    Attributes:
-        tensors: (x,), with leading dimension `size`.
-        size: B, the number of examples.
-    """
-
-    mapped = False
-
-    def __init__(self, x: Tensor, layers: list[Layer], made: Made) -> None:
-        self.tensors, self.size, self._layers, self.made = (x,), len(x), layers, made
-
-    @classmethod
-    def of(
-        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made | None = None,
-        tables: Mapping[str, Table] | None = None,
-    ) -> "Plain | None":  # fmt: skip
-        """The call, or None where model or arguments are not in this form."""
-        if type(module) not in _KINDS or len(args) != 1 or kwargs or type(args[0]) is not Tensor or not _alone(args[0]):
-            return None
-        names: dict[int, str] = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-        try:
-            layers = list(_layers(module, _Trained(names, tables or {})))
-        except NotPlain:
-            return None
-        return cls(args[0], layers, Made() if made is None else made)
-
-    def __call__(self, tracer: Tracer, x: Tensor) -> Tensor:
-        """The outputs of (b, ..) examples; the tracer's book is told of every use of a parameter.
-
-        Raises: NotPlain where an input has too few dimensions.
-        """
-        with one_pass(self.made):
-            for layer in self._layers:
-                x = layer(tracer, x)
-        return x
-
-    def assemble(self, differentiable: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
-        """The module's output: a tensor."""
-        del others
-        return differentiable[0]
-
-
-def _alone(x: Tensor) -> bool:
-    """Whether torch itself, and nobody else, computes what is computed of a tensor."""
-    return (
-        x.dim() > 0
-        and not x.requires_grad
-        and x.layout is torch.strided
-        and not x.is_nested
-        and not torch.is_autocast_enabled(x.device.type)
-        and not private.is_wrapped(x)
-        and private.current_level() is None
-        and not torch.compiler.is_compiling()
-        and not (private.function_modes() or private.dispatch_modes())
-        and nn.Module.__call__ is _CALL
-        and bool(private.HOOKS_OF_ALL_MODULES)
-        and not any(private.HOOKS_OF_ALL_MODULES)
-    )
-
-
-_CALL = nn.Module.__call__
-# -- which layers ----------------------------------------------------------------------------------------------------
+def _check_groups(groups: Tensor, size: int) -> None:
+    if groups.dtype != torch.int64 or groups.shape != (size,):
+        raise ArgumentError(
+            f"groups must be int64 of shape ({size},), one unit for each example of the batch, got {groups.dtype} of "
+            f"shape {tuple(groups.shape)}; the model must be called on the whole batch"
+        )
 
 
 @dataclass(frozen=True)
-class _Trained:
-    """The names of trained parameters by their id, and how those are read that are tables."""
+class TorchState:
+    """The state of torch that a forward pass depends on: random numbers and autocast, on the CPU and on `devices`."""
 
-    names: Mapping[int, str]
-    tables: Mapping[str, Table]
+    devices: tuple[torch.device, ...]
+    random: tuple[Tensor, ...]
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
 
-    def part(self, parameter: Any) -> Part | None:
-        name = self.names.get(id(parameter))
-        return None if name is None else Part(name)
+    @classmethod
+    def now(cls, device: torch.device) -> "TorchState":
+        devices = (device,) if device.type == "cuda" else ()
+        random = (torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices))
+        types = ("cpu",) if device.type == "cpu" else ("cpu", device.type)
+        autocast = [(t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types]
+        return cls(devices, random, tuple(autocast))
 
-    def is_table(self, parameter: Any) -> bool:
-        return self.names.get(id(parameter)) in self.tables
+    def rewind(self) -> None:
+        """Put the global generators back, so that another attempt draws the same numbers."""
+        torch.set_rng_state(self.random[0])
+        for device, state in zip(self.devices, self.random[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
 
+    @contextmanager
+    def autocast_again(self) -> Iterator[None]:
+        """Autocast as it was, without its cache, which would keep every chunk's casts of the weights."""
+        with ExitStack() as stack:
+            for device_type, enabled, dtype in self.autocast:
+                if enabled or torch.is_autocast_enabled(device_type):
+                    stack.enter_context(torch.autocast(device_type, dtype, enabled, cache_enabled=False))
+            yield
 
-def _layers(module: nn.Module, trained: _Trained) -> Iterator[Layer]:
-    """The layers in order; raises NotPlain."""
-    kind, own = type(module), vars(module)
-    known = _KINDS.get(kind)
-    if known is None or kind.forward is not known[0] or own.keys() != known[1] or any(map(own.get, _EMPTY)):
-        raise NotPlain
-    if kind is nn.Sequential:
-        if own["_parameters"]:
-            raise NotPlain
-        for part in own["_modules"].values():
-            yield from _layers(part, trained)
-        return
-    settings = [own[name] for name in ("training", *known[2])]
-    if own["_modules"] or not all(map(_is_setting, settings)) or own.get("inplace") or own.get("return_indices"):
-        raise NotPlain
-    if kind in _WITH_PARAMETERS:
-        if kind not in _LOOKUPS and any(map(trained.is_table, own["_parameters"].values())):
-            raise NotPlain
-        yield _WITH_PARAMETERS[kind](own, trained)
-        return
-    if own["_parameters"]:
-        raise NotPlain
-    yield _of_rows(kind, own)
-
-
-def _is_setting(value: Any) -> bool:
-    kind = type(value)
-    return kind in _SETTINGS or (kind in (tuple, list) and all(type(v) in _SETTINGS for v in value))
-
-
-def _of_rows(kind: type[nn.Module], own: dict[str, Any]) -> Layer:
-    function, names = _OF_ROWS[kind]
-    settings = [own[name] for name in names]
-    if kind is nn.Flatten and not (
-        set(map(type, settings)) == {int} and settings[0] >= 1 and (settings[1] == -1 or settings[1] >= 1)
-    ):
-        raise NotPlain
-    least = 4 if kind in _POOLS else 1
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if x.dim() < least:
-            raise NotPlain
-        return function(x, *settings)
-
-    return layer
-
-
-def _parameters(own: dict[str, Any], trained: _Trained, *wanted: str) -> tuple[list[Any], list[Any]]:
-    """The parameters of a layer, cut off, and their parts: None for frozen ones."""
-    held = own["_parameters"]
-    if tuple(held) != wanted or any(p is not None and type(p) is not nn.Parameter for p in held.values()):
-        raise NotPlain
-    parts = [trained.part(p) for p in held.values()]
-    return [None if p is None else p.detach() for p in held.values()], parts
-
-
-# -- layers with parameters ------------------------------------------------------------------------------------------
-
-
-def _linear(own: dict[str, Any], trained: _Trained) -> Layer:
-    (w, b), parts = _parameters(own, trained, "weight", "bias")
-    if w is None or w.dim() != 2 or (b is not None and b.shape != w.shape[:1]) or _bias_alone(parts):
-        raise NotPlain
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if x.dim() < 2:
-            raise NotPlain
-        if parts[0] is None:
-            return F.linear(x, w, b)
-        tracer.expect(*parts)
-        result: Tensor = tracer.anchored(LinearMap, tracer, parts, x, w, b)
-        return result
-
-    return layer
-
-
-def _convolution(own: dict[str, Any], trained: _Trained) -> Layer:
-    (w, b), parts = _parameters(own, trained, "weight", "bias")
-    spatial = 0 if w is None else w.dim() - 2
-    odd = any(type(own[name]) is not tuple for name in ("kernel_size", "stride", "padding", "dilation"))
-    odd = odd or own["padding_mode"] != "zeros" or own["transposed"] or len(own["kernel_size"]) != spatial
-    if odd or w is None or (b is not None and b.shape != w.shape[:1]) or _bias_alone(parts):
-        raise NotPlain
-    geometry = Geometry(tuple(w.shape[2:]), own["stride"], own["padding"], own["dilation"], own["groups"])
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if x.dim() != spatial + 2:
-            raise NotPlain
-        if parts[0] is None:
-            stride, padding, dilation, groups = geometry.stride, geometry.padding, geometry.dilation, geometry.groups
-            return torch.convolution(x, w, b, stride, padding, dilation, False, [0] * spatial, groups)
-        tracer.expect(*parts)
-        result: Tensor = tracer.anchored(Convolution, tracer, parts, geometry, x, w, b)
-        return result
-
-    return layer
-
-
-def _table(own: dict[str, Any], trained: _Trained) -> tuple[Any, Part | None, int | None]:
-    """Where the rows of a table come from, its part, and the row of padding."""
-    (w,), (part,) = _parameters(own, trained, "weight")
-    padding = own["padding_idx"]
-    if (
-        w is None
-        or w.dim() != 2
-        or type(padding) not in (int, type(None))
-        or own["max_norm"] is not None
-        or own["scale_grad_by_freq"]
-    ):
-        raise NotPlain
-    source = w if part is None else trained.tables.get(part.name, w)
-    return source, part, None if padding is None else padding % rows_of(source)
-
-
-def _embedding(own: dict[str, Any], trained: _Trained) -> Layer:
-    source, part, padding = _table(own, trained)
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if part is None:
-            return F.embedding(x, source)
-        tracer.expect(part)
-        result: Tensor = tracer.anchored(Lookup, tracer, part, padding, x, source)
-        return result
-
-    return layer
-
-
-def _bag(own: dict[str, Any], trained: _Trained) -> Layer:
-    source, part, padding = _table(own, trained)
-    mode = own["mode"]
-    if mode not in ("sum", "mean") or own["include_last_offset"]:
-        raise NotPlain
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if x.dim() != 2:
-            raise NotPlain
-        if part is None:
-            return F.embedding_bag(x, source, mode=mode, padding_idx=padding)
-        tracer.expect(part)
-        result: Tensor = tracer.anchored(Bag, tracer, part, padding, mode, x.unsqueeze(1), None, source)
-        return result.squeeze(1)
-
-    return layer
-
-
-def _layer_norm(own: dict[str, Any], trained: _Trained) -> Layer:
-    (w, b), parts = _parameters(own, trained, "weight", "bias")
-    shape, eps = own["normalized_shape"], own["eps"]
-    if type(shape) is not tuple or any(p is not None and p.shape != shape for p in (w, b)):
-        raise NotPlain
-    learns = parts[0] is not None
-    if (b is not None and (parts[1] is not None) != learns) or (w is None and b is not None):
-        raise NotPlain
-
-    def layer(tracer: Tracer, x: Tensor) -> Tensor:
-        if x.dim() <= len(shape) or tuple(x.shape[-len(shape) :]) != shape:
-            raise NotPlain
-        if not learns:
-            return F.layer_norm(x, shape, w, b, eps)
-        if x.dtype not in (torch.float32, torch.float64) or any(p is not None and p.dtype != x.dtype for p in (w, b)):
-            raise NotPlain
-        tracer.expect(*parts)
-        result: Tensor = tracer.anchored(LayerNorm, tracer, parts, eps, x, w, b)
-        return result
-
-    return layer
-
-
-def _bias_alone(parts: list[Part | None]) -> bool:
-    """Whether the bias is trained and the weight is not."""
-    return parts[0] is None and parts[1] is not None
-
-
-_WITH_PARAMETERS: dict[type[nn.Module], Callable[[dict[str, Any], _Trained], Layer]] = {
-    nn.Linear: _linear,
-    nn.Conv1d: _convolution,
-    nn.Conv2d: _convolution,
-    nn.Embedding: _embedding,
-    nn.EmbeddingBag: _bag,
-    nn.LayerNorm: _layer_norm,
-}
-
-
-# -- layers without --------------------------------------------------------------------------------------------------
-
-
-def _itself(x: Tensor) -> Tensor:
-    return x
-
-
-def _gelu(x: Tensor, approximate: str) -> Tensor:
-    return F.gelu(x, approximate=approximate)
-
-
-_OF_ROWS: dict[type[nn.Module], tuple[Callable[..., Tensor], tuple[str, ...]]] = {
-    # (function, the attributes that it takes after its input)
-    nn.Identity: (_itself, ()),
-    nn.Tanh: (torch.tanh, ()),
-    nn.Sigmoid: (torch.sigmoid, ()),
-    nn.ReLU: (F.relu, ()),
-    nn.SiLU: (F.silu, ()),
-    nn.Mish: (F.mish, ()),
-    nn.GELU: (_gelu, ("approximate",)),
-    nn.ELU: (F.elu, ("alpha",)),
-    nn.LeakyReLU: (F.leaky_relu, ("negative_slope",)),
-    nn.Softplus: (F.softplus, ("beta", "threshold")),
-    nn.Flatten: (torch.flatten, ("start_dim", "end_dim")),
-    nn.Dropout: (F.dropout, ("p", "training")),
-    nn.MaxPool2d: (F.max_pool2d, ("kernel_size", "stride", "padding", "dilation", "ceil_mode")),
-    nn.AvgPool2d: (
-        F.avg_pool2d,
-        ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
-    ),
-    nn.AdaptiveAvgPool2d: (F.adaptive_avg_pool2d, ("output_size",)),
-}
-_POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-
-_CONVOLUTION = (
-    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "transposed", "output_padding",
-    "groups", "padding_mode", "_reversed_padding_repeated_twice",
-)  # fmt: skip
-_ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {  # what its class gives a part beside what every module has
-    **{kind: names for kind, (_, names) in _OF_ROWS.items()},
-    **dict.fromkeys((nn.ReLU, nn.SiLU, nn.Mish), ("inplace",)),
-    nn.ELU: ("alpha", "inplace"),
-    nn.LeakyReLU: ("negative_slope", "inplace"),
-    nn.Dropout: ("p", "inplace"),
-    nn.MaxPool2d: ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode"),
-    nn.Sequential: (),
-    nn.Linear: ("in_features", "out_features"),
-    nn.Conv1d: _CONVOLUTION,
-    nn.Conv2d: _CONVOLUTION,
-    nn.Embedding: (
-        "num_embeddings", "embedding_dim", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse",
-    ),
-    nn.EmbeddingBag: (
-        "num_embeddings", "embedding_dim", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse",
-        "include_last_offset", "padding_idx",
-    ),
-    nn.LayerNorm: ("normalized_shape", "eps", "elementwise_affine"),
-}  # fmt: skip
-_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
-_EVERY_MODULE = vars(nn.Module()).keys()
-_WHEN_SAVED = {name for name in _EVERY_MODULE if "state_dict" in name}  # hooks, which no forward or backward runs
-_EMPTY = tuple(_EVERY_MODULE - {"training", "_parameters", "_modules"} - _WHEN_SAVED)
-_KINDS = {kind: (kind.forward, _EVERY_MODULE | set(names), names) for kind, names in _ATTRIBUTES.items()}
-_SETTINGS = frozenset({type(None), bool, int, float, str})
+    @contextmanager
+    def random_again(self) -> Iterator[None]:
+        """The same random numbers again; the global generators are left as they were."""
+        with torch.random.fork_rng([d.index for d in self.devices]):
+            torch.set_rng_state(self.random[0])
+            for device, state in zip(self.devices, self.random[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
 
 
 # -- one pass --------------------------------------------------------------------------------------------------------
 
-RULES = FUNCTION_RULES | TABLE_RULES
-_SLACK = {dtype: 4 * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+_SLACK = 4 * torch.finfo(torch.float32).eps
 _NO_HOOKS = "they would run or move parts of the model outside of vmap"
 
 
@@ -529,25 +230,25 @@ class Pass:
     def __init__(
         self,
         module: nn.Module,
-        call: ExampleCall | Plain,
+        call: ExampleCall | RowwiseCall,
         parameters: dict[str, Tensor],
         groups: Tensor,
-        settings: Settings,
+        settings: TorchState,
         cut: Cut,
         clip_norm: float,
         scale: float,
         receive: Callable[[Sums], None],
-        tables: Tables = NO_TABLES,
+        tables: SparseTables = NO_TABLES,
     ) -> None:
         self._module, self._call, self.parameters, self._settings = module, call, parameters, settings
         self._cut, self._clip_norm, self._scale, self._receive = cut, clip_norm, scale, receive
         self._tables = tables
         self._device = call.tensors[0].device
         self._units = UnitMap.of(groups, self._device)
-        self._dtypes = {name: accumulator_dtype(p) for name, p in parameters.items()}
+        self._dtypes = accumulator_dtypes(parameters)
         self._expected: Counter[str] = Counter()
-        self._uses: dict[str, list[tuple[Part, Use]]] = {name: [] for name in parameters}
-        self._settled: dict[str, tuple[Part, Settled]] = {}
+        self._uses: defaultdict[str, list[tuple[ParameterView, Use]]] = defaultdict(list)
+        self._settled: dict[str, tuple[ParameterView, Settled]] = {}
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
@@ -560,12 +261,12 @@ class Pass:
         """
         size = len(tensors[0])
         root = torch.zeros((), device=self._device, requires_grad=True)
-        if isinstance(self._call, Plain):
+        if isinstance(self._call, RowwiseCall):
             return self._on_batch(self._call, root, *tensors)
         call = self._call
         # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
         anchor, *copies = _Root.apply(root, self, size, *self.parameters.values())  # type: ignore[no-untyped-call]
-        tracer = Tracer(RULES, self.parameters, self._dtypes, anchor, self, call.made, self._tables.by_name)
+        tracer = self._tracer(anchor)
 
         def example(token: Tensor, *tensors: Tensor) -> tuple[Tensors, Tensors]:
             copies = dict(zip(self.parameters, tensors, strict=False))
@@ -599,16 +300,21 @@ class Pass:
             raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
         return differentiable, others, anchor
 
-    def _on_batch(self, call: Plain, root: Tensor, x: Tensor) -> tuple[Tensors, Tensors, Tensor]:
+    def _tracer(self, anchor: Tensor) -> Tracer:
+        options = self._expected, self._enter, self._call.made, self._tables.by_name
+        return Tracer(self.parameters, self._dtypes, anchor, *options)
+
+    def _on_batch(self, call: RowwiseCall, root: Tensor, x: Tensor) -> tuple[Tensors, Tensors, Tensor]:
         """The same of a plain model. Where that fails, running it on one example alone tells why."""
         (anchor,) = _Root.apply(root, self, 0)  # type: ignore[no-untyped-call]
-        tracer = Tracer({}, self.parameters, self._dtypes, anchor, self, call.made, self._tables.by_name)
+        tracer = self._tracer(anchor)
+        tracer.start_on_batch()
         try:
             with disable_saved_tensors_hooks(_NO_HOOKS):
                 return (call(tracer, x),), (), anchor
         except (AnyorderError, torch.OutOfMemoryError):
             raise
-        except (NotPlain, *FAILURES) as error:
+        except (NotRowwise, *FAILURES) as error:
             raise Unmapped(f"the model does not run on the whole batch: {error}") from error
 
     @contextmanager
@@ -635,11 +341,7 @@ class Pass:
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
-    def expect(self, part: Part) -> None:
-        """A use that backward may enter; see `Book`."""
-        self._expected[part.name] += 1
-
-    def enter(self, part: Part, use: Use) -> None:
+    def _enter(self, part: ParameterView, use: Use) -> None:
         """A use that backward has come to. An only one is settled now, while its tensors are in the cache."""
         if self._expected[part.name] > 1 or isinstance(use, DirectUse):
             self._uses[part.name].append((part, use))
@@ -657,23 +359,28 @@ class Pass:
         Args:
             direct: for each parameter, the per-example gradients (b, *shape) that came by autograd, or None.
         """
-        self._refuse(name for name, values in zip(self.parameters, direct, strict=True) if values is not None)
+        if self._tables.by_name:
+            self._refuse(name for name, values in zip(self.parameters, direct, strict=True) if values is not None)
         with full_precision(self._device):
-            settled = {name: self._settle(name, values) for name, values in zip(self.parameters, direct, strict=True)}
-            self._uses, self._settled = {}, {}
-            self._receive(self._clipped({name: s for name, s in settled.items() if s is not None}))
+            settled = {}
+            for name, values in zip(self.parameters, direct, strict=True):
+                one = self._settle(name, values)
+                if one is not None:
+                    settled[name] = one
+            self._uses, self._settled = defaultdict(list), {}
+            self._receive(self._clipped(settled))
 
     def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
         parameter, uses = self.parameters[name], self._uses[name]
         if name in self._settled:
             part, settled = self._settled[name]
             if direct is None:
-                return _in_place(part, settled, parameter)
+                return _in_place(part, settled, parameter) if part.chain else settled
             if settled.kept is not None:
                 kept = _in_shape(part, settled.kept, parameter)
                 return Settled.keep(kept + self._units.sum(direct.to(kept.dtype)))
         if direct is not None:
-            uses.append((Part(name), DirectUse(direct, self._dtypes[name])))
+            uses.append((ParameterView(name), DirectUse(direct, self._dtypes[name])))
         if name in self._tables.by_name:
             return self._settle_uses(name, [use for _, use in uses]) if uses else None
         return _settle_parts(uses, parameter, self._units) if uses else None
@@ -702,7 +409,7 @@ class Pass:
             bad = ~rows.view(-1, self._units.count).sum(0).isfinite()
             rows = rows.masked_fill(bad, 0.0)
         # Just under clip_norm, so that the rounding of weights and of the norms cannot carry a unit over.
-        slack = max(1e-12, *(_SLACK[dtype] for dtype in self._dtypes.values()))
+        slack = _SLACK if torch.float32 in self._dtypes.values() else 1e-12
         clip_norm = self._clip_norm * (1 - slack)
         squares = dict(zip(settled or self.parameters, rows if rows.dim() > 1 else [rows], strict=True))
         factors, further = self._cut.apply(squares, clip_norm)
@@ -720,8 +427,10 @@ class Pass:
             if key not in weights:
                 weights[key] = self._weights(self._scale * factors[name], dtype, bad)
             sums[name] = settled[name].total(weights[key])
-        sums |= sums_of(further, self._dtypes)
-        sums |= self._tables.counts(settled, self._units.count, self._device)
+        if further:
+            sums |= sums_of(further, self._dtypes)
+        if self._tables.by_name:
+            sums |= self._tables.counts(settled, self._units.count, self._device)
         return Sums(sums, 0 if bad is None else int(bad.sum()), self._units.count)
 
     def _weights(self, factors: Tensor, dtype: torch.dtype, bad: Tensor | None) -> Weights:
@@ -731,28 +440,29 @@ class Pass:
         return Weights(by_unit, by_example, None if bad is None else (bad, bad if alone else bad[index]))
 
 
-def _settle_parts(uses: list[tuple[Part, Use]], parameter: Tensor, units: UnitMap) -> Settled:
+def _settle_parts(uses: list[tuple[ParameterView, Use]], parameter: Tensor, units: UnitMap) -> Settled:
     """Settle the uses of a parameter, of which some may be of views of it."""
     if len(uses) == 1:
         part, use = uses[0]
-        return _in_place(part, settle([use], units), parameter)
-    views: dict[tuple[str, str], tuple[Part, list[Use]]] = {}
+        settled = settle([use], units)
+        return _in_place(part, settled, parameter) if part.chain else settled
+    views: dict[tuple[str, str], tuple[ParameterView, list[Use]]] = {}
     for part, use in uses:
         views.setdefault(part.key, (part, []))[1].append(use)
     if not _disjoint([part for part, _ in views.values()], parameter):
         whole = [DirectUse(_in_shape(part, use.gradients(slice(None)), parameter), use.dtype) for part, use in uses]
         return settle(whole, units)
-    settled = [_in_place(part, settle(own, units), parameter) for part, own in views.values()]
-    if len(settled) == 1:
-        return settled[0]
+    each = [_in_place(part, settle(own, units), parameter) for part, own in views.values()]
+    if len(each) == 1:
+        return each[0]
 
     def total(weights: Weights) -> Tensor:
-        return torch.stack([s.total(weights) for s in settled]).sum(0)
+        return torch.stack([one.total(weights) for one in each]).sum(0)
 
-    return Settled(torch.stack([s.squares for s in settled]).sum(0), total)
+    return Settled(torch.stack([one.squares for one in each]).sum(0), total)
 
 
-def _disjoint(parts: list[Part], parameter: Tensor) -> bool:
+def _disjoint(parts: list[ParameterView], parameter: Tensor) -> bool:
     """Whether no two views share an element: then their squared norms add up."""
     if len(parts) == 1:
         return True
@@ -760,7 +470,7 @@ def _disjoint(parts: list[Part], parameter: Tensor) -> bool:
     return int(torch.cat([part.of(elements).flatten() for part in parts]).bincount().max()) <= 1
 
 
-def _in_place(part: Part, settled: Settled, parameter: Tensor) -> Settled:
+def _in_place(part: ParameterView, settled: Settled, parameter: Tensor) -> Settled:
     """A view's sums in the parameter's shape, zero elsewhere."""
     if not part.chain:
         return settled
@@ -771,7 +481,7 @@ def _in_place(part: Part, settled: Settled, parameter: Tensor) -> Settled:
     return Settled(settled.squares, total)
 
 
-def _in_shape(part: Part, values: Tensor, parameter: Tensor) -> Tensor:
+def _in_shape(part: ParameterView, values: Tensor, parameter: Tensor) -> Tensor:
     """(n, *view) in the parameter's shape, (n, *shape), zero elsewhere."""
     if not part.chain:
         return values
@@ -788,7 +498,9 @@ class _Root(torch.autograd.Function):
     def forward(ctx: Any, root: Tensor, owner: Pass, size: int, *parameters: Tensor) -> Tensors:
         ctx.owner, ctx.count = owner, len(owner.parameters)
         ctx.set_materialize_grads(False)
-        return root.clone(), *(p.expand(size, *p.shape) for p in parameters)
+        if not parameters:
+            return (root.clone(),)
+        return root.clone(), *[p.expand(size, *p.shape) for p in parameters]
 
     @staticmethod
     @once_differentiable
@@ -811,7 +523,7 @@ class GhostClipping(PerUnitClipping):
     sum [Li et al. 2022; Bu et al. 2023, book-keeping]; `norms` has the formulas and how their rounding is bounded.
     A parameter that is used in any other way has its per-example gradients made by autograd. A model with a function
     that cannot be mapped so runs with functions in the form of `Mapped`, or else by `FunctionalClipping`. A model of
-    torch's own layers in a row, which treat examples apart by definition, runs on the whole batch; see `plain`.
+    torch's own layers in a row, which treat examples apart by definition, runs on the whole batch; see `RowwiseCall`.
 
     Cost: a plain step, plus the norms. Memory: what autograd holds, and the gradients of all layers' outputs.
 
@@ -839,7 +551,7 @@ class GhostClipping(PerUnitClipping):
         self._chunk_size = None if chunk_size is None else checks.integer("chunk_size", chunk_size, low=1)
         self._rule, self._cut = rule, Cut.of(rule)
         self._non_finite = checks.choice("non_finite", non_finite, NON_FINITE)
-        self._tables = Tables.of(module, tables or {}, count_norm)
+        self._tables = SparseTables.of(module, tables or {}, count_norm)
         self._unmapped = self._mapped = False
         self._made: Made = []
 
@@ -861,16 +573,18 @@ class GhostClipping(PerUnitClipping):
         if not tables.keys() <= parameters.keys():
             frozen = ", ".join(sorted(tables.keys() - parameters.keys()))
             raise ModelError(f"{frozen} was made a table and has been frozen since; set requires_grad=True again")
-        plain = None if self._mapped or self._unmapped else Plain.of(self._module, args, kwargs, self._made, tables)
-        call = plain or ExampleCall(self._module, args, kwargs, self._made, mapped=self._mapped)
-        check_groups(groups, call.size)
+        row = None
+        if not (self._mapped or self._unmapped):
+            row = RowwiseCall.of(self._module, args, kwargs, parameters, self._made, tables)
+        call = row or ExampleCall(self._module, args, kwargs, self._made, mapped=self._mapped)
+        _check_groups(groups, call.size)
         clip_norm = checks.positive("clip_norm", clip_norm)
         if call.size:
             scale = checks.positive("scale", scale)
         nothing = not call.size or not torch.is_grad_enabled()
         if (nothing or self._unmapped) and not tables:  # nothing to clip, or not by this engine
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
-        start = Settings.now(call.tensors[0].device)
+        start = TorchState.now(call.tensors[0].device)
         groups = groups.detach().cpu()
         refuse = self._non_finite == "refuse"
         options = self._cut, self._tables, refuse, clip_norm, scale, receive, start
@@ -881,7 +595,7 @@ class GhostClipping(PerUnitClipping):
             except Unmapped as error:
                 cause = error.__cause__ or error
                 start.rewind()
-                if isinstance(job.call, Plain):
+                if isinstance(job.call, RowwiseCall):
                     job.call = ExampleCall(self._module, args, kwargs, self._made)
                     continue
                 if not job.call.mapped:
@@ -931,23 +645,23 @@ class _GhostJob:
     """One batch, from its forward pass to its backward pass."""
 
     module: nn.Module
-    call: ExampleCall | Plain
+    call: ExampleCall | RowwiseCall
     parameters: dict[str, Tensor]
     groups: Tensor
     cut: Cut
-    tables: Tables
+    tables: SparseTables
     refuse: bool
     clip_norm: float
     scale: float
     receive: Receive
-    settings: Settings
+    settings: TorchState
     done: bool = False
 
     def outputs(self, chunk_size: int | None, direct_bytes: int | None) -> Any:
         """The module's outputs, attached to autograd."""
         if not self.call.size:
             return self._of_nobody()
-        cuts = _cut(self.groups, chunk_size)
+        cuts = None if chunk_size is None else _cut(self.groups, chunk_size)
         held = (*self.parameters.values(), *self.call.tensors)
         if cuts is None:
             whole = self._pass(self.groups, self._finish)
@@ -997,8 +711,8 @@ class _GhostJob:
                     found = [found[0] + found[1]]
         self._finish(found[0])
 
-    def start(self) -> None:
-        """Refuse a second backward pass, and one that is to be differentiated."""
+    def start(self, ctx: Any) -> None:
+        """Refuse a second backward pass, one that is to be differentiated, and one after a change in place."""
         if torch.is_grad_enabled():
             raise TrainingError("create_graph=True asks for the gradient of a clipped gradient: it is not covered")
         if self.done:
@@ -1007,6 +721,10 @@ class _GhostJob:
                 "the losses and call backward once"
             )
         self.done = True
+        try:
+            ctx.saved_tensors  # noqa: B018  parameters and inputs
+        except RuntimeError as error:
+            raise TrainingError(f"backward through the private model cannot run: {error}") from error
 
     def _pass(self, groups: Tensor, receive: Any = None) -> Pass:
         options = self.cut, self.clip_norm, self.scale, receive, self.tables
@@ -1018,9 +736,9 @@ class _GhostJob:
         self.receive(found.sums)
 
 
-def _cut(groups: Tensor, size: int | None) -> list[Tensor] | None:
+def _cut(groups: Tensor, size: int) -> list[Tensor] | None:
     """Indices of the examples of each chunk: whole units, `size` examples where units allow. None: one chunk."""
-    if size is None or size >= len(groups):
+    if size >= len(groups):
         return None
     ranked, order = torch.sort(groups, stable=True)
     ends = torch.unique_consecutive(ranked, return_counts=True)[1].cumsum(0).tolist()
@@ -1041,14 +759,6 @@ def _put_together(cuts: list[Tensor], parts: tuple[Tensor, ...]) -> Tensor:
     return torch.empty_like(whole).index_copy_(0, torch.cat(cuts).to(whole.device), whole)
 
 
-def _saved(ctx: Any) -> None:
-    """Check that neither parameters nor inputs were changed in place."""
-    try:
-        ctx.saved_tensors  # noqa: B018
-    except RuntimeError as error:
-        raise TrainingError(f"backward through the private model cannot run: {error}") from error
-
-
 class _Whole(torch.autograd.Function):
     """The outputs of a pass; its backward is where that of the model begins."""
 
@@ -1056,12 +766,11 @@ class _Whole(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, job: _GhostJob, count: int, *tensors: Tensor) -> Tensors:
         ctx.job, ctx.count = job, count
         ctx.save_for_backward(*tensors[:count])
-        return tuple(t.view_as(t) for t in tensors[count:])
+        return tuple([t.view_as(t) for t in tensors[count:]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.job.start()
-        _saved(ctx)
+        ctx.job.start(ctx)
         # A gradient for the anchor, and be it zero: the parameters' part of backward runs even if nothing uses them.
         return grads[0].new_zeros(()), *(None,) * (2 + ctx.count), *grads
 
@@ -1073,12 +782,11 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, root: Tensor, job: _GhostJob, cuts: Any, count: int, *tensors: Tensor) -> Tensors:
         ctx.job, ctx.cuts, ctx.count = job, cuts, len(tensors)
         ctx.save_for_backward(*tensors[:count])
-        return tuple(t.view_as(t) for t in tensors[count:])
+        return tuple([t.view_as(t) for t in tensors[count:]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        ctx.job.start()
-        _saved(ctx)
+        ctx.job.start(ctx)
         ctx.job.backward_in_chunks(ctx.cuts, grads)
         return (None,) * (4 + ctx.count)
 
@@ -1110,7 +818,7 @@ class FunctionalClipping(PerUnitClipping):
 
     Attributes:
         mapped: whether the module runs with functions in the form of `Mapped`: it is found in the first batch.
-        made: what its last pass made; see `kept`.
+        made: what its last pass made; see `coupling.one_pass`.
 
     Raises: ArgumentError for another rule on a grid.
     """
@@ -1146,7 +854,7 @@ class FunctionalClipping(PerUnitClipping):
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
         call = ExampleCall(self._module, args, kwargs, self.made, mapped=self.mapped)
-        check_groups(groups, call.size)
+        _check_groups(groups, call.size)
         job = _FunctionalJob(
             module=self._module,
             call=call,
@@ -1160,7 +868,7 @@ class FunctionalClipping(PerUnitClipping):
             refuse=self._refuse,
             scale=checks.positive("scale", scale) if call.size else 1.0,
             receive=receive,
-            settings=Settings.now(call.tensors[0].device),
+            settings=TorchState.now(call.tensors[0].device),
         )
         tensors = (*parameters.values(), *call.tensors)
         if not torch.is_grad_enabled():
@@ -1233,7 +941,7 @@ class _FunctionalJob:
     refuse: bool
     scale: float
     receive: Receive
-    settings: Settings
+    settings: TorchState
     differentiable: int = 0
     done: bool = False
 

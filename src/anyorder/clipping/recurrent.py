@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.layer_rules import Part, Tracer
+from anyorder.clipping.layer_rules import ParameterView, Tracer
 from anyorder.clipping.norms import DirectUse, LinearUse
 from anyorder.errors import ModelError
 
@@ -525,7 +525,7 @@ def _unfold(tensor: Tensor, dim: int, batch: int) -> Tensor:
     return tensor.reshape(*tensor.shape[:dim], batch, -1, *tensor.shape[dim + 1 :]).movedim(dim, 0)
 
 
-def _with_own_weights(tracer: Tracer, layer: RecurrentLayer, parts: dict[str, Part | None]) -> Any:
+def _with_own_weights(tracer: Tracer, layer: RecurrentLayer, parts: dict[str, ParameterView | None]) -> Any:
     """The layer with the parameters themselves in the place of their copies."""
     twin: Any = copy.copy(layer)
     twin._parameters = {
@@ -535,17 +535,18 @@ def _with_own_weights(tracer: Tracer, layer: RecurrentLayer, parts: dict[str, Pa
     return twin
 
 
-def _recorder(tracer: Tracer, parts: dict[str, Part | None], batch: int) -> Any:
+def _recorder(tracer: Tracer, parts: dict[str, ParameterView | None], batch: int) -> Any:
     def record(name: str, activations: Tensor | None, gradients: Tensor) -> None:
         part = parts[name]
         if part is None:
             return
         g = gradients.reshape(batch, -1, gradients.shape[-1])
+        dtype = tracer.dtypes[part.name]
         if activations is None:
-            tracer.enter(part, lambda dtype: DirectUse(g.sum(1, dtype=dtype), dtype))
+            tracer.enter(part, DirectUse(g.sum(1, dtype=dtype), dtype))
         else:
             a = activations.reshape(batch, -1, activations.shape[-1])
-            tracer.enter(part, lambda dtype: LinearUse(a, g, dtype))
+            tracer.enter(part, LinearUse(a, g, dtype))
 
     return record
 

@@ -91,6 +91,7 @@ def _many() -> int:
 function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _many)
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _many)
 unsafe_view: Callable[[Tensor, tuple[int, ...]], Tensor] = torch.ops.aten._unsafe_view
+"""As `view`, of a tensor that nobody else has: nothing after it could write a view in place."""
 
 
 # -- references ------------------------------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
     may(r)    count < k,  r - last_round >= b,  and  now - last_time >= hours,  by what the file says
     take(r)   the same, then count + 1, r and now are on the disk, and only then does it return
 
-**What a crash leaves.** The new state is written to a file beside, brought to the disk, and put under the name in one
-act; then the folder is brought to the disk. Killed before that act, the device has the old state and sent nothing: the
-round is still open to it. Killed after it, at any point up to the sending, the device has spent the round: the message
-is lost, and none is ever sent twice. A device that does not know its past says nothing: a file that cannot be read, was
-altered, is of another plan, or tells of a time that is still to come (the clock was set back) is refused.
+**What a crash leaves.** The new state takes the place of the old one in one act (`anyorder.durable`). Killed before it,
+the device has the old state and sent nothing: the round is still open to it. Killed after it, at any point up to the
+sending, the device has spent the round: the message is lost, and none is ever sent twice. A device that does not know
+its past says nothing: a file that cannot be read, was altered, is of another plan, or tells of a time that is still to
+come (the clock was set back) is refused.
 
 **What the claim then rests on.** Sensitivity counts rounds, and the device knows them by what the server tells. A
 server that calls two rounds by numbers far apart, when they are near, makes it send too soon: for the separation in
@@ -17,23 +17,21 @@ follows; how many rounds fit into them is known afterwards, and to the server al
 clock forward, or owns two devices, goes past them: nothing here can tell.
 """
 
-import fcntl
 import json
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from anyorder import checks
+from anyorder import checks, durable
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError
-from anyorder.formats import canonical, sync_folder
+from anyorder.formats import canonical
 from anyorder.plan.compatibility import check_on_device
 from anyorder.plan.plan import Plan
 
@@ -134,11 +132,10 @@ class DeviceRecord:
     def _alone(self) -> Iterator[None]:
         """One process at a time, over reading and writing; the lock ends with its process."""
         try:
-            descriptor = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = durable.lock_file(self._path.with_name(f"{self._path.name}.lock"), wait=True)
         except OSError as problem:
             raise CheckpointError(f"the record {self._path} cannot be locked: {problem}. Send nothing") from problem
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
@@ -170,24 +167,10 @@ class DeviceRecord:
     def _write(self, state: _DeviceState) -> None:
         data: dict[str, Any] = {"format": _FORMAT, **self._claim, "state": asdict(state)}
         text = json.dumps({**data, "sha256": _seal(data)}).encode()
-        folder, temporary = self._path.parent, None
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{self._path.name}.", suffix=".tmp", dir=folder)
-            try:
-                if os.write(descriptor, text) != len(text):
-                    raise OSError("it was not written as a whole")
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.replace(temporary, self._path)
-            temporary = None
-            sync_folder(folder)
+            durable.replace(self._path, text, secret=True)
         except OSError as problem:
             raise CheckpointError(f"the record {self._path} cannot be written: {problem}. Send nothing") from problem
-        finally:
-            if temporary is not None:
-                with suppress(OSError):
-                    os.unlink(temporary)
 
 
 def _seal(data: dict[str, Any]) -> str:

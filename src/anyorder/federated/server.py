@@ -14,12 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from anyorder import checks
+from anyorder import checks, durable
 from anyorder.checks import final
 from anyorder.clipping.bounded import ClippedSum, step_of
 from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ParticipationError, PlanError, TrainingError
-from anyorder.formats import sync_folder
 from anyorder.ledger import Units, as_units, plain
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
@@ -237,8 +236,7 @@ class Pending:
         if self._path is None:
             return
         try:
-            self._path.unlink(missing_ok=True)
-            sync_folder(self._path.parent)
+            durable.remove(self._path)
             self.step = None
         except OSError as problem:
             raise CheckpointError(

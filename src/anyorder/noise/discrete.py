@@ -39,7 +39,7 @@ from anyorder.errors import PlanError
 from anyorder.noise.source import NoiseSource
 from anyorder.noise.stream import check_saved, check_step_left
 from anyorder.strategy import Combination, Strategy, Terms
-from anyorder.strategy.kinds import Structure, kind_of
+from anyorder.strategy.registry import Structure, kind_of
 
 __all__ = ["GridStream", "check_combination", "check_grid"]
 

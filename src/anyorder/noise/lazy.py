@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
-from anyorder.error.blocks import joined
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
 from anyorder.noise.source import NoiseSource
 from anyorder.noise.transform import MAX_ELEMENT, MAX_ROW
 from anyorder.strategy import BandedInverse, Recurrence, Rescaled, Strategy, Tree
-from anyorder.strategy.kinds import Structure, in_words, kind_of
+from anyorder.strategy.registry import Structure, in_words, kind_of
+from anyorder.strategy.variances import joined
 from anyorder.workload import Workload
 
 # ----------------------------------------------------------------------------------------------------

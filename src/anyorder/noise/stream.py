@@ -14,7 +14,7 @@ from anyorder.noise.compiled import GROUP, CompiledPath, Targets, chosen, warn_i
 from anyorder.noise.program import NoiseState
 from anyorder.noise.source import NoiseSource, integers
 from anyorder.strategy import Rescaled, Strategy, Tree
-from anyorder.strategy.kinds import Structure, kind_of
+from anyorder.strategy.registry import Structure, kind_of
 
 if TYPE_CHECKING:
     from anyorder.noise.torch_path import TorchPath

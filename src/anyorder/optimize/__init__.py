@@ -1,10 +1,12 @@
-"""Fit a strategy to a workload and a participation; certified lower bounds; choose the best within a budget."""
+"""Choose a strategy for a workload, an order and a claim; certified lower bounds of what any strategy could reach.
 
-from anyorder.optimize.bounds import lower_bound
-from anyorder.optimize.candidates import Candidate, choose
-from anyorder.optimize.dense import Optimum
-from anyorder.optimize.fits import fit_named
-from anyorder.optimize.rescale import rescale
-from anyorder.optimize.structured import fit, fit_dense
+What fits one kind stands in the file of the kind, in `anyorder.strategy`. Here is what needs several of them, and the
+fits to secret orders, which stand on `accounting`.
+"""
+
+from anyorder.optimize.choose import Candidate, choose, fit, fit_named
+from anyorder.strategy.bounds import lower_bound
+from anyorder.strategy.dense import Optimum, fit_dense
+from anyorder.strategy.rescaled import rescale
 
 __all__ = ["Candidate", "Optimum", "choose", "fit", "fit_dense", "fit_named", "lower_bound", "rescale"]

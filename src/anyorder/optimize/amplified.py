@@ -12,45 +12,270 @@ What is found is a strategy; the noise of a plan is calibrated by a bound that h
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache as cached
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtr
 
 from anyorder import checks
+from anyorder._filters import fftconvolve
+from anyorder.accounting import gdp_mu
 from anyorder.accounting.amplification.mixture import absolute_columns
 from anyorder.accounting.amplification.secret_order import SecretOrder
+from anyorder.accounting.gaussian import calibrate_gaussian
+from anyorder.accounting.poisson import rough_poisson
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize.amplified_loss import Weighted
-from anyorder.optimize.amplified_noise import Guess, Noise, composed
-from anyorder.optimize.banded import fit_banded
-from anyorder.optimize.blt import blt_of, grown, series_loss
-from anyorder.optimize.objectives import squared_error
-from anyorder.optimize.patterns import check_optimisable
-from anyorder.optimize.rescale import normalised
-from anyorder.optimize.restarted import fits_restarted
-from anyorder.optimize.toeplitz import (
-    DENSE_STEPS,
+from anyorder.participation import FixedOrder, PoissonSampling, SingleEpoch
+from anyorder.patterns import Listed, Participation, PerEpoch
+from anyorder.strategy import cache
+from anyorder.strategy.banded import fit_banded
+from anyorder.strategy.banded_inverse import BandedInverse, fits_banded_inverse
+from anyorder.strategy.base import Strategy
+from anyorder.strategy.blt import blt_of, grown, series_loss
+from anyorder.strategy.error import squared_error
+from anyorder.strategy.fitting import DENSE_STEPS, Valued, check_optimisable, descend
+from anyorder.strategy.independent import Independent
+from anyorder.strategy.registry import kind_of
+from anyorder.strategy.rescaled import normalised
+from anyorder.strategy.restarted import fits_restarted
+from anyorder.strategy.toeplitz import (
     Problem,
-    Valued,
-    descend,
+    ToeplitzBanded,
     fit_toeplitz,
-    fits_banded_inverse,
     fits_toeplitz,
     reciprocal,
     square_root_start,
 )
-from anyorder.optimize.tree import fit_tree
-from anyorder.participation import FixedOrder, PoissonSampling, SingleEpoch
-from anyorder.patterns import Listed, Participation, PerEpoch
-from anyorder.strategy import BandedInverse, Independent, Strategy, ToeplitzBanded
-from anyorder.strategy.kinds import kind_of
+from anyorder.strategy.tree import fit_tree
 from anyorder.workload import Workload
 
-__all__ = ["Judge", "amplified_fits", "check_claim", "fit_amplified", "known_bins"]
-
 Floats = NDArray[np.float64]
+
+
+# -- the noise that a claim needs ------------------------------------------------------------------------------------
+
+# How much noise the claim of a secret order needs, quickly and roughly: what fits descend by, and nothing claims.
+#
+# Balls in bins depends on the Gram matrix G of the means m_j alone (`accounting.amplification.mixture`). With the
+# largest c for which H = G - c 1 1^T is positive semidefinite, c = 1 / (1^T G^-1 1), the pair is a Gaussian of mu =
+# sqrt(c) / sigma beside the mixture with H, exactly, so that
+#
+#     delta(eps) = E delta_mu(eps - L),   L the loss of the mixture with H,
+#
+# delta_mu that of the Gaussian in closed form. The expectation is over a few thousand points, fixed once for all, that
+# lie where losses are large: y = a m_j + noise for several a >= 1, weighted by their densities. It is smooth in sigma,
+# and as all strategies are judged by the same points, ranks them better than it knows them: some per cent of delta,
+# some tenths of a per cent of sigma.
+#
+# Its derivative says what to make small. By Kahane's formula, with r the posterior over bins at y,
+#
+#     d delta / d G_ij  ~  E[ r_i r_j  at  L = eps ]  >= 0,   and sigma^2 is homogeneous in G:  sigma^2 = <W, G>
+#
+# so C of least error^2 <W(C), G(C)> is a stationary point of error sigma. Few bins near each other share a posterior
+# at large epsilon (W falls off quickly), all of them at small epsilon (W is nearly flat).
+
+
+_POINTS = (500, 3000)  # fewest and most
+_TABLE = 1_000_000  # points times bins
+_TILTS = 5
+_WIDTH = 0.15  # of losses that count as at the threshold, at least
+_QUIET = 0.02  # a mu below which the Gaussian beside the mixture is left out
+_RIDGE = 1e-9
+_STEP = 0.5  # of log sigma
+_CELL, _CELLS = 0.01, 1 << 14  # of the grid of losses
+
+
+class Noise(NamedTuple):
+    """The noise multiplier, and (bins,) the weights of pairs of bins by distance, w_0 = 1."""
+
+    sigma: float
+    weights: Floats
+
+
+class Guess:
+    """The points for so many bins and one (epsilon, delta).
+
+    Args:
+        bins: whose Gram matrix is given.
+        among: how many bins there are; those whose Gram matrix is not given count for what they are on average, 1.
+        epsilon, delta: of the claim.
+    """
+
+    def __init__(self, bins: int, among: int, epsilon: float, delta: float) -> None:
+        self.bins, self.share, self.epsilon, self.delta = bins, bins / among, epsilon, delta
+        points = int(np.clip(_TABLE // bins, *_POINTS))
+        self.normals = np.random.default_rng(0).standard_normal((points, bins))
+        places = np.arange(points)
+        self.bin, self.tilt = (places // _TILTS) * 7919 % bins, places % _TILTS
+        self.most = calibrate_gaussian(epsilon, delta)
+
+    def __call__(self, G: Floats) -> Noise:
+        """The least sigma at which the curve is at delta.
+
+        Args: G: (bins, bins).
+        """
+        if self.bins == 1:
+            return Noise(self.most * math.sqrt(G[0, 0]), np.ones(1))
+        spread = _Spread(self, G)
+        sigma = self.solve(spread.delta, float(G.max()))
+        return Noise(sigma, spread.weights(sigma))
+
+    def solve(self, delta: Callable[[float], float], largest: float) -> float:
+        """The sigma at which the curve is at delta, not above that of known bins of the largest squared mean."""
+        from scipy.optimize import brentq  # slow to load
+
+        def excess(log_sigma: float) -> float:
+            return math.log(max(delta(math.exp(log_sigma)), 1e-300) / self.delta)
+
+        high = math.log(self.most * math.sqrt(largest) * 1.01)
+        if excess(high) >= 0:
+            return math.exp(high)
+        low = high - _STEP
+        while excess(low) < 0:
+            high, low = low, low - _STEP
+        return math.exp(brentq(excess, low, high, xtol=1e-4))
+
+
+class _Spread:
+    """The points of one Gram matrix."""
+
+    def __init__(self, guess: Guess, G: Floats) -> None:
+        self.guess, bins = guess, guess.bins
+        ridge = _RIDGE * float(G.max()) * np.eye(bins)
+        self.common = 0.999 / float(np.linalg.solve(G + ridge, np.ones(bins)).sum())
+        self.H = G - self.common
+        self.spread = guess.normals @ np.linalg.cholesky(self.H + 1e3 * ridge).T
+
+    def losses(self, sigma: float) -> tuple[float, Floats, Floats, Floats]:
+        """Mu of what all bins share, the losses of the rest, their weights, and the exponents of bins."""
+        guess, H = self.guess, self.H / sigma**2
+        half, log_bins = np.diag(H) / 2, math.log(guess.bins / guess.share)
+        farthest = max(1.5, 0.5 + (guess.epsilon + log_bins) / float(2 * half.mean()))
+        tilts = np.linspace(1.0, farthest, _TILTS)
+        U = self.spread / sigma + tilts[guess.tilt][:, None] * H[guess.bin]
+        loss = _log_mean(U - half)
+        proposals = np.array([_log_mean(a * U - a * a * half) for a in tilts])
+        weights = np.exp(loss - _log_mean(proposals.T))
+        whole = np.log(guess.share * np.exp(loss) + (1 - guess.share)) if guess.share < 1 else loss
+        return math.sqrt(self.common) / sigma, whole, weights, U - half
+
+    def delta(self, sigma: float) -> float:
+        """Of one draw."""
+        mu, loss, weights, _ = self.losses(sigma)
+        left = self.guess.epsilon - loss
+        return float((weights * _gaussian_delta(mu, left)).mean())
+
+    def weights(self, sigma: float) -> Floats:
+        """(bins,) the mean of r_i r_j over pairs of each distance, at the threshold."""
+        mu, loss, weights, exponents = self.losses(sigma)
+        width = max(mu, _WIDTH)
+        off = (self.guess.epsilon - loss - mu * mu / 2) / width
+        near = weights * np.exp(-off * off / 2)
+        posterior = np.exp(exponents - loss[:, None]) / self.guess.bins
+        W = (posterior * near[:, None]).T @ posterior
+        by_distance = np.array([np.trace(W, d) / (len(W) - d) for d in range(len(W))])
+        return by_distance / by_distance[0] if by_distance[0] > 0 else np.ones(len(W))
+
+
+def composed(guess: Guess, grams: Sequence[Floats]) -> Noise:
+    """The noise of draws anew, one for each Gram matrix: their losses add up, by a grid and Fourier transforms."""
+    if guess.bins == 1:
+        return Noise(guess.most * math.sqrt(sum(float(G[0, 0]) for G in grams)), np.ones(1))
+    spreads = [_Spread(guess, G) for G in grams]
+
+    def delta(sigma: float) -> float:
+        parts = [spread.losses(sigma) for spread in spreads]
+        spectrum = np.ones(_CELLS // 2 + 1, dtype=complex)
+        for _, loss, weights, _ in parts:
+            place = np.clip(loss / _CELL, -_CELLS // 2 + 1, _CELLS // 2 - 2)
+            below = np.floor(place).astype(int)
+            share = weights * (place - below)
+            cells = np.zeros(_CELLS)
+            np.add.at(cells, below % _CELLS, weights - share)
+            np.add.at(cells, (below + 1) % _CELLS, share)
+            spectrum *= np.fft.rfft(cells / cells.sum())
+        law: Floats = np.fft.irfft(spectrum, _CELLS)
+        losses: Floats = _CELL * np.fft.fftfreq(_CELLS, 1 / _CELLS).astype(np.float64)
+        mu = math.sqrt(sum(part[0] ** 2 for part in parts))
+        return float(np.maximum(law, 0.0) @ _gaussian_delta(mu, guess.epsilon - losses))
+
+    sigma = guess.solve(delta, sum(float(G.max()) for G in grams))
+    return Noise(sigma, spreads[0].weights(sigma))
+
+
+def _gaussian_delta(mu: float, epsilon: Floats) -> Floats:
+    """Delta of N(mu, 1) against N(0, 1), at epsilons of any sign."""
+    if mu < _QUIET:
+        return np.asarray(np.maximum(0.0, -np.expm1(epsilon)))
+    above = ndtr(mu / 2 - epsilon / mu)
+    return np.asarray(above - np.exp(np.minimum(epsilon + log_ndtr(-mu / 2 - epsilon / mu), 0.0)))
+
+
+def _log_mean(x: Floats) -> Floats:
+    """Log of the mean of exp over the last axis."""
+    top = x.max(axis=1)
+    return np.asarray(top + np.log(np.exp(x - top[:, None]).mean(axis=1)))
+
+
+# -- what fits make small --------------------------------------------------------------------------------------------
+
+# What fits for a secret order make small: error^2 times <W, G>, for Toeplitz C, with exact gradients.
+#
+# With p = the sum of c moved by 0, b, 2b, .. (a unit of the first bin), m_j is p moved by j, and for weights by
+# distance
+#
+#     <W, G> = sum_ij w_|i-j| sum_t p_{t-i} p_{t-j} = sum_rs w_|r-s| min(b - |r-s|, n - max(r, s))_+ p_r p_s
+#
+# a Toeplitz form in p, but for its last b entries.
+
+
+class Weighted(Problem):
+    """The loss of Toeplitz strategies for bins that share their posteriors.
+
+    Args:
+        workload: Toeplitz, or of at most 4096 steps.
+        bins: b; a unit of bin j is in the steps j, j + b, ..
+        weights: (m,) w by distance of bins, m <= bins; distances beyond have the last one.
+        objective: "mean", "max" or "last".
+    """
+
+    def __init__(self, workload: Workload, bins: int, weights: Floats, objective: str = "mean") -> None:
+        super().__init__(workload, SingleEpoch(workload.n), objective)
+        self.bins = min(bins, workload.n)
+        self.reweigh(weights)
+
+    def reweigh(self, weights: Floats) -> None:
+        """Other weights."""
+        b = self.bins
+        w = np.concatenate([weights, np.full(max(b - len(weights), 0), weights[-1])])[:b] / b
+        self.kernel = w * (b - np.arange(b))
+        places = np.arange(b)
+        apart = np.abs(np.subtract.outer(places, places))
+        # of the last b entries of p: pairs of bins that would meet after the last step
+        self.ends = w[apart] * np.maximum(np.maximum.outer(places, places) - apart, 0)
+
+    def sens(self, c: Floats, stiffness: float = np.inf) -> Valued:
+        """<W, G(|c|)>, and its gradient; c is (m,) with m <= n."""
+        n, b = self.n, self.bins
+        p = np.zeros(n)
+        for start in range(0, n, b):
+            length = min(len(c), n - start)
+            p[start : start + length] += np.abs(c[:length])
+        both = np.concatenate([self.kernel[:0:-1], self.kernel])
+        moved = fftconvolve(p, both)[b - 1 : b - 1 + n]
+        moved[n - b :] -= self.ends @ p[n - b :]
+        gradient = np.zeros(len(c))
+        for start in range(0, n, b):
+            length = min(len(c), n - start)
+            gradient[:length] += moved[start : start + length]
+        return float(p @ moved), 2 * gradient * np.where(c < 0, -1.0, 1.0)
+
+
+# -- the judge ------------------------------------------------------------------------------------------------------
+
 Series = Callable[[Weighted, Floats], Valued]
 
 _MOST_BINS = 1024  # whose Gram matrix is looked at; of more, those in the middle
@@ -335,3 +560,61 @@ def _inverse_loss(problem: Weighted, x: Floats) -> Valued:
     sens, g_sens = reciprocal(d, problem.n, problem.sens)
     error, g_error = problem.error(d)
     return error * sens, (g_error * sens + error * g_sens)[1:]
+
+
+# -- the cycle -------------------------------------------------------------------------------------------------------
+
+# The cycle of cyclic Poisson sampling: how many groups take turns.
+
+
+_CYCLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+def best_cycle(
+    workload: Workload, share: float, epsilon: float, delta: float, objective: str = "mean", *, most: float = math.inf
+) -> int:
+    """The cycle of cyclic Poisson sampling with the least error at a claim, for banded Toeplitz C of as many bands.
+
+    Longer cycles allow more bands, and amplify less: a unit of a step's group is drawn with probability share * cycle.
+    It is looked for where the central limit [Bu et al. 2020] puts it, and from there by loss distributions.
+
+    Args:
+        workload: A; Toeplitz, or of at most 4096 steps.
+        share: expected batch size over the number of units.
+        epsilon, delta: of the claim.
+        objective: "mean", "max" or "last" error.
+        most: the longest cycle that is allowed; by itself 128.
+    Cost: some seconds; kept on disk.
+    """
+    n = workload.n
+    limit = min(most, n, int(1 / share * (1 + 1e-12)))
+    cycles = [cycle for cycle in _CYCLES if cycle <= limit] or [1]
+
+    def answer() -> int:
+        fits = fits_toeplitz(Problem(workload, SingleEpoch(n), objective), cycles)
+        errors = [math.sqrt(one.column_norms_squared().max() * squared_error(one, workload, objective)) for one in fits]
+        rough = [
+            error * _central(share * c, -(-n // c), epsilon, delta) for c, error in zip(cycles, errors, strict=True)
+        ]
+
+        @cached
+        def loss(i: int) -> float:
+            sigma = rough_poisson(epsilon, delta, min(1.0, share * cycles[i]), -(-n // cycles[i]))
+            return errors[i] * sigma
+
+        place = int(np.argmin(rough))
+        for step in (-1, 1):
+            while 0 <= place + step < len(cycles) and loss(place + step) < loss(place):
+                place += step
+        return cycles[place]
+
+    question = {
+        "kind": "cycle", "workload": workload.to_dict(), "share": share, "objective": objective, "cycles": cycles,
+        "claim": [epsilon, delta],
+    }  # fmt: skip
+    return cache.remember(question, answer, encode=int, decode=int)
+
+
+def _central(q: float, steps: int, epsilon: float, delta: float) -> float:
+    """Sigma by the central limit: mu = q sqrt(steps (e^(1 / sigma^2) - 1))."""
+    return 1 / math.sqrt(math.log1p((gdp_mu(epsilon, delta) / q) ** 2 / steps))

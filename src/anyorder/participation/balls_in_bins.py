@@ -31,7 +31,7 @@ from anyorder.participation.groups import stride_clause
 from anyorder.participation.single_epoch import SingleEpoch
 from anyorder.patterns import Asked, Listed, Needs, Participation, Refusals, Word
 from anyorder.strategy import Strategy
-from anyorder.strategy.kinds import kind_of
+from anyorder.strategy.registry import kind_of
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -35,7 +35,7 @@ from anyorder.plan.cost import check_plan
 from anyorder.plan.plan import FORMAT as PLAN_FORMAT
 from anyorder.plan.plan import Plan, checked_plan, close, plan_of
 from anyorder.plan.receipt import Receipt, receipt_key, receipt_root, receipts
-from anyorder.sensitivity import sensitivity
+from anyorder.strategy.sensitivity import sensitivity
 
 # ----------------------------------------------------------------------------------------------------
 # What a run turned out to cost, from how often units came and how far apart: for its certificate, beside the plan's.

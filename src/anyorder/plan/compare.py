@@ -12,7 +12,7 @@ from anyorder.participation.registry import WORDS, words_with
 from anyorder.patterns import Needs
 from anyorder.plan.options import OrderOptions
 from anyorder.plan.plan import Plan
-from anyorder.strategy.kinds import in_words
+from anyorder.strategy.registry import in_words
 
 ANY = tuple(word for word, (row, _) in WORDS.items() if row.is_compared)
 """What "any" stands for, in the order in which they are planned. Others are asked for by their names."""

@@ -12,7 +12,7 @@ from anyorder.errors import ArgumentError, LimitError
 from anyorder.formats import MAX_NUMBERS, MAX_OPERATIONS, MAX_STEPS, REMEDY, bounded, check_work, is_bounded
 from anyorder.participation.registry import ORDERS
 from anyorder.patterns import Listed, Pattern, PerEpoch, Rule, Separated
-from anyorder.strategy.kinds import KINDS, Structure
+from anyorder.strategy.registry import KINDS, Structure
 
 _SMALL_STEPS = 3 << 10
 _MAX_LISTED = 1 << 12

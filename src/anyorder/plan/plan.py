@@ -21,8 +21,6 @@ from anyorder.accounting.curves import Curve
 from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.accounting.selection import Counts, Selection, Top, check_selection, plan_curve, step_mu
 from anyorder.checks import final
-from anyorder.error import row_variances
-from anyorder.error.variance import has_variances
 from anyorder.errors import CertificateError, PlanError
 from anyorder.formats import bounded, brief, canonical, check_names, html_table, load_json, quoted, save_json
 from anyorder.formatting import counted, rounded_up
@@ -40,10 +38,12 @@ from anyorder.plan.compatibility import (
     trusted_text,
 )
 from anyorder.plan.cost import check_plan
-from anyorder.sensitivity import Bound, known_sensitivity, sensitivity, unit_sensitivities
-from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Independent, Strategy
-from anyorder.strategy.kinds import check_kind as check_strategy
+from anyorder.strategy.bound import Bound
+from anyorder.strategy.error import has_variances, row_variances
+from anyorder.strategy.registry import check_kind as check_strategy
+from anyorder.strategy.rounding import rounding
+from anyorder.strategy.sensitivity import known_sensitivity, sensitivity, unit_sensitivities
 from anyorder.workload import Workload, prefix_sum
 
 CANDIDATE = "one candidate of a search: the search's certificate tells what was spent"
@@ -67,7 +67,7 @@ class Plan:
         noise_std = sigma * clip_norm * sens(C, participation) * (1 + rounding)
         mu = f / sigma,  f = 1 (zero-out, add-or-remove) or 2 (replace-one)        Gaussian DP, exact
 
-    `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.sensitivity.rounding`.
+    `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.strategy.rounding`.
 
     Where steps are drawn by secret coins, noise_std = sigma * clip_norm * (1 + rounding), epsilon comes from the
     amplified claim, and mu does not exist; `known_epsilon` is what is left if the batches became known. See

@@ -42,9 +42,9 @@ from anyorder.plan.options import (
     says_instead,
 )
 from anyorder.plan.plan import Plan
-from anyorder.sensitivity import sensitivity
-from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import Strategy
+from anyorder.strategy.rounding import rounding
+from anyorder.strategy.sensitivity import sensitivity
 from anyorder.workload import Workload, from_optimizer
 from anyorder.workload import check_kind as check_workload
 

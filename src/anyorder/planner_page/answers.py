@@ -14,14 +14,14 @@ from typing import Any
 from anyorder import checks
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.optimize import choose
-from anyorder.optimize.candidates import Candidate, rows_touched
+from anyorder.optimize.choose import Candidate, rows_touched
 from anyorder.participation import PoissonSampling
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan, plan_at_sigma, with_budget
 from anyorder.planner_page.settings import Settings
 from anyorder.run.planning import poisson_claim
 from anyorder.strategy import Independent
-from anyorder.strategy.kinds import in_words
+from anyorder.strategy.registry import in_words
 
 __all__ = ["SAMPLED", "Piece", "Unit", "answer", "bound_of", "sampled", "sampled_claim", "unit_rows"]
 

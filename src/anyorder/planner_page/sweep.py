@@ -15,13 +15,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from anyorder.errors import AnyorderError
-from anyorder.optimize.fits import kind_in
+from anyorder.optimize.choose import kind_in
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan, plan_at_sigma, with_budget
 from anyorder.planner_page.answers import Piece, unit_rows
 from anyorder.planner_page.settings import Settings, Sweep
 from anyorder.run.planning import poisson_claim
-from anyorder.strategy.kinds import in_words
+from anyorder.strategy.registry import in_words
 
 __all__ = ["cells"]
 

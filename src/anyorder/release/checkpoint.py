@@ -1,13 +1,8 @@
 """Checkpoints: files that are whole or absent, whatever kills the writer."""
 
-import contextlib
-import fcntl
 import io
 import os
-import re
 import struct
-import tempfile
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,10 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from anyorder import durable
 from anyorder.errors import CheckpointError
-from anyorder.formats import sync_folder
-
-__all__ = ["load", "save_atomic"]
 
 _MAGIC = b"anyorder checkpt"
 _VERSION = 3
@@ -28,8 +21,7 @@ _HEAD = struct.Struct("<16sIQ32s32s")  # magic, version, length of the body, run
 def save_atomic(path: str | Path, payload: dict[str, Any], run_id: str = "") -> None:
     """Write a checkpoint file: at every moment the path holds the old file or the new one, whole.
 
-    The bytes go to a temporary file in the same folder, then to the disk, then under the name. Readable by the owner
-    only: a checkpoint that holds a noise key must be kept as safe as the data.
+    Readable by the owner only: a checkpoint that holds a noise key must be kept as safe as the data.
 
     Args:
         path: the file. A symbolic link is followed.
@@ -43,30 +35,14 @@ def save_atomic(path: str | Path, payload: dict[str, Any], run_id: str = "") -> 
     body, run = buffer.getbuffer(), run_id.encode()
     head = _HEAD.pack(_MAGIC, _VERSION, len(body), run, _seal(run, body))
     target = Path(os.path.realpath(path))
-    temporary = None
     try:
         _check_own(target, run)
-        _remove_stale(target)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # marks it as in use, for as long as this process lives
-            _write(descriptor, head)
-            _write(descriptor, body)
-            os.fsync(descriptor)
-            os.replace(temporary, target)
-            temporary = None
-        finally:
-            os.close(descriptor)
-        sync_folder(target.parent)
+        durable.replace(target, head, body, secret=True)
     except OSError as problem:
         raise CheckpointError(
             f"the checkpoint {path} was not written: {problem}. The file of the last save is intact; make room or "
             "choose another folder, and save again"
         ) from problem
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -147,28 +123,3 @@ def _storable(value: Any, where: str) -> Any:
         f"{where} is a {type(value).__name__}; a checkpoint holds tensors, NumPy arrays of numbers, numbers, strings, "
         "bytes, None, and lists, tuples and dicts of them"
     )
-
-
-def _write(descriptor: int, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while len(view):
-        view = view[os.write(descriptor, view[: 1 << 30]) :]
-
-
-def _remove_stale(target: Path) -> None:
-    """Remove the temporary files of savers that were killed: no living process holds their lock."""
-    pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}\.tmp")
-    for name in os.listdir(target.parent):
-        if pattern.fullmatch(name):
-            with contextlib.suppress(OSError), _opened(target.parent / name) as descriptor:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(target.parent / name)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

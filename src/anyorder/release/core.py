@@ -54,7 +54,8 @@ class Release(Run):
     others add, which no noise here covers. So it is refused, with nothing changed. That error tells of the data, one
     bit of it, and no noise covers it: it is a fault of the program that made the total, to be mended and not shown.
 
-    With `checkpoint`, every step is written to a journal beside that file before it is released. A process that
+    With `checkpoint`, the key is in that file before the first step, and every step is written to a journal beside it
+    before it is released: no step is ever released twice with different noise, whenever the process dies. One that
     resumes from an older checkpoint must give the steps that were lost the same units and the same totals, bit for
     bit; another total, or other units, for a step whose noise was used are refused. Under secret sampling (a plan for
     `PoissonSampling`) the batches are those that `sample` draws, and no others: an amplified claim does not hold for
@@ -257,6 +258,8 @@ class Release(Run):
             tables: the parts of the attached tables; see `anyorder.release.tables`.
         Returns: the private pieces: `own` itself, or new ones on a grid. What tables release is in `of_tables`.
         """
+        if self.needs_save:
+            self.save(self.extra)  # before anything else: from here on a restart finds the key
         step = self.ledger.step
         self._tables.flush_again(step)  # where an interrupt came between the step before and its flush
         population = b"" if self._coins is None else self._coins.population
@@ -318,6 +321,8 @@ class Release(Run):
             self.check_usable()
             self._noise.check(self.ledger.step)
             self._tables.check_whole(self.ledger.step)
+            if self.needs_save:
+                self.save(self.extra)
             self._tables.flush(self.ledger.step)
 
     # -- who looks on ------------------------------------------------------------------------------------------------

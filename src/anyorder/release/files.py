@@ -23,15 +23,15 @@ from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.journal import Journal
 from anyorder.release.ranks import Ranks
 
-__all__ = ["RunFiles"]
-
 State = dict[str, Any]
 
 
 class RunFiles:
     """What a run keeps on disk, and the process that may go on with it. All ranks call the same methods.
 
-    Order of calls: `load`, `begin`, then `commit` and `save`.
+    Order of calls: `load`, `begin`, `save` of a run that is new, then `commit` and `save`. So the key is on the disk
+    before any noise is used: a restart finds it, and no step is released twice with different noise, whenever a kill
+    comes.
 
     Args:
         path: the checkpoint file; None for a run that keeps nothing.
@@ -49,6 +49,7 @@ class RunFiles:
         self._renewals: list[tuple[int, bytes]] = []
         self._doubtful_end: list[int] = []  # n, where steps may be missing and none is left to draw anew
         self._hint = ""
+        self._is_saved = False
 
     def check_process(self) -> None:
         """Refuse in a forked child: it would go on with the parent's key and steps, on data of its own."""
@@ -108,6 +109,7 @@ class RunFiles:
             were released after it that this run could not repeat.
         """
         self._run_id, self._key = source.fingerprint(), source.key
+        self._is_saved = state is not None
         self._renewals = self._group.by_first(place, lambda: self._begin(plan, state))
         for step, nonce in self._renewals:
             row = first_new_row(plan.strategy, step)
@@ -235,6 +237,11 @@ class RunFiles:
         warnings.warn(message, CheckpointWarning, stacklevel=2)
         return [*renewals, (step, nonce)]
 
+    @property
+    def needs_save(self) -> bool:
+        """Whether the key is not on the disk yet, and must be before any noise is used."""
+        return self._path is not None and not self._is_saved
+
     def has(self, step: int) -> bool:
         """Whether the noise of a step was used before: what is made now is that step again."""
         return self._journal is not None and step < self._journal.next_step
@@ -255,6 +262,7 @@ class RunFiles:
         """
         if self._path is None:
             return
+        assert self._is_saved, "the first checkpoint comes before the first step"
         who = population + canonical_bytes(units)
         kinds = ",".join(sorted({str(x.dtype) for x in own})).encode()
         head = b"".join(len(part).to_bytes(8, "little") + part for part in (who, kinds))
@@ -309,6 +317,7 @@ class RunFiles:
             save_atomic(path, whole, self._run_id)
 
         self._group.by_first(place, write)
+        self._is_saved = True
 
     def close(self) -> None:
         """Let another process resume the run."""

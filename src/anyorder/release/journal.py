@@ -1,6 +1,5 @@
 """The journal of a run: what each step used its noise on, so that no noise is used on two different data."""
 
-import fcntl
 import gc
 import os
 import re
@@ -11,11 +10,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
-from anyorder import checks
+from anyorder import checks, durable
 from anyorder.errors import ArgumentError, CheckpointError
-from anyorder.formats import sync_folder
-
-__all__ = ["Journal"]
 
 _MARK = b"anyorder journal 2\n"
 _ANY_MARK = b"anyorder journal "
@@ -53,38 +49,44 @@ class Journal:
         renewals: (step, nonce) in their order: from this step on, new rows come from a key of this nonce.
     """
 
-    def __init__(self, descriptor: int, path: Path, run_id: str) -> None:
-        self._descriptor = descriptor
-        self.path = path
+    def __init__(self, log: durable.Log, run_id: str) -> None:
+        self._log = log
+        self.path = log.path
         self.on_close: Callable[[], None] | None = None  # of what else the one who has the journal may write
         self.doubt: str | None = None
         self.renewals: list[tuple[int, bytes]] = []
         self._head = _MARK + run_id.encode() + b"\n"
         self._entries: dict[int, bytes] = {}
         self._flushes: dict[int, bytes] = {}
-        self._size = 0  # bytes that are valid
         self._last = (0, 0)  # inode, and time of the last record
         _open_journals.add(self)
 
     @classmethod
     def create(cls, checkpoint: str | Path, run_id: str) -> "Journal":
-        """The journal of a run that has no checkpoint yet. What a run without a checkpoint left is replaced: its key
-        is lost. Where the run is this very one, of a key that was given, its steps are replayed.
+        """The journal of a run that has no checkpoint yet. What a run left that took no step is replaced. Where the
+        run is this very one, of a key that was given, its steps are replayed.
 
-        Raises: CheckpointError if another run is using the checkpoint file, or the folder is not there or not writable.
+        Raises: CheckpointError if another run is using the checkpoint file, or took steps and its checkpoint is gone,
+            or the folder is not there or not writable.
         """
-        journal = cls._acquire(checkpoint, run_id, os.O_RDWR | os.O_CREAT)
+        journal = cls._acquire(checkpoint, run_id, create=True)
         try:
-            data = journal._data()
+            data = journal._log.read()
             if data.startswith(journal._head):
                 journal._read(data)
+            elif _has_steps(data):
+                raise CheckpointError(
+                    f"{journal.path} is of a run that took steps, and whose checkpoint {checkpoint} is gone: a new run "
+                    "on the same data would be released beside it, with other noise. Put the checkpoint back to go on "
+                    "with that run; or, to begin another one all the same, remove the journal: what both tell of a "
+                    "unit is then the composition of two runs"
+                )
             elif data.startswith(_ANY_MARK) or _ANY_MARK.startswith(data.rstrip(b"\0")):
-                os.ftruncate(journal._descriptor, 0)
-                journal._append(journal._head)
-                journal._put(_FILE, os.fstat(journal._descriptor).st_ino, bytes(16))
+                journal._log.append(journal._head)
+                journal._put(_FILE, journal._log.stat().st_ino, bytes(16))
             else:
                 raise CheckpointError(f"{journal.path} is no journal of anyorder, and not replaced; move it away")
-            sync_folder(journal.path.parent)
+            durable.sync_folder(journal.path.parent)
         except OSError as problem:
             journal.close()
             raise CheckpointError(f"the journal {journal.path} cannot be written: {problem}") from problem
@@ -99,9 +101,9 @@ class Journal:
 
         Raises: CheckpointError if it is missing, altered, of another run, in use by another process, or not writable.
         """
-        journal = cls._acquire(checkpoint, run_id, os.O_RDWR)
+        journal = cls._acquire(checkpoint, run_id, create=False)
         try:
-            journal._read(journal._data())
+            journal._read(journal._log.read())
         except OSError as problem:
             journal.close()
             raise CheckpointError(f"the journal {journal.path} cannot be read: {problem}") from problem
@@ -111,13 +113,13 @@ class Journal:
         return journal
 
     @classmethod
-    def _acquire(cls, checkpoint: str | Path, run_id: str, flags: int) -> "Journal":
+    def _acquire(cls, checkpoint: str | Path, run_id: str, *, create: bool) -> "Journal":
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", run_id):
             raise ArgumentError(f"run_id must be 1 to 128 letters, digits, '-' or '_', got {run_id!r}")
         path = _path_of(checkpoint)
         _end_others(path, _MARK + run_id.encode() + b"\n")
         try:
-            journal = cls(os.open(path, flags | os.O_CLOEXEC, 0o600), path, run_id)
+            journal = cls(durable.Log.open(path, create=create), run_id)
         except FileNotFoundError as problem:
             raise CheckpointError(
                 f"the journal {path} of this run is missing. It tells which steps were released after the checkpoint; "
@@ -127,16 +129,16 @@ class Journal:
         except OSError as problem:
             raise CheckpointError(f"the journal {path} cannot be opened for writing: {problem}") from problem
         try:
-            fcntl.flock(journal._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as problem:
+            is_ours = journal._log.lock()
+        except OSError as problem:
+            journal.close()
+            raise CheckpointError(f"the journal {path} cannot be locked: {problem}") from problem
+        if not is_ours:
             journal.close()
             raise CheckpointError(
                 f"the journal {path} is locked: another process runs with this checkpoint file. Two would use the same "
                 "noise on different data, or replace each other's checkpoint; stop the other, or choose another file"
-            ) from problem
-        except OSError as problem:
-            journal.close()
-            raise CheckpointError(f"the journal {path} cannot be locked: {problem}") from problem
+            )
         return journal
 
     @staticmethod
@@ -148,11 +150,7 @@ class Journal:
             return False
         except OSError as problem:
             raise CheckpointError(f"the journal of {checkpoint} cannot be read: {problem}") from problem
-        begin = data.find(b"\n", len(_MARK)) + 1
-        return bool(begin) and _STEP[0] in data[begin :: _RECORD.size]
-
-    def _data(self) -> bytes:
-        return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+        return _has_steps(data)
 
     def _read(self, data: bytes) -> None:
         if not data.startswith(self._head):
@@ -160,33 +158,35 @@ class Journal:
                 f"{self.path} is no journal of this run, or it was emptied: which steps were released is not known; "
                 "start a new run"
             )
-        self._size = len(self._head)
+        self._log.end = len(self._head)
         end = len(data.rstrip(b"\0"))  # zeros behind it are what a loss of power leaves
-        while self._size + _RECORD.size <= len(data) and self._size < end:
-            kind, number, content, when, checksum = _RECORD.unpack_from(data, self._size)
+        while self._log.end + _RECORD.size <= len(data) and self._log.end < end:
+            kind, number, content, when, checksum = _RECORD.unpack_from(data, self._log.end)
             known = kind in (_RENEWAL, _FILE, _FLUSH) or (kind == _STEP and number not in self._entries)
             if not known or checksum != self._checksum(kind, number, content, when):
-                if end - self._size < 2 * _RECORD.size:
+                if end - self._log.end < 2 * _RECORD.size:
                     break  # nothing whole follows
+                place = (self._log.end - len(self._head)) // _RECORD.size
                 raise CheckpointError(
-                    f"record {(self._size - len(self._head)) // _RECORD.size} of the journal {self.path} was altered: "
-                    "its checksum differs. Which steps were released is not known; start a new run"
+                    f"record {place} of the journal {self.path} was altered: its "
+                    "checksum differs. Which steps were released is not known; start a new run"
                 )
             self._keep(kind, number, content, when)
+            self._log.end += _RECORD.size
         # A rest is a record that a loss of power or a kill tore, whose step was not released, or what a cut has left.
         # A torn one may be as long as a whole one: `_put` writes over its own last attempt, and a write is not one act.
         # If somebody altered it, the file is as one that was cut before it, and the doubt leads to fresh noise too.
-        changed = os.fstat(self._descriptor)
+        changed = self._log.stat()
         inode, when = self._last
-        if self._size != len(data):
+        if self._log.end != len(data):
             self.doubt = "its last record is torn"
         elif inode != changed.st_ino:
             self.doubt = "it is not the file that the run wrote, but a copy"
-        elif not _is_same(changed.st_ctime_ns, when):
+        elif not _is_same(_time_of(changed), when):
             self.doubt = "it was written, moved or put back by something else after the run's last step"
 
     def _keep(self, kind: bytes, number: int, content: bytes, when: int) -> None:
-        """Take over a record that stands at the end of what is valid."""
+        """Take over what a record says that counts."""
         if kind == _STEP:
             self._entries[number] = content
         elif kind == _RENEWAL:
@@ -194,7 +194,6 @@ class Journal:
         elif kind == _FLUSH:
             self._flushes[number] = content
         self._last = (number if kind == _FILE else self._last[0], when)
-        self._size += _RECORD.size
 
     def commit(self, step: int, digest: bytes, hint: str = "") -> None:
         """Write down, on the disk, what step uses its noise on; call it before anything noised is released.
@@ -265,7 +264,7 @@ class Journal:
 
     def check_open(self) -> None:
         """Raise CheckpointError where this object no longer stands for the run."""
-        if self._descriptor < 0:
+        if not self._log.is_open:
             raise CheckpointError(
                 f"the journal {self.path} is closed: this run ended, or was resumed elsewhere in this process"
             )
@@ -278,10 +277,10 @@ class Journal:
         """
         missing = known[len(self.renewals) :]
         try:
-            os.ftruncate(self._descriptor, self._size)
+            self._log.cut()
             for number, content in (*missing, (step, nonce)):
                 self._put(_RENEWAL, number, content)
-            self._put(_FILE, os.fstat(self._descriptor).st_ino, bytes(16))  # last: until then the doubt remains
+            self._put(_FILE, self._log.stat().st_ino, bytes(16))  # last: until then the doubt remains
         except OSError as problem:
             raise CheckpointError(f"the journal {self.path} cannot be written: {problem}") from problem
         self.doubt = None
@@ -293,32 +292,22 @@ class Journal:
         kill finds a whole record or none. The other guess is for the clock of a file server. Where none comes true, a
         resume will be in doubt.
         """
-        changed = os.fstat(self._descriptor).st_ctime_ns
+        changed = _time_of(self._log.stat())
         for attempt in range(_ATTEMPTS):
             when = changed if attempt % 2 else time.time_ns()
             checksum = self._checksum(kind, number, content, when)
-            self._write(_RECORD.pack(kind, number, content, when, checksum))
-            changed = os.fstat(self._descriptor).st_ctime_ns
+            self._log.write(_RECORD.pack(kind, number, content, when, checksum))
+            changed = _time_of(self._log.stat())
             if _is_same(changed, when):
                 break
-        os.fsync(self._descriptor)
+        self._log.sync()
         self._keep(kind, number, content, when)
+        self._log.keep()
 
     def _checksum(self, kind: bytes, number: int, content: bytes, when: int) -> bytes:
         """Binds a record to the run and to its place in the file."""
-        text = self._head + struct.pack("<QcQQ", self._size, kind, number, when) + content
+        text = self._head + struct.pack("<QcQQ", self._log.end, kind, number, when) + content
         return blake2b(text, digest_size=8, person=b"anyorder journal").digest()
-
-    def _append(self, data: bytes) -> None:
-        self._write(data)
-        os.fsync(self._descriptor)
-        self._size += len(data)
-
-    def _write(self, data: bytes) -> None:
-        """Write at the end of what is valid; what a failure cut short is written over by the next."""
-        written = os.pwrite(self._descriptor, data, self._size)
-        if written != len(data):
-            raise OSError(f"{written} of {len(data)} bytes written")
 
     @property
     def steps(self) -> int:
@@ -328,7 +317,7 @@ class Journal:
     @property
     def is_settled(self) -> bool:
         """Whether the file holds what this object knows, and nothing behind it, as of a commit that was broken off."""
-        return self._descriptor >= 0 and os.fstat(self._descriptor).st_size == self._size
+        return self._log.is_settled
 
     @property
     def next_step(self) -> int:
@@ -345,9 +334,8 @@ class Journal:
         _open_journals.discard(self)
 
     def _end(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._log.is_open:
+            self._log.close()
             if self.on_close is not None:
                 self.on_close()
 
@@ -359,6 +347,19 @@ class Journal:
 def _is_same(changed: int, when: int) -> bool:
     """Whether a change that a record tells of is the file's last one: what others do to a file, they do later."""
     return when - _TICK <= changed <= when + _SAME_TIME
+
+
+def _time_of(found: os.stat_result) -> int:
+    """When the file was changed last, ns. Windows shows a time that can be set: a file that somebody puts back with its
+    time is not found out there.
+    """
+    return found.st_mtime_ns if os.name == "nt" else found.st_ctime_ns
+
+
+def _has_steps(data: bytes) -> bool:
+    """Whether a journal of any run has steps."""
+    begin = data.find(b"\n", len(_MARK)) + 1
+    return data.startswith(_ANY_MARK) and bool(begin) and _STEP[0] in data[begin :: _RECORD.size]
 
 
 def _path_of(checkpoint: str | Path) -> Path:
@@ -385,4 +386,4 @@ def _let_go_in_child() -> None:
         journal.close()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+durable.in_forked_child(_let_go_in_child)

@@ -188,6 +188,11 @@ class Run:
         }
         self._files.save(place, {**state, **coins, **self._tables.state(), **front_end})
 
+    @property
+    def needs_save(self) -> bool:
+        """Whether the first checkpoint is still to be written: it must be before any noise is used."""
+        return self._files.needs_save
+
     def check_save(self) -> None:
         """Raise CheckpointError where nothing can be saved."""
         self._files.check_process()

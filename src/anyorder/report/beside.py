@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from anyorder.accounting import gdp_mu
 from anyorder.accounting.gaussian import NEIGHBOURS
-from anyorder.error import row_variances
 from anyorder.errors import CertificateError, PlanError
 from anyorder.formats import bounded
 from anyorder.participation import KnownOrder, Participation, PoissonSampling
 from anyorder.plan.cost import check_plan
 from anyorder.plan.plan import Plan
-from anyorder.sensitivity import known_sensitivity, sensitivity
 from anyorder.strategy import Independent, Strategy, Tree
-from anyorder.strategy.kinds import Structure, kind_of
+from anyorder.strategy.error import row_variances
+from anyorder.strategy.registry import Structure, kind_of
+from anyorder.strategy.sensitivity import known_sensitivity, sensitivity
 from anyorder.workload import prefix_sum
 
 __all__ = ["Profile", "draws_noise", "noise_beside", "sampled_noise"]

@@ -1,7 +1,6 @@
 """The folder of a run: its files, each replaced whole."""
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -9,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from anyorder import durable
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
 from anyorder.formats import read_json as read_object
-from anyorder.formats import sync_folder
 
 __all__ = [
     "ACCURACY_PLOT", "BUDGET", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN",
@@ -59,14 +58,12 @@ def held(path: Path) -> Iterator[None]:
     Raises: ArgumentError if somebody does, or the folder cannot be written.
     """
     try:
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = durable.lock_file(path / _LOCK)
+    except BlockingIOError as problem:
+        raise ArgumentError(f"a run is going on in folder {path}: wait for its end, or choose another") from problem
     except OSError as problem:
         raise ArgumentError(f"output folder {path} cannot be written: {problem.strerror or problem}") from problem
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as problem:
-            raise ArgumentError(f"a run is going on in folder {path}: wait for its end, or choose another") from problem
         yield
     finally:
         os.close(descriptor)
@@ -81,7 +78,7 @@ def took_no_step(path: Path) -> bool:
 
 def _check_unused(path: Path) -> None:
     hidden = f".{CHECKPOINT}."  # the journal, and the checkpoint while it is written
-    names = [name.removesuffix(".part") for name in os.listdir(path)]
+    names = [durable.name_of_rest(name) or name.removesuffix(".part") for name in os.listdir(path)]
     if not all(name in _BEGINNING or name.startswith(hidden) for name in names) or not took_no_step(path):
         raise ArgumentError(f"output folder {path} holds files already: choose another, or resume the run in it")
 
@@ -105,13 +102,9 @@ def hide_secrets(path: Path) -> None:
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside its place, then move it there: nobody ever sees half a file, nor does a loss of power."""
-    beside = path.with_name(path.name + ".part")
-    write(beside)
-    with open(beside, "rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    sync_folder(path.parent)
+    """Write a file beside its place, which then takes it: nobody ever sees half a file, nor does a loss of power."""
+    with durable.replacing(path) as (_, beside):
+        write(beside)
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

@@ -6,8 +6,8 @@ from anyorder.strategy.base import Combination, Recurrence, Row, State, Strategy
 from anyorder.strategy.blt import BLT
 from anyorder.strategy.dense import Dense
 from anyorder.strategy.independent import Independent
-from anyorder.strategy.kinds import from_dict
 from anyorder.strategy.low_rank import BandedLowRank
+from anyorder.strategy.registry import from_dict
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.restarted import RestartedBLT
 from anyorder.strategy.toeplitz import SquareRoot, Toeplitz, ToeplitzBanded

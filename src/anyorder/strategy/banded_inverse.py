@@ -1,5 +1,6 @@
 """C^-1 is Toeplitz with p bands: every step's noise is a combination of the last p rows of Z."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,20 +9,23 @@ from numpy.typing import ArrayLike, NDArray
 from anyorder import checks
 from anyorder.checks import final
 from anyorder.strategy.base import Combination, Recurrence, Terms
+from anyorder.strategy.fitting import Valued
 from anyorder.strategy.toeplitz import (
-    Floats,
+    Problem,
     Toeplitz,
     _padded,
     accurate_inverse_series,
     check_series,
     delays,
+    fit_all,
     inverse_series,
+    reciprocal,
     repeated,
     square_root_series,
 )
 from anyorder.workload import Workload
 
-__all__ = ["BandedInverse"]
+Floats = NDArray[np.float64]
 
 
 @final
@@ -83,3 +87,23 @@ class BandedInverse(Toeplitz, Combination):
 
     def __repr__(self) -> str:
         return f"BandedInverse(num_bands={self.num_bands}, n={self.n})"
+
+
+# -- fit -------------------------------------------------------------------------------------------------------------
+
+
+def fit_banded_inverse(problem: Problem, bands: int) -> BandedInverse:
+    """The C of banded Toeplitz inverse of least loss: from the inverse square root, and from half the bands."""
+    return fits_banded_inverse(problem, [bands])[0]
+
+
+def fits_banded_inverse(problem: Problem, sizes: Sequence[int]) -> list[BandedInverse]:
+    """`fit_banded_inverse` for many sizes, each fit made once."""
+
+    def loss(stiffness: float, free: Floats) -> Valued:
+        d = np.concatenate([[1.0], free])
+        sens, g_sens = reciprocal(d, problem.n, lambda c: problem.sens(c, stiffness))
+        error, g_error = problem.error(d)
+        return error * sens, (g_error * sens + error * g_sens)[1:]
+
+    return fit_all(problem, sizes, loss, BandedInverse, inverse=True)

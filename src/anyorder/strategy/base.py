@@ -1,5 +1,7 @@
 """What a strategy is: the matrix C of the release A G + std B Z = B (C G + std Z), as pure numbers."""
 
+import base64
+import binascii
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
 from anyorder.checks import SetOnce
-from anyorder.errors import PlanError
-
-__all__ = ["Combination", "Recurrence", "Row", "State", "Strategy", "Terms"]
+from anyorder.errors import ArgumentError, PlanError
 
 Floats = NDArray[np.float64]
+
 Vector = NDArray[np.float32]
 
 Row = Callable[[int], Vector]
@@ -184,3 +185,37 @@ class Combination(Strategy):
             terms = self.terms(t)
             np.add.at(K[t], terms.rows, terms.coefficients)
         return K
+
+
+# -- arrays ----------------------------------------------------------------------------------------------------------
+
+# Large arrays in JSON: base64 of little-endian float64, bit-exact.
+
+
+def pack(values: NDArray[np.float64]) -> str:
+    """The values in C order as text."""
+    return base64.b64encode(np.ascontiguousarray(values, dtype="<f8").tobytes()).decode()
+
+
+def unpack(name: str, text: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """The array of the given shape that `pack` wrote."""
+    try:
+        flat = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f8")
+        return flat.astype(np.float64).reshape(shape)
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise ArgumentError(f"{name} must be base64 text of {shape} float64 numbers: {error}") from error
+
+
+def check_lower_triangular(name: str, value: ArrayLike) -> Floats:
+    """A square lower-triangular float64 matrix with a positive diagonal, copied and read-only."""
+    C = checks.array(name, value, ndim=2)
+    if C.shape[0] != C.shape[1]:
+        raise ArgumentError(f"{name} must be square, got shape {C.shape}")
+    if np.triu(C, 1).any():
+        raise ArgumentError(
+            f"{name} must be lower triangular, got {np.count_nonzero(np.triu(C, 1))} non-zero entries above the "
+            f"diagonal; factor C^T C again (Cholesky of its reverse) or drop them with numpy.tril"
+        )
+    if (np.diag(C) <= 0).any():
+        raise ArgumentError(f"{name} must have a positive diagonal, its smallest entry is {np.diag(C).min()!r}")
+    return C

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder.checks import final
+from anyorder.patterns import Listed, Pattern
 from anyorder.strategy.base import Combination, Recurrence, Terms
-
-__all__ = ["Independent"]
+from anyorder.strategy.bound import Bound, from_integer, roots
 
 
 @final
@@ -62,3 +62,18 @@ class Independent(Combination):
 
     def __repr__(self) -> str:
         return f"Independent(n={self._n})"
+
+
+# -- sensitivity -----------------------------------------------------------------------------------------------------
+
+# C = I: the steps of one unit are orthogonal.
+
+
+def bound(strategy: Independent, pattern: Pattern) -> Bound:
+    """sens^2 = the largest number of steps of one unit."""
+    return from_integer(pattern.max_participations)
+
+
+def units(strategy: Independent, listed: Listed) -> NDArray[np.float64]:
+    """Of each unit: the root of its number of steps."""
+    return roots(np.bincount(listed.indices), 1)

@@ -9,13 +9,11 @@ from scipy.linalg import solve_triangular
 from anyorder import checks
 from anyorder.checks import final
 from anyorder.errors import ArgumentError
-from anyorder.strategy._packing import pack, unpack
-from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
+from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, pack, unpack
 from anyorder.strategy.toeplitz import delays
 
-__all__ = ["BandedLowRank"]
-
 Floats = NDArray[np.float64]
+
 
 PENALTY = 1e-12  # ridge of the alternating least squares, relative to the largest entry: keeps them solvable, no more
 SWEEPS = 200

@@ -1,5 +1,6 @@
 """A strategy with every column divided by its own scale: noise that grows or shrinks over time."""
 
+from math import inf, nextafter
 from typing import Any
 
 import numpy as np
@@ -7,11 +8,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
 from anyorder.checks import final
-from anyorder.errors import ArgumentError
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.patterns import Groups, Listed, Participation, Pattern
+from anyorder.strategy import banded, blt, toeplitz
+from anyorder.strategy.banded import Banded
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
-from anyorder.strategy.toeplitz import Toeplitz
-
-__all__ = ["Rescaled"]
+from anyorder.strategy.blt import BLT
+from anyorder.strategy.bound import Bound, UnitSquares, Visits, from_sum, largest, roots, visits
+from anyorder.strategy.fitting import DENSE_STEPS, Valued, descend, describes_all, disjoint
+from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, gram_bound, matrix_bound, matrix_units
+from anyorder.strategy.independent import Independent
+from anyorder.strategy.toeplitz import Toeplitz, ToeplitzBanded
+from anyorder.workload import Workload
 
 Floats = NDArray[np.float64]
 
@@ -99,3 +107,143 @@ class Rescaled(Strategy):
 
     def __repr__(self) -> str:
         return f"Rescaled({self.strategy!r})"
+
+
+# -- sensitivity -----------------------------------------------------------------------------------------------------
+
+# C diag(s)^-1: X' = D^-1 X D^-1, from whatever the structure of C gives.
+
+
+def bound(strategy: Rescaled, pattern: Pattern) -> Bound:
+    """The sensitivity of C diag(s)^-1.
+
+    Banded C stays banded. For Toeplitz C, listed patterns go unit by unit, all others by X itself, for n up to
+    4096; beyond, sens(C) / min(s) is an upper bound, since u_t / s_t is no longer than 1 / min(s).
+    """
+    inner, weights = _flat(strategy)
+    gram = _banded(inner, weights)
+    if gram is not None:
+        return banded_bound(gram, pattern)
+    if pattern.max_participations == 1:
+        norms = strategy.column_norms_squared()
+        if isinstance(pattern, Listed):
+            norms = norms[pattern.steps]  # a step may be empty
+        return from_sum(float(norms.max()), _terms(strategy, pattern), exact=True)
+    if isinstance(pattern, Listed) and isinstance(inner, Toeplitz):
+        return largest(_unit_squares(inner, weights, visits(pattern)), _terms(strategy, pattern))
+    if isinstance(inner, Toeplitz):
+        if strategy.n > toeplitz.MAX_GRAM:
+            whole = blt.bound(inner, pattern) if type(inner) is BLT else toeplitz.bound(inner, pattern)
+            return Bound(nextafter(whole.value * float(weights.max()), inf), exact=False)
+        X = toeplitz.gram_matrix(inner.toeplitz_coefficients()) * weights * weights[:, None]
+        return gram_bound(X, pattern, terms=strategy.n)
+    return matrix_bound(strategy, pattern)
+
+
+def units(strategy: Rescaled, listed: Listed) -> Floats:
+    """Of each unit: sum |X'| over its steps squared."""
+    inner, weights = _flat(strategy)
+    gram = _banded(inner, weights)
+    if gram is not None:
+        return roots(banded_squares(gram, visits(listed)).upper, _terms(strategy, listed))
+    if isinstance(inner, Toeplitz):
+        return roots(_unit_squares(inner, weights, visits(listed)).upper, _terms(strategy, listed))
+    return matrix_units(strategy, listed)
+
+
+def _flat(strategy: Rescaled) -> tuple[Strategy, Floats]:
+    """The strategy inside, and 1 / scales, also where scales are nested."""
+    inner: Strategy = strategy
+    weights = np.ones(strategy.n)
+    while type(inner) is Rescaled:
+        weights, inner = weights / inner.scales, inner.strategy
+    return inner, weights
+
+
+def _banded(inner: Strategy, weights: Floats) -> BandedGram | None:
+    """X' if it is banded."""
+    if type(inner) is Independent:
+        return BandedGram(inner.n, 1, lambda gaps, steps: weights[steps] ** 2)
+    if type(inner) is Banded:
+        X = banded.gram_of(inner)
+    elif type(inner) is ToeplitzBanded:
+        X = toeplitz.gram_of(inner)
+    else:
+        return None
+    return BandedGram(
+        X.n, X.num_bands, lambda gaps, steps: X.entry(gaps, steps) * weights[steps] * weights[steps + gaps]
+    )
+
+
+def _unit_squares(inner: Toeplitz, weights: Floats, units: Visits) -> UnitSquares:
+    if type(inner) is BLT and blt.is_positive(inner):
+        return blt.unit_squares(inner, units, weights)
+    return toeplitz.unit_squares(inner.toeplitz_coefficients(), units, weights)
+
+
+def _terms(strategy: Strategy, pattern: Pattern) -> int:
+    return strategy.n + pattern.max_participations
+
+
+# -- fit -------------------------------------------------------------------------------------------------------------
+
+# Time rescaling: a factor for the noise of every step, where it is known which steps one unit takes.
+
+
+def rescale(strategy: Strategy, workload: Workload, participation: Participation) -> Rescaled:
+    """C diag(s)^-1 with the s of least mean-square loss: 2 to 6 % less error than C for one number a step.
+
+        loss = s^T H s * max_pi sum_{t,u in pi} |X_tu| / (s_t s_u),   H = A^T A o K K^T,   X = C^T C
+
+    over s > 0, scaled so that every pattern has the same sensitivity; L-BFGS in log s, from s = 1.
+
+    Args:
+        strategy: square, of at most 4096 steps.
+        workload: A.
+        participation: whose patterns are disjoint: SingleEpoch, FixedOrder, a KnownOrder in which units do not mix.
+    Cost: O(n^3) once, O(n^2) an iteration.
+    """
+    n = strategy.n
+    if not describes_all(participation):
+        raise PlanError(f"rescaling needs to know which steps one unit takes (FixedOrder), got {participation!r}")
+    if n > DENSE_STEPS or strategy.num_rows != n:
+        raise PlanError(f"rescaling takes square strategies of at most {DENSE_STEPS} steps, got {strategy!r}")
+    C, K = strategy.matrix(), strategy.noising_matrix()
+    A = workload.matrix()
+    groups = disjoint(participation)
+    X = np.abs(C.T @ C)
+    loss = _RescaledLoss((A.T @ A) * (K @ K.T), [X[g[:, :, None], g[:, None, :]] for g in groups], groups)
+    x, _ = descend(loss, np.zeros(n), restarts=1, gain=1e-9)
+    return Rescaled(strategy, loss.scales(x)[0])
+
+
+def normalised(strategy: Strategy) -> Rescaled:
+    """The strategy with columns of norm 1: for orders in which any steps far enough apart may be one unit's."""
+    return Rescaled(strategy, np.sqrt(strategy.column_norms_squared()))
+
+
+class _RescaledLoss:
+    """s'^T H s' over x = log s, with s' = s times the root of the pattern's sum."""
+
+    def __init__(self, H: Floats, X: list[Floats], groups: Groups) -> None:
+        self.H, self.X, self.groups = H, X, groups
+
+    def scales(self, x: Floats) -> tuple[Floats, list[Floats]]:
+        """s', and for each group the shares of the steps in their pattern's sum."""
+        result, shares = np.empty_like(x), []
+        for steps, X in zip(self.groups, self.X, strict=True):
+            s = np.exp(x[steps])
+            parts = X / (s[:, :, None] * s[:, None, :])
+            sums = parts.sum(axis=(1, 2))
+            shares.append(parts.sum(axis=2) / sums[:, None])
+            result[steps] = s * np.sqrt(sums)[:, None]
+        return result, shares
+
+    def __call__(self, x: Floats) -> Valued:
+        s, shares = self.scales(x)
+        product = self.H @ s
+        along = 2 * product * s
+        gradient = along.copy()
+        for steps, share in zip(self.groups, shares, strict=True):
+            gradient[steps] -= share * along[steps].sum(axis=1)[:, None]
+        return float(s @ product), gradient

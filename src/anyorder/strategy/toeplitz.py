@@ -1,30 +1,31 @@
 """Toeplitz C: C[i, j] = c_{i-j}. The square root of the workload, banded ones, and what all Toeplitz forms share."""
 
 from abc import abstractmethod
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache as cached
+from functools import cached_property, partial
+from typing import Any, TypeVar, assert_never
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
+from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg import toeplitz
 
 from anyorder import checks
 from anyorder._filters import fftconvolve, lfilter
 from anyorder.checks import final, frozen
-from anyorder.errors import ArgumentError
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.formats import check_work
+from anyorder.patterns import Listed, Pattern, Patterned, PerEpoch, Separated
 from anyorder.strategy.base import Combination, Recurrence, Row, State, Strategy, Terms, Vector
+from anyorder.strategy.bound import TOLERANCE, Bound, UnitSquares, Visits, better, from_sum, largest, roots, visits
+from anyorder.strategy.fitting import DENSE_STEPS, OBJECTIVES, Valued, check_optimisable, descend, shuffled, stride
+from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, gram_bound, refined, toeplitz_bound
 from anyorder.workload import Workload
 
-__all__ = [
-    "Series",
-    "SquareRoot",
-    "Toeplitz",
-    "ToeplitzBanded",
-    "inverse_series",
-    "square_root_series",
-]
-
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 _REFINED_OPERATIONS = 1 << 24
 DIRECT_OPERATIONS = 1 << 27  # an inverse series of m terms from p costs m p this way, and is exact to rounding
@@ -302,3 +303,469 @@ def _padded(series: Floats, m: int) -> Floats:
     result = np.zeros(m)
     result[: len(series)] = series[:m]
     return result
+
+
+# -- sensitivity -----------------------------------------------------------------------------------------------------
+
+# Toeplitz C: the first participation as early as possible, the others as close as possible.
+
+
+MAX_GRAM = 4096  # steps up to which X itself is an option
+_MAX_COLUMNS = 100_000  # steps up to which the columns of X are made one after the other: about ten seconds
+_BLOCK_ENTRIES = 1 << 22  # entries of X in hand
+
+
+def bound(strategy: Toeplitz, pattern: Pattern) -> Bound:
+    """The sensitivity of a lower-triangular Toeplitz C with first column c.
+
+    A pattern that is moved to later steps keeps fewer rows of C, so of all patterns with the same gaps the one that
+    begins at step 0 counts. With steps 0, b, 2b, ..:
+
+        sens^2 = || sum_{j < k} shift^{jb} c ||^2
+
+    - Listed with stride b: exact where X >= 0 on the pattern; else the sum of |X|. Other lists: see `unit_squares`.
+    - Separated(b, k): exact for c non-negative and non-increasing [Kalinin & Lampert 2024]; else c is replaced
+      by its non-increasing majorant max_{s >= t} |c_s|, and the result is exact where it equals what c attains.
+      With at most b bands the columns are orthogonal: exact.
+    - PerEpoch(k, s): an upper bound, see `toeplitz_bound`; exact for k = 1.
+
+    Where that is not exact, the bands of X, or X itself for n up to 4096, may give a smaller bound.
+
+    Cost: O(n) for exact ones.
+    """
+    match pattern:
+        case Listed():
+            return _listed(strategy, pattern)
+        case Separated(b=b):
+            found = _banded(strategy, pattern, _equidistant(strategy, b, pattern.max_participations, majorant))
+        case PerEpoch():
+            found = _banded(strategy, pattern, _epochs(strategy, pattern))
+        case _:
+            assert_never(pattern)
+    if not found.exact and strategy.n <= MAX_GRAM:
+        X = gram_matrix(strategy.toeplitz_coefficients())
+        found = better(found, gram_bound(X, pattern, terms=strategy.n))
+    return found
+
+
+def _listed(strategy: Toeplitz, pattern: Listed) -> Bound:
+    b = pattern.stride
+    if b is None:
+        return largest(_unit_squares(strategy, visits(pattern)), _terms(strategy, pattern))
+    found = _banded(strategy, pattern, _equidistant(strategy, b, pattern.max_participations, np.abs))
+    if found.exact:
+        return found
+    steps = np.arange(0, strategy.n, b)
+    if len(steps) * strategy.n > MAX_GRAM**2:
+        return found
+    columns = strategy.columns(steps)
+    one = Listed.strided(len(steps), 1)
+    return better(found, gram_bound(columns.T @ columns, one, terms=strategy.n))
+
+
+def units(strategy: Toeplitz, listed: Listed) -> Floats:
+    """Of each unit: sum |X| over its steps squared."""
+    return roots(_unit_squares(strategy, visits(listed)).upper, _terms(strategy, listed))
+
+
+def majorant(c: Floats) -> Floats:
+    """max_{s >= t} |c_s|: the least non-increasing sequence that is not below |c|."""
+    return np.maximum.accumulate(np.abs(c)[::-1])[::-1]
+
+
+def gram_matrix(c: Floats) -> Floats:
+    """X = C^T C, (n, n), from X[s, t] = X[s + 1, t + 1] + c_{n-1-s} c_{n-1-t}: O(n^2)."""
+    n = len(c)
+    X = np.empty((n, n))
+    for t, column in _gram_columns(c):
+        X[: t + 1, t] = column
+        X[t, : t + 1] = column
+    return X
+
+
+def _equidistant(strategy: Toeplitz, b: int, k: int, upwards: Callable[[Floats], Floats]) -> Bound:
+    """Of steps 0, b, 2b, ..: what c attains, or `upwards(c)`, which no pattern goes above."""
+    c = strategy.toeplitz_coefficients()
+    if not c[b:].any():
+        return from_sum(_orthogonal(c, b, k), int(np.count_nonzero(c)) + k, exact=True)
+    upper = _folded(upwards(c), b, k)
+    # sums of k, squared and added in pairs
+    return from_sum(upper, 2 * k + 64, exact=upper <= _folded(c, b, k) * (1 + TOLERANCE))
+
+
+def _epochs(strategy: Toeplitz, pattern: PerEpoch) -> Bound:
+    """A single epoch is one step; else the two-point bound, or that of any steps at all."""
+    n, k, s = pattern.n, pattern.k, pattern.steps_per_epoch
+    if k == 1:
+        return _equidistant(strategy, n, 1, np.abs)
+    longer = strategy.toeplitz_coefficients(n + s)
+    squared = toeplitz_bound(longer, k, s)
+    return from_sum(min(squared, _folded(majorant(longer[:n]), 1, k)), n + k * k, exact=False)
+
+
+def gram_of(strategy: ToeplitzBanded) -> BandedGram:
+    """X where C has p bands: O(p^2)."""
+    n, p, c = strategy.n, strategy.num_bands, strategy.coefficients
+    sums = np.zeros((p, p))  # [gap, m] = sum_{l <= m} c_l c_{l + gap}: where column j + gap has m + 1 rows left
+    for gap in range(p):
+        sums[gap, : p - gap] = np.cumsum(c[: p - gap] * c[gap:])
+        sums[gap, p - gap :] = sums[gap, p - gap - 1]
+    return BandedGram(n, p, lambda gaps, steps: sums[gaps, np.minimum(n - 1 - steps - gaps, p - 1)])
+
+
+def _banded(strategy: Toeplitz, pattern: Pattern, found: Bound) -> Bound:
+    """The bands of X, where it has few."""
+    if found.exact or type(strategy) is not ToeplitzBanded:
+        return found
+    return better(found, banded_bound(gram_of(strategy), pattern))
+
+
+def _folded(c: Floats, b: int, k: int) -> float:
+    """|| sum_{j < k} shift^{jb} c ||^2 in n rows: O(n)."""
+    n = len(c)
+    rows = -(-n // b)
+    padded = np.zeros(rows * b)
+    padded[:n] = c
+    sums = np.cumsum(padded.reshape(rows, b), axis=0)
+    if k < rows:
+        sums[k:] -= sums[:-k].copy()
+    flat = sums.ravel()[:n]
+    return float(np.square(flat).sum())
+
+
+def _orthogonal(c: Floats, b: int, k: int) -> float:
+    """The norms of columns 0, b, 2b, .. squared: no two have a row in common."""
+    norms = np.cumsum(np.square(c))[::-1]
+    return float(norms[::b][:k].sum())
+
+
+def _gram_columns(c: Floats) -> Iterator[tuple[int, Floats]]:
+    """Pairs (t, X[: t + 1, t]), for t = n - 1 down to 0."""
+    n = len(c)
+    tails = c[::-1]
+    column = np.zeros(n + 1)
+    for t in range(n - 1, -1, -1):
+        column = column[1:] + tails[: t + 1] * tails[t]
+        yield t, column
+
+
+def _unit_squares(strategy: Toeplitz, units: Visits) -> UnitSquares:
+    if type(strategy) is ToeplitzBanded:
+        return banded_squares(gram_of(strategy), units)
+    return unit_squares(strategy.toeplitz_coefficients(), units)
+
+
+def unit_squares(c: Floats, units: Visits, weights: Floats | None = None) -> UnitSquares:
+    """Of every unit: the sums of |X| and of X over its steps squared.
+
+    With (n,) weights, of diag(weights) X diag(weights). The columns of X are made one after the other, a block is
+    kept, and every participation meets the earlier ones of its unit there. Cost: O(n^2 + M k) time, O(M + n) memory,
+    for M participations and at most k of a unit. Beyond 100 000 steps an upper bound, see `_uncut`.
+    """
+    n, steps = units.n, units.steps
+    weights = np.ones(n) if weights is None else weights
+    if n > _MAX_COLUMNS:
+        return _uncut(c, units, weights)
+    check_work("the sensitivity of each unit", operations=n * n + 4 * len(steps) * int(units.ranks.max() + 1))
+    order = np.argsort(steps, kind="stable")
+    size = max(1, min(n, _BLOCK_ENTRIES // n))
+    bounds = np.searchsorted(steps[order], np.arange(0, n + size, size))
+    upper = np.empty(len(steps))
+    lower = np.empty(len(steps))
+    block = np.empty((size, n))
+    for t, column in _gram_columns(c):
+        block[t % size, : t + 1] = column * weights[: t + 1] * weights[t]
+        if t % size:
+            continue
+        later = order[bounds[t // size] : bounds[t // size + 1]]
+        distance = 0
+        while len(later):
+            earlier = steps[later - distance]
+            values = block[steps[later] - t, earlier]
+            if distance == 0:
+                upper[later], lower[later] = values, values
+            else:
+                upper[later] += 2 * np.abs(values)
+                lower[later] += 2 * values
+            distance += 1
+            later = later[units.ranks[later] >= distance]
+    return UnitSquares(units.per_unit(upper), units.per_unit(lower))
+
+
+def _uncut(c: Floats, units: Visits, weights: Floats) -> UnitSquares:
+    """Upper bounds with all n rows for every pair, |X[s, t]| <= sum_l |c_l c_{l+t-s}|: O(n log n + M k)."""
+    n = len(c)
+    norms = np.cumsum(np.square(c))[::-1]
+    size = next_fast_len(2 * n, real=True)
+    overlaps = irfft(np.square(np.abs(rfft(np.abs(c), size))), size)[:n]
+
+    def entry(gaps: Integers, steps: Integers) -> Floats:
+        pairs = np.where(gaps == 0, norms[steps], overlaps[gaps])
+        return np.asarray(pairs * weights[steps] * weights[steps + gaps])
+
+    upper = banded_squares(BandedGram(n, n, entry), units).upper
+    return UnitSquares(upper, np.zeros_like(upper))
+
+
+def _terms(strategy: Toeplitz, pattern: Pattern) -> int:
+    return strategy.n + pattern.max_participations
+
+
+# -- fit -------------------------------------------------------------------------------------------------------------
+
+# Fits of Toeplitz strategies: banded C, and C with a banded inverse.
+#
+# With C Toeplitz of first column c, C^-1 is Toeplitz of first column d, the power series 1 / c. The loss is a
+# quadratic form in d times one in c, both with exact gradients: for x = 1 / y a gradient g with respect to x is
+#
+#     - sum_t g_t (x * x)_{t-j}                                                                                   (1)
+#
+# with respect to y_j. Quasi-Newton steps (L-BFGS) on the logarithm of the loss do the rest.
+
+
+T = TypeVar("T", bound=Toeplitz)
+_SHORT = 64  # coefficients up to which sums are taken directly, and the error is a form of so many rows
+_STAGES = ((1e1, 1e-8, 1), (1e3, 1e-8, 2), (1e5, 1e-9, 3))  # penalty on a rising c, gain, searches; then its majorant
+_BLOCK = 1 << 14  # steps in hand
+_POWER = 48  # of the norm that stands for the maximum over rows
+
+
+class Problem:
+    """The loss of Toeplitz strategies, for one workload, participation and objective.
+
+    Args:
+        workload: Toeplitz, or of at most 4096 steps.
+        participation: its worst pattern is taken to be `worst_steps`, which is exact for non-increasing c >= 0.
+        objective: "mean", "max" or "last".
+    """
+
+    def __init__(self, workload: Workload, participation: Patterned, objective: str = "mean") -> None:
+        self.objective = checks.choice("objective", objective, OBJECTIVES)
+        self.workload, self.participation, self.n = workload, participation, workload.n
+        if workload.n != participation.n:
+            raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
+        check_optimisable(participation)
+        self.steps = worst_steps(participation)
+        self._error = self._error_function()
+
+    def error(self, d: Floats) -> Valued:
+        """|| A D ||_F^2 / n, or the squared norm of the last, of the largest row, with D of first column d, 0, 0, ..
+
+        Args: d: (m,) with m <= n. The gradient is (m,). Cost: O(n log n), or O(n^2) where A is not Toeplitz.
+        """
+        return self._error(d)
+
+    def sens(self, c: Floats, stiffness: float = np.inf) -> Valued:
+        """The squared sensitivity for the first column c, 0, 0, .. of C, and its gradient; c is (m,) with m <= n.
+
+        Exact for one participation, for bands that do not meet, for FixedOrder and c >= 0; else of the non-increasing
+        majorant of |c|, which is never less. That has kinks; with a finite stiffness, |c| itself counts, and
+        stiffness times the squares of its rises as a penalty.
+        """
+        gaps = np.diff(self.steps)
+        if len(self.steps) == 1 or len(c) <= gaps.min():
+            return len(self.steps) * float(c @ c), 2 * len(self.steps) * c
+        n = self.n
+        padded = np.zeros(n)
+        padded[: len(c)] = np.abs(c)
+        free = stride(self.participation.pattern) is None
+        if free and np.isinf(stiffness):
+            value, gradient = self._majorant_sens(padded)
+        else:
+            value, gradient = self._pattern_sens(padded)
+        if free and np.isfinite(stiffness):
+            rises = np.zeros(n + 1)
+            rises[1:-1] = np.maximum(np.diff(padded), 0.0)
+            value += stiffness * float(rises @ rises)
+            gradient -= 2 * stiffness * np.diff(rises)
+        return value, gradient[: len(c)] * np.where(c < 0, -1.0, 1.0)
+
+    def _pattern_sens(self, c: Floats) -> Valued:
+        """|| sum of c moved to each of the steps ||^2."""
+        n = self.n
+        sums, gradient = np.zeros(n), np.zeros(n)
+        for t in self.steps:
+            sums[t:] += c[: n - t]
+        for t in self.steps:
+            gradient[: n - t] += sums[t:]
+        return float(sums @ sums), 2 * gradient
+
+    def _majorant_sens(self, c: Floats) -> Valued:
+        """The same of the non-increasing majorant; its entries are those of c at the places `source`."""
+        backwards = c[::-1]
+        top = np.maximum.accumulate(backwards)
+        latest = np.maximum.accumulate(np.where(backwards == top, np.arange(self.n), 0))
+        source = self.n - 1 - latest[::-1]
+        value, gradient = self._pattern_sens(c[source])
+        return value, np.bincount(source, gradient, minlength=self.n).astype(np.float64)
+
+    def _error_function(self) -> Callable[[Floats], Valued]:
+        if self.workload.is_toeplitz:
+            a = self.workload.toeplitz_coefficients()
+            mean = self.objective == "mean"  # a Toeplitz A: the last row is the largest
+            weights = (self.n - np.arange(self.n)) / self.n if mean else np.ones(self.n)
+            short = cached(partial(_lagged_products, a, weights, min(_SHORT, self.n)))
+
+            def error(d: Floats) -> Valued:
+                small = len(d) <= _SHORT
+                return _quadratic(short()[: len(d), : len(d)], d) if small else _toeplitz_error(a, weights, d)
+
+            return error
+        if self.n > DENSE_STEPS:
+            raise PlanError(
+                f"a workload that is not Toeplitz is fitted for at most {DENSE_STEPS} steps with this kind of "
+                f"strategy, got {self.n}; fit kind 'blt', or a workload with constant learning rate"
+            )
+        A = self.workload.matrix()
+        if self.objective == "max":
+            return lambda d: _largest_row(A, d)
+        if self.objective == "last":
+            return lambda d: _row_error(A[-1], d)
+        Q = _lagged(A.T @ A) / self.n
+        return lambda d: _quadratic(Q[: len(d), : len(d)], d)
+
+
+def worst_steps(participation: Patterned) -> NDArray[np.int64]:
+    """The pattern of largest sensitivity for Toeplitz C with a non-increasing first column; a guess for EpochShuffle.
+
+    As early and as close as allowed. In shuffled epochs: last of one, first of the next, and so in pairs. For a
+    KnownOrder: evenly spread.
+    """
+    return participation.pattern.worst()
+
+
+def _toeplitz_error(a: Floats, weights: Floats, d: Floats) -> Valued:
+    """sum_t weights_t (a * d)_t^2."""
+    n = len(a)
+    b = fftconvolve(a, d)[:n]
+    weighted = weights * b
+    return float(weighted @ b), 2 * fftconvolve(weighted[::-1], a)[:n][::-1][: len(d)]
+
+
+def _lagged_products(a: Floats, weights: Floats, m: int) -> Floats:
+    """Q (m, m) with `_toeplitz_error` = d^T Q d: Q[i, j] = sum_t weights_t a_{t-i} a_{t-j}, a block of t at a time."""
+    padded = np.concatenate([np.zeros(m - 1), a])
+    Q = np.zeros((m, m))
+    for start in range(0, len(a), _BLOCK):
+        part = weights[start : start + _BLOCK]
+        rows = sliding_window_view(padded[start : start + len(part) + m - 1], m)[:, ::-1]  # a_t, .., a_{t-m+1}
+        Q += (rows * part[:, None]).T @ rows
+    return Q
+
+
+def _row_error(row: Floats, d: Floats) -> Valued:
+    """|| a D ||^2 for one row a: entries sum_u a_u d_{u-s}."""
+    n = len(row)
+    entries = fftconvolve(row[::-1], d)[:n]  # reversed
+    return float(entries @ entries), 2 * fftconvolve(entries, row)[n - 1 : n - 1 + len(d)]
+
+
+def _quadratic(Q: Floats, d: Floats) -> Valued:
+    product = Q @ d
+    return float(d @ product), 2 * product
+
+
+def _lagged(M: Floats) -> Floats:
+    """Q with tr(D^T M D) = d^T Q d: Q[i, j] = sum_s M[i + s, j + s], from the lower right corner."""
+    Q = M.copy()
+    for i in range(len(M) - 2, -1, -1):
+        Q[i, :-1] += Q[i + 1, 1:]
+    return Q
+
+
+def _largest_row(A: Floats, d: Floats) -> Valued:
+    """The p-norm, p = 48, of the squared row norms of A D: above the largest by n^(1/p) at most."""
+    n = len(A)
+    spectrum = np.fft.rfft(d, 2 * n)
+    B = np.fft.irfft(np.fft.rfft(A[:, ::-1], 2 * n, axis=1) * spectrum, 2 * n, axis=1)[:, :n][:, ::-1]
+    rows = np.square(B).sum(axis=1)
+    value = float(rows.max() * ((rows / rows.max()) ** _POWER).sum() ** (1 / _POWER))
+    shares = (rows / value) ** (_POWER - 1)
+    G = A.T @ (shares[:, None] * B)
+    return value, 2 * np.array([np.trace(G, -lag) for lag in range(len(d))])
+
+
+def reciprocal(y: Floats, m: int, gradient: Callable[[Floats], Valued]) -> Valued:
+    """The value of a function of x = 1 / y, m coefficients, and its gradient in y by (1)."""
+    x = inverse_series(y, m)
+    value, g = gradient(x)
+    square = lfilter([1.0], y, x) if len(y) <= _SHORT else fftconvolve(x, x)[:m]
+    if len(y) <= _SHORT:
+        return value, -np.array([g[lag:] @ square[: m - lag] for lag in range(len(y))])
+    return value, -fftconvolve(g[::-1], square)[:m][::-1][: len(y)]
+
+
+def square_root_start(workload: Workload, m: int) -> Floats:
+    """The first m coefficients of the square root of the workload, or, with a schedule, of its constant-rate form."""
+    shape = workload if workload.is_toeplitz else Workload(workload.n, momentum=getattr(workload, "momentum", 0.0))
+    a = shape.toeplitz_coefficients()[:m]
+    return square_root_series(a / a[0], m)
+
+
+def fit_toeplitz(problem: Problem, bands: int) -> ToeplitzBanded:
+    """The banded Toeplitz C of least loss: from the square root, and from the fit with half the bands."""
+    return fits_toeplitz(problem, [bands])[0]
+
+
+def fits_toeplitz(problem: Problem, sizes: Sequence[int]) -> list[ToeplitzBanded]:
+    """`fit_toeplitz` for many sizes, each fit made once."""
+
+    def loss(stiffness: float, free: Floats) -> Valued:
+        c = np.concatenate([[1.0], free])
+        error, g_error = reciprocal(c, problem.n, problem.error)
+        sens, g_sens = problem.sens(c, stiffness)
+        return error * sens, (g_error * sens + error * g_sens)[1:]
+
+    return fit_all(problem, sizes, loss, ToeplitzBanded, inverse=False)
+
+
+def fit_all(
+    problem: Problem, sizes: Sequence[int], loss: Callable[[float, Floats], Valued], make: Callable[[Floats, int], T],
+    *, inverse: bool,
+) -> list[T]:  # fmt: skip
+    """The strategies of least loss for each size; never worse than with half as many bands."""
+    known = {1: np.ones(1)}
+
+    def coefficients(bands: int) -> Floats:
+        if bands not in known:
+            half = coefficients(bands // 2)
+            known[bands] = _fit_series(problem, half, bands, loss, inverse=inverse)
+        return known[bands]
+
+    made: dict[int, tuple[T, float]] = {}
+
+    def strategy(bands: int) -> tuple[T, float]:
+        if bands not in made:
+            found = make(coefficients(bands), problem.n)
+            made[bands] = found, 0.0
+            if shuffled(problem.participation.pattern):
+                # the loss is of one pattern of many: by the sensitivity over all, fewer bands may serve better
+                own = found, _true_loss(problem, found)
+                made[bands] = own if bands == 1 else min(own, strategy(bands // 2), key=lambda one: one[1])
+        return made[bands]
+
+    return [strategy(checks.integer("bands", bands, low=1, high=problem.n))[0] for bands in sizes]
+
+
+def _true_loss(problem: Problem, strategy: Toeplitz) -> float:
+    error, _ = problem.error(strategy.noising_coefficients())
+    pattern = problem.participation.pattern
+    return error * refined(strategy, pattern, bound(strategy, pattern)).value ** 2
+
+
+def _fit_series(
+    problem: Problem, half: Floats, bands: int, loss: Callable[[float, Floats], Valued], *, inverse: bool
+) -> Floats:
+    """The coefficients with so many bands: from those with half of them, or from the square root if that is better.
+
+    Where c must not rise, a penalty on its rises grows until the kinks of the majorant are near.
+    """
+    root = square_root_start(problem.workload, bands)
+    longer = np.concatenate([half, np.zeros(bands - len(half))])[1:]
+    starts = [longer, (inverse_series(root, bands) if inverse else root)[1:]]
+    smooth = len(problem.steps) == 1 or stride(problem.participation.pattern) is not None
+    x = min(starts, key=lambda start: loss(np.inf if smooth else _STAGES[0][0], start)[0])
+    for stiffness, gain, restarts in () if smooth else _STAGES:
+        x, _ = descend(partial(loss, stiffness), x, gain=gain, restarts=restarts, max_iterations=300)
+    tried = [descend(partial(loss, np.inf), x), (longer, loss(np.inf, longer)[0])]
+    return np.concatenate([[1.0], min(tried, key=lambda result: result[1])[0]])

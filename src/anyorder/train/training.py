@@ -380,6 +380,8 @@ class Training:
     def _restore(self) -> None:
         state, self.release.resumed = self.release.resumed, None
         if state is None:
+            if self.release.needs_save:
+                self.save(None)  # before any noise is used: a restart finds the key
             return
         if "model" not in state:
             raise CheckpointError("the checkpoint is of another front end, and no model is in it; choose another file")

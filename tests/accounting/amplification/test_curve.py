@@ -19,8 +19,8 @@ from anyorder.errors import AnyorderError, ArgumentError, CertificateError
 from anyorder.participation import BallsInBins, CyclicPoisson, MinSeparationSampling, RandomAllocation, TruncatedPoisson
 from anyorder.plan.plan import Plan, check_claims
 from anyorder.plan.planner import with_budget
-from anyorder.sensitivity.rounding import rounding
 from anyorder.strategy import BLT, Banded, Independent, RestartedBLT, ToeplitzBanded
+from anyorder.strategy.rounding import rounding
 from anyorder.workload import Workload
 
 BUFFERS = BLT([0.9], [0.2], 8)

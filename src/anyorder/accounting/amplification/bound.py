@@ -14,8 +14,8 @@ from anyorder.accounting.curves import sampled_curve
 from anyorder.accounting.gaussian import NEIGHBOURS, gdp_mu, just_below
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Participation
-from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import Strategy
+from anyorder.strategy.sensitivity import known_sensitivity
 
 # ----------------------------------------------------------------------------------------------------
 # The least noise with which an amplified claim keeps a budget.

@@ -19,8 +19,8 @@ from anyorder.accounting.gaussian import NEIGHBOURS, gdp_delta, gdp_epsilon
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import canonical, check_names
-from anyorder.sensitivity import known_sensitivity
 from anyorder.strategy import Strategy
+from anyorder.strategy.sensitivity import known_sensitivity
 
 # ----------------------------------------------------------------------------------------------------
 # Epsilon and delta of a secret order by each method, for the pair with one unit and without it.

@@ -41,7 +41,7 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import check_work
 from anyorder.patterns import Participation, check_order
 from anyorder.strategy import Strategy
-from anyorder.strategy.kinds import Structure, kind_of
+from anyorder.strategy.registry import Structure, kind_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

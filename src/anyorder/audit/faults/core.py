@@ -151,7 +151,7 @@ def _other_noise(change: Any) -> Iterator[None]:
 def one_participation(reached: Reached) -> Iterator[None]:
     """The plan accounts for one participation of a unit, where there are three."""
     from anyorder.plan.plan import Plan
-    from anyorder.sensitivity import Bound
+    from anyorder.strategy.bound import Bound
 
     def sensitivity(strategy: Any, _: Any) -> Bound:
         reached()

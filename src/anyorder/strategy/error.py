@@ -13,26 +13,36 @@ M_t and N_t of the workload (`Workload.recurrence`), s_t a factor of `Rescaled`.
 - else K itself, column by column.
 """
 
-from typing import assert_never
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, assert_never
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from anyorder.error.blocks import by_bands, by_recurrence, combined, substituted
-from anyorder.error.trees import of_tree
 from anyorder.errors import PlanError
-from anyorder.strategy import Banded, Rescaled, Strategy, Toeplitz, ToeplitzBanded, Tree
-from anyorder.strategy.kinds import Structure, kind_of
+from anyorder.patterns import Participation
+from anyorder.strategy.banded import Banded
+from anyorder.strategy.base import Strategy
+from anyorder.strategy.fitting import of_objective
+from anyorder.strategy.registry import Structure, kind_of
+from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.toeplitz import Toeplitz, ToeplitzBanded
+from anyorder.strategy.tree import Tree, tree_variances
+from anyorder.strategy.variances import by_bands, by_columns, by_recurrence, combined, substituted
 from anyorder.workload import GivenWorkload, Workload
 
-__all__ = ["has_variances", "row_variances"]
+__all__ = ["last_error", "max_error", "rmse", "row_variances"]
 
 Floats = NDArray[np.float64]
+
 
 DENSE_STEPS = 4096  # for which K is made in full
 COLUMN_STEPS = 16384  # and for which its columns are made one after the other
 _MOST_BANDS = 1024
-_COLUMNS = 512  # of K that are multiplied by A at once
 
 
 def has_variances(strategy: Strategy, workload: Workload) -> bool:
@@ -98,7 +108,7 @@ def _moved(strategy: Strategy, M: Floats, N: Floats, scales: Floats | None, work
             return by_bands(substituted(strategy.coefficients[:, None], strategy.n), M, N) * squares
         case Structure.TREE:
             assert isinstance(strategy, Tree)
-            return of_tree(strategy, M, N) * squares
+            return tree_variances(strategy, M, N) * squares
         case Structure.TOEPLITZ:
             assert isinstance(strategy, Toeplitz)
             g = _trimmed(strategy.noising_coefficients())
@@ -123,20 +133,63 @@ def _unscaled(strategy: Strategy) -> tuple[Strategy, Floats | None]:
 
 
 def _by_columns(strategy: Strategy, scales: Floats | None, workload: Workload) -> Floats:
-    """The sums of squares of the rows of A K, so many columns of K at a time."""
+    """From K itself, which a long Toeplitz one is a view of."""
     n = strategy.n
-    if isinstance(strategy, Toeplitz) and n > DENSE_STEPS:
-        padded = np.concatenate([np.zeros(n), strategy.noising_coefficients()])
-        entries = np.lib.stride_tricks.sliding_window_view(padded, n)[::-1].T  # [t, s] = g_{t-s}
-    else:
-        entries = strategy.noising_matrix()
-    result = np.zeros(n)
-    for start in range(0, strategy.num_rows, _COLUMNS):
-        columns = entries[:, start : start + _COLUMNS]
-        result += np.square(workload.apply(columns if scales is None else scales[:, None] * columns)).sum(axis=1)
-    return result
+    if not isinstance(strategy, Toeplitz) or n <= DENSE_STEPS:
+        return by_columns(strategy.noising_matrix(), workload, scales)
+    padded = np.concatenate([np.zeros(n), strategy.noising_coefficients()])
+    return by_columns(sliding_window_view(padded, n)[::-1].T[:, :n], workload, scales)  # [t, s] = g_{t-s}
 
 
 def _trimmed(series: Floats) -> Floats:
     """Without the zeros at its end."""
     return series[: int(np.flatnonzero(series)[-1]) + 1]
+
+
+# -- measures --------------------------------------------------------------------------------------------------------
+
+# Root mean square errors of the iterates.
+#
+# All are at clip norm 1 and sigma 1 (std = sens): multiply by sigma * clip_norm for the noise of one coordinate of the
+# iterate, in units of the learning rate.
+
+
+def rmse(strategy: Strategy, workload: Workload, participation: Participation) -> float:
+    """The root mean square error over all iterates: sens * || A K ||_F / sqrt(n).  [Denisov et al. 2022, Eq. 2]"""
+    return _sens(strategy, participation) * math.sqrt(row_variances(strategy, workload).mean())
+
+
+def max_error(strategy: Strategy, workload: Workload, participation: Participation) -> float:
+    """The root mean square error of the worst iterate: sens * max_t || (A K)[t] ||."""
+    return _sens(strategy, participation) * math.sqrt(row_variances(strategy, workload).max())
+
+
+def last_error(strategy: Strategy, workload: Workload, participation: Participation) -> float:
+    """The root mean square error of the last iterate: sens * || (A K)[n - 1] ||."""
+    return _sens(strategy, participation) * math.sqrt(row_variances(strategy, workload)[-1])
+
+
+def _sens(strategy: Strategy, participation: Participation) -> float:
+    return sensitivity(strategy, participation).value
+
+
+def squared_error(strategy: Strategy, workload: Workload, objective: str) -> float:
+    """The squared error of the objective, for rows of Z of variance 1."""
+    return of_objective(row_variances(strategy, workload), objective)
+
+
+RENAMED: dict[str, Callable[..., float]] = {"max_loss": max_error, "last_loss": last_error}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return renamed(name)
+
+
+def renamed(name: str) -> Callable[..., float]:
+    """What an old name stands for, with a warning to whoever reads the attribute of a module."""
+    now = RENAMED[name]
+    message = f"{name} is now called {now.__name__}; the old name goes with the next version"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    return now

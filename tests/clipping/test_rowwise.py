@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anyorder.clipping import GhostClipping
+from anyorder.clipping import GhostClipping, layer_rules
 from anyorder.clipping import per_example as engine
-from anyorder.clipping.per_example import Plain
+from anyorder.clipping.layer_rules import RowwiseCall
 from anyorder.errors import ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 
@@ -79,11 +79,17 @@ def made(name, dtype=torch.float64, size=6):
     return module, x, torch.randn_like(module(x).detach())
 
 
+def rowwise(module, args, kwargs):
+    """The call of a module whose parameters are trained as they say, or None."""
+    parameters = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    return RowwiseCall.of(module, args, kwargs, parameters, [], {})
+
+
 def sums(module, x, y, monkeypatch, *, general=False, chunk_size=None, groups=None, loss=F.mse_loss):
     torch.manual_seed(1)
     with monkeypatch.context() as patch:
         if general:
-            patch.setattr(Plain, "of", lambda *_: None)
+            patch.setattr(RowwiseCall, "of", lambda *_: None)
         else:
             patch.delattr(engine, "for_each_example")  # which the general way calls
         return run(GhostClipping(module, chunk_size), x, y, loss, groups=groups, clip_norm=0.5)
@@ -238,39 +244,39 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_what_is_not_exactly_of_the_form_is_not_plain(name):
+def test_what_is_not_exactly_of_the_form_is_not_rowwise(name):
     x = torch.randn(6, 4)
-    assert Plain.of(nn.Sequential(nn.Linear(4, 4)), (x,), {}) is not None
+    assert rowwise(nn.Sequential(nn.Linear(4, 4)), (x,), {}) is not None
     module = STRANGE[name]()
-    assert Plain.of(module, (x,), {}) is None
-    assert Plain.of(nn.Sequential(nn.Sequential(module)), (x,), {}) is None
+    assert rowwise(module, (x,), {}) is None
+    assert rowwise(nn.Sequential(nn.Sequential(module)), (x,), {}) is None
 
 
-def test_other_arguments_and_modes_are_not_plain(monkeypatch):
+def test_other_arguments_and_modes_are_not_rowwise(monkeypatch):
     module, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(6, 4)
     batched = []
     torch.vmap(lambda row: (batched.append(row), row)[1])(x)
-    kept = torch.func.vmap(lambda row: (batched.append(Plain.of(module, (x,), {})), row)[1])
+    kept = torch.func.vmap(lambda row: (batched.append(rowwise(module, (x,), {})), row)[1])
     kept(x)
     assert batched[1] is None
     for args, kwargs in (
         ((x, x), {}), ((), {"input": x}), ((x, 1), {}), (((x,),), {}), ((x[0, 0],), {}), ((batched[0],), {}),
         ((x.as_subclass(OwnTensor),), {}), ((x.clone().requires_grad_(),), {}), ((x.to_sparse(),), {}),
     ):  # fmt: skip
-        assert Plain.of(module, args, kwargs) is None
+        assert rowwise(module, args, kwargs) is None
     for around in (Mode(), torch.device("cpu"), torch.autocast("cpu"), DispatchMode()):
         with around:
-            assert Plain.of(module, (x,), {}) is None
+            assert rowwise(module, (x,), {}) is None
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        assert Plain.of(module, (x,), {}) is None
+        assert rowwise(module, (x,), {}) is None
     finally:
         handle.remove()
-    assert Plain.of(module, (x,), {}) is not None
+    assert rowwise(module, (x,), {}) is not None
     for kind, name in ((nn.Linear, "forward"), (nn.Sequential, "forward"), (nn.Module, "__call__")):
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, lambda self, x: x - x.mean(0))
-            assert Plain.of(module, (x,), {}) is None
+            assert rowwise(module, (x,), {}) is None
 
 
 @pytest.mark.parametrize(
@@ -303,7 +309,7 @@ def test_a_batch_of_numbers_is_run_on_each_alone(monkeypatch):
 def test_hooks_on_saved_tensors_are_not_run_on_the_batch():
     module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(6, 4)
     seen = []
-    call, parameters = Plain.of(module, (x,), {}), dict(module.named_parameters())
+    call, parameters = rowwise(module, (x,), {}), {n: p.detach() for n, p in module.named_parameters()}
     job = engine.Pass(module, call, parameters, torch.arange(6), None, None, 1.0, 1.0, None)
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t.shape), t)[1], lambda t: t)
     with hooks, pytest.raises(engine.Unmapped, match="would run or move parts"):
@@ -319,7 +325,7 @@ def test_what_an_earlier_batch_left_is_refused_here_too():
     clipping = GhostClipping(module)
     run(clipping, x, y, F.mse_loss)
     handle.remove()
-    assert Plain.of(module, (x,), {}) is not None
+    assert rowwise(module, (x,), {}) is not None
     with pytest.raises(ModelError, match="keeps tensors of an earlier batch"):
         run(clipping, x, y, F.mse_loss)
     kept.clear()
@@ -328,15 +334,15 @@ def test_what_an_earlier_batch_left_is_refused_here_too():
 
 def test_every_kind_is_tested():
     kinds = {type(part) for make, _ in CASES.values() for part in made_parts(make)}
-    assert kinds - {nn.LazyLinear} == engine._KINDS.keys()
+    assert kinds - {nn.LazyLinear} == layer_rules._KINDS.keys()
 
 
 def made_parts(make):
     return copy.deepcopy(make()).modules()
 
 
-def test_hooks_of_saving_leave_a_model_plain():
+def test_hooks_of_saving_leave_a_model_rowwise():
     module, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(6, 4)
     module[0].register_state_dict_pre_hook(lambda *_: None)
     module.register_load_state_dict_post_hook(lambda *_: None)
-    assert Plain.of(module, (x,), {}) is not None
+    assert rowwise(module, (x,), {}) is not None

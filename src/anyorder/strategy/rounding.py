@@ -28,13 +28,16 @@ from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Participation
-from anyorder.strategy import BLT, BandedLowRank, RestartedBLT, Strategy, Tree
-from anyorder.strategy.kinds import Structure, kind_of
+from anyorder.strategy.base import Strategy
+from anyorder.strategy.blt import BLT
+from anyorder.strategy.low_rank import BandedLowRank
+from anyorder.strategy.registry import Structure, kind_of
+from anyorder.strategy.restarted import RestartedBLT
 from anyorder.strategy.toeplitz import accurate_inverse_series, check_series
-
-__all__ = ["rounding"]
+from anyorder.strategy.tree import Tree
 
 Floats = NDArray[np.float64]
+
 
 UNIT = 2.0**-24  # half the distance from 1 to the next float32
 MOST = 0.01  # more than this is no rounding

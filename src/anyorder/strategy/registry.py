@@ -27,8 +27,6 @@ from anyorder.strategy.restarted import RestartedBLT
 from anyorder.strategy.toeplitz import SquareRoot, ToeplitzBanded
 from anyorder.strategy.tree import Tree
 
-__all__ = ["ALL_SIZES", "KINDS", "Kind", "Size", "Structure", "check_kind", "from_dict", "in_words", "kind_of", "sized"]
-
 
 class Structure(Enum):
     """What is proven of a kind: the form of C, and which float32 numbers its noise is made with.

@@ -14,16 +14,13 @@ from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder.errors import PlanError
-from anyorder.optimize.dense import dual_bound, least_error
-from anyorder.optimize.patterns import disjoint
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated, grouped
+from anyorder.strategy.dense import dual_bound, least_error
+from anyorder.strategy.fitting import OBJECTIVES, disjoint
 from anyorder.workload import Workload
-
-__all__ = ["OBJECTIVES", "lower_bound"]
 
 Floats = NDArray[np.float64]
 
-OBJECTIVES = ("last", "max", "mean")
 
 _PATTERN = 32  # steps of a pattern whose correlations are optimised; longer ones are split
 _COARSE = 256  # steps of the coarse problems

@@ -18,13 +18,14 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dtrtri
 
-from anyorder.strategy import Recurrence
-
-__all__ = ["Bands", "by_bands", "by_recurrence", "combined", "joined", "substituted"]
+from anyorder.strategy.base import Recurrence, Strategy
+from anyorder.workload import GivenWorkload, Workload
 
 Floats = NDArray[np.float64]
 
+
 _SHORTEST = 64  # block of bands
+_COLUMNS = 512  # of K that are multiplied by A at once
 _IN_HAND = 1 << 18  # entries of the maps of some blocks
 
 
@@ -191,3 +192,31 @@ def _chained(parts: list[_Maps]) -> Floats:
 def _length(p: int, n: int) -> int:
     """Of a block: no less than what is kept."""
     return max(min(_SHORTEST, n), p - 1, 1)
+
+
+def of_iterates(
+    strategy: Strategy, workload: Workload, own: Callable[[Floats, Floats], Floats], scales: Floats | None = None
+) -> Floats:
+    """(n,) Var p_t for the noise of a strategy: by its kind's own way, or column by column where A is given in full.
+
+    Args:
+        strategy: C without scales.
+        workload: A.
+        own: from M and N, see `by_recurrence`.
+        scales: of each step's noise, or none.
+    """
+    if isinstance(workload, GivenWorkload):
+        return by_columns(strategy.noising_matrix(), workload, scales)
+    M, N = workload.recurrence()
+    if scales is not None:
+        N = N * scales[:, None]
+    return own(M, N) * np.square(workload.weights)
+
+
+def by_columns(K: Floats, workload: Workload, scales: Floats | None = None) -> Floats:
+    """The sums of squares of the rows of A K, so many columns of K at a time."""
+    result = np.zeros(len(K))
+    for start in range(0, K.shape[1], _COLUMNS):
+        columns = K[:, start : start + _COLUMNS]
+        result += np.square(workload.apply(columns if scales is None else scales[:, None] * columns)).sum(axis=1)
+    return result

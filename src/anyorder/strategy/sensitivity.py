@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, check_order
-from anyorder.sensitivity import banded, blt, dense, independent, rescaled, restarted, toeplitz, tree
-from anyorder.sensitivity.bound import Bound
-from anyorder.sensitivity.program import refined
-from anyorder.strategy import Strategy
-from anyorder.strategy.kinds import Structure, check_kind, kind_of
+from anyorder.strategy import banded, blt, gram, independent, rescaled, restarted, toeplitz, tree
+from anyorder.strategy.base import Strategy
+from anyorder.strategy.bound import Bound
+from anyorder.strategy.gram import refined
+from anyorder.strategy.registry import Structure, check_kind, kind_of
 
 __all__ = ["Bound", "known_sensitivity", "sensitivity", "unit_sensitivities"]
 
@@ -42,7 +42,7 @@ def _rule(strategy: Strategy) -> _Rule:
         case Structure.BANDED:
             return _Rule(banded.bound, banded.units)
         case Structure.DENSE | Structure.LOW_RANK:
-            return _Rule(dense.bound, dense.units)
+            return _Rule(gram.matrix_bound, gram.matrix_units)
         case Structure.RESTARTED:
             return _Rule(restarted.bound, restarted.units)
         case Structure.RESCALED:

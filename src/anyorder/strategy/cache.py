@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["folder", "key", "remember"]
-
 _VERSION = 3  # of the optimisers: raise it when they find better optima
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from reproductions.__main__ import PAPERS, chosen_figures, parser
 
 from anyorder.federated import Layout
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "reproductions").glob("[!_]*.py"))
 
 
@@ -42,12 +42,12 @@ def test_no_claim_stands_twice():
     assert len(set(named)) == len(named)
 
 
-@pytest.mark.parametrize("command", sorted({row.claim.command for row in KEPT}))
-def test_every_command_is_one_that_the_command_takes(command):
-    python, flag, module, *words = shlex.split(command)
-    assert (python, flag, module) == ("python", "-m", "reproductions")
-    options = parser().parse_args(words)
-    assert chosen_figures(options.paper, options.figures)
+def test_every_command_is_one_that_the_command_takes():
+    for command in sorted({row.claim.command for row in KEPT}):
+        python, flag, module, *words = shlex.split(command)
+        assert (python, flag, module) == ("python", "-m", "reproductions")
+        options = parser().parse_args(words)
+        assert chosen_figures(options.paper, options.figures)
 
 
 @pytest.mark.parametrize("command", sorted({row.claim.measured for row in KEPT if row.claim.measured}))

@@ -1,39 +1,38 @@
 """Choose a strategy: fit every kind that the budget allows, and rank them by error."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache as cached
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyorder import checks, error
-from anyorder.error.variance import has_variances
-from anyorder.errors import PlanError
-from anyorder.optimize import cache
-from anyorder.optimize.amplified import Judge, amplified_fits, check_claim, known_bins
-from anyorder.optimize.blt import fit_blts
-from anyorder.optimize.bounds import OBJECTIVES, lower_bound
-from anyorder.optimize.dense import Optimum
-from anyorder.optimize.objectives import squared_error
-from anyorder.optimize.patterns import describes_all, shuffled
-from anyorder.optimize.rescale import normalised, rescale
-from anyorder.optimize.restarted import fits_restarted, restartable
-from anyorder.optimize.structured import fit, solve_dense
-from anyorder.optimize.toeplitz import DENSE_STEPS, Problem, fits_banded_inverse, fits_toeplitz
+from anyorder import checks
+from anyorder.errors import ArgumentError, PlanError
+from anyorder.optimize.amplified import Judge, amplified_fits, check_claim, fit_amplified, known_bins
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.sensitivity import sensitivity
-from anyorder.sensitivity.rounding import rounding
-from anyorder.strategy import BandedLowRank, Combination, Dense, Independent, Rescaled, Strategy, from_dict
-from anyorder.strategy.kinds import Structure, in_words, kind_of
+from anyorder.strategy import cache, error
+from anyorder.strategy.banded import Banded, fit_banded
+from anyorder.strategy.banded_inverse import BandedInverse, fit_banded_inverse, fits_banded_inverse
+from anyorder.strategy.base import Combination, Strategy
+from anyorder.strategy.blt import BLT, fit_blt, fit_blts
+from anyorder.strategy.bounds import lower_bound
+from anyorder.strategy.dense import Dense, Optimum, fit_dense, solve_dense
+from anyorder.strategy.error import has_variances, row_variances, squared_error
+from anyorder.strategy.fitting import DENSE_STEPS, OBJECTIVES, by_rows, describes_all, mostly_last, shuffled
+from anyorder.strategy.independent import Independent
+from anyorder.strategy.low_rank import BandedLowRank
+from anyorder.strategy.registry import ALL_SIZES, KINDS, Kind, Size, Structure, from_dict, in_words, kind_of, sized
+from anyorder.strategy.rescaled import Rescaled, normalised, rescale
+from anyorder.strategy.restarted import RestartedBLT, fit_restarted, fits_restarted, restartable
+from anyorder.strategy.rounding import rounding
+from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.toeplitz import Problem, ToeplitzBanded, fit_toeplitz, fits_toeplitz
+from anyorder.strategy.tree import Tree, fit_tree
 from anyorder.workload import GivenWorkload, Workload
-
-__all__ = ["Candidate", "choose", "rows_touched"]
-
-Floats = NDArray[np.float64]
 
 MAX_COST = 32.0
 _BUFFERS = 4
@@ -342,3 +341,245 @@ def _best_of_each(series: list[Strategy], workload: Workload, participation: Par
         if type(strategy) not in best or loss < best[type(strategy)][0]:
             best[type(strategy)] = (loss, strategy)
     return [strategy for _, strategy in best.values()]
+
+
+# -- one kind --------------------------------------------------------------------------------------------------------
+
+
+class Fit(NamedTuple):
+    """How the strategies of one class are fitted.
+
+    Attributes:
+        name: what `fit` calls the kind.
+        cls: the class, with a row in `anyorder.strategy.registry.KINDS`, which says the sizes and the words.
+        function: from workload, participation, objective, and the sizes by name.
+    """
+
+    name: str
+    cls: type[Strategy]
+    function: Callable[..., Strategy]
+
+    @property
+    def kind(self) -> Kind:
+        """The row of the class."""
+        found = [kind for kind in KINDS if kind.cls is self.cls]
+        if not found:
+            raise PlanError(f"{self.cls.__name__} has a fit, and no row among the kinds of strategies")
+        return found[0]
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The sizes that the function takes."""
+        return self.kind.sizes
+
+
+def fit(
+    kind: str,
+    workload: Workload,
+    participation: Participation,
+    objective: str = "mean",
+    *,
+    bands: int | None = None,
+    buffers: int | None = None,
+    rank: int | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+) -> Strategy:
+    """The strategy of one kind with the least error found, sensitivity included.
+
+    | kind | size | what |
+    |---|---|---|
+    | "dense" | | the optimum over all C; n <= 4096 |
+    | "banded" | bands | banded C, every column its own; n <= 2048 |
+    | "toeplitz" | bands | banded Toeplitz C |
+    | "blt" | buffers | buffered linear Toeplitz; any n |
+    | "restarted_blt" | buffers | a BLT and a noisy total for each shuffled epoch; epochs of at most 2048 steps |
+    | "banded_inverse" | bands | Toeplitz C with banded inverse |
+    | "banded_low_rank" | bands, rank | the dense optimum made short [Denisov et al. 2022, App. H] |
+    | "tree" | | the best binary tree |
+
+    Results are kept on disk, see `cache`. Some are local optima, none is worse than its well-known start.
+
+    Args:
+        kind: see the table.
+        workload: A.
+        participation: any but PoissonSampling. For a KnownOrder whose units mix, and for EpochShuffle, the fit uses a
+            likely worst pattern; `ao.sensitivity` says what it is really worth.
+        objective: "mean", "max" or "last" error.
+        bands, buffers, rank: the sizes that the kind needs, and no others.
+        epsilon, delta: the claim, for an order that is drawn by secret coins, and for no other: the fit is of least
+            error times the noise multiplier that the *amplified* claim needs (an estimate; a plan's own is calibrated
+            by a bound), see `anyorder.optimize.amplified`. Under the others one C is best at every epsilon.
+    Raises: ArgumentError for a wrong kind or size, and for a claim with an order that asks for none; PlanError where n
+        is too large for the kind, and where a secret order has no fit of it.
+    """
+    found = _BY_NAME[checks.choice("kind", kind, _BY_NAME)]
+    checks.choice("objective", objective, OBJECTIVES)
+    given = {"bands": bands, "buffers": buffers, "rank": rank}
+    sizes = {name: value for name, value in given.items() if value is not None}
+    needed = [size.argument for size in found.sizes]
+    if set(sizes) != set(needed):
+        raise ArgumentError(f"kind {kind!r} needs the sizes {needed}, got {sorted(sizes)}")
+    if workload.n != participation.n:
+        raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
+    claim = check_claim(participation, epsilon, delta)
+    question = {
+        "kind": kind, "workload": workload.to_dict(), "participation": participation.to_dict(),
+        "objective": objective, "size": sizes,
+    } | ({} if claim is None else {"claim": claim})  # fmt: skip
+
+    def answer() -> Strategy:
+        if claim is not None:
+            return fit_amplified(kind, Judge(workload, participation, objective, *claim), sizes)
+        return found.function(workload, participation, objective, **sizes)
+
+    return cache.remember(question, answer, encode=lambda found: found.to_dict(), decode=from_dict)
+
+
+def _fit_dense(workload: Workload, participation: Participation, objective: str) -> Strategy:
+    return Dense(fit_dense(workload, participation, objective).C)
+
+
+def _fit_banded(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
+    if objective == "max":
+        return by_rows(lambda weighting: fit_banded(weighting, participation, bands), workload, row_variances)
+    return fit_banded(mostly_last(workload) if objective == "last" else workload, participation, bands)
+
+
+def _fit_blt(workload: Workload, participation: Participation, objective: str, buffers: int) -> Strategy:
+    return fit_blt(workload, participation, buffers, objective)
+
+
+def _fit_restarted(workload: Workload, participation: Participation, objective: str, buffers: int) -> Strategy:
+    return fit_restarted(workload, participation, buffers, objective)
+
+
+def _fit_toeplitz(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
+    return fit_toeplitz(Problem(workload, participation, objective), bands)
+
+
+def _fit_banded_inverse(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
+    return fit_banded_inverse(Problem(workload, participation, objective), bands)
+
+
+def _fit_low_rank(workload: Workload, participation: Participation, objective: str, bands: int, rank: int) -> Strategy:
+    optimum = fit("dense", workload, participation, objective)
+    return BandedLowRank.approximate(optimum, num_bands=bands, rank=rank)
+
+
+def _fit_tree(workload: Workload, participation: Participation, objective: str) -> Strategy:
+    return fit_tree(workload, participation, objective=objective)
+
+
+FITS: tuple[Fit, ...] = (
+    Fit("banded", Banded, _fit_banded),
+    Fit("banded_inverse", BandedInverse, _fit_banded_inverse),
+    Fit("banded_low_rank", BandedLowRank, _fit_low_rank),
+    Fit("blt", BLT, _fit_blt),
+    Fit("dense", Dense, _fit_dense),
+    Fit("toeplitz", ToeplitzBanded, _fit_toeplitz),
+    Fit("restarted_blt", RestartedBLT, _fit_restarted),
+    Fit("tree", Tree, _fit_tree),
+)
+_BY_NAME = {one.name: one for one in FITS}
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+
+
+_SIZE_WORDS = re.compile(r"^([0-9]+) ([a-z]+)$")
+_BY_WORDS = {one.kind.words: one for one in FITS}
+
+
+def fit_named(
+    words: str,
+    workload: Workload,
+    participation: Participation,
+    *,
+    objective: str = "mean",
+    max_state: int | None = None,
+    max_cost: float | None = MAX_COST,
+    at_most: bool = False,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    **tree: Any,
+) -> Strategy:
+    """The strategy that the words name, fitted.
+
+    | words | what |
+    |---|---|
+    | "auto" | the one of least error, `choose(..)[0]` |
+    | "independent" | independent noise |
+    | "tree" | the best tree, or the one of the tree's options |
+    | "blt", "banded toeplitz", .. | the best of its kind among the candidates of `choose` |
+    | "blt, 2 buffers, rescaled" | the candidate of that name |
+    | "dense", "banded, 64 bands", "banded low rank, 16 bands, 8 rank" | a kind at its sizes, see `fit` |
+
+    Args:
+        words: see the table; sizes may be singular or plural.
+        workload: A.
+        participation: any but PoissonSampling, which has independent noise.
+        objective: "mean", "max" or "last" error.
+        max_state, max_cost: the budget of `choose`, for words without sizes.
+        at_most: take less than the size in the words where more of it lowers no error, and do not refuse.
+        epsilon, delta: the claim, for secret orders, see `fit`.
+        tree: `estimator`, `restart_every` and `completion` of `fit_tree`, with the words "tree" alone.
+    Raises: ArgumentError for words that name nothing here; PlanError for a size that the fit cannot use.
+    """
+    claim: dict[str, Any] = {"epsilon": epsilon, "delta": delta}
+    if words == "tree" and not participation.secret:
+        return fit_tree(workload, participation, objective=objective, **tree)
+    if tree and words == "tree":
+        raise ArgumentError(
+            f"{', '.join(sorted(tree))} must not be given for an order that is drawn by secret coins, whose best tree "
+            f"is chosen by its claim, got {tree}"
+        )
+    if tree:
+        raise ArgumentError(f"{', '.join(sorted(tree))} must come with mechanism 'tree' only, got {words!r}")
+    if words == "independent":
+        return Independent(workload.n)
+    kind, *rest = words.split(", ")
+    sizes = _sizes(kind, rest)
+    if sizes is not None:
+        found = fit(_BY_WORDS[kind].name, workload, participation, objective, **sizes, **claim)
+        return found if at_most else _of_size(found, _BY_WORDS[kind], sizes)
+    known = choose(workload, participation, max_state, objective, max_cost=max_cost, **claim)
+    for candidate in known:
+        if words in ("auto", candidate.name, kind_in(candidate.name)):
+            return candidate.strategy
+    if words in _BY_WORDS:
+        example = ", ".join([words, *(sized(16, size.word) for size in _BY_WORDS[words].sizes)])
+        raise ArgumentError(
+            f"mechanism {words!r} is not among the candidates for this order and workload, of which {known[0].name!r} "
+            f"has least error; with its size, such as {example!r}, it is fitted all the same"
+        )
+    kinds = sorted({kind_in(candidate.name) for candidate in known} | _BY_WORDS.keys())
+    raise ArgumentError(
+        f"mechanism must be one of auto, poisson, {', '.join(kinds)}, a name from a comparison, or a kind "
+        f"and its size ('dense', 'banded, 64 bands', 'banded low rank, 16 bands, 8 rank'), got {words!r}"
+    )
+
+
+def kind_in(name: str) -> str:
+    """The kind in a name such as "blt, 2 buffers"."""
+    return name.split(",")[0]
+
+
+def _sizes(kind: str, words: Sequence[str]) -> dict[str, int] | None:
+    """By argument: all that the words say, if it is sizes of that kind; None if it is something else."""
+    if kind not in _BY_WORDS or (_BY_WORDS[kind].sizes and not words):
+        return None
+    arguments = {word: size.argument for size in ALL_SIZES for word in (size.word, size.argument)}
+    found = [_SIZE_WORDS.match(word) for word in words]
+    sizes = {arguments[one[2]]: int(one[1]) for one in found if one and one[2] in arguments}
+    return sizes if len(sizes) == len(words) else None
+
+
+def _of_size(found: Strategy, kind: Fit, asked: dict[str, int]) -> Strategy:
+    """The strategy, if it has the sizes that were asked for. A fit stops where more of them gain nothing."""
+    if any(getattr(found, size.attribute) != asked[size.argument] for size in kind.sizes):
+        raise PlanError(
+            f"mechanism must have a size that its fit can use, got {asked}; for this order and optimizer more than "
+            f"'{in_words(found)}' lowers no error, so ask for that"
+        )
+    return found
