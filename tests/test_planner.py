@@ -15,7 +15,7 @@ from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.errors import ArgumentError, LoaderError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.optimize import choose, fit
-from anyorder.optimize.choose import rows_touched
+from anyorder.optimize.candidates import rows_touched
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, PoissonSampling
 from anyorder.participation.registry import WORDS, OrderWord
 from anyorder.plan import options

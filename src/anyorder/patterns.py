@@ -50,13 +50,6 @@ class Listed:
         if (self.stride is None) == (self.given is None):
             raise ArgumentError("a list of patterns has either a stride or its steps; make it by Listed.of or .strided")
 
-    secret: ClassVar[bool] = False
-
-    @property
-    def pattern(self) -> "Listed":
-        """Itself: fits take a family in the place of an order that has it."""
-        return self
-
     @classmethod
     def of(cls, n: int, steps: Integers, indices: Integers) -> "Listed":
         """From one step and one unit for each participation, sorted by unit, then step; units are 0, .., U - 1."""
@@ -189,13 +182,6 @@ class Separated:
         for name, value in (("n", n), ("b", b), ("k", k)):
             object.__setattr__(self, name, value)
 
-    secret: ClassVar[bool] = False
-
-    @property
-    def pattern(self) -> "Separated":
-        """Itself: fits take a family in the place of an order that has it."""
-        return self
-
     @property
     def max_participations(self) -> int:
         """k, or what fits into n steps if that is less."""
@@ -265,13 +251,6 @@ class PerEpoch:
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
         object.__setattr__(self, "steps_per_epoch", checks.integer("steps_per_epoch", self.steps_per_epoch, low=1))
-
-    secret: ClassVar[bool] = False
-
-    @property
-    def pattern(self) -> "PerEpoch":
-        """Itself: fits take a family in the place of an order that has it."""
-        return self
 
     @property
     def n(self) -> int:
@@ -576,10 +555,6 @@ class Rule(Participation):
     def read(cls, data: dict[str, Any]) -> Self:
         """From the fields."""
         return cls(**data)
-
-
-Patterned = Participation | Pattern
-"""What fits are for: an order, or a family by itself."""
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from anyorder import checks
 from anyorder.accounting.amplification.mixture import check_fits
 from anyorder.accounting.amplification.secret_order import SecretOrder
 from anyorder.errors import ArgumentError, PlanError
+from anyorder.optimize import choose
 from anyorder.optimize.amplified import NoAmplifiedFitError, best_cycle
-from anyorder.optimize.choose import MAX_COST, choose, fit_named, rows_touched
+from anyorder.optimize.candidates import MAX_COST, fit_named, rows_touched
 from anyorder.participation import PoissonSampling
 from anyorder.patterns import Participation
 from anyorder.strategy import Combination, Independent, Strategy, Tree

@@ -14,7 +14,7 @@ from typing import Any
 from anyorder import checks
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.optimize import choose
-from anyorder.optimize.choose import Candidate, rows_touched
+from anyorder.optimize.candidates import Candidate, rows_touched
 from anyorder.participation import PoissonSampling
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan, plan_at_sigma, with_budget

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import PlanError
-from anyorder.patterns import Groups, Listed, Pattern, Patterned, PerEpoch, Separated
+from anyorder.patterns import Groups, Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy.base import Strategy
 from anyorder.workload import Workload, weighted
 
@@ -21,7 +21,7 @@ Valued = tuple[float, Floats]
 OBJECTIVES = ("last", "max", "mean")
 
 
-def disjoint(participation: Patterned) -> Groups:
+def disjoint(participation: Participation) -> Groups:
     """Disjoint patterns that cover every step, each inside a pattern that the participation allows.
 
     Where `describes_all`, as for SingleEpoch, FixedOrder, and a KnownOrder whose units never mix, these are all
@@ -34,7 +34,7 @@ def disjoint(participation: Patterned) -> Groups:
     return participation.pattern.disjoint()
 
 
-def check_optimisable(participation: Patterned) -> None:
+def check_optimisable(participation: Participation) -> None:
     """Raises PlanError for PoissonSampling, whose noise is independent."""
     if participation.secret:
         raise PlanError(
@@ -42,7 +42,7 @@ def check_optimisable(participation: Patterned) -> None:
         )
 
 
-def describes_all(participation: Patterned) -> bool:
+def describes_all(participation: Participation) -> bool:
     """Whether `disjoint` leaves no pattern out."""
     return not participation.secret and participation.pattern.are_disjoint
 
