@@ -1,8 +1,9 @@
 """The kinds of strategies: one row each, and no other place that lists them.
 
 A claim rests on what a strategy's class does, so the set is closed: a row is found by the exact type, a type without a
-row is refused, and what differs between kinds is decided by `match` over `Structure`, of which the type checker sees
-that no case is missing. See docs/extend/strategy.md for how to add one.
+row is refused. The sensitivity of a kind is said in its row; what noise, roundings and renewals take for granted of it
+is decided by `match` over `Structure`, of which the type checker sees that no case is missing. See
+docs/extend/strategy.md for how to add one.
 """
 
 from collections.abc import Callable
@@ -15,10 +16,13 @@ from numpy.typing import NDArray
 from anyorder import checks
 from anyorder.errors import PlanError
 from anyorder.formatting import counted
+from anyorder.patterns import Listed, Pattern
+from anyorder.strategy import banded, blt, gram, independent, rescaled, restarted, toeplitz, tree
 from anyorder.strategy.banded import Banded
 from anyorder.strategy.banded_inverse import BandedInverse
 from anyorder.strategy.base import Strategy
 from anyorder.strategy.blt import BLT
+from anyorder.strategy.bound import Bound
 from anyorder.strategy.dense import Dense
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.low_rank import BandedLowRank
@@ -31,7 +35,7 @@ from anyorder.strategy.tree import Tree
 class Structure(Enum):
     """What is proven of a kind: the form of C, and which float32 numbers its noise is made with.
 
-    Sensitivities, roundings, renewals and costs are decided by it. With all but RESCALED and TREE, C is square, lower
+    Roundings, renewals, errors and costs are decided by it. With all but RESCALED and TREE, C is square, lower
     triangular, with a positive diagonal.
     """
 
@@ -55,6 +59,21 @@ class Size(NamedTuple):
     attribute: str
 
 
+class Worst(NamedTuple):
+    """How much one unit can move C G, for strategies of a kind; see `anyorder.strategy.sensitivity`.
+
+    Attributes:
+        bound: over all units of a pattern family, never below the true value.
+        units: (units,) of each unit in a list.
+    """
+
+    bound: Callable[[Any, Pattern], Bound]
+    units: Callable[[Any, Listed], NDArray[np.float64]]
+
+
+_OF_TOEPLITZ = Worst(toeplitz.bound, toeplitz.units)
+_OF_MATRIX = Worst(gram.matrix_bound, gram.matrix_units)  # of any C, for n up to 4096
+
 Example = Callable[[int], Strategy]
 
 
@@ -67,6 +86,7 @@ class Kind(NamedTuple):
         words: its name for people.
         make: the strategy from the other values in JSON.
         structure: what is proven of it.
+        worst: its sensitivity.
         sizes: in the order in which they are said.
         examples: by name, strategies for any n >= 1 on which every law is tested: odd ones, not the nicest.
     """
@@ -76,6 +96,7 @@ class Kind(NamedTuple):
     words: str
     make: Callable[..., Strategy]
     structure: Structure
+    worst: Worst
     sizes: tuple[Size, ...]
     examples: dict[str, Example]
 
@@ -136,19 +157,21 @@ _TREES: dict[str, Example] = {
 
 KINDS: tuple[Kind, ...] = (
     Kind(
-        Independent, "independent", "independent", Independent, Structure.IDENTITY, (),
+        Independent, "independent", "independent", Independent,
+        Structure.IDENTITY, Worst(independent.bound, independent.units), (),
         {"independent": Independent},
     ),
     Kind(
-        Dense, "dense", "dense", Dense._from_dict, Structure.DENSE, (),
+        Dense, "dense", "dense", Dense._from_dict, Structure.DENSE, _OF_MATRIX, (),
         {"dense": lambda n: Dense(_mixed(n))},
     ),
     Kind(
-        Banded, "banded", "banded", Banded._from_dict, Structure.BANDED, (_BANDS,),
+        Banded, "banded", "banded", Banded._from_dict, Structure.BANDED, Worst(banded.bound, banded.units), (_BANDS,),
         {"banded": _three_bands},
     ),
     Kind(
-        ToeplitzBanded, "toeplitz_banded", "banded toeplitz", ToeplitzBanded, Structure.TOEPLITZ_BANDED, (_BANDS,),
+        ToeplitzBanded, "toeplitz_banded", "banded toeplitz", ToeplitzBanded,
+        Structure.TOEPLITZ_BANDED, _OF_TOEPLITZ, (_BANDS,),
         {
             "toeplitz banded": lambda n: ToeplitzBanded([1.0, 0.5, 0.25][:n], n),
             "toeplitz banded mixed": lambda n: ToeplitzBanded([1.0, -0.4, 0.0, 0.7][:n], n),
@@ -156,11 +179,11 @@ KINDS: tuple[Kind, ...] = (
         },
     ),
     Kind(
-        SquareRoot, "square_root", "square root", SquareRoot, Structure.TOEPLITZ, (),
+        SquareRoot, "square_root", "square root", SquareRoot, Structure.TOEPLITZ, _OF_TOEPLITZ, (),
         {"square root": SquareRoot},
     ),
     Kind(
-        BandedInverse, "banded_inverse", "banded inverse", BandedInverse, Structure.TOEPLITZ, (_BANDS,),
+        BandedInverse, "banded_inverse", "banded inverse", BandedInverse, Structure.TOEPLITZ, _OF_TOEPLITZ, (_BANDS,),
         {
             "banded inverse": _four_bands,
             "banded inverse mixed": lambda n: BandedInverse([0.8, 0.3, -0.5][:n], n),
@@ -168,7 +191,7 @@ KINDS: tuple[Kind, ...] = (
         },
     ),
     Kind(
-        BLT, "blt", "blt", BLT, Structure.BUFFERED, (_BUFFERS,),
+        BLT, "blt", "blt", BLT, Structure.BUFFERED, Worst(blt.bound, blt.units), (_BUFFERS,),
         {
             "blt": lambda n: BLT([0.9, 0.4], [0.2, 0.1], n),
             "blt mixed": lambda n: BLT([0.9, -0.7], [0.3, -0.8], n),
@@ -176,18 +199,21 @@ KINDS: tuple[Kind, ...] = (
         },
     ),
     Kind(
-        BandedLowRank, "banded_low_rank", "banded low rank", BandedLowRank._from_dict, Structure.LOW_RANK,
+        BandedLowRank, "banded_low_rank", "banded low rank", BandedLowRank._from_dict, Structure.LOW_RANK, _OF_MATRIX,
         (_BANDS, _RANK), {"low rank": _low_rank},
     ),
     Kind(
         Rescaled, "rescaled", "rescaled", lambda strategy, scales: Rescaled(from_dict(strategy), scales),
-        Structure.RESCALED, (), {"rescaled": lambda n: Rescaled(SquareRoot(n), np.linspace(1, 2, n))},
+
+        Structure.RESCALED, Worst(rescaled.bound, rescaled.units), (),
+        {"rescaled": lambda n: Rescaled(SquareRoot(n), np.linspace(1, 2, n))},
     ),
     Kind(
-        RestartedBLT, "restarted_blt", "restarted blt", RestartedBLT, Structure.RESTARTED, (_BUFFERS,),
+        RestartedBLT, "restarted_blt", "restarted blt", RestartedBLT,
+        Structure.RESTARTED, Worst(restarted.bound, restarted.units), (_BUFFERS,),
         {"restarted": _restarted, "restarted twice": lambda n: _restarted(n, 2)},
     ),
-    Kind(Tree, "tree", "tree", Tree, Structure.TREE, (), _TREES),
+    Kind(Tree, "tree", "tree", Tree, Structure.TREE, Worst(tree.bound, tree.units), (), _TREES),
 )  # fmt: skip
 
 _BY_CLASS = {kind.cls: kind for kind in KINDS}

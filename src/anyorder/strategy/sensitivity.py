@@ -3,54 +3,21 @@
     sens^2 = max over allowed steps pi of one unit, and vectors of norm <= 1, of || C sum_t e_t u_t^T ||_F^2
            = max over pi, and Gram matrices Y >= 0 with Y_ii <= 1, of <X_pi,pi, Y>,     X = C^T C
 
-Every structure of a strategy has one case in `_rule`; one that allows more than the dense route has a module here with
-two functions, `bound` and `units`.
+The row of a kind in `registry` says its `bound` and `units`, which stand in the file of the kind; what allows no
+more than X itself takes those of `gram`.
 """
-
-from collections.abc import Callable
-from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.patterns import Listed, Participation, Pattern, check_order
-from anyorder.strategy import banded, blt, gram, independent, rescaled, restarted, toeplitz, tree
+from anyorder.patterns import Listed, Participation, check_order
 from anyorder.strategy.base import Strategy
 from anyorder.strategy.bound import Bound
 from anyorder.strategy.gram import refined
-from anyorder.strategy.registry import Structure, check_kind, kind_of
+from anyorder.strategy.registry import check_kind, kind_of
 
 __all__ = ["Bound", "known_sensitivity", "sensitivity", "unit_sensitivities"]
-
-
-class _Rule(NamedTuple):
-    bound: Callable[[Any, Pattern], Bound]
-    units: Callable[[Any, Listed], NDArray[np.float64]]
-
-
-def _rule(strategy: Strategy) -> _Rule:
-    """By what is proven of its kind."""
-    structure = kind_of(strategy).structure
-    match structure:
-        case Structure.IDENTITY:
-            return _Rule(independent.bound, independent.units)
-        case Structure.TOEPLITZ | Structure.TOEPLITZ_BANDED:
-            return _Rule(toeplitz.bound, toeplitz.units)
-        case Structure.BUFFERED:
-            return _Rule(blt.bound, blt.units)
-        case Structure.BANDED:
-            return _Rule(banded.bound, banded.units)
-        case Structure.DENSE | Structure.LOW_RANK:
-            return _Rule(gram.matrix_bound, gram.matrix_units)
-        case Structure.RESTARTED:
-            return _Rule(restarted.bound, restarted.units)
-        case Structure.RESCALED:
-            return _Rule(rescaled.bound, rescaled.units)
-        case Structure.TREE:
-            return _Rule(tree.bound, tree.units)
-        case _:
-            assert_never(structure)
 
 
 def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
@@ -67,7 +34,7 @@ def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
     """
     _check_fit(strategy, participation)
     pattern = participation.pattern
-    return refined(strategy, pattern, _rule(strategy).bound(strategy, pattern))
+    return refined(strategy, pattern, kind_of(strategy).worst.bound(strategy, pattern))
 
 
 def known_sensitivity(strategy: Strategy, participation: Participation) -> Bound:
@@ -82,7 +49,7 @@ def known_sensitivity(strategy: Strategy, participation: Participation) -> Bound
     if not participation.secret:
         raise PlanError(f"participation must be drawn by secret coins, got {participation.describe()}")
     pattern = participation.pattern
-    return refined(strategy, pattern, _rule(strategy).bound(strategy, pattern))
+    return refined(strategy, pattern, kind_of(strategy).worst.bound(strategy, pattern))
 
 
 def unit_sensitivities(strategy: Strategy, order: Participation) -> NDArray[np.float64]:
@@ -91,7 +58,7 @@ def unit_sensitivities(strategy: Strategy, order: Participation) -> NDArray[np.f
     if not isinstance(pattern, Listed) or pattern.given is None:
         raise ArgumentError(f"order must be a KnownOrder, got {order!r}; other participations do not name their units")
     _check_fit(strategy, order)
-    values = _rule(strategy).units(strategy, pattern)
+    values = kind_of(strategy).worst.units(strategy, pattern)
     return np.minimum(values, refined(strategy, pattern, Bound(float(values.max()), exact=False)).value)
 
 
