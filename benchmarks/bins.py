@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from anyorder import workload as W
 from anyorder.accounting.amplification.bins import bins_epsilon
 from anyorder.accounting.amplification.bound import calibrate_amplified
-from anyorder.accounting.amplification.claims import Deterministic
+from anyorder.accounting.amplification.methods import Deterministic
 from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.amplification.monte_carlo import MonteCarlo, bins_interval
 from anyorder.optimize import fit

@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.accounting.amplification.claims import Amplified, Deterministic, Pld
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.amplification.methods import Deterministic, MonteCarlo, Pld
 from anyorder.accounting.curves import Gaussian, Sampled
 from anyorder.errors import PlanError
 

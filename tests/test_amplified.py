@@ -392,11 +392,11 @@ def test_what_a_strangers_search_may_not_ask_for_is_refused():
 
 def test_methods_in_files():
     for method in (Pld(), Deterministic(), MonteCarlo(5000, 1e-8, 3)):
-        data = json.loads(canonical(ao.accounting.amplification.claims.to_dict(method)))
-        assert ao.accounting.amplification.claims.from_dict(data) == method
+        data = json.loads(canonical(ao.accounting.amplification.methods.to_dict(method)))
+        assert ao.accounting.amplification.methods.from_dict(data) == method
     for data in ({"kind": "trust me"}, {"kind": "pld", "samples": 3}, {"kind": "monte_carlo"}, None):
         with pytest.raises(CertificateError):
-            ao.accounting.amplification.claims.from_dict(data)
+            ao.accounting.amplification.methods.from_dict(data)
 
 
 def test_a_strangers_file_of_many_bins_is_refused_before_it_is_computed(tmp_path):
@@ -405,7 +405,7 @@ def test_a_strangers_file_of_many_bins_is_refused_before_it_is_computed(tmp_path
         participation=order, strategy=BLT([0.9], [0.2], 400), workload=Workload(400), clip_norm=1.0, sigma=1.5,
         delta=1e-5, batch_size=4,
     )  # fmt: skip
-    from anyorder.strategy.cost import check_plan
+    from anyorder.plan.cost import check_plan
 
     with bounded(True), pytest.raises(CertificateError, match="200 bins"):
         check_plan(plan.to_dict())

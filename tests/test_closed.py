@@ -82,7 +82,7 @@ OBJECTS = {
 class Rare(Participation):
     """Says that units come once, and lets them come always."""
 
-    n, kind, pattern = N, "single_epoch", Separated(N, N, 1)
+    n, kind, pattern, needs = N, "single_epoch", Separated(N, N, 1), None
 
     def covers(self, actual):
         return True

@@ -5,6 +5,7 @@ from collections import Counter
 from fractions import Fraction
 from itertools import product
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -210,6 +211,25 @@ def test_poisson_coins_are_those_of_its_sampler():
     assert all(np.array_equal(same.step(t), Draws(PoissonSampling(4, 0.2), 30, SOURCE).step(t)) for t in range(4))
 
 
+class Words(NamedTuple):
+    """A source of stated words."""
+
+    given: list[int]
+
+    def derive(self, label):
+        return self
+
+    def words(self, row, start, count):
+        return np.array(self.given, np.uint32)[start : start + count]
+
+
+def test_a_unit_whose_word_is_the_threshold_stays_away():
+    """Words below q 2^32 are q 2^32 of them; with the threshold itself a coin would fall more often than q."""
+    threshold = _draws.threshold_of(0.25, 32)
+    draws = Draws(PoissonSampling(1, 0.25), 4, Words([threshold - 1, threshold, threshold + 1, 0]))
+    assert draws.step(0).tolist() == [0, 3]
+
+
 def test_a_renewed_source_moves_no_unit_where_the_rule_forbids_it():
     renewed, size = SOURCE.renewed(6, b"n" * 16), 300
     for rule in (
@@ -247,7 +267,7 @@ def test_a_draw_that_was_interrupted_is_begun_anew(monkeypatch):
     """Half of its steps are no state to go on from: units would wait for a step that nobody drew."""
     rule = MinSeparationSampling(12, 3, 0.6)
     whole, draws = Draws(rule, 300, SOURCE), Draws(rule, 300, SOURCE)
-    straight, words, left = [whole.step(t).tolist() for t in range(12)], _draws._words, [4]
+    straight, words, left = [whole.step(t).tolist() for t in range(12)], _draws.words, [4]
 
     def stopped(*args):
         left[0] -= 1
@@ -256,7 +276,7 @@ def test_a_draw_that_was_interrupted_is_begun_anew(monkeypatch):
         return words(*args)
 
     draws.step(2)
-    monkeypatch.setattr(_draws, "_words", stopped)
+    monkeypatch.setattr(_draws, "words", stopped)
     with pytest.raises(KeyboardInterrupt):
         draws.step(9)
     assert draws.step(4).tolist() == straight[4]
@@ -286,10 +306,10 @@ def test_a_choice_of_one_of_b_is_made_of_whole_ranges_of_words(monkeypatch):
     """A word behind the last multiple of b is drawn again; modulo alone, the first ones would come more often."""
     last = 2**64 // 3 * 3 - 1
     words = [np.array(row, np.uint64) for row in ([last, last + 1, 5], [0, 2**64 - 1, 0], [0, 7, 0])]
-    monkeypatch.setattr(_draws, "_words", lambda source, row, size: words.pop(0))
+    monkeypatch.setattr(_draws, "words", lambda source, row, size: words.pop(0))
     assert _draws.uniform(SOURCE, 0, 3, 3).tolist() == [last % 3, 1, 2]
     assert not words
-    monkeypatch.setattr(_draws, "_words", lambda source, row, size: np.array([2**64 - 1, 0], np.uint64))
+    monkeypatch.setattr(_draws, "words", lambda source, row, size: np.array([2**64 - 1, 0], np.uint64))
     assert _draws.uniform(SOURCE, 0, 2, 4).tolist() == [3, 0]
 
 
@@ -298,8 +318,8 @@ def test_thresholds_are_rounded_down_and_nearly_always_exact():
         assert Fraction(_draws.threshold_of(q, 32), 2**32) <= Fraction(q)
         assert q < 2**-11 or Fraction(_draws.threshold_of(q, 64), 2**64) == Fraction(q)
     words = np.array([0, 2**63 - 1, 2**63, 2**64 - 1], np.uint64)
-    assert _draws._below(words, 0.5).tolist() == [True, True, False, False]
-    assert _draws._below(words, 1.0).all()
+    assert _draws.below(words, 0.5).tolist() == [True, True, False, False]
+    assert _draws.below(words, 1.0).all()
 
 
 class Given:

@@ -25,7 +25,7 @@ from anyorder.participation import (
     SingleEpoch,
     TruncatedPoisson,
 )
-from anyorder.participation.known import with_names, without_names
+from anyorder.participation.known_order import with_names, without_names
 from anyorder.participation.packing import packed, unpacked
 
 EXAMPLES = [
@@ -209,3 +209,14 @@ def test_names_are_one_for_each_unit(names):
     assert with_names(shown, own) == KnownOrder([["x", "y"], ["z"], ["x"]])
     with pytest.raises(ArgumentError, match="names must be 3 distinct ids"):
         with_names(shown, names)
+
+
+@pytest.mark.parametrize(
+    ("b", "gap", "comes"), [(3, 2, False), (3, 3, True), (2, 1, False), (2, 2, True), (1, 1, True)]
+)
+def test_a_unit_comes_back_from_its_distance_on_and_no_step_before(b: int, gap: int, comes: bool) -> None:
+    """By either rule that keeps a distance: a clause that is one short lets in what the sensitivity is not for."""
+    for rule in (participation.MinSeparation(9, b), participation.MinSeparationSampling(9, b, 0.5)):
+        ((_, early), *_) = rule.refusals(4 + gap, np.array([4]), np.array([1]))
+        assert early.tolist() == [not comes]
+        assert rule.pattern.allows([4, 4 + gap]) == comes

@@ -11,13 +11,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder._orders import ORDERS
 from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.errors import ArgumentError, LoaderError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.optimize import choose, fit
-from anyorder.optimize.choose import rows_touched
+from anyorder.optimize.candidates import rows_touched
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, PoissonSampling
+from anyorder.participation.registry import WORDS, OrderWord
 from anyorder.plan import options
 from anyorder.plan.planner import plan_at_sigma, with_budget
 from anyorder.sampling import PoissonBatchSampler
@@ -297,7 +297,7 @@ KEYWORDS = [
 
 def test_a_plan_has_fourteen_keywords_whose_words_are_those_of_the_package():
     assert list(inspect.signature(ao.plan).parameters) == KEYWORDS
-    assert get_args(options.OrderWord) == ORDERS
+    assert get_args(OrderWord) == tuple(WORDS)
     assert set(get_args(options.Neighbours)) == set(NEIGHBOURS)
     for word in get_args(options.MechanismWord):
         small(mechanism=word, order="poisson" if word == "poisson" else "fixed")

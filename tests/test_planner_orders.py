@@ -23,7 +23,7 @@ from anyorder.participation import (
     SingleEpoch,
     TruncatedPoisson,
 )
-from anyorder.plan.compare import ANY, OrderComparison, needs
+from anyorder.plan.compare import ANY, OrderComparison
 from plans import flat_plan
 
 ASKED = {"dataset_size": 400, "batch_size": 40, "epochs": 2, "epsilon": 2.0, "delta": 1e-5}
@@ -145,9 +145,9 @@ def test_every_order_says_what_it_needs() -> None:
         RandomAllocation(2, 2), MinSeparationSampling(4, 2, 0.5),
     ]  # fmt: skip
     for order in public + secret:
-        assert needs(order).secrecy == order.secret
-        assert ("stay secret" in str(needs(order))) == order.secret
-    assert "at most 2" in needs(secret[2]).batches
+        assert order.needs.secrecy == order.secret
+        assert ("stay secret" in str(order.needs)) == order.secret
+    assert "at most 2" in secret[2].needs.batches
 
 
 def test_the_command_line() -> None:

@@ -4,6 +4,7 @@ import importlib
 import math
 import operator
 import re
+import sys
 from collections.abc import Collection
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
@@ -163,3 +164,9 @@ class SetOnce:
 def frozen(values: NDArray[Any]) -> NDArray[Any]:
     """A copy that cannot be written, nor made writeable again: it lives in the memory of a `bytes` object."""
     return np.frombuffer(values.tobytes(), dtype=values.dtype).reshape(values.shape)
+
+
+def is_of(found: Any, module: str, name: str) -> bool:
+    """Whether it is of exactly this class; a class whose module was never imported has no objects."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and type(found) is kind

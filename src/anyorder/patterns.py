@@ -8,12 +8,12 @@ every place that a further family would have to visit.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import combinations, pairwise, product
 from math import comb
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -327,6 +327,111 @@ def _rectangular(n: int, stride: int) -> Groups:
 # What an order states about itself. The orders are in `anyorder.participation`, one file each.
 
 
+class Needs(NamedTuple):
+    """What somebody who trains must be able to do for an order's claim to hold.
+
+    Attributes:
+        access: to the data.
+        secrecy: whether batches must stay secret.
+        batches: of what size they are.
+    """
+
+    access: str
+    secrecy: bool
+    batches: str
+
+    def __str__(self) -> str:
+        secret = "batches stay secret" if self.secrecy else "batches may be public"
+        return f"{self.access}; {secret}; {self.batches}"
+
+
+class Word(NamedTuple):
+    """A word that asks for an order, of `ao.plan`, the command line and the planner page.
+
+    Attributes:
+        word: as it is listed.
+        meaning: in brackets, for people; "" for orders by secret draws, which are explained together.
+        options: what may be given with it beside sizes: of "cycle", "max_batch_size", "method".
+        is_compared: whether it is among those that "any" stands for.
+        is_on_page: whether the planner page offers it.
+        is_quick: whether long plans of it, and sweeps, take no time.
+    """
+
+    word: str
+    meaning: str = ""
+    options: tuple[str, ...] = ()
+    is_compared: bool = True
+    is_on_page: bool = True
+    is_quick: bool = False
+
+
+class Asked(NamedTuple):
+    """The sizes that an order in words is asked for: so many passes over so many examples in batches of this size.
+
+    Attributes:
+        steps: in an epoch.
+        cycle, max_batch_size: the options of that name; None where they are not given.
+    """
+
+    dataset_size: int
+    batch_size: int
+    epochs: int
+    steps: int
+    cycle: int | None = None
+    max_batch_size: int | None = None
+
+    @property
+    def n(self) -> int:
+        """Steps of all epochs."""
+        return self.epochs * self.steps
+
+    @property
+    def share(self) -> float:
+        """The expected part of the examples in a step."""
+        return self.batch_size / self.dataset_size
+
+    def cycle_for(self, word: str, otherwise: int | None = None) -> int:
+        """The cycle, or what is taken without one. Raises: ArgumentError."""
+        cycle = otherwise if self.cycle is None else self.cycle
+        if cycle is None:
+            raise ArgumentError(
+                f"mechanism must have bands with order {word!r}, such as 'banded toeplitz, 8 bands', or be "
+                "'independent', where no cycle is given in Python: other mechanisms are not accounted for this order "
+                "without one"
+            )
+        return checks.integer("cycle", cycle, low=1, high=int(1 / self.share * (1 + 1e-12)))
+
+
+class LoaderFacts(NamedTuple):
+    """What the samplers of a loader say of who comes when, for an order to recognise itself.
+
+    Attributes:
+        steps: of the run.
+        epochs: passes, the last perhaps in part.
+        steps_per_epoch: of a whole epoch.
+        is_once: whether each unit is in one step of an epoch at most, and there once.
+        is_fixed: whether units are in the same steps of each epoch.
+        probability: with which each unit is in each step, by secret draws of its own; None for other orders.
+        units: the units of each step, where they are asked for by name; None where each example is its own.
+    """
+
+    steps: int
+    epochs: int
+    steps_per_epoch: int
+    is_once: bool = False
+    is_fixed: bool = False
+    probability: float | None = None
+    units: Sequence[Any] | None = None
+
+
+def moves_others(order: str) -> PlanError:
+    """The error for add-or-remove neighbours in an order in which a unit's absence moves others."""
+    return PlanError(
+        f"neighbours 'add-or-remove' do not fit {order}: without one unit, a loader would put others into other "
+        "batches; use 'zero-out' (its gradients replaced by zero) or 'replace-one'"
+    )
+
+
 Refusals = list[tuple[str, NDArray[np.bool_]]]
 """What a rule says, and which of the units that want to come break it, clause by clause."""
 
@@ -339,11 +444,18 @@ class Participation(ABC):
         kind: its name in files.
         absence_moves_others: whether, without one unit, others would be in other steps, as where a loader fills
             batches by number. Then neighbours cannot differ by a unit's absence ("add-or-remove").
+        words: that ask for it.
+        cycle_is_chosen: whether a cycle that is not given is chosen for the claim, where the mechanism is "auto".
+        device_can_keep: whether a device that knows its own past alone, how often it took part and how long ago, can
+            hold itself to it.
     """
 
     n: int
     kind: ClassVar[str]
     absence_moves_others: ClassVar[bool] = True
+    words: ClassVar[tuple[Word, ...]] = ()
+    cycle_is_chosen: ClassVar[bool] = False
+    device_can_keep: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -366,6 +478,31 @@ class Participation(ABC):
     @abstractmethod
     def read(cls, data: dict[str, Any]) -> Self:
         """From what `to_dict` wrote, without its kind."""
+
+    @property
+    @abstractmethod
+    def needs(self) -> Needs:
+        """What somebody who trains must be able to do for it."""
+
+    @classmethod
+    def asked(cls, asked: Asked) -> "Participation":
+        """The order that one of `words` asks for at these sizes. Raises: ArgumentError."""
+        raise ArgumentError(f"order must be one in words, and {cls.__name__} has none")
+
+    @classmethod
+    def recognise(cls, facts: LoaderFacts) -> "Participation | None":
+        """The order of this kind that a loader has, if its samplers say so. At most one kind does for any facts."""
+        del facts
+        return None
+
+    def check_neighbours(self, neighbours: str) -> None:
+        """Refuse a relation of neighbours that the order is not accounted for. Raises: PlanError."""
+        if neighbours == "add-or-remove" and self.absence_moves_others:
+            raise moves_others(type(self).__name__)
+
+    def without_draws(self) -> "Participation":
+        """The order of the same steps without secret draws, which a mechanism may be fitted for; others: themselves."""
+        return self
 
     @property
     def coin(self) -> float | None:

@@ -114,7 +114,7 @@ ORDERS = {
         lambda: DataLoader(DATA, sampler=BatchSampler(SequentialSampler(DATA), BATCH, False), batch_size=None), 3,
         FixedOrder(60, 3, 20),
     ),
-    "data set of batches": (lambda: DataLoader(DATA, batch_size=None, shuffle=True), 3, EpochShuffle(3, N)),
+    "data set of batches": (lambda: DataLoader(DATA, batch_size=None, shuffle=True), 3, None),  # nor has a plan
     "list of batches as batch sampler": (
         lambda: DataLoader(DATA, batch_sampler=listed(*[10] * 20)),
         3, FixedOrder(60, 3, 20),
@@ -168,9 +168,9 @@ ORDERS = {
     ),
     "by weights without replacement": (
         lambda: DataLoader(DATA, BATCH, sampler=WeightedRandomSampler(torch.ones(N), 100, replacement=False)), 3,
-        EpochShuffle(3, 10),
+        None,
     ),
-    "a list of batches": (lambda: [torch.zeros(10, 3)] * 20, 3, FixedOrder(60, 3, 20)),
+    "a list of batches": (lambda: [torch.zeros(10, 3)] * 20, 3, None),
 }  # fmt: skip
 
 

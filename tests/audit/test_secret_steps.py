@@ -6,8 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
+from anyorder._draws import uniforms
 from anyorder.audit import Canaries
-from anyorder.audit.secret_steps import SecretScorer, _uniforms, drawn_steps, taken_probabilities
+from anyorder.audit.secret_steps import SecretScorer, drawn_steps
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.participation import (
@@ -103,7 +104,7 @@ def test_canaries_draw_their_steps_by_the_law_of_the_rule(name):
 
 def test_uniforms_have_all_their_bits():
     """With fewer, a probability is rounded up to a multiple of the last one."""
-    drawn = _uniforms(SOURCE, 3, 1000)
+    drawn = uniforms(SOURCE, 3, 1000)
     assert ((drawn >= 0) & (drawn < 1)).all()
     last = (drawn * 2.0**53) % 2
     assert np.isin(last, (0, 1)).all()
@@ -178,9 +179,9 @@ def test_a_score_before_the_end_is_that_of_the_rows_so_far():
 
 def test_truncation_pushes_out_as_many_as_there_are_too_many():
     rule = RULES["truncated cyclic"]
-    np.testing.assert_allclose(taken_probabilities(rule, 4), [stays(rule, c) for c in range(4)])
+    np.testing.assert_allclose(rule.taken_probabilities(4), [stays(rule, c) for c in range(4)])
     wide = TruncatedPoisson(6, 0.4, 7, 7)
-    assert taken_probabilities(wide, 3).tolist() == [0.4] * 3
+    assert wide.taken_probabilities(3).tolist() == [0.4] * 3
 
 
 def test_what_does_not_fit_is_refused():

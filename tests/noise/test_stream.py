@@ -148,6 +148,10 @@ def test_resume_is_bit_exact(make):
     resumed.load_state_dict(saved)
     assert resumed.t == 3
     assert [resumed.next().tobytes() for _ in range(3)] == rest
+    stream.load_state_dict(resumed.state_dict())  # after the last step too
+    assert stream.t == 6
+    with pytest.raises(StepsExhaustedError, match="6 steps"):
+        stream.next()
 
 
 def test_saved_state_is_a_copy_and_holds_no_key():

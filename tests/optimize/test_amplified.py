@@ -177,7 +177,7 @@ def test_words_and_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert fit_named("auto", A, rule, epsilon=2.0, delta=DELTA) == ranking[0].strategy
     assert fit_named("tree", A, rule, epsilon=2.0, delta=DELTA).n == 20
     with monkeypatch.context() as broken:
-        broken.setattr("anyorder.optimize.choose.amplified_fits", iter)  # which takes no such arguments
+        broken.setattr("anyorder.optimize.candidates.amplified_fits", iter)  # which takes no such arguments
         assert choose(A, rule, epsilon=2.0, delta=DELTA) == ranking
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose, fit, fit_named
-from anyorder.optimize.choose import _BY_WORDS, FITS
+from anyorder.optimize.candidates import _BY_WORDS, FITS
 from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import BLT, Banded, Dense, Independent, Rescaled, SquareRoot, Tree
 from anyorder.strategy.registry import KINDS

@@ -106,7 +106,7 @@ def test_a_secret_order_has_the_plan_and_what_is_left_without_the_secret():
 
 @pytest.mark.usefixtures("quick")
 def test_rows_of_amplified_mechanisms_come_one_by_one(monkeypatch):
-    monkeypatch.setattr("anyorder.optimize.choose._of_known_bins", lambda *_: [])
+    monkeypatch.setattr("anyorder.optimize.candidates._of_known_bins", lambda *_: [])
     settings = asked(order="cyclic-poisson")
     found = told(settings)
     assert [piece["kind"] for piece in found][:2] == ["progress", "plan"]

@@ -16,6 +16,7 @@ from anyorder.errors import PlanError
 from anyorder.formatting import rounded_up
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
 from anyorder.plan.certificate import realised_claim
+from anyorder.plan.cost import is_large
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan_at_sigma, with_budget
 from anyorder.report import Attacked, Shown, html_refusal, html_report
@@ -25,7 +26,6 @@ from anyorder.report.figures import Axis, Line, line_chart
 from anyorder.report.markup import Html, document, join, tag
 from anyorder.report.words import MEANS, best_guess
 from anyorder.strategy import Independent, Tree
-from anyorder.strategy.cost import is_large
 from anyorder.strategy.error import row_variances
 from anyorder.workload import prefix_sum
 from report.pages import certified, claims, read, text

@@ -8,8 +8,8 @@ Exact unless a looser conversion is asked for by name. Every number is rounded t
 """
 
 from anyorder.accounting.amplification.bound import AmplifiedBound, amplified_epsilon, calibrate_amplified
-from anyorder.accounting.amplification.claims import Amplified, Deterministic, Method, Pld
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld
 from anyorder.accounting.bounded_range import bounded_range_delta, bounded_range_mu
 from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.gaussian import (

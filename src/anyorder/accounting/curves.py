@@ -12,14 +12,13 @@ from typing import Any, assert_never, overload
 
 from anyorder import checks
 from anyorder.accounting.amplification.claims import Amplified, curve_losses, transforms_of, variants_of
-from anyorder.accounting.amplification.exact import cyclic_parts
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo
+from anyorder.accounting.amplification.methods import MonteCarlo
+from anyorder.accounting.amplification.secret_order import SampledOrder
 from anyorder.accounting.bounded_range import Pair, RangeDraws
 from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus, gdp_delta, gdp_epsilon
 from anyorder.accounting.poisson import Part, PoissonParts, check_sampled, mixed_delta, mixed_epsilon
 from anyorder.checks import final
 from anyorder.errors import ArgumentError
-from anyorder.participation.sampled import CyclicPoisson, PoissonSampling
 from anyorder.strategy import Strategy
 
 __all__ = [
@@ -210,9 +209,7 @@ Curve = Gaussian | BoundedRange | Sampled | Amplified | Composed
 """How private something is: epsilon at every delta, and delta at every epsilon."""
 
 
-def sampled_curve(
-    strategy: Strategy, participation: PoissonSampling | CyclicPoisson, sigma: float, unit: str = "example"
-) -> Sampled:
+def sampled_curve(strategy: Strategy, participation: SampledOrder, sigma: float, unit: str = "example") -> Sampled:
     """The curve of Poisson sampling, and of cyclic Poisson sampling of a C whose columns do not overlap within a group.
 
     There a unit's steps are ceil(n / cycle) sampled Gaussian mechanisms beside each other, each of the norm of its
@@ -221,15 +218,10 @@ def sampled_curve(
     Args:
         strategy: that `check_fits` let pass.
         sigma: noise std over clip norm.
-    Returns: the curve for "add-or-remove", and for "zero-out" where groups go by a unit's number.
+    Returns: the curve for the order's own neighbours.
     """
-    match participation:
-        case PoissonSampling():
-            return Sampled(sigma, participation.sampling_probability, participation.n, unit=unit)
-        case CyclicPoisson():
-            return Sampled(*cyclic_parts(strategy, participation, sigma), unit=unit, neighbours="zero-out")
-        case _:
-            assert_never(participation)
+    parts = participation.sampled_parts(strategy, sigma)
+    return Sampled(*parts, unit=unit, neighbours=participation.neighbours)
 
 
 @overload

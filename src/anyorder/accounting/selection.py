@@ -34,7 +34,9 @@ from typing import Any, ClassVar, assert_never
 from scipy.special import ndtr
 
 from anyorder import checks
-from anyorder.accounting.amplification.claims import Amplified, Method
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.amplification.methods import Method
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SampledOrder, SecretOrder
 from anyorder.accounting.bounded_range import bounded_range_mu
 from anyorder.accounting.curves import BoundedRange, Curve, Gaussian, Sampled, compose, sampled_curve
 from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus
@@ -42,20 +44,7 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formats import check_names, quoted
 from anyorder.formatting import counted
-from anyorder.participation import (
-    BallsInBins,
-    CyclicPoisson,
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    MinSeparationSampling,
-    PoissonSampling,
-    RandomAllocation,
-    SingleEpoch,
-    TruncatedPoisson,
-)
-from anyorder.patterns import Participation
+from anyorder.patterns import Participation, check_order
 from anyorder.strategy import Strategy
 
 _SHARE = 0.1
@@ -194,18 +183,17 @@ def plan_curve(
         method: of an amplified curve, see `Amplified`.
     Raises: PlanError for a selection in a secret order other than Poisson sampling.
     """
+    check_order(participation)
+    if isinstance(participation, SecretOrder) and not participation.takes_selection:
+        refuse_selection(selection, participation.describe())
     match participation:
-        case SingleEpoch() | FixedOrder() | EpochShuffle() | MinSeparation() | KnownOrder():
-            return _unamplified(sigma, selection, participation, neighbours, unit)
-        case PoissonSampling():
-            return _poisson(sigma, selection, participation, neighbours, unit)
-        case CyclicPoisson():
-            refuse_selection(selection, participation.describe())
-            return sampled_curve(strategy, participation, sigma, unit)
-        case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
-            refuse_selection(selection, participation.describe())
+        case SampledOrder():
+            return _sampled(sigma, selection, strategy, participation, neighbours, unit)
+        case AmplifiedOrder():
             assert method is not None  # as it is in plans
             return Amplified(strategy, participation, sigma, method, unit=unit, neighbours=neighbours)
+        case _ if not participation.secret:
+            return _unamplified(sigma, selection, participation, neighbours, unit)
         case _:
             raise PlanError(f"no curve is known for the order {type(participation).__name__}")
 
@@ -228,10 +216,10 @@ def _unamplified(
     return Gaussian(compose_mus(mu, chosen) if chosen else mu, neighbours=neighbours, unit=unit)
 
 
-def _poisson(
-    sigma: float, selection: Selection | None, participation: PoissonSampling, neighbours: str, unit: str
-) -> Curve:
-    q, n = participation.sampling_probability, participation.n
+def _sampled(
+    sigma: float, selection: Selection | None, strategy: Strategy, participation: SampledOrder, neighbours: str,
+    unit: str,
+) -> Curve:  # fmt: skip
     match selection:
         case None | Uniform():
             pass
@@ -239,10 +227,11 @@ def _poisson(
             chosen = _over_sigma(selection, neighbours)
             sigma = nextafter(1 / compose_mus(nextafter(1 / sigma, inf), chosen), 0.0)
         case Top():
-            return Sampled(sigma, q, n, unit=unit, e0=selection.e0(neighbours), draws=selection.rows)
+            parts = participation.sampled_parts(strategy, sigma)
+            return Sampled(*parts, unit=unit, e0=selection.e0(neighbours), draws=selection.rows)
         case _:
             assert_never(selection)
-    return Sampled(sigma, q, n, unit=unit)
+    return sampled_curve(strategy, participation, sigma, unit)
 
 
 def step_mu(selection: Selection | None, neighbours: str, std: float | None) -> float:

@@ -1,14 +1,12 @@
 """What a loader's samplers say of how its units come, read without drawing from anything.
 
-Samplers are known by their exact class: a subclass may do anything. `anyorder.sampling.find_participation` refuses an
-order that no plan can be made for; here such an order is described, and bounded where it can be.
+Loaders are read by `anyorder.sampling.read_loader`, as plans and engines do. These refuse an order that no plan can be
+made for; here such an order is described, and bounded where it can be.
 """
 
 import math
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,151 +24,15 @@ from anyorder.audit.observations import (
     size_of,
     weights_of,
 )
+from anyorder.checks import is_of
 from anyorder.errors import ArgumentError, LoaderError
-from anyorder.participation import (
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    Participation,
-    PoissonSampling,
-    SingleEpoch,
-)
+from anyorder.participation import PoissonSampling
+from anyorder.patterns import Participation
 
-# ----------------------------------------------------------------------------------------------------
-# Samplers of single indices, known by their exact class: what they give in an epoch, without drawing it.
-
+if TYPE_CHECKING:  # they need torch
+    from anyorder.sampling.read_loader import IndexedBatches, ListedBatches, Order, Stream, TossedBatches
 
 Indices = NDArray[np.int64]
-
-_ANEW = "shuffled anew in each epoch"
-_PUBLIC = "if the weights do not depend on the data (weights of classes do: labels are data)"
-
-
-@dataclass(frozen=True)
-class Stream:
-    """What a sampler of single indices gives in an epoch, on all ranks together.
-
-    Attributes:
-        order: in words.
-        size: indices in an epoch, of this rank.
-        ranks: over how many the indices are dealt out in turn.
-        fixed: () -> the indices of every epoch; None for another order.
-        members: indices that may come, None for all of the data set.
-        is_public: whether the order, if fixed, is known to all who know the data set's.
-        copies: places that an index may have in an epoch.
-        together: places of one index that may fall into a step of so many places.
-        places: () -> by place of a shuffle, which name stands there: those that stand twice by padding.
-        chances: () -> of each index, the probability of one draw; None where nothing is drawn with replacement.
-        is_uniform: whether an index's place is drawn uniformly.
-        is_fresh: whether it surely is so in each epoch anew.
-        caveat: what else must be so.
-    """
-
-    order: str
-    size: int
-    ranks: int = 1
-    fixed: Callable[[], Indices] | None = None
-    members: Indices | None = None
-    is_public: bool = True
-    copies: int = 1
-    together: Callable[[int], int] = lambda size: 1
-    places: Callable[[], Indices] | None = None
-    chances: Callable[[], NDArray[np.float64]] | None = None
-    is_uniform: bool = True
-    is_fresh: bool = True
-    caveat: str = ""
-
-
-def read_stream(sampler: Any) -> Stream | None:
-    from torch import Tensor
-    from torch.utils.data import (
-        DistributedSampler,
-        RandomSampler,
-        SequentialSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-    )
-
-    from anyorder.sampling import EpochShuffleSampler, FixedOrderSampler
-
-    kind = type(sampler)
-    if kind is SequentialSampler:
-        size = len(sampler)
-        return Stream("sequential, the same in each epoch", size, fixed=lambda: np.arange(size))
-    if kind is FixedOrderSampler:
-        return Stream("shuffled once, the same order in each epoch", len(sampler), fixed=sampler.order, is_public=False)
-    if kind in (list, tuple, range, np.ndarray, Tensor):
-        return Stream("a list, the same in each epoch", len(sampler), fixed=lambda: np.asarray(sampler, np.int64))
-    if kind is EpochShuffleSampler:
-        return Stream(_ANEW, len(sampler))
-    if kind is RandomSampler or is_of(sampler, "accelerate.data_loader", "SeedableRandomSampler"):
-        return _random(sampler)
-    if kind is SubsetRandomSampler:
-        subset = np.asarray(sampler.indices, np.int64)
-        return Stream(f"a subset of {len(subset)}, {_ANEW}", len(subset), members=subset)
-    if kind is DistributedSampler:
-        return _distributed(sampler)
-    if kind is WeightedRandomSampler:
-        return _weighted(sampler)
-    return None
-
-
-def _random(sampler: Any) -> Stream:
-    total, size = len(sampler.data_source), len(sampler)
-    if sampler.replacement:
-        return Stream(
-            f"drawn with replacement, {size} of {total} in an epoch", size, chances=lambda: np.full(total, 1 / total)
-        )
-    if size <= total:
-        words = _ANEW if size == total else f"{size} of {total} without replacement, drawn anew in each epoch"
-        return Stream(words, size)
-
-    def together(step: int) -> int:
-        if total % step == 0:
-            return 1
-        return step // total if step % total == 0 else min((step - 1) // total + 2, -(-size // total))
-
-    words = f"shuffles one after another, {size} examples of {total} in an epoch"
-    return Stream(words, size, copies=-(-size // total), together=together, is_uniform=False)
-
-
-def _weighted(sampler: Any) -> Stream:
-    weights, size = sampler.weights.numpy().astype(np.float64), len(sampler)
-    if sampler.replacement:
-        return Stream(
-            f"drawn by weights, with replacement, {size} in an epoch", size, chances=lambda: weights / weights.sum(),
-            caveat=_PUBLIC,
-        )  # fmt: skip
-    return Stream(
-        f"drawn by weights, without replacement, {size} of {len(weights)} in an epoch", size, is_uniform=False,
-        caveat=_PUBLIC,
-    )  # fmt: skip
-
-
-def _distributed(sampler: Any) -> Stream:
-    size, ranks, total = len(sampler.dataset), sampler.num_replicas, sampler.total_size
-    places = (lambda: np.arange(total) % size) if total > size else None
-    padding = "" if total <= size else f", {total - size} example(s) twice to fill up {ranks} ranks"
-    if not sampler.shuffle:
-        words = f"dealt out to {ranks} ranks in turn, the same in each epoch{padding}"
-        return Stream(words, len(sampler), ranks, fixed=lambda: np.arange(total) % size)
-    words = (
-        f"dealt out to {ranks} ranks, {_ANEW} if set_epoch is called before it (else one shuffle, the same in each "
-        f"epoch){padding}"
-    )
-    copies = -(-total // size)
-    return Stream(
-        words, len(sampler), ranks, copies=copies, together=lambda step: copies, places=places,
-        is_uniform=total <= size, is_fresh=False,
-    )  # fmt: skip
-
-
-def is_of(found: Any, module: str, name: str) -> bool:
-    """Whether it is of exactly this class; a class whose module was never imported has no objects."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and type(found) is kind
-
 
 _LEFT = "batches that are left over at an epoch's end may be joined with the next epoch's, where an example comes again"
 
@@ -257,66 +119,81 @@ def read_arrivals(loader: Any, run: Stretch) -> Arrivals:
             "a stream (IterableDataset)", "a stream may give any example at any time, and any number of times"
         )
         return replace(found, batches=batches, batch_size=loader.batch_size, dataset_size=size, **_span(run, batches))
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        return _unnamed(loader, run, f"that of {type(loader).__name__}", "its own __iter__ may do anything")
-    if loader.num_workers and not loader.in_order:
-        return _unnamed(
-            loader, run, "as workers finish (in_order=False)", "the order depends on how long examples take to load"
-        )
     return _of_loader(loader, run)
 
 
 def _of_loader(loader: Any, run: Stretch) -> Arrivals:
-    from torch.utils.data import BatchSampler
+    from anyorder.sampling.read_loader import (
+        IndexedBatches,
+        ListedBatches,
+        SecretBatches,
+        TossedBatches,
+        UnknownBatches,
+        read_loader,
+    )
 
-    from anyorder.sampling import PoissonBatchSampler, UnitOrderSampler
-    from anyorder.sampling.samplers import SecretBatchSampler
+    match read_loader(loader):
+        case IndexedBatches() as read:
+            return _of_stream(loader, run, read)
+        case ListedBatches() as read:
+            return _of_fixed(loader, run, read)
+        case TossedBatches(sampler=None) as read:
+            return _of_opacus(loader, run, read)
+        case TossedBatches() as read:
+            return _of_coins(loader, run, read.probability, read.steps, read.total, 1, read.members, 0.0)
+        case SecretBatches() as read:
+            return _of_secret(loader, run, read.sampler)
+        case UnknownBatches() as read:
+            return _unnamed(loader, run, read.order, read.because)
 
-    batcher = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    kind = type(batcher)
-    if is_of(batcher, "opacus.utils.batch_memory_manager", "BatchSplittingSampler"):
-        batcher = batcher.sampler
-        kind = type(batcher)
-    if kind is PoissonBatchSampler:
-        q = batcher.sampling_probability
-        return _of_coins(loader, run, q, batcher.steps, batcher.size, 1, batcher.indices, 0.0)
-    if kind is SecretBatchSampler:
-        return _of_secret(loader, run, batcher)
-    if is_of(batcher, "opacus.utils.uniform_sampler", "UniformWithReplacementSampler"):
-        return _of_opacus(loader, run, batcher, batcher.num_samples, 1)
-    if is_of(batcher, "opacus.utils.uniform_sampler", "DistributedUniformWithReplacementSampler"):
-        return _of_opacus(loader, run, batcher, batcher.total_size, batcher.num_replicas)
-    if kind is UnitOrderSampler:
-        return _of_fixed(loader, run, list(batcher.batches(0, 0)), "by units, the same order in each epoch", False)
-    if kind in (list, tuple):
-        listed = [np.asarray(batch) for batch in batcher]
-        return _of_fixed(loader, run, listed, "a list of batches, the same in each epoch", True)
-    if kind is BatchSampler:
-        stream, size, drop_last = read_stream(batcher.sampler), batcher.batch_size, batcher.drop_last
-    elif loader.batch_size is None:
-        stream, size, drop_last = read_stream(batcher), 1, False
-        if stream is not None:
-            caveat = "if no example stands in two of the batches that the data set holds"
-            stream = replace(stream, order=f"batches that the data set holds, {stream.order}", caveat=caveat)
-    else:
-        stream = None
-    if stream is None:
-        named = batcher.sampler if kind is BatchSampler else batcher
-        return _unnamed(
-            loader, run, f"that of {type(named).__name__}", "nothing is known of this class but what a run shows of it"
-        )
-    batches = stream.size // size if drop_last else -(-stream.size // size)
-    if batches == 0:
-        raise LoaderError(
-            f"an epoch must have a batch, got {stream.size} examples for batch_size={size} and drop_last={drop_last}"
-        )
-    return _ofread_stream(loader, run, stream, size, batches)
+
+def _planned(
+    loader: Any, run: Stretch, facts: dict[str, Any], indices: Indices | None = None, names: Indices | None = None
+) -> Participation | None:
+    """The order as `ao.plan(loader=..)` has it; None where it refuses the loader.
+
+    Args:
+        indices: that may come, or all.
+        names: of each of them, the number of its unit; None where all differ.
+    """
+    from anyorder.sampling.found import participation_of, planned_order
+    from anyorder.sampling.read_loader import check_loader
+
+    try:
+        check_loader(loader)
+        order = planned_order(loader, run.accumulate)
+        units = None
+        if run.unit is not None and order.known_beforehand:
+            units = _units_of_steps(order, run, facts, indices, names)
+        elif run.unit is not None:
+            return None
+        return participation_of(order, run.accumulate, facts["steps"], facts["epochs"], units)
+    except LoaderError:
+        return None
+
+
+def _units_of_steps(
+    order: "Order", run: Stretch, facts: dict[str, Any], indices: Indices | None, names: Indices | None
+) -> list[Any]:
+    """The numbers of the units of each step of a run whose order is known beforehand."""
+    assert order.members is not None
+    found = np.sort(order.members) if indices is None else indices
+    names = np.arange(len(found)) if names is None else names
+    by_index = np.argsort(found, kind="stable")
+    per_epoch = -(-order.steps // run.accumulate)
+    steps: list[list[int]] = [[] for _ in range(facts["epochs"] * per_epoch)]
+    for epoch in range(facts["epochs"]):
+        for i, batch in enumerate(order.batches(epoch, 0)):
+            places = by_index[np.searchsorted(found[by_index], batch)]
+            steps[epoch * per_epoch + i // run.accumulate] += names[places].tolist()
+    return steps[: facts["steps"]]
 
 
 # -- from the order of indices to that of units ----------------------------------------------------------------------
 
 
-def _ofread_stream(loader: Any, run: Stretch, stream: Stream, size: int, batches: int) -> Arrivals:
+def _of_stream(loader: Any, run: Stretch, read: "IndexedBatches") -> Arrivals:
+    stream, size, batches = read.stream, read.size, read.steps
     per_step = size * run.accumulate * stream.ranks  # places of the order that one step takes
     used = min(stream.size, batches * size) * stream.ranks
     span = _span(run, batches)
@@ -349,24 +226,22 @@ def _ofread_stream(loader: Any, run: Stretch, stream: Stream, size: int, batches
     whole = 0 if not stream.is_uniform or max(copies, world, joined) > 1 else steps // per_epoch
     whole = whole if stream.is_fresh else min(whole, 1)
     drawn = Shuffles(whole, per_epoch, used / (stream.size * stream.ranks) * _share(stream, total))
-    participation = _shuffled(epochs, steps, batches, run) if weight * world == 1 else None
+    participation = _planned(loader, run, facts, stream.members, names)
     weight *= joined  # (m_1 + .. + m_j)^2 <= j (m_1^2 + .. + m_j^2)
     visits = AtMost(epochs * weight * world**2, shuffles=drawn if whole else None)
     because = _with(_why(epochs, weight * world**2, copies, world), _LEFT if joined > 1 else "")
     return Arrivals(stream.order, visits, _with(because, stream.caveat), participation=participation, **facts)
 
 
-def _of_fixed(loader: Any, run: Stretch, batches: list[Any], order: str, is_public: bool) -> Arrivals:
-    if not batches:
-        raise LoaderError("an epoch must have a batch, got none")
-    sizes = [len(batch) for batch in batches]
-    indices = np.concatenate([np.asarray(batch, np.int64) for batch in batches])
-    step_of = np.repeat(np.arange(len(batches)) // run.accumulate, sizes)
+def _of_fixed(loader: Any, run: Stretch, read: "ListedBatches") -> Arrivals:
+    sizes = [len(batch) for batch in read.batches]
+    indices = np.concatenate(read.batches)
+    step_of = np.repeat(np.arange(len(sizes)) // run.accumulate, sizes)
     facts = {
-        "batches": len(batches), "batch_size": max(sizes), "dataset_size": size_of(loader.dataset),
-        **_span(run, len(batches)),
+        "batches": len(sizes), "batch_size": max(sizes), "dataset_size": size_of(loader.dataset),
+        **_span(run, len(sizes)),
     }  # fmt: skip
-    return _of_places(loader, run, indices, step_of, order, facts, is_public)
+    return _of_places(loader, run, indices, step_of, read.order, facts, read.is_public)
 
 
 def _of_places(
@@ -376,7 +251,8 @@ def _of_places(
     names = names_of(loader, run.unit, indices)
     if isinstance(names, str):
         return _unknown(order, names, facts)
-    return _of_known(run, names, step_of, order, facts, is_public)
+    found = _of_known(run, names, step_of, order, facts, is_public)
+    return replace(found, participation=_planned(loader, run, facts, indices, names))
 
 
 def _of_known(
@@ -394,17 +270,8 @@ def _of_known(
         is_reached = bool(weights_of(names[early], step_of[early]).max() == weight)
     joined = run.joined(batches)
     visits = AtMost(epochs * weight * joined * world**2, is_reached=is_reached and is_public and joined == 1)
-    if weight * world == 1:
-        participation: Participation | None = (
-            SingleEpoch(steps) if epochs == 1 else FixedOrder(steps, epochs, per_epoch)
-        )
-    elif world == 1 and run.unit is not None and names is not None:
-        rows = [names[step_of == j] for j in range(per_epoch)]
-        participation = KnownOrder([rows[t % per_epoch] for t in range(steps)])
-    else:
-        participation = None
     because = _with(_why(epochs, weight * joined * world**2, copies, world), _LEFT if joined > 1 else "")
-    return Arrivals(order, visits, because, participation=participation, **facts)
+    return Arrivals(order, visits, because, **facts)
 
 
 def _of_coins(
@@ -421,7 +288,7 @@ def _of_coins(
     if coins == 1:
         because = f"each example is in each step by a coin of its own, as the accountant assumes; {secret}"
         visits: Visits = SampledVisits(q, span["steps"], empty=min(1.0, empty * span["steps"]))
-        return Arrivals(order, visits, because, participation=PoissonSampling(span["steps"], q), **facts)
+        return Arrivals(order, visits, because, participation=_planned(loader, run, facts), **facts)
     because = (
         f"a unit has {coins} coins in each step, where the accountant assumes one (examples of one unit, batches that "
         "are accumulated, or ranks that all draw from the whole data set); the coins are taken as public"
@@ -446,12 +313,12 @@ def _of_secret(loader: Any, run: Stretch, sampler: Any) -> Arrivals:
     return _unknown(sampler.phrase, because, facts)
 
 
-def _of_opacus(loader: Any, run: Stretch, sampler: Any, size: int, ranks: int) -> Arrivals:
+def _of_opacus(loader: Any, run: Stretch, read: "TossedBatches") -> Arrivals:
     """Opacus's own Poisson samplers, and what it does with a batch that is empty."""
-    alone = size // ranks - 1
-    replaced = ranks > 1 or getattr(loader.collate_fn, "rand_on_empty", False)
-    empty = ranks * math.exp(alone * math.log1p(-sampler.sample_rate)) if replaced and sampler.sample_rate < 1 else 0.0
-    return _of_coins(loader, run, sampler.sample_rate, len(sampler), size, ranks, None, empty)
+    q, alone = read.probability, read.total // read.ranks - 1
+    replaced = read.ranks > 1 or getattr(loader.collate_fn, "rand_on_empty", False)
+    empty = read.ranks * math.exp(alone * math.log1p(-q)) if replaced and q < 1 else 0.0
+    return _of_coins(loader, run, q, read.steps, read.total, read.ranks, None, empty)
 
 
 def _of_list(batches: Any, run: Stretch) -> Arrivals:
@@ -490,13 +357,6 @@ def _span(run: Stretch, batches: int | None) -> dict[str, Any]:
     return {"steps": run.epochs * per_epoch, "epochs": run.epochs}
 
 
-def _shuffled(epochs: int, steps: int, batches: int, run: Stretch) -> Participation:
-    per_epoch = -(-batches // run.accumulate)
-    if epochs == 1:
-        return SingleEpoch(steps)
-    return EpochShuffle(epochs, per_epoch) if steps == epochs * per_epoch else MinSeparation(steps, 1, epochs)
-
-
 def _why(epochs: int, weight: float, copies: int, world: int) -> str:
     times = "one epoch" if epochs == 1 else f"{epochs} epochs"
     if weight == 1:
@@ -509,7 +369,7 @@ def _why(epochs: int, weight: float, copies: int, world: int) -> str:
     )
 
 
-def _share(stream: Stream, total: int | None) -> float:
+def _share(stream: "Stream", total: int | None) -> float:
     """Of the examples that may come, how many do in an epoch."""
     may = len(stream.members) if stream.members is not None else total
     return min(1.0, stream.size * stream.ranks / may) if may else 1.0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from anyorder import checks
 from anyorder.accounting import gdp_mu, poisson_epsilon
-from anyorder.audit.arrivals import Arrivals, Stretch, is_of, read_arrivals
+from anyorder.audit.arrivals import Arrivals, Stretch, read_arrivals
 from anyorder.audit.observations import (
     KEPT,
     AtMost,
@@ -28,7 +28,7 @@ from anyorder.audit.observations import (
     epsilon_at_least,
     epsilon_of,
 )
-from anyorder.checks import final
+from anyorder.checks import final, is_of
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted, rounded_up
 from anyorder.participation import Participation

@@ -10,37 +10,19 @@ which is the best test there is [Neyman and Pearson]. All that it needs of the r
 a rule whose steps are grouped (balls in bins) <m_j, y> for each group.
 """
 
-from typing import assert_never
-
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, logsumexp
-from scipy.stats import binom
 
 from anyorder import checks
+from anyorder.accounting.amplification.secret_order import SecretOrder
 from anyorder.audit.canaries import Canaries, forward
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
-from anyorder.participation import Participation
-from anyorder.participation.sampled import (
-    BallsInBins,
-    CyclicPoisson,
-    MinSeparationSampling,
-    PoissonSampling,
-    RandomAllocation,
-    TruncatedPoisson,
-)
+from anyorder.patterns import Participation
 from anyorder.strategy import Strategy
-
-__all__ = ["SampledRule", "SecretScorer", "drawn_steps", "sampled_rule", "taken_probabilities"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-SampledRule = (
-    PoissonSampling | CyclicPoisson | TruncatedPoisson | BallsInBins | RandomAllocation | MinSeparationSampling
-)
-"""Orders that are drawn by secret coins."""
 
 
 def drawn_steps(participation: Participation, count: int, source: NoiseSource) -> Bools:
@@ -55,53 +37,7 @@ def drawn_steps(participation: Participation, count: int, source: NoiseSource) -
         source: where the coins come from: of nothing else.
     Raises: ArgumentError for a rule without secret coins.
     """
-    rule, count = sampled_rule(participation), checks.integer("count", count, low=1)
-    n, t = rule.n, np.arange(rule.n)[:, None]
-    match rule:
-        case PoissonSampling():
-            return np.asarray(_uniforms(source, n, count) < rule.sampling_probability)
-        case CyclicPoisson() | TruncatedPoisson():
-            mine = t % rule.cycle == np.arange(count) % rule.cycle
-            return np.asarray(mine & (_uniforms(source, n, count) < taken_probabilities(rule, count)))
-        case BallsInBins():
-            return np.asarray(t % rule.b == _below(source, 1, count, rule.b))
-        case RandomAllocation():
-            return np.asarray(t % rule.b == np.repeat(_below(source, rule.k, count, rule.b), rule.b, axis=0))
-        case MinSeparationSampling():
-            coins = _uniforms(source, n + 1, count)
-            first = np.zeros(count, np.int64)
-            if rule.warm_start:  # coins[n] / marginal is below b - 1 with probability (b - 1) marginal
-                waits = np.floor(coins[n] / rule.marginal).astype(np.int64) + 1
-                first = np.where(waits < rule.b, waits, 0)
-            there = np.zeros((n, count), np.bool_)
-            for step in range(n):
-                there[step] = (first <= step) & (coins[step] < rule.sampling_probability)
-                first = np.where(there[step], step + rule.b, first)
-            return there
-        case _:
-            assert_never(rule)
-
-
-def taken_probabilities(rule: CyclicPoisson | TruncatedPoisson, count: int) -> Floats:
-    """(count,) the probability of unit c, of group c mod cycle, to be in a step of its group.
-
-    Truncated: E min(B, batch_size) / group, B ~ Binomial(group, q), for as many units as its group has.
-    """
-    q = rule.sampling_probability
-    if isinstance(rule, CyclicPoisson):
-        return np.full(count, q)
-    groups = np.arange(rule.cycle)
-    sizes = (rule.dataset_size - groups + rule.cycle - 1) // rule.cycle
-    return np.array([_stays(q, rule.batch_size, int(size)) for size in sizes])[np.arange(count) % rule.cycle]
-
-
-def _stays(q: float, batch_size: int, group: int) -> float:
-    """E min(B, batch_size) / group: all units of a group are alike."""
-    if batch_size >= group:
-        return q
-    at_most = np.arange(batch_size + 1)
-    within = float((at_most * binom.pmf(at_most, group, q)).sum())
-    return (within + batch_size * (1 - float(bdtr(batch_size, group, q)))) / group
+    return sampled_rule(participation).canary_steps(checks.integer("count", count, low=1), source)
 
 
 class SecretScorer:
@@ -135,8 +71,8 @@ class SecretScorer:
             raise ArgumentError(f"strategy must have n={self._rule.n} steps as the participation, got {strategy.n}")
         self._clip_norm = checks.positive("clip_norm", clip_norm)
         self._sigma = checks.positive("noise_std", noise_std) / self._clip_norm
-        bins = self._rule.b if isinstance(self._rule, BallsInBins) else self._rule.n
-        self._dots, self._squares = np.zeros((bins, canaries.count)), np.zeros(bins)
+        means = self._rule.means
+        self._dots, self._squares = np.zeros((means, canaries.count)), np.zeros(means)
         self._stream, self._t = forward(strategy), 0
 
     def add(self, row: object) -> None:
@@ -159,61 +95,11 @@ class SecretScorer:
 
     def _log_ratios(self, dots: Floats) -> Floats:
         """Log of the mixture's density over that of the noise alone."""
-        rule, exponents = self._rule, (dots - self._squares[:, None] / 2) / self._sigma**2
-        match rule:
-            case PoissonSampling():
-                return np.asarray(
-                    _tossed(exponents, np.full(exponents.shape[1], rule.sampling_probability)).sum(axis=0)
-                )
-            case CyclicPoisson() | TruncatedPoisson():
-                count = exponents.shape[1]
-                mine = np.arange(rule.n)[:, None] % rule.cycle == np.arange(count) % rule.cycle
-                tossed = _tossed(exponents, taken_probabilities(rule, count))
-                return np.asarray(np.where(mine, tossed, 0.0).sum(axis=0))
-            case BallsInBins():
-                return np.asarray(logsumexp(exponents, axis=0) - np.log(rule.b))
-            case RandomAllocation():
-                epochs = exponents.reshape(rule.k, rule.b, -1)
-                return np.asarray((logsumexp(epochs, axis=1) - np.log(rule.b)).sum(axis=0))
-            case MinSeparationSampling():
-                return _separated(exponents, rule)
-            case _:
-                assert_never(rule)
+        return self._rule.log_ratios((dots - self._squares[:, None] / 2) / self._sigma**2)
 
 
-def _tossed(exponents: Floats, q: Floats) -> Floats:
-    """log(1 - q + q e^x), of a coin for each step and canary."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.logaddexp(np.log1p(-q), np.log(q) + exponents))
-
-
-def _separated(exponents: Floats, rule: MinSeparationSampling) -> Floats:
-    """L_i = log((1 - p) e^L_(i+1) + p e^(x_i + L_(i+b))), from the last step to the first [Dong, Ganesh 2026]."""
-    n, b, p = rule.n, rule.b, rule.sampling_probability
-    logs = np.zeros((n + b + 1, exponents.shape[1]))
-    with np.errstate(divide="ignore"):
-        for i in range(n - 1, -1, -1):
-            logs[i] = np.logaddexp(np.log1p(-p) + logs[i + 1], np.log(p) + exponents[i] + logs[i + b])
-        if not rule.warm_start:
-            return np.asarray(logs[0])
-        weights = np.full(b, rule.marginal)
-        weights[0] = max(0.0, 1 - (b - 1) * rule.marginal)
-        return np.asarray(logsumexp(logs[:b], axis=0, b=weights[:, None]))
-
-
-def sampled_rule(participation: Participation) -> SampledRule:
-    """The rule, if it is drawn by secret coins. Raises: ArgumentError."""
-    if not isinstance(participation, SampledRule):
+def sampled_rule(participation: Participation) -> SecretOrder:
+    """The order, if it is drawn by secret coins. Raises: ArgumentError."""
+    if not isinstance(participation, SecretOrder):
         raise ArgumentError(f"participation must be drawn by secret coins, got {type(participation).__name__}")
     return participation
-
-
-def _uniforms(source: NoiseSource, rows: int, count: int) -> Floats:
-    """(rows, count) numbers in [0, 1), multiples of 2^-53."""
-    words = np.stack([source.words(row, 0, 2 * count).view(np.uint64) for row in range(rows)])
-    return np.asarray((words >> np.uint64(11)) * 2.0**-53)
-
-
-def _below(source: NoiseSource, rows: int, count: int, number: int) -> NDArray[np.int64]:
-    """(rows, count) integers from 0 to number - 1."""
-    return np.floor(_uniforms(source, rows, count) * number).astype(np.int64)

@@ -39,10 +39,10 @@ from anyorder.formats import (
 )
 from anyorder.formatting import rounded_up
 from anyorder.plan.certificate import Certificate
+from anyorder.plan.cost import check_plan, is_large
 from anyorder.plan.options import FLAT
 from anyorder.plan.plan import checked_plan, close
 from anyorder.plan.planner import plan
-from anyorder.strategy.cost import check_plan, is_large
 
 _KINDS: dict[str, type[Gaussian] | type[BoundedRange] | type[Sampled]] = {
     "gaussian": Gaussian, "bounded range": BoundedRange, "sampled": Sampled,

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
 from anyorder.accounting.amplification.claims import Amplified
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo
+from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.gaussian import rdp_epsilon
 from anyorder.checks import final

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from anyorder.participation.registry import WORDS
+
 __all__ = [
     "COMPLETION", "ESTIMATOR", "MECHANISM", "ORDER", "SELECTION", "Batch", "BudgetFile", "Clip", "Completion", "Delta",
     "Epochs", "Epsilon", "Estimator", "Json", "MechanismName", "Memory", "Momentum", "Noise", "Order", "RestartEvery",
@@ -25,10 +27,11 @@ Size = Annotated[int, typer.Option(help="Number of training examples.")]
 Batch = Annotated[int, typer.Option(help="Examples in a step; sums of gradients are divided by it.")]
 Epochs = Annotated[int, typer.Option(help="Passes over the data.")]
 ORDER = (
-    "Order of the data: [bold]shuffled[/bold] (anew in each epoch), [bold]fixed[/bold] (shuffled once, then kept), "
-    "[bold]sequential[/bold] (as stored); or secret random sampling, by this package's sampler: [bold]poisson[/bold], "
-    "[bold]cyclic-poisson[/bold], [bold]truncated-poisson[/bold], [bold]balls-in-bins[/bold], "
-    "[bold]random-allocation[/bold], [bold]min-separation-sampling[/bold]."
+    "Order of the data: "
+    + ", ".join(f"[bold]{word}[/bold] ({row.meaning})" for word, (row, _) in WORDS.items() if row.meaning)
+    + "; or secret random sampling, by this package's sampler: "
+    + ", ".join(f"[bold]{word}[/bold]" for word, (row, _) in WORDS.items() if not row.meaning)
+    + "."
 )
 MECHANISM = (
     "Noise: [bold]auto[/bold] (least error), [bold]tree[/bold] (DP-FTRL), [bold]independent[/bold] (DP-SGD without "

@@ -11,8 +11,8 @@ from typing import Any, NoReturn, ParamSpec
 
 from anyorder.errors import AnyorderError, ArgumentError, LoaderError, MissingDependencyError, ModelError, PlanError
 from anyorder.formats import printable
+from anyorder.plan.cost import is_large
 from anyorder.plan.plan import Plan
-from anyorder.strategy.cost import is_large
 
 __all__ = ["attacking", "fail", "one_line_errors", "print_json", "verify_command"]
 

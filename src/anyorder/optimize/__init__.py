@@ -4,7 +4,7 @@ What fits one kind stands in the file of the kind, in `anyorder.strategy`. Here 
 fits to secret orders, which stand on `accounting`.
 """
 
-from anyorder.optimize.choose import Candidate, choose, fit, fit_named
+from anyorder.optimize.candidates import Candidate, choose, fit, fit_named
 from anyorder.strategy.bounds import lower_bound
 from anyorder.strategy.dense import Optimum, fit_dense
 from anyorder.strategy.rescaled import rescale

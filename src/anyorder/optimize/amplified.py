@@ -22,24 +22,14 @@ from scipy.special import log_ndtr, ndtr
 
 from anyorder import checks
 from anyorder._filters import fftconvolve
-from anyorder._orders import known_order
-from anyorder.accounting import calibrate_poisson, gdp_mu
+from anyorder.accounting import gdp_mu
 from anyorder.accounting.amplification.mixture import absolute_columns
+from anyorder.accounting.amplification.secret_order import SecretOrder
 from anyorder.accounting.gaussian import calibrate_gaussian
 from anyorder.accounting.poisson import rough_poisson
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import (
-    BallsInBins,
-    CyclicPoisson,
-    EpochShuffle,
-    FixedOrder,
-    MinSeparationSampling,
-    PoissonSampling,
-    RandomAllocation,
-    SingleEpoch,
-    TruncatedPoisson,
-)
-from anyorder.patterns import Participation
+from anyorder.participation import FixedOrder, PoissonSampling, SingleEpoch
+from anyorder.patterns import Listed, Participation, PerEpoch
 from anyorder.strategy import cache
 from anyorder.strategy.banded import fit_banded
 from anyorder.strategy.banded_inverse import BandedInverse, fits_banded_inverse
@@ -316,15 +306,16 @@ class Judge:
     """
 
     def __init__(self, workload: Workload, rule: Participation, objective: str, epsilon: float, delta: float) -> None:
+        if not isinstance(rule, SecretOrder):
+            raise ArgumentError(f"participation must be drawn by secret coins, got {rule.describe()}")
         self.workload, self.rule, self.objective = workload, rule, objective
         self.epsilon, self.delta = epsilon, delta
-        self.bins = bins_of(rule)
-        bins = self.bins
+        bins = self.bins = rule.bins
         self.guess = None if bins is None else Guess(min(bins, _MOST_BINS), bins, epsilon, delta)
 
     @cached_property
     def _alone(self) -> float:
-        return _alone(self.rule, self.epsilon, self.delta)
+        return self.rule.noise_alone(self.epsilon, self.delta)
 
     def __call__(self, strategy: Strategy) -> Judged:
         """Its loss."""
@@ -335,7 +326,7 @@ class Judge:
         """The noise multiplier that its claim needs."""
         if self.guess is None or self.bins is None:
             return Noise(self._alone * math.sqrt(float(strategy.column_norms_squared().max())), np.ones(1))
-        if type(self.rule) is RandomAllocation:
+        if isinstance(self.rule.pattern, PerEpoch):
             return composed(self.guess, [self._gram(strategy, [start]) for start in range(0, strategy.n, self.bins)])
         return self.guess(self._gram(strategy, range(0, strategy.n, self.bins)))
 
@@ -373,37 +364,6 @@ def check_claim(rule: Participation, epsilon: float | None, delta: float | None)
     return checks.positive("epsilon", epsilon), checks.probability("delta", delta)
 
 
-def bins_of(rule: Participation) -> int | None:
-    """The bins that a unit's visits are like; None where no two of its steps share anything under a C that fits."""
-    match rule:
-        case BallsInBins() | RandomAllocation():
-            return rule.b
-        case MinSeparationSampling():
-            return min(rule.n, max(rule.b, round(1 / rule.marginal)))
-        case _:
-            return None
-
-
-def reach_of(rule: Participation) -> int:
-    """The most bands of a C that fits the order."""
-    match rule:
-        case CyclicPoisson() | TruncatedPoisson():
-            return min(rule.cycle, rule.n)
-        case MinSeparationSampling() | RandomAllocation():
-            return min(rule.b, rule.n)
-        case _:
-            return rule.n
-
-
-def _alone(rule: Participation, epsilon: float, delta: float) -> float:
-    """Sigma for columns of norm 1. Of truncated batches that of Poisson sampling, which is near."""
-    match rule:
-        case CyclicPoisson() | TruncatedPoisson():
-            return calibrate_poisson(epsilon, delta, rule.sampling_probability, -(-rule.n // rule.cycle))
-        case _:
-            raise PlanError(f"fits by a claim are for orders that are drawn by secret coins, got {rule.describe()}")
-
-
 # -- one kind --------------------------------------------------------------------------------------------------------
 
 
@@ -413,30 +373,31 @@ def fit_amplified(kind: str, judge: Judge, sizes: dict[str, int]) -> Strategy:
     Raises: PlanError for kinds that the order has no fit of.
     """
     workload, rule, objective = judge.workload, judge.rule, judge.objective
-    bands, reach = sizes.get("bands", 1), reach_of(rule)
+    bands, reach = sizes.get("bands", 1), rule.most_bands
     if kind in ("toeplitz", "banded") and bands > reach:
         raise PlanError(
             f"kind {kind!r} must have at most {reach} bands for {rule.describe()}, whose claim needs columns that do "
             f"not overlap so far apart, got bands={bands}"
         )
-    if bins_of(rule) is None:
+    if rule.bins is None:
         if kind == "toeplitz":
             return fit_toeplitz(Problem(workload, SingleEpoch(rule.n), objective), bands)
         if kind == "banded" and objective == "mean":
             return fit_banded(workload, SingleEpoch(rule.n), bands)
         raise _no_fit(kind, rule, objective)
-    if type(rule) is RandomAllocation:
+    found: list[Strategy] = []
+    if kind not in rule.fitted_kinds:
+        pass
+    elif isinstance(rule.pattern, PerEpoch):
         found = [one for one in _restarted(judge) if kind_of(one).words.replace(" ", "_") == kind]
-    elif kind == "tree" and type(rule) is BallsInBins:
+    elif kind == "tree":
         found = _trees(judge)
     elif kind == "toeplitz":
         found = _toeplitzes(judge, [bands])
-    elif kind == "banded_inverse" and type(rule) is BallsInBins:
+    elif kind == "banded_inverse":
         found = _inverses(judge, [bands])
-    elif kind == "blt" and type(rule) is BallsInBins:
+    elif kind == "blt":
         found = _blts(judge, sizes["buffers"])[-1:]
-    else:
-        found = []
     if not found:
         raise _no_fit(kind, rule, objective)
     return min(found, key=lambda one: judge(one).loss)
@@ -460,33 +421,31 @@ def _no_fit(kind: str, rule: Participation, objective: str) -> NoAmplifiedFitErr
 def amplified_fits(judge: Judge, max_state: float, max_cost: float) -> Iterator[Strategy]:
     """The candidates for a secret order within a budget of vectors, independent noise first."""
     rule, workload = judge.rule, judge.workload
-    n, reach = rule.n, reach_of(rule)
+    n, kinds = rule.n, rule.fitted_kinds
     yield Independent(n)
-    widest = int(min(reach, bins_of(rule) or n, max_state + 1, max_cost))
+    widest = int(min(rule.most_bands, rule.bins or n, max_state + 1, max_cost))
     bands = [p for p in _BANDS if p <= widest]
     if 1 < widest < _BANDS[-1]:
         bands = sorted({*bands, widest})
     known = n <= DENSE_STEPS or workload.is_toeplitz
-    match rule:
-        case CyclicPoisson() | TruncatedPoisson():
-            if known:
-                yield from _normalised(fits_toeplitz(Problem(workload, SingleEpoch(n), judge.objective), bands))
-            if n <= _BANDED_STEPS and bands and judge.objective == "mean":
-                yield fit_banded(workload, SingleEpoch(n), bands[-1])
-        case MinSeparationSampling():
-            if known and bands:
-                yield from _toeplitzes(judge, bands)
-        case RandomAllocation():
-            yield from _restarted(judge)
-        case BallsInBins():
-            yield from _trees(judge)
-            if known:
-                yield from _toeplitzes(judge, bands)
-                yield from _inverses(judge, [p for p in _BANDS if p <= n and p <= max_cost])
-                buffers = int(min(_BUFFERS, max_state, max_cost - 1))
-                yield from _blts(judge, buffers) if buffers > 0 else []
-        case _:
-            raise ArgumentError(f"participation must be drawn by secret coins, got {rule.describe()}")
+    if rule.bins is None:  # a unit's steps share nothing: fits are those for one step
+        if known:
+            yield from _normalised(fits_toeplitz(Problem(workload, SingleEpoch(n), judge.objective), bands))
+        if n <= _BANDED_STEPS and bands and judge.objective == "mean":
+            yield fit_banded(workload, SingleEpoch(n), bands[-1])
+        return
+    if isinstance(rule.pattern, PerEpoch):
+        yield from _restarted(judge)
+        return
+    if "tree" in kinds:
+        yield from _trees(judge)
+    if known and bands and "toeplitz" in kinds:
+        yield from _toeplitzes(judge, bands)
+    if known and "banded_inverse" in kinds:
+        yield from _inverses(judge, [p for p in _BANDS if p <= n and p <= max_cost])
+    buffers = int(min(_BUFFERS, max_state, max_cost - 1))
+    if known and "blt" in kinds and buffers > 0:
+        yield from _blts(judge, buffers)
 
 
 def _normalised(found: Sequence[Strategy]) -> Iterator[Strategy]:
@@ -499,21 +458,21 @@ def _normalised(found: Sequence[Strategy]) -> Iterator[Strategy]:
 
 def _trees(judge: Judge) -> list[Strategy]:
     """The best tree in a fixed order, and as it is with each step known once."""
-    rule = judge.rule
-    assert type(rule) is BallsInBins
+    rule, pattern = judge.rule, judge.rule.pattern
     if rule.n > DENSE_STEPS:
         return []
-    orders = (FixedOrder(rule.n, rule.k, rule.b), SingleEpoch(rule.n))
+    assert isinstance(pattern, Listed)
+    assert pattern.stride is not None
+    orders = (FixedOrder(rule.n, pattern.max_participations, pattern.stride), SingleEpoch(rule.n))
     return [fit_tree(judge.workload, order, objective=judge.objective) for order in orders]
 
 
 def _restarted(judge: Judge) -> list[Strategy]:
     """Those that start anew in each epoch."""
     rule = judge.rule
-    assert type(rule) is RandomAllocation
-    if rule.k == 1 or rule.n > DENSE_STEPS:
+    if rule.max_participations == 1 or rule.n > DENSE_STEPS:
         return []
-    order = EpochShuffle(rule.k, rule.b)
+    order = rule.without_draws()
     found: list[Strategy] = list(fits_restarted(judge.workload, order, 2, judge.objective))
     return [*found, fit_tree(judge.workload, order, objective=judge.objective, restart_every=1, completion="off")]
 
@@ -546,7 +505,8 @@ def _blts(judge: Judge, buffers: int) -> list[Strategy]:
 
 def known_bins(rule: Participation) -> Participation | None:
     """The order of balls in bins whose bins are known; None for other orders."""
-    return known_order(rule) if type(rule) is BallsInBins else None
+    stays = isinstance(rule, SecretOrder) and rule.bins is not None and isinstance(rule.pattern, Listed)
+    return rule.without_draws() if stays else None
 
 
 class _Search:

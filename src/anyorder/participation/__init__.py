@@ -6,36 +6,9 @@ step), never the number of steps between them. An order is what people have; `an
 of sets of steps that each of them reduces to, and that all claims are proven for.
 """
 
-from anyorder.participation.known import KnownOrder
-from anyorder.participation.registry import covers
-from anyorder.participation.rules import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
-from anyorder.participation.sampled import (
-    BallsInBins,
-    CyclicPoisson,
-    MinSeparationSampling,
-    PoissonSampling,
-    RandomAllocation,
-    TruncatedPoisson,
-)
+from anyorder.participation import registry
+from anyorder.participation.registry import *  # noqa: F403  the orders, by its list
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated, from_dict
 
-__all__ = [
-    "BallsInBins",
-    "CyclicPoisson",
-    "EpochShuffle",
-    "FixedOrder",
-    "KnownOrder",
-    "Listed",
-    "MinSeparation",
-    "MinSeparationSampling",
-    "Participation",
-    "Pattern",
-    "PerEpoch",
-    "PoissonSampling",
-    "RandomAllocation",
-    "Separated",
-    "SingleEpoch",
-    "TruncatedPoisson",
-    "covers",
-    "from_dict",
-]
+__all__ = ["Listed", "Participation", "Pattern", "PerEpoch", "Separated", "from_dict"]
+__all__ += registry.__all__

@@ -30,11 +30,11 @@ from anyorder.formats import (
 from anyorder.formatting import counted, rounded_up
 from anyorder.ledger import Ledger
 from anyorder.participation import MinSeparation, Participation
-from anyorder.participation.known import with_names, without_names
+from anyorder.participation.known_order import with_names, without_names
+from anyorder.plan.cost import check_plan
 from anyorder.plan.plan import FORMAT as PLAN_FORMAT
 from anyorder.plan.plan import Plan, checked_plan, close, plan_of
 from anyorder.plan.receipt import Receipt, receipt_key, receipt_root, receipts
-from anyorder.strategy.cost import check_plan
 from anyorder.strategy.sensitivity import sensitivity
 
 # ----------------------------------------------------------------------------------------------------

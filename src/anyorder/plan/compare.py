@@ -3,51 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
 from anyorder.formatting import counted, rounded_up
-from anyorder.participation import (
-    BallsInBins,
-    CyclicPoisson,
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    MinSeparationSampling,
-    Participation,
-    PoissonSampling,
-    RandomAllocation,
-    SingleEpoch,
-    TruncatedPoisson,
-)
-from anyorder.patterns import check_order
+from anyorder.participation.registry import WORDS, words_with
+from anyorder.patterns import Needs
 from anyorder.plan.options import OrderOptions
 from anyorder.plan.plan import Plan
 from anyorder.strategy.registry import in_words
 
-ANY = ("shuffled", "fixed", "poisson", "cyclic-poisson", "truncated-poisson", "balls-in-bins", "random-allocation")
-"""What "any" stands for, in the order in which they are planned. Sampling with separation is asked for by its name:
-only samples amplify its claims, and its distance must be given."""
-
-
-class Needs(NamedTuple):
-    """What somebody who trains must be able to do for an order's claim to hold.
-
-    Attributes:
-        access: to the data.
-        secrecy: whether batches must stay secret.
-        batches: of what size they are.
-    """
-
-    access: str
-    secrecy: bool
-    batches: str
-
-    def __str__(self) -> str:
-        secret = "batches stay secret" if self.secrecy else "batches may be public"
-        return f"{self.access}; {secret}; {self.batches}"
+ANY = tuple(word for word, (row, _) in WORDS.items() if row.is_compared)
+"""What "any" stands for, in the order in which they are planned. Others are asked for by their names."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +43,7 @@ class OrderRow:
     @property
     def needs(self) -> Needs:
         """What the order takes."""
-        return needs(self.plan.participation)
+        return self.plan.participation.needs
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -142,34 +110,6 @@ class OrderComparison:
     __repr__ = __str__  # a notebook shows the table
 
 
-def needs(order: Participation) -> Needs:
-    """What somebody who trains must be able to do for the order."""
-    check_order(order)
-    match order:
-        case SingleEpoch():
-            return Needs("one pass in any order", secrecy=False, batches="one size")
-        case EpochShuffle():
-            return Needs("any order in each epoch", secrecy=False, batches="one size")
-        case FixedOrder():
-            return Needs("one order, kept", secrecy=False, batches="one size")
-        case KnownOrder():
-            return Needs("the order that is known", secrecy=False, batches="as they are")
-        case MinSeparation():
-            return Needs("any order that keeps a distance", secrecy=False, batches="any size")
-        case PoissonSampling() | MinSeparationSampling():
-            return Needs("random access", secrecy=True, batches="varying size")
-        case CyclicPoisson():
-            return Needs("random access in a group", secrecy=True, batches="varying size")
-        case TruncatedPoisson():
-            return Needs("random access", secrecy=True, batches=f"at most {order.batch_size}, filled up")
-        case BallsInBins():
-            return Needs("one random split, kept", secrecy=True, batches="varying size")
-        case RandomAllocation():
-            return Needs("a random split in each epoch", secrecy=True, batches="varying size")
-        case _:
-            raise PlanError(f"nothing is known of what {order.describe()} needs")
-
-
 def compared(
     plan: Callable[..., Plan],
     order: Any,
@@ -195,11 +135,7 @@ def compared(
     return OrderComparison(tuple(sorted(rows, key=lambda row: row.error)), tuple(refused))
 
 
-_FOR = {
-    "cycle": ("cyclic-poisson", "truncated-poisson", "min-separation-sampling"),
-    "max_batch_size": ("truncated-poisson",),
-    "method": ("balls-in-bins", "random-allocation", "min-separation-sampling"),
-}
+_FOR = {name: words_with(name) for name in ("cycle", "max_batch_size", "method")}
 """Option -> the orders that have it."""
 
 
@@ -226,6 +162,6 @@ def _listed(order: Any) -> list[OrderOptions]:
         word = asked.order.replace("_", "-") if isinstance(asked.order, str) else asked.order
         if word == "any":
             raise ArgumentError(f"order must be 'any' alone, which is all of them, or a list without it, got {order!r}")
-        checks.choice("order", word, {*ANY, "sequential", "min-separation-sampling"})  # type: ignore[arg-type]
+        checks.choice("order", word, set(WORDS))  # type: ignore[arg-type]
         found.append(replace(asked, order=word))
     return list(dict.fromkeys(found))

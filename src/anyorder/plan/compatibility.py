@@ -2,79 +2,43 @@
 
 from typing import Any
 
-from anyorder.accounting.amplification.claims import (
-    Method,
-    check_method,
-    check_method_fits,
-    check_relation,
-    default_method,
-)
+from anyorder.accounting.amplification.claims import check_method_fits, check_relation, default_method
+from anyorder.accounting.amplification.methods import Method, check_method
 from anyorder.accounting.amplification.mixture import check_fits
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SecretOrder
 from anyorder.accounting.selection import Selection, check_selection, refuse_selection
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise.discrete import check_combination
-from anyorder.participation import (
-    BallsInBins,
-    CyclicPoisson,
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    MinSeparationSampling,
-    Participation,
-    PoissonSampling,
-    RandomAllocation,
-    SingleEpoch,
-    TruncatedPoisson,
-)
+from anyorder.patterns import Participation, check_order
 from anyorder.strategy import Combination, Strategy
 
 
 def check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:
     """The order and its mechanism are accounted for these neighbours."""
-    match order:
-        case PoissonSampling():
-            check_fits(chosen, order)
-            if neighbours != "add-or-remove":
-                raise PlanError(f"PoissonSampling is accounted for add-or-remove neighbours only, got {neighbours!r}")
-        case CyclicPoisson():
-            check_fits(chosen, order)
-            if neighbours != "zero-out":
-                raise PlanError(
-                    "CyclicPoisson is accounted for zero-out neighbours only (a unit's gradients replaced by zero): "
-                    "its groups go by a unit's number, so that without one unit all later ones would be of other "
-                    f"groups; got {neighbours!r}"
-                )
-        case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
-            check_fits(chosen, order)
-            check_relation(neighbours, order, None)
-        case SingleEpoch() | FixedOrder() | EpochShuffle() | MinSeparation() | KnownOrder():
-            if neighbours == "add-or-remove" and order.absence_moves_others:
-                raise moves_others(type(order).__name__)
-        case _:
-            raise PlanError(f"plans are not accounted for {order.describe()}")
+    check_order(order)
+    if order.secret:
+        check_fits(chosen, order)
+    order.check_neighbours(neighbours)
 
 
 def checked_method(method: Any, order: Participation, chosen: Strategy, neighbours: str) -> Method | None:
     """The method of a plan's claim: as given, or the order's own; None where there is but one way to account for it."""
-    match order:
-        case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
-            found = default_method(chosen, order) if method is None else check_method(method)
-            check_method_fits(found, chosen, order)
-            check_relation(neighbours, order, found)
-            return found
-        case _:
-            if method is not None:
-                raise PlanError(
-                    f"method is how the claim of balls in bins, random allocation, truncated Poisson sampling or "
-                    f"sampling with separation is found, and must be None for {order.describe()}, got {method!r}"
-                )
-            return None
+    if isinstance(order, AmplifiedOrder):
+        found = default_method(chosen, order) if method is None else check_method(method)
+        check_method_fits(found, chosen, order)
+        check_relation(neighbours, order, found)
+        return found
+    if method is not None:
+        raise PlanError(
+            f"method is how the claim of balls in bins, random allocation, truncated Poisson sampling or "
+            f"sampling with separation is found, and must be None for {order.describe()}, got {method!r}"
+        )
+    return None
 
 
 def check_secret(order: Participation, secure: bool, selection: Selection | None) -> None:
-    """What orders by secret coins do not go with, beside Poisson sampling, which refuses for reasons of its own."""
-    if not order.secret or type(order) is PoissonSampling:
+    """What orders by secret draws do not go with, beside those that are accounted with selections."""
+    if not isinstance(order, SecretOrder) or order.takes_selection:
         return
     if secure:
         raise PlanError(
@@ -82,14 +46,6 @@ def check_secret(order: Participation, secure: bool, selection: Selection | None
             "secure, or for another order"
         )
     refuse_selection(selection, order.describe())
-
-
-def moves_others(order: str) -> PlanError:
-    """The error for add-or-remove neighbours in an order in which a unit's absence moves others."""
-    return PlanError(
-        f"neighbours 'add-or-remove' do not fit {order}: without one unit, a loader would put others into other "
-        "batches; use 'zero-out' (its gradients replaced by zero) or 'replace-one'"
-    )
 
 
 def check_exact(neighbours: str, chosen: Strategy) -> None:
@@ -146,7 +102,7 @@ def check_on_device(given: Any, order: Participation) -> tuple[str, ...]:
     words = tuple(given)
     if len(set(words)) != len(words) or not set(words) <= _TEXTS.keys():
         raise ArgumentError(f"on_device must have each of {', '.join(map(repr, _TEXTS))} once at most, got {words!r}")
-    if "record" in words and type(order) not in (SingleEpoch, MinSeparation):
+    if "record" in words and not order.device_can_keep:
         raise PlanError(
             f"on_device=('record',) needs SingleEpoch or MinSeparation, got {type(order).__name__}: a device has a "
             "counter and a timer, which tell how often it took part and how long ago, and nothing of epochs, planned "

@@ -2,17 +2,17 @@
 
 import contextlib
 import re
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from anyorder import checks
-from anyorder._orders import known_order
 from anyorder.accounting.amplification.mixture import check_fits
+from anyorder.accounting.amplification.secret_order import SecretOrder
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose
 from anyorder.optimize.amplified import NoAmplifiedFitError, best_cycle
-from anyorder.optimize.choose import MAX_COST, fit_named, rows_touched
-from anyorder.participation import CyclicPoisson, Participation, PoissonSampling, TruncatedPoisson
+from anyorder.optimize.candidates import MAX_COST, fit_named, rows_touched
+from anyorder.participation import PoissonSampling
+from anyorder.patterns import Participation
 from anyorder.strategy import Combination, Independent, Strategy, Tree
 from anyorder.workload import Workload
 
@@ -74,7 +74,7 @@ def _fit_named(
     if order.secret and claim["epsilon"] is not None and not tree:
         with contextlib.suppress(NoAmplifiedFitError):
             return fit_named(mechanism, work, order, **budget, **claim)
-    return fit_named(mechanism, work, known_order(order), **budget, **tree)
+    return fit_named(mechanism, work, order.without_draws(), **budget, **tree)
 
 
 def with_best_cycle(
@@ -82,15 +82,14 @@ def with_best_cycle(
     max_cost: float | None,
 ) -> Participation:  # fmt: skip
     """Of cyclic and truncated sampling that were planned without groups, with as many as suit the claim."""
-    assert isinstance(rule, (CyclicPoisson, TruncatedPoisson))
-    share = rule.sampling_probability
+    assert isinstance(rule, SecretOrder)  # of those with `cycle_is_chosen`
     if epsilon is None:
         raise ArgumentError(
             "epsilon must be given with order 'cyclic-poisson' and mechanism 'auto', by which the cycle is chosen; or "
             "take a mechanism with bands, such as 'banded toeplitz, 8 bands', or a cycle"
         )
-    cycle = best_cycle(work, share, epsilon, delta, objective, most=MAX_COST if max_cost is None else max_cost)
-    return replace(rule, cycle=cycle, sampling_probability=min(1.0, share * cycle))
+    cycle = best_cycle(work, rule.rate, epsilon, delta, objective, most=MAX_COST if max_cost is None else max_cost)
+    return rule.with_cycle(cycle)
 
 
 def _secret_auto(
@@ -99,7 +98,7 @@ def _secret_auto(
     """The mechanism of least error at the amplified claim; without an epsilon, for the order's steps without coins."""
     if claim["epsilon"] is not None:
         return choose(work, order, limits.state, objective, max_cost=limits.chosen_cost, **claim)[0].strategy
-    found = choose(work, known_order(order), limits.state, objective, max_cost=limits.chosen_cost)
+    found = choose(work, order.without_draws(), limits.state, objective, max_cost=limits.chosen_cost)
     for one in found:
         try:
             check_fits(one.strategy, order)

@@ -8,19 +8,14 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from numpy.typing import ArrayLike
 
 from anyorder import checks
-from anyorder._orders import order_word
-from anyorder.accounting.amplification.claims import Method
+from anyorder.accounting.amplification.methods import Method
 from anyorder.accounting.selection import Selection
 from anyorder.errors import ArgumentError
-from anyorder.participation import Participation
+from anyorder.participation.registry import OrderWord, order_word
+from anyorder.patterns import Participation
 from anyorder.strategy import Strategy
 from anyorder.workload import Workload
 
-OrderWord = Literal[
-    "shuffled", "sequential", "fixed", "poisson", "cyclic-poisson", "truncated-poisson", "balls-in-bins",
-    "random-allocation", "min-separation-sampling",
-]  # fmt: skip
-"""The orders of `anyorder.participation`, in words."""
 MechanismWord = Literal["auto", "independent", "poisson", "tree", "dense", "banded", "banded inverse", "blt"]
 """Mechanisms without sizes; a size makes other words, such as "blt, 2 buffers", so that the set is open."""
 Neighbours = Literal["zero-out", "replace-one", "add-or-remove"]

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from anyorder import checks, participation, strategy, workload
 from anyorder.accounting import gdp_epsilon
 from anyorder.accounting import selection as selections
-from anyorder.accounting.amplification import claims as methods
-from anyorder.accounting.amplification.claims import Method
-from anyorder.accounting.amplification.monte_carlo import REPLAY, MonteCarlo
+from anyorder.accounting.amplification import methods
+from anyorder.accounting.amplification.methods import Method, MonteCarlo
+from anyorder.accounting.amplification.monte_carlo import REPLAY
 from anyorder.accounting.curves import Curve
 from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.accounting.selection import Counts, Selection, Top, check_selection, plan_curve, step_mu
@@ -26,7 +26,7 @@ from anyorder.formats import bounded, brief, canonical, check_names, html_table,
 from anyorder.formatting import counted, rounded_up
 from anyorder.noise.discrete import check_grid
 from anyorder.participation import KnownOrder, Participation, PoissonSampling
-from anyorder.participation.known import without_names
+from anyorder.participation.known_order import without_names
 from anyorder.patterns import check_order
 from anyorder.plan.compatibility import (
     check_exact,
@@ -37,9 +37,9 @@ from anyorder.plan.compatibility import (
     checked_method,
     trusted_text,
 )
+from anyorder.plan.cost import check_plan
 from anyorder.strategy import Independent, Strategy
 from anyorder.strategy.bound import Bound
-from anyorder.strategy.cost import check_plan
 from anyorder.strategy.error import has_variances, row_variances
 from anyorder.strategy.registry import check_kind as check_strategy
 from anyorder.strategy.rounding import rounding

@@ -3,32 +3,20 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import frexp, inf, nextafter, sqrt
-from typing import Any, Literal, NamedTuple, get_args
+from math import frexp, inf, nextafter
+from typing import Any, Literal, NamedTuple
 
 from anyorder import accounting, checks
-from anyorder._orders import CYCLIC, order_in_words
 from anyorder.accounting.amplification.bound import calibrate_amplified, method_named
-from anyorder.accounting.amplification.claims import Method, Secret
-from anyorder.accounting.amplification.mixture import check_fits, reach
+from anyorder.accounting.amplification.methods import Method
+from anyorder.accounting.amplification.mixture import reach
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SampledOrder
 from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.accounting.selection import Selection, check_selection, for_epsilon, for_sigma, plan_curve, shared
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import (
-    BallsInBins,
-    CyclicPoisson,
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    MinSeparationSampling,
-    Participation,
-    PoissonSampling,
-    RandomAllocation,
-    SingleEpoch,
-    TruncatedPoisson,
-)
-from anyorder.patterns import check_order
+from anyorder.participation import KnownOrder
+from anyorder.participation.registry import WORDS, OrderWord, order_in_words, words_with
+from anyorder.patterns import Participation, check_order, moves_others
 from anyorder.plan.compare import OrderComparison, compared
 from anyorder.plan.compatibility import (
     check_exact,
@@ -37,7 +25,6 @@ from anyorder.plan.compatibility import (
     check_secret,
     check_selected,
     checked_method,
-    moves_others,
 )
 from anyorder.plan.mechanism import Allowed, strategy_of, vectors, with_best_cycle
 from anyorder.plan.options import (
@@ -49,7 +36,6 @@ from anyorder.plan.options import (
     MechanismWord,
     Neighbours,
     OrderOptions,
-    OrderWord,
     limits_of,
     mechanism_options,
     order_options,
@@ -318,14 +304,14 @@ def _participation(
 
 def _cycle_of(mechanism: str | Strategy, cycle: int | None, order: str) -> int | None:
     """The number of bands, where no cycle is given and the order has one."""
-    if cycle is not None or order not in CYCLIC:
+    if cycle is not None or order not in words_with("cycle"):
         return cycle
     if isinstance(mechanism, Strategy):
         return reach(mechanism)
     found = re.search(r"([0-9]+) bands?", mechanism) if isinstance(mechanism, str) else None
     if found is not None:
         return int(found[1])
-    if mechanism == "auto" and order in CYCLIC[:2]:
+    if mechanism == "auto" and WORDS[order][1].cycle_is_chosen:
         return 1  # found by the claim, later
     return 1 if mechanism in ("independent", "poisson") else None
 
@@ -361,7 +347,8 @@ def _mechanism(
     check_selection(asked.selection)
     cost = None if limits.max_cost is None else checks.real("max_cost", limits.max_cost, low=1.0)
     state = vectors(limits.memory, limits.model_size, asked.secure)
-    if asked.mechanism == "auto" and ordered.order in CYCLIC[:2] and ordered.cycle is None:
+    by_word = isinstance(ordered.order, str) and WORDS[ordered.order][1].cycle_is_chosen
+    if asked.mechanism == "auto" and by_word and ordered.cycle is None:
         rule = with_best_cycle(rule, work, target["epsilon"], target["delta"], asked.objective, cost)
     if selected:
         state = None  # noise that keeps anything is refused, whatever memory there is
@@ -384,7 +371,7 @@ def _check_together(
 
 def _method(asked: str | Method | None, rule: Participation, chosen: Strategy, neighbours: str) -> Method | None:
     """How the claim is found."""
-    if asked is None or type(rule) not in get_args(Secret):
+    if asked is None or not isinstance(rule, AmplifiedOrder):
         return checked_method(asked, rule, chosen, neighbours)  # which refuses one where there is no choice
     return checked_method(method_named(asked, chosen, rule), rule, chosen, neighbours)
 
@@ -411,16 +398,11 @@ def _noise(
             sigma = noise_multiplier / (sens * (1 + rounding(chosen, rule)))
         return sigma, for_sigma(sigma, selection, visits)
     match rule:
-        case PoissonSampling():
-            total = accounting.calibrate_poisson(epsilon, delta, rule.sampling_probability, rule.n)
-        case CyclicPoisson():
-            steps, largest = -(-rule.n // rule.cycle), sqrt(float(chosen.column_norms_squared().max()))
-            check_fits(chosen, rule)
-            total = accounting.calibrate_poisson(epsilon, delta, rule.sampling_probability, steps)
-            total *= largest * (1 + 2.0**-47)
-        case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
+        case SampledOrder():
+            total = rule.least_noise(chosen, epsilon, delta)
+        case AmplifiedOrder():
             total = calibrate_amplified(chosen, rule, epsilon, delta, method, neighbours)
-        case SingleEpoch() | FixedOrder() | EpochShuffle() | MinSeparation() | KnownOrder():
+        case _ if not rule.secret:
             total = nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
         case _:
             raise PlanError(f"plans are not accounted for {rule.describe()}")

@@ -24,7 +24,7 @@ from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formats import bounded, brief, check_names, check_work, hexadecimal, load_json, quoted, save_json
 from anyorder.ledger import Ledger, Units, allows, as_units
 from anyorder.participation import TruncatedPoisson
-from anyorder.participation.known import one_unit
+from anyorder.participation.known_order import one_unit
 from anyorder.plan.plan import Plan, close
 
 FORMAT = "anyorder-receipt/1"

@@ -14,9 +14,8 @@ from typing import Any
 from anyorder import checks
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.optimize import choose
-from anyorder.optimize.choose import Candidate, rows_touched
+from anyorder.optimize.candidates import Candidate, rows_touched
 from anyorder.participation import PoissonSampling
-from anyorder.plan.compare import needs
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan, plan_at_sigma, with_budget
 from anyorder.planner_page.settings import Settings
@@ -199,6 +198,6 @@ def _row(name: str, chosen: Plan, *, best: bool, reference: bool = False) -> Pie
 def _piece(asked: Settings, chosen: Plan, rows: list[Piece], bound: float | None) -> Piece:
     return {
         "kind": "plan", "steps": chosen.n, "order": chosen.participation.describe(),
-        "needs": str(needs(chosen.participation)), "secret": chosen.participation.secret, "epsilon": chosen.epsilon,
+        "needs": str(chosen.participation.needs), "secret": chosen.participation.secret, "epsilon": chosen.epsilon,
         "delta": chosen.delta, "batch_size": asked.batch_size, "lower_bound": bound, "rows": rows,
     }  # fmt: skip

@@ -9,7 +9,6 @@ from typing import Any
 
 from anyorder import checks
 from anyorder.errors import AnyorderError, ArgumentError
-from anyorder.plan.compare import needs
 from anyorder.plan.planner import plan
 from anyorder.planner_page.answers import SAMPLED, Piece, answer, bound_of, sampled_claim, unit_rows
 from anyorder.planner_page.page import document
@@ -185,7 +184,7 @@ def _fits(grid: Grid, order: str, batch: int, epochs: int, memory: int | None) -
     return {
         "steps": rule.n,
         "order": rule.describe(),
-        "needs": str(needs(rule)),
+        "needs": str(rule.needs),
         "bound": bound_of(units),
         "rows": rows,
     }

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyorder import checks
-from anyorder._orders import order_word
 from anyorder.errors import ArgumentError
+from anyorder.participation.registry import WORDS, order_word
 from anyorder.plan.options import SGD, Limits
 
 __all__ = [
@@ -27,14 +27,12 @@ MAX_SECRET_STEPS = 2048
 """The same for secret orders whose claims are found by mixtures, which take minutes."""
 MAX_CELLS = 144
 
-ORDERS = (
-    "shuffled", "fixed", "sequential", "poisson", "cyclic-poisson", "truncated-poisson", "balls-in-bins",
-    "random-allocation",
-)  # fmt: skip
+ORDERS = tuple(word for word, (row, _) in WORDS.items() if row.is_on_page)
 MECHANISMS = ("auto", "independent", "tree", "blt")
-KNOWN = ("shuffled", "fixed", "sequential")
-"""Orders without coins."""
-_QUICK = (*KNOWN, "poisson")  # orders without mixtures: of long plans, and of sweeps
+KNOWN = tuple(word for word, (row, _) in WORDS.items() if row.meaning)
+"""Orders without secret draws."""
+_QUICK = tuple(word for word, (row, _) in WORDS.items() if row.is_quick)
+"""Orders without mixtures: of long plans, and of sweeps."""
 
 
 @dataclass(frozen=True, kw_only=True)

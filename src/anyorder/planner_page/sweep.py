@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from anyorder.errors import AnyorderError
-from anyorder.optimize.choose import kind_in
+from anyorder.optimize.candidates import kind_in
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan, plan_at_sigma, with_budget
 from anyorder.planner_page.answers import Piece, unit_rows

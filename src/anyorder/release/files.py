@@ -12,19 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyorder.accounting.amplification.secret_order import SecretOrder
 from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning
 from anyorder.ledger import Ledger, Mark, Units, canonical_bytes
 from anyorder.noise import NoiseSource
 from anyorder.noise.stream import first_new_row
-from anyorder.participation import BallsInBins, MinSeparationSampling, Participation, RandomAllocation
+from anyorder.patterns import Participation
 from anyorder.plan.plan import Plan
 from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.journal import Journal
 from anyorder.release.ranks import Ranks
 
 State = dict[str, Any]
-
-_LASTING = (BallsInBins, RandomAllocation, MinSeparationSampling)  # orders whose coins decide more than one step
 
 
 class RunFiles:
@@ -221,7 +220,7 @@ class RunFiles:
             f"{where}. From step {step} on the noise comes from a fresh key, so that none is used twice. If another "
             "copy of this run goes on too, what both tell of a unit is the composition of two runs"
         )
-        if type(plan.participation) in _LASTING:
+        if isinstance(plan.participation, SecretOrder) and plan.participation.draws_last:
             message += (
                 f", and not of two claims: the coins that were tossed before step {step} decide later steps too, in "
                 "both copies. No claim holds for both together"

@@ -14,9 +14,9 @@ from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.errors import CertificateError, PlanError
 from anyorder.formats import bounded
 from anyorder.participation import KnownOrder, Participation, PoissonSampling
+from anyorder.plan.cost import check_plan
 from anyorder.plan.plan import Plan
 from anyorder.strategy import Independent, Strategy, Tree
-from anyorder.strategy.cost import check_plan
 from anyorder.strategy.error import row_variances
 from anyorder.strategy.registry import Structure, kind_of
 from anyorder.strategy.sensitivity import known_sensitivity, sensitivity

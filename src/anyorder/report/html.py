@@ -8,13 +8,13 @@ from typing import assert_never
 from anyorder.budget.claim import SearchCertificate
 from anyorder.formatting import counted, one_of, rounded_down, rounded_up
 from anyorder.plan.certificate import Certificate, Verification
+from anyorder.plan.cost import is_large
 from anyorder.plan.plan import CANDIDATE, Plan
 from anyorder.report.charts import accuracy_figure, curve_figure, figures, noise_figure, order_figure
 from anyorder.report.markup import Html, document, join, tag
 from anyorder.report.searches import search_verdict
 from anyorder.report.verification import verdict
 from anyorder.report.words import MEANS, assumptions, best_guess, limits, whom
-from anyorder.strategy.cost import is_large
 
 __all__ = ["Attacked", "Shown", "html_refusal", "html_report"]
 

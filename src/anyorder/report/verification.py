@@ -1,7 +1,7 @@
 """What a verification checked and could not see, in sentences."""
 
-from anyorder.accounting.amplification import claims
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo
+from anyorder.accounting.amplification import methods
+from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.formats import quoted
 from anyorder.plan.certificate import Verification
 from anyorder.plan.compatibility import trusted_text
@@ -21,7 +21,7 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
     """
     checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
     if found.plan.method is not None:
-        checked += [f"the amplified epsilon, {claims.describe(found.plan.method)}; and the one if batches were known"]
+        checked += [f"the amplified epsilon, {methods.describe(found.plan.method)}; and the one if batches were known"]
     unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
     if type(found.plan.method) is MonteCarlo and not fresh:
         unseen += [

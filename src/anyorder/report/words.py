@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from scipy.special import ndtr, ndtri
 
-from anyorder.accounting.amplification import claims
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo
+from anyorder.accounting.amplification import methods
+from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.formatting import rounded_up
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.compatibility import trusted_text
@@ -169,7 +169,7 @@ def assumptions(plan: Plan, certificate: Certificate | None) -> list[str]:
     if plan.participation.secret:
         rests.append("The coins were fair, were drawn as the order says, and only the sampler has seen the batches.")
     if type(plan.method) is MonteCarlo:
-        rests.append(f"The amplified epsilon is found {claims.describe(plan.method)}: their chance is inside delta.")
+        rests.append(f"The amplified epsilon is found {methods.describe(plan.method)}: their chance is inside delta.")
     if plan.on_device:
         rests.append(f"Users' devices are trusted: {trusted_text(plan.on_device)}.")
     if plan.grid is None:

@@ -9,7 +9,7 @@ from anyorder import accounting
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.formatting import rounded_up
 from anyorder.optimize import choose
-from anyorder.optimize.choose import kind_in
+from anyorder.optimize.candidates import kind_in
 from anyorder.participation import PoissonSampling
 from anyorder.plan.compare import OrderComparison
 from anyorder.plan.options import from_flat

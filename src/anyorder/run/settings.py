@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from anyorder import checks
-from anyorder._orders import order_word
 from anyorder.errors import ArgumentError
+from anyorder.participation.registry import order_word
 from anyorder.run.planning import mechanism_words
 
 __all__ = ["OF_FEATURES", "Settings"]

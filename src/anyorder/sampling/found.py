@@ -1,5 +1,6 @@
 """The participation that a loader's order amounts to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,13 +9,11 @@ from torch.utils.data import DataLoader
 
 from anyorder import checks
 from anyorder.errors import LoaderError
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, Participation, PoissonSampling, SingleEpoch
+from anyorder.participation.registry import recognised
+from anyorder.patterns import LoaderFacts, Participation
 from anyorder.sampling.loader import Origins, Unit
-from anyorder.sampling.orders import Order, check_loader, check_ranks, read_order
-from anyorder.sampling.samplers import SecretBatchSampler
+from anyorder.sampling.read_loader import Order, check_loader, check_ranks, read_order
 from anyorder.sampling.secret import read_owners
-
-__all__ = ["Found", "find_participation"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None, accumulat
         sequential, FixedOrderSampler, DistributedSampler(shuffle=False)                             FixedOrder
         shuffle=True, RandomSampler, SubsetRandomSampler, EpochShuffleSampler, DistributedSampler    EpochShuffle
         any of these for one epoch                                                                   SingleEpoch
+        a list of indices or of batches, each index once                                             FixedOrder
         PoissonBatchSampler                                                                          PoissonSampling
 
     With `unit` it is that of the units, a `KnownOrder`: the data set is read once, for who owns which example. The
@@ -60,36 +60,49 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None, accumulat
     epochs = checks.integer("epochs", epochs, low=1)
     accumulate = checks.integer("accumulate", accumulate, low=1)
     check_loader(loader)
-    order = read_order(loader, 0)
-    check_ranks(order)
-    assert order.members is not None
-    Origins(loader.dataset).check_distinct(order.members)
-    if unit is None:
-        participation = _participation(order, epochs, accumulate, loader)
-    else:
-        participation = _order_of_units(order, epochs, accumulate, loader, unit)
+    order = planned_order(loader, accumulate)
+    per_epoch = -(-order.steps // accumulate)
+    units = None if unit is None else _units_of_steps(order, epochs, accumulate, loader, unit)
+    participation = participation_of(order, accumulate, epochs * per_epoch, epochs, units)
     return Found(participation, order.batch_size * order.ranks, order.dataset_size, order.steps, order.phrase)
 
 
-def _participation(order: Order, epochs: int, accumulate: int, loader: DataLoader[Any]) -> Participation:
-    steps = -(-order.steps // accumulate)
+def planned_order(loader: DataLoader[Any], accumulate: int) -> Order:
+    """The order of a checked loader, if a plan can be made of it. Raises: LoaderError."""
+    order = read_order(loader, 0)
     if order.kind == "secret":
         raise LoaderError(f"the batches are those of a plan already: {order.phrase}; give its participation as order=")
-    if order.kind == "poisson":
-        if accumulate != 1:
-            raise LoaderError(f"batches of Poisson sampling are steps each: accumulate must be 1, got {accumulate}")
-        sampler: Any = loader.batch_sampler or loader.sampler
-        rule: Any = sampler.rule if type(sampler) is SecretBatchSampler else sampler
-        return PoissonSampling(epochs * steps, rule.sampling_probability)
-    if epochs == 1:
-        return SingleEpoch(steps)
-    if order.kind == "fixed":
-        return FixedOrder(epochs * steps, k=epochs, b=steps)
-    return EpochShuffle(k=epochs, steps_per_epoch=steps)
+    if order.kind == "poisson" and accumulate != 1:
+        raise LoaderError(f"batches of Poisson sampling are steps each: accumulate must be 1, got {accumulate}")
+    check_ranks(order)
+    assert order.members is not None
+    Origins(loader.dataset).check_distinct(order.members)
+    return order
 
 
-def _order_of_units(order: Order, epochs: int, accumulate: int, loader: DataLoader[Any], unit: Unit) -> KnownOrder:
-    """Which units are in which step of all epochs."""
+def participation_of(
+    order: Order, accumulate: int, steps: int, epochs: int, units: Sequence[Any] | None = None
+) -> Participation:
+    """The participation of a `planned_order` that is run for so many steps, in so many epochs.
+
+    Args:
+        units: those of each step, where they are asked for by name.
+    """
+    if units is not None:
+        check_known_beforehand(order)
+    found = recognised(
+        LoaderFacts(
+            steps, epochs, -(-order.steps // accumulate), is_once=units is None and order.kind in ("fixed", "shuffled"),
+            is_fixed=order.kind == "fixed", probability=order.probability if units is None else None, units=units,
+        )
+    )  # fmt: skip
+    if found is None:
+        raise LoaderError(f"no participation is known of this order: {order.phrase}")
+    return found
+
+
+def check_known_beforehand(order: Order) -> None:
+    """Raise LoaderError unless the steps of units can be told before the run."""
     if not order.known_beforehand:
         raise LoaderError(
             f"the steps of units must be known beforehand, and this order is {order.phrase}"
@@ -98,6 +111,11 @@ def _order_of_units(order: Order, epochs: int, accumulate: int, loader: DataLoad
             "anyorder.sampling.EpochShuffleSampler(data, seed), or pass order= to ao.plan (for example "
             "MinSeparation), which the ledger then enforces step by step"
         )
+
+
+def _units_of_steps(order: Order, epochs: int, accumulate: int, loader: DataLoader[Any], unit: Unit) -> list[Any]:
+    """Which units are in which step of all epochs."""
+    check_known_beforehand(order)
     assert order.members is not None
     members = np.sort(order.members)
     ids = np.asarray(read_owners(loader, members, unit, order.batch_size))
@@ -106,4 +124,4 @@ def _order_of_units(order: Order, epochs: int, accumulate: int, loader: DataLoad
     for epoch in range(epochs):
         for i, batch in enumerate(order.batches(epoch, 0)):
             steps[epoch * per_epoch + i // accumulate] += ids[np.searchsorted(members, batch)].tolist()
-    return KnownOrder(steps)
+    return steps

@@ -15,7 +15,7 @@ from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError, TrainingError
 from anyorder.ledger import Units, as_units
 from anyorder.noise import NoiseSource
-from anyorder.sampling.orders import Order, check_loader, is_plain, take_order
+from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
 from anyorder.sampling.samplers import PaddedBatch, key_of
 
 _LOOKS = 3  # batches whose copies are compared with the originals: what a loop does to one, it does to all

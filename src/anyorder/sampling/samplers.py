@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from anyorder import checks
-from anyorder._draws import Draws, rate_of
+from anyorder._draws import Draws
 from anyorder.noise import NoiseSource
-from anyorder.participation import BallsInBins, Participation, PoissonSampling, RandomAllocation, TruncatedPoisson
+from anyorder.participation import PoissonSampling
 
 
 def key_of(seed: int | bytes | None) -> bytes:
@@ -238,10 +237,10 @@ class SecretBatchSampler(Sampler[list[int]]):
         self._accumulate, self._rows, self._rank, self._ranks = accumulate, rows, rank, ranks
         self._step: tuple[int, list[list[int]]] | None = None
         self.members = np.sort(owned.examples)
-        self.steps = accumulate * _steps_per_epoch(draws.rule)
-        units = len(owned) * rate_of(draws.rule)
-        if type(draws.rule) is TruncatedPoisson:
-            units = min(units, draws.rule.batch_size)
+        self.steps = accumulate * draws.rule.steps_per_epoch
+        most = draws.rule.most_units
+        units = len(owned) * draws.rule.rate
+        units = units if most is None else min(units, most)
         expected = units * len(self.members) / len(owned)
         self.batch_size = max(1, round(expected / (accumulate * ranks)))
 
@@ -289,10 +288,3 @@ class SecretBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return self.steps
-
-
-def _steps_per_epoch(rule: Participation) -> int:
-    if isinstance(rule, BallsInBins | RandomAllocation):
-        return rule.b
-    epoch = ceil(1 / rate_of(rule))
-    return rule.n if rule.n % epoch else epoch

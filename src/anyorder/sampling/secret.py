@@ -13,9 +13,9 @@ from anyorder._draws import Draws, check_size
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.participation import Participation, PoissonSampling, TruncatedPoisson
+from anyorder.participation import Participation, PoissonSampling
 from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild
-from anyorder.sampling.orders import check_loader, read_order
+from anyorder.sampling.read_loader import check_loader, read_order
 from anyorder.sampling.samplers import Owned, SecretBatchSampler
 
 _AT_ONCE = 256
@@ -95,8 +95,8 @@ def secret_loader(
     else:
         owned = Owned.by(members, numbered(read_owners(loader, members, unit)))
     draws = Draws(participation, check_size(participation, len(owned)), source)
-    if micro_batch is None and unit is None and type(participation) is TruncatedPoisson:
-        micro_batch = -(-participation.batch_size // (accumulate * ranks))
+    if micro_batch is None and unit is None and draws.rule.most_units is not None:
+        micro_batch = -(-draws.rule.most_units // (accumulate * ranks))
     sampler = SecretBatchSampler(draws, owned, accumulate=accumulate, rows=micro_batch, rank=rank, ranks=ranks)
     if micro_batch is not None and sampler.batch_size > checks.integer("micro_batch", micro_batch, low=1):
         raise ArgumentError(

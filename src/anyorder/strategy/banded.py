@@ -11,11 +11,10 @@ from scipy.linalg.lapack import dtrtri
 from anyorder import checks
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import MinSeparation, SingleEpoch
-from anyorder.patterns import Groups, Listed, Participation, Pattern
+from anyorder.patterns import Groups, Listed, Participation, Pattern, Separated
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, check_lower_triangular, pack, unpack
 from anyorder.strategy.bound import Bound, better, roots, visits
-from anyorder.strategy.fitting import Valued, descend, disjoint, shuffled, stride
+from anyorder.strategy.fitting import Valued, descend, shuffled, stride
 from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, banded_terms, gram_bound
 from anyorder.strategy.toeplitz import Problem, delays, fit_toeplitz
 from anyorder.workload import Workload, prefix_sum
@@ -242,22 +241,21 @@ def fit_banded(workload: Workload, participation: Participation, bands: int, *, 
     epochs = shuffled(participation.pattern)
     if epochs is not None and k > 1:
         s = epochs.steps_per_epoch
-        parts = [_fit_columns(R, prefix_sum(s), SingleEpoch(s), bands, max_iterations) for R in epoch_factors(A, s)]
+        parts = [_fit_columns(R, prefix_sum(s), Separated(s, s, 1), bands, max_iterations) for R in epoch_factors(A, s)]
         shares = epoch_shares([loss for _, loss in parts])
         return Banded(block_diag(*(share * C for share, (C, _) in zip(shares, parts, strict=True))))
-    if stride(participation.pattern) is None:
-        participation = MinSeparation(n, participation.min_separation, k)
-    return Banded(_fit_columns(A, workload, participation, bands, max_iterations)[0])
+    pattern = participation.pattern
+    if stride(pattern) is None:
+        pattern = Separated(n, pattern.min_separation, k)
+    return Banded(_fit_columns(A, workload, pattern, bands, max_iterations)[0])
 
 
-def _fit_columns(
-    A: Floats, like: Workload, participation: Participation, bands: int, max_iterations: int
-) -> tuple[Floats, float]:
+def _fit_columns(A: Floats, like: Workload, pattern: Pattern, bands: int, max_iterations: int) -> tuple[Floats, float]:
     """C and its squared loss: from the Toeplitz fit to a workload of the kind of A, with columns normalised."""
     n = len(A)
-    bands = min(bands, participation.min_separation)
-    groups = [np.arange(n)[:, None]] if stride(participation.pattern) is None else disjoint(participation)
-    start = fit_toeplitz(Problem(like, participation), bands).coefficients
+    bands = min(bands, pattern.min_separation)
+    groups = [np.arange(n)[:, None]] if stride(pattern) is None else pattern.disjoint()
+    start = fit_toeplitz(Problem(like, pattern), bands).coefficients
     scale = float(np.linalg.norm(A))
     loss = _BandedLoss(A / scale, bands, groups)
     x = loss.pack(np.repeat(start[:, None], n, axis=1))

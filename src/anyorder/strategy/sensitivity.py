@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import KnownOrder
 from anyorder.patterns import Listed, Participation, Pattern, check_order
 from anyorder.strategy import banded, blt, gram, independent, rescaled, restarted, toeplitz, tree
 from anyorder.strategy.base import Strategy
@@ -86,13 +85,14 @@ def known_sensitivity(strategy: Strategy, participation: Participation) -> Bound
     return refined(strategy, pattern, _rule(strategy).bound(strategy, pattern))
 
 
-def unit_sensitivities(strategy: Strategy, order: KnownOrder) -> NDArray[np.float64]:
+def unit_sensitivities(strategy: Strategy, order: Participation) -> NDArray[np.float64]:
     """(units,) the sensitivity for each unit's own steps, in the order of `order.units`; never below the true ones."""
-    if type(order) is not KnownOrder:
+    pattern = order.pattern if isinstance(order, Participation) else None
+    if not isinstance(pattern, Listed) or pattern.given is None:
         raise ArgumentError(f"order must be a KnownOrder, got {order!r}; other participations do not name their units")
     _check_fit(strategy, order)
-    values = _rule(strategy).units(strategy, order.pattern)
-    return np.minimum(values, refined(strategy, order.pattern, Bound(float(values.max()), exact=False)).value)
+    values = _rule(strategy).units(strategy, pattern)
+    return np.minimum(values, refined(strategy, pattern, Bound(float(values.max()), exact=False)).value)
 
 
 def _check_fit(strategy: Strategy, participation: Participation) -> None:

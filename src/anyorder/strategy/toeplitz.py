@@ -535,17 +535,21 @@ class Problem:
 
     Args:
         workload: Toeplitz, or of at most 4096 steps.
-        participation: its worst pattern is taken to be `worst_steps`, which is exact for non-increasing c >= 0.
+        participation: or a pattern; its worst steps are taken to be those of `Pattern.worst`, which is exact for
+            non-increasing c >= 0.
         objective: "mean", "max" or "last".
     """
 
-    def __init__(self, workload: Workload, participation: Participation, objective: str = "mean") -> None:
+    def __init__(self, workload: Workload, participation: Participation | Pattern, objective: str = "mean") -> None:
         self.objective = checks.choice("objective", objective, OBJECTIVES)
-        self.workload, self.participation, self.n = workload, participation, workload.n
+        self.workload, self.n = workload, workload.n
         if workload.n != participation.n:
             raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
-        check_optimisable(participation)
-        self.steps = worst_steps(participation)
+        if isinstance(participation, Participation):
+            check_optimisable(participation)
+            participation = participation.pattern
+        self.pattern = participation
+        self.steps = participation.worst()
         self._error = self._error_function()
 
     def error(self, d: Floats) -> Valued:
@@ -568,7 +572,7 @@ class Problem:
         n = self.n
         padded = np.zeros(n)
         padded[: len(c)] = np.abs(c)
-        free = stride(self.participation.pattern) is None
+        free = stride(self.pattern) is None
         if free and np.isinf(stiffness):
             value, gradient = self._majorant_sens(padded)
         else:
@@ -738,7 +742,7 @@ def fit_all(
         if bands not in made:
             found = make(coefficients(bands), problem.n)
             made[bands] = found, 0.0
-            if shuffled(problem.participation.pattern):
+            if shuffled(problem.pattern):
                 # the loss is of one pattern of many: by the sensitivity over all, fewer bands may serve better
                 own = found, _true_loss(problem, found)
                 made[bands] = own if bands == 1 else min(own, strategy(bands // 2), key=lambda one: one[1])
@@ -749,7 +753,7 @@ def fit_all(
 
 def _true_loss(problem: Problem, strategy: Toeplitz) -> float:
     error, _ = problem.error(strategy.noising_coefficients())
-    pattern = problem.participation.pattern
+    pattern = problem.pattern
     return error * refined(strategy, pattern, bound(strategy, pattern)).value ** 2
 
 
@@ -763,7 +767,7 @@ def _fit_series(
     root = square_root_start(problem.workload, bands)
     longer = np.concatenate([half, np.zeros(bands - len(half))])[1:]
     starts = [longer, (inverse_series(root, bands) if inverse else root)[1:]]
-    smooth = len(problem.steps) == 1 or stride(problem.participation.pattern) is not None
+    smooth = len(problem.steps) == 1 or stride(problem.pattern) is not None
     x = min(starts, key=lambda start: loss(np.inf if smooth else _STAGES[0][0], start)[0])
     for stiffness, gain, restarts in () if smooth else _STAGES:
         x, _ = descend(partial(loss, stiffness), x, gain=gain, restarts=restarts, max_iterations=300)

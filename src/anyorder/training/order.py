@@ -10,7 +10,7 @@ from anyorder.errors import LoaderError, PlanError
 from anyorder.participation import KnownOrder, Listed, PerEpoch, Separated, covers
 from anyorder.plan.plan import Plan
 from anyorder.sampling import Unit, find_participation
-from anyorder.sampling.orders import check_loader, is_plain, read_order
+from anyorder.sampling.read_loader import check_loader, is_plain, read_order
 
 __all__ = ["BY_LEDGER", "check_absence", "check_order", "check_unit", "warn_of_scattered_units"]
 

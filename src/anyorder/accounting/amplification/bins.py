@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, assert_never
 
 import numpy as np
@@ -848,3 +848,20 @@ def _of(above: Nested | Chain, delta: float, high: float, coarse: float) -> floa
         return delta_above(above, epsilon, falling=False, coarse=coarse)
 
     return least_epsilon(at, delta, high) if at(high) <= delta else high
+
+
+_LOUDEST = 60.0  # mu^2 of a bin, above which nothing is won by bins
+_FINE = 100.0  # points of the grid of bins in the mu of a bin: each takes a sum over the law
+
+
+def gram_composition(pld: Any, grams: list[tuple[Floats, int]], sigma: float, h: float) -> Any:
+    """`bins_losses` of draws of bins with these Gram matrices, each so many times; None where bins hide nothing.
+
+    Bins are put on every so many points of the grid, which is no less pessimistic.
+    """
+    mu = math.sqrt(max(float(gram.max()) for gram, _ in grams)) / sigma
+    if not 1e-6 < mu * mu < _LOUDEST:
+        return None
+    every = max(1, math.ceil(min(mu / _FINE, 0.1) / h))
+    parts = [bins_losses(pld, gram, sigma, h, every).self_compose(count) for gram, count in grams]
+    return reduce(lambda one, other: one.compose(other), parts)

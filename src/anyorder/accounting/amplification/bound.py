@@ -3,33 +3,16 @@
 from collections.abc import Callable
 from functools import cache
 from math import exp, inf, log, log1p
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 from anyorder import checks
-from anyorder.accounting.amplification.bins import likely_epsilon, rough_epsilon
-from anyorder.accounting.amplification.claims import (
-    Amplified,
-    Deterministic,
-    Method,
-    Pld,
-    Progress,
-    Secret,
-    default_method,
-)
-from anyorder.accounting.amplification.exact import rough_truncated
-from anyorder.accounting.amplification.mixture import bins_gram, check_fits
-from anyorder.accounting.amplification.monte_carlo import MonteCarlo
+from anyorder.accounting.amplification.claims import Amplified, Progress, default_method
+from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld
+from anyorder.accounting.amplification.mixture import check_fits
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SampledOrder
 from anyorder.accounting.curves import sampled_curve
 from anyorder.accounting.gaussian import NEIGHBOURS, gdp_mu, just_below
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation.sampled import (
-    BallsInBins,
-    CyclicPoisson,
-    MinSeparationSampling,
-    PoissonSampling,
-    RandomAllocation,
-    TruncatedPoisson,
-)
 from anyorder.patterns import Participation
 from anyorder.strategy import Strategy
 from anyorder.strategy.sensitivity import known_sensitivity
@@ -42,14 +25,13 @@ _TOLERANCE = 1e-4  # of the target epsilon
 _STEP = _TOLERANCE / 8  # of sigma
 _LOOKS = 16
 _SLOPE = -1.2  # of the logarithm of epsilon by that of sigma, at first
-_ROUGH = 1e-3  # of the target epsilon
 _CHANCE = 4e-3  # of the target epsilon, by samples
 _POWER = 1.5
 
 
 def calibrate_amplified(
     strategy: Strategy,
-    participation: Secret,
+    participation: AmplifiedOrder,
     epsilon: float,
     delta: float,
     method: Method | None = None,
@@ -84,7 +66,7 @@ def calibrate_amplified(
         return exp(_by_samples(curve, epsilon, delta, high))
     start, slope = high - 0.4, _SLOPE
     if neighbours != "replace-one":
-        for rough, tolerance in _rough(chosen, strategy, participation, epsilon, delta):
+        for rough, tolerance in participation.rough_epsilons(chosen, strategy, delta):
             found = just_below(_beyond(rough, epsilon), start, slope, tolerance, looks=6)
             start, slope = found or (start, slope)
     found = just_below(_beyond(lambda sigma: curve(log(sigma)).epsilon(delta), epsilon), start, slope, _TOLERANCE / 2)
@@ -100,25 +82,6 @@ def _beyond(epsilon_at: Callable[[float], float], epsilon: float) -> Callable[[f
         return max(over, 1e-15) if found > epsilon else min(max(over, -50.0), 0.0)
 
     return beyond
-
-
-def _rough(
-    method: Method, strategy: Strategy, order: Secret, epsilon: float, delta: float
-) -> list[tuple[Callable[[float], float], float]]:
-    """(epsilon at sigma as far as it is known quickly, how near the target a search by it goes), the quickest first."""
-    match method, order:
-        case Deterministic(), BallsInBins():
-            gram = bins_gram(strategy, order)
-            return [
-                (lambda sigma: rough_epsilon(gram, sigma, delta), 20 * _ROUGH),
-                (lambda sigma: likely_epsilon(gram, sigma, delta), _TOLERANCE / 2),
-            ]
-        case Pld(), TruncatedPoisson():
-            return [
-                (lambda sigma: rough_truncated(strategy, order, sigma, delta), _ROUGH),
-            ]
-        case _:
-            return []
 
 
 def _without_chance(curve: Callable[[float], Amplified], epsilon: float, delta: float, high: float) -> float:
@@ -238,39 +201,33 @@ def amplified_epsilon(
     """
     delta = checks.probability("delta", delta)
     checks.choice("neighbours", neighbours, NEIGHBOURS)
-    match participation:
-        case PoissonSampling() | CyclicPoisson():
-            check_fits(strategy, participation)
-            if method not in ("auto", "pld") and type(method) is not Pld:
-                raise PlanError(
-                    f"{type(participation).__name__} is accounted by its loss distribution: take method 'pld', got "
-                    f"{method!r}"
-                )
-            if neighbours == "replace-one":
-                raise PlanError(f"{type(participation).__name__} is not accounted for replace-one neighbours")
-            if neighbours == "add-or-remove" and participation.absence_moves_others:
-                raise PlanError(
-                    "CyclicPoisson is accounted for zero-out neighbours: its groups go by a unit's number, so that "
-                    "without one unit all later ones would be of other groups; got 'add-or-remove'"
-                )
-            sampled = sampled_curve(strategy, participation, noise_multiplier)
-            return AmplifiedBound(sampled.epsilon(delta), "pld", 1.0)
-        case TruncatedPoisson() | BallsInBins() | RandomAllocation() | MinSeparationSampling():
-            check_fits(strategy, participation)
-            chosen = method_named(method, strategy, participation, samples, failure)
-            curve = Amplified(strategy, participation, noise_multiplier, chosen, neighbours=neighbours)
-            value = curve.epsilon(delta, progress)
-            match chosen:
-                case Pld():
-                    return AmplifiedBound(value, "pld", 1.0)
-                case Deterministic():
-                    return AmplifiedBound(value, "bound", 1.0)
-                case MonteCarlo():
-                    return AmplifiedBound(
-                        value, "monte_carlo", 1 - (delta / 100 if chosen.failure is None else chosen.failure)
-                    )
+    check_fits(strategy, participation)
+    if isinstance(participation, SampledOrder):
+        if method not in ("auto", "pld") and type(method) is not Pld:
+            raise PlanError(
+                f"{type(participation).__name__} is accounted by its loss distribution: take method 'pld', got "
+                f"{method!r}"
+            )
+        if neighbours == "replace-one":
+            raise PlanError(f"{type(participation).__name__} is not accounted for replace-one neighbours")
+        if neighbours == "add-or-remove":
+            participation.check_neighbours(neighbours)
+        sampled = sampled_curve(strategy, participation, noise_multiplier)
+        return AmplifiedBound(sampled.epsilon(delta), "pld", 1.0)
+    assert isinstance(participation, AmplifiedOrder)
+    chosen = method_named(method, strategy, participation, samples, failure)
+    curve = Amplified(strategy, participation, noise_multiplier, chosen, neighbours=neighbours)
+    value = curve.epsilon(delta, progress)
+    match chosen:
+        case Pld():
+            return AmplifiedBound(value, "pld", 1.0)
+        case Deterministic():
+            return AmplifiedBound(value, "bound", 1.0)
+        case MonteCarlo():
+            failure = delta / 100 if chosen.failure is None else chosen.failure
+            return AmplifiedBound(value, "monte_carlo", 1 - failure)
         case _:
-            raise ArgumentError(f"participation must be drawn by secret coins, got {participation!r}")
+            assert_never(chosen)
 
 
 def method_named(

@@ -33,7 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Any, assert_never
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,11 +41,11 @@ from scipy.special import ndtr, ndtri
 
 from anyorder import checks
 from anyorder.accounting.amplification.mixture import check_fits, reach
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder
 from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
 from anyorder.accounting.poisson import step_interval
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation.sampled import BallsInBins, CyclicPoisson, RandomAllocation, TruncatedPoisson
 from anyorder.strategy import Strategy
 
 # ----------------------------------------------------------------------------------------------------
@@ -303,15 +303,35 @@ def _grid(
     return np.unique(np.concatenate([[0.0], smooth[smooth > 0]]))
 
 
-Known = TruncatedPoisson | BallsInBins | RandomAllocation
-
 _DOWN, _UP = 1 - 2.0**-50, 1 + 2e-10  # roundings of a deviation, and of an inverted loss distribution
 _POINTS = 5e5  # of a grid of losses
 _COARSE = 8.0  # times the interval of a grid, where it need not be near
 _FINE = 40  # points in a deviation of one epoch's loss
 
 
-def cyclic_parts(strategy: Strategy, rule: CyclicPoisson | TruncatedPoisson, sigma: float) -> tuple[float, float, int]:
+class Groups(Protocol):
+    """Units in `cycle` groups by turns, each unit of a step's group drawn with a probability, for n steps."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def cycle(self) -> int: ...
+
+    @property
+    def sampling_probability(self) -> float: ...
+
+
+class CutGroups(Groups, Protocol):
+    """The same with batches of at most `batch_size` units, of `dataset_size` in all groups."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def dataset_size(self) -> int: ...
+
+
+def cyclic_parts(strategy: Strategy, rule: Groups, sigma: float) -> tuple[float, float, int]:
     """(deviation over sensitivity, probability, steps) of the sampled Gaussians that a unit meets.
 
     Args:
@@ -326,40 +346,28 @@ def cyclic_parts(strategy: Strategy, rule: CyclicPoisson | TruncatedPoisson, sig
     return sigma / largest, rule.sampling_probability, -(-rule.n // rule.cycle)
 
 
-def pld_epsilon(strategy: Strategy, participation: Known, sigma: float, delta: float) -> float:
+def pld_epsilon(strategy: Strategy, participation: AmplifiedOrder, sigma: float, delta: float) -> float:
     """The epsilon at delta, both directions, at or above the true one, of an order whose loss distribution is known.
 
     Args:
         strategy: C that `check_fits` takes; columns that do not overlap, for balls in bins and allocation.
-        participation: TruncatedPoisson (zero-out), BallsInBins or RandomAllocation (add-or-remove).
+        participation: of zero-out neighbours where batches are cut, of add-or-remove for bins.
         sigma: noise std / clip norm, above 0.
         delta: strictly between 0 and 1.
     Returns: never above that of known batches; that one where a ratio's logarithm has a variance above 200.
-    Cost: truncated Poisson up to some seconds; 2 to 4 s for bins up to b = 1000 of equal norms, whatever k.
+    Cost: truncated batches up to some seconds; 2 to 4 s for bins up to b = 1000 of equal norms, whatever k.
     Raises: ArgumentError; PlanError; MissingDependencyError without dp-accounting, but for one epoch.
     """
     sigma, delta = checks.positive("sigma", sigma), checks.probability("delta", delta)
     check_fits(strategy, participation)
-    match participation:
-        case TruncatedPoisson():
-            return _truncated_epsilon(strategy, participation, sigma, delta)
-        case BallsInBins() | RandomAllocation():
-            return epochs_epsilon(_diagonals(strategy, participation), sigma, delta)
-        case _:
-            assert_never(participation)
+    return participation.exact_epsilon(strategy, sigma, delta)
 
 
-def pld_delta(strategy: Strategy, participation: Known, sigma: float, epsilon: float) -> float:
+def pld_delta(strategy: Strategy, participation: AmplifiedOrder, sigma: float, epsilon: float) -> float:
     """The delta at epsilon >= 0, at or above the true one; see `pld_epsilon`."""
     sigma, epsilon = checks.positive("sigma", sigma), checks.real("epsilon", epsilon, low=0.0)
     check_fits(strategy, participation)
-    match participation:
-        case TruncatedPoisson():
-            return _truncated_delta(strategy, participation, sigma, epsilon)
-        case BallsInBins() | RandomAllocation():
-            return epochs_delta(_diagonals(strategy, participation), sigma, epsilon)
-        case _:
-            assert_never(participation)
+    return participation.exact_delta(strategy, sigma, epsilon)
 
 
 def epochs_epsilon(diagonals: ArrayLike, sigma: float, delta: float) -> float:
@@ -429,7 +437,7 @@ def _ratios(diagonals: ArrayLike, sigma: float) -> _Ratios:
     mu = math.sqrt(float(variances.max(axis=1).sum())) / _DOWN
     if not 0 < largest <= LARGEST:
         return _Ratios(mu, [], largest)
-    return _Ratios(mu, [(ratio_of(kind), count) for kind, count in _distinct_rows(variances)], largest)
+    return _Ratios(mu, [(ratio_of(kind), count) for kind, count in distinct_rows(variances)], largest)
 
 
 @lru_cache(maxsize=16)
@@ -464,25 +472,23 @@ def _inverted(delta_at: Any, delta: float, known: float) -> float:
     return inside
 
 
-def _diagonals(strategy: Strategy, participation: BallsInBins | RandomAllocation) -> Floats:
-    """(k or 1, b) squared norms of the means of bins, of a C whose columns do not overlap."""
+def epoch_squares(strategy: Strategy, k: int, b: int) -> Floats:
+    """(k, b) squared norms of the columns of the steps of each epoch, of a C whose columns do not overlap."""
     if reach(strategy) != 1:
         raise PlanError(
             f"the loss distribution is known for a C whose columns do not overlap, such as Independent, got "
             f"{strategy!r}: take the deterministic bound, or Monte Carlo"
         )
-    squares = strategy.column_norms_squared().reshape(participation.k, participation.b)
-    return squares if type(participation) is RandomAllocation else squares.sum(axis=0, keepdims=True)
+    return np.asarray(strategy.column_norms_squared().reshape(k, b))
 
 
-def rough_truncated(strategy: Strategy, rule: TruncatedPoisson, sigma: float, delta: float) -> float:
+def rough_truncated(strategy: Strategy, rule: CutGroups, sigma: float, delta: float) -> float:
     """About `pld_epsilon`, on a coarse grid, for searches over sigma."""
-    return _truncated_epsilon(strategy, rule, sigma, delta, coarse=_COARSE)
+    return truncated_epsilon(strategy, rule, sigma, delta, coarse=_COARSE)
 
 
-def _truncated_epsilon(
-    strategy: Strategy, rule: TruncatedPoisson, sigma: float, delta: float, coarse: float = 1.0
-) -> float:
+def truncated_epsilon(strategy: Strategy, rule: CutGroups, sigma: float, delta: float, coarse: float = 1.0) -> float:
+    """Epsilon at delta of truncated Poisson sampling, zero-out neighbours."""
     mu, rounding, losses = _truncated_parts(strategy, rule, sigma, coarse)
     known = gdp_epsilon(mu, delta)
     if delta <= 2 * rounding or not 0 < known < math.inf:
@@ -493,7 +499,8 @@ def _truncated_epsilon(
     return min(known, max(float(one.get_epsilon_for_delta(delta - rounding)) for one in found) * _UP)
 
 
-def _truncated_delta(strategy: Strategy, rule: TruncatedPoisson, sigma: float, epsilon: float) -> float:
+def truncated_delta(strategy: Strategy, rule: CutGroups, sigma: float, epsilon: float) -> float:
+    """Delta at epsilon of truncated Poisson sampling, zero-out neighbours."""
     mu, rounding, losses = _truncated_parts(strategy, rule, sigma)
     known = gdp_delta(mu, epsilon)
     if known <= rounding:
@@ -505,7 +512,7 @@ def _truncated_delta(strategy: Strategy, rule: TruncatedPoisson, sigma: float, e
 
 
 def _truncated_parts(
-    strategy: Strategy, rule: TruncatedPoisson, sigma: float, coarse: float = 1.0
+    strategy: Strategy, rule: CutGroups, sigma: float, coarse: float = 1.0
 ) -> tuple[float, float, Callable[[], list[Any]]]:
     """(mu of known batches, what transforms may take from delta, the loss distribution of each size of group)."""
     each, q, steps = cyclic_parts(strategy, rule, sigma)
@@ -516,7 +523,7 @@ def _truncated_parts(
     return math.sqrt(steps) / each / _DOWN, (2 * steps + 16) * 2.0**-53, losses
 
 
-def group_sizes(rule: TruncatedPoisson) -> set[int]:
+def group_sizes(rule: CutGroups) -> set[int]:
     """Of its groups: they differ by one at most."""
     return {rule.dataset_size // rule.cycle, -(-rule.dataset_size // rule.cycle)}
 
@@ -533,7 +540,7 @@ def _truncated(sigma: float, q: float, steps: int, batch_size: int, size: int, c
     return _truncated_steps(pld, sigma, q, steps, batch_size, size, h)
 
 
-def truncated_losses(pld: Any, strategy: Strategy, rule: TruncatedPoisson, sigma: float, size: int, h: float) -> Any:
+def truncated_losses(pld: Any, strategy: Strategy, rule: CutGroups, sigma: float, size: int, h: float) -> Any:
     """The pessimistic loss distribution of dp-accounting of all steps, on the grid h, for a group of `size` units."""
     each, q, steps = cyclic_parts(strategy, rule, sigma)
     return _truncated_steps(pld, each, q, steps, rule.batch_size, size, h)
@@ -553,12 +560,15 @@ def _truncated_steps(pld: Any, sigma: float, q: float, steps: int, batch_size: i
     return one.self_compose(steps)
 
 
-def diagonal_kinds(
-    strategy: Strategy, participation: BallsInBins | RandomAllocation
-) -> list[tuple[tuple[float, ...], int]]:
-    """(squared norms of the means of bins, epochs of this kind), of a C whose columns are disjoint."""
-    return _distinct_rows(_diagonals(strategy, participation))
-
-
-def _distinct_rows(rows: Floats) -> list[tuple[tuple[float, ...], int]]:
+def distinct_rows(rows: Floats) -> list[tuple[tuple[float, ...], int]]:
+    """(a row sorted, how many rows are that one)."""
     return list(Counter(tuple(row) for row in np.sort(rows, axis=1).tolist()).items())
+
+
+def diagonal_composition(pld: Any, rows: Floats, sigma: float, h: float) -> Any:
+    """`diagonal_losses` of epochs with these squared norms, composed; None where bins hide nothing."""
+    kinds = distinct_rows(rows)
+    if not all(0 < max(kind) / sigma**2 <= LARGEST for kind, _ in kinds):
+        return None
+    parts = [diagonal_losses(pld, kind, sigma, h).self_compose(count) for kind, count in kinds]
+    return reduce(lambda one, other: one.compose(other), parts)

@@ -31,26 +31,17 @@ never lowers delta, in either direction [Kahane 1985]. (2) The pair depends on t
 """
 
 from functools import lru_cache
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anyorder.accounting.amplification.secret_order import SecretOrder
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import check_work
-from anyorder.participation.sampled import (
-    BallsInBins,
-    CyclicPoisson,
-    MinSeparationSampling,
-    PoissonSampling,
-    RandomAllocation,
-    TruncatedPoisson,
-)
-from anyorder.patterns import Participation
-from anyorder.strategy import Independent, Strategy
+from anyorder.patterns import Participation, check_order
+from anyorder.strategy import Strategy
 from anyorder.strategy.registry import Structure, kind_of
-
-__all__ = ["absolute_columns", "bins_gram", "check_fits", "reach"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -89,7 +80,17 @@ def _causal(strategy: Strategy) -> Floats:
     return np.asarray(np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T)
 
 
-def bins_gram(strategy: Strategy, participation: BallsInBins) -> Floats:
+class OneBin(Protocol):
+    """Each unit is in one of b bins, the same in every epoch of b steps."""
+
+    @property
+    def b(self) -> int: ...
+
+    @property
+    def n(self) -> int: ...
+
+
+def bins_gram(strategy: Strategy, participation: OneBin) -> Floats:
     """(b, b) the Gram matrix of m_j = sum over epochs e of |C| e_{j + e b}: all that balls in bins depends on.
 
     Args:
@@ -108,44 +109,22 @@ def bins_gram(strategy: Strategy, participation: BallsInBins) -> Floats:
     return np.asarray(found @ found.T)
 
 
-def check_fits(strategy: Strategy, participation: Participation) -> None:
-    """Refuse a mechanism that a secret order is not accounted with.
+def check_fits(strategy: Strategy, participation: object) -> None:
+    """Refuse a mechanism that a secret order is not accounted with; each order says which, in `check_mechanism`.
 
-        PoissonSampling                       independent noise
-        CyclicPoisson, TruncatedPoisson       columns of C that are `cycle` steps apart or more do not overlap
-        BallsInBins                           any
-        RandomAllocation                      columns of two epochs do not overlap
-        MinSeparationSampling                 columns that are b steps apart or more do not overlap
-
-    Where they do not overlap, the steps of a unit are so many mechanisms beside each other, and else what is drawn for
-    one step would tell of others: balls in bins is accounted as a whole.
+    Where columns of C do not overlap, the steps of a unit are so many mechanisms beside each other, and else what is
+    drawn for one step would tell of others: balls in bins is accounted as a whole.
 
     Args:
-        participation: a rule with secret coins.
+        participation: an order with secret draws.
     Cost: O(n); O(n^2) for a C without a known form, which a file of a stranger may not ask for.
-    Raises: PlanError with the reason; ArgumentError for an order without coins.
+    Raises: PlanError with the reason; ArgumentError for an order without secret draws.
     """
-    match participation:
-        case PoissonSampling():
-            if type(strategy) is not Independent:
-                raise PlanError(f"PoissonSampling is accounted for independent noise only, got {strategy!r}")
-        case BallsInBins():
-            kind_of(strategy)  # any kind, of those that there are
-        case CyclicPoisson() | TruncatedPoisson():
-            _check_reach(strategy, participation, participation.cycle, "cycle")
-        case MinSeparationSampling():
-            _check_reach(strategy, participation, participation.b, "b")
-        case RandomAllocation():
-            first, last = _support(strategy)
-            if (first // participation.b != last // participation.b).any():
-                raise PlanError(
-                    f"RandomAllocation, which draws anew in each epoch, is accounted for a C whose epochs of b="
-                    f"{participation.b} steps do not overlap: independent noise, or noise that restarts with each "
-                    f"epoch (RestartedBLT, a Tree with restarts), got {strategy!r}; or take BallsInBins, which is "
-                    "accounted with any C"
-                )
-        case _:
-            raise ArgumentError(f"participation must be drawn by secret coins, got {participation.describe()}")
+    if not isinstance(participation, SecretOrder):
+        told = participation.describe() if isinstance(participation, Participation) else repr(participation)
+        raise ArgumentError(f"participation must be drawn by secret coins, got {told}")
+    check_order(participation)
+    participation.check_mechanism(strategy)
     if participation.n != strategy.n:
         raise PlanError(
             f"participation and strategy must have the same number of steps, got {participation.n} and {strategy.n}"
@@ -154,11 +133,12 @@ def check_fits(strategy: Strategy, participation: Participation) -> None:
 
 def reach(strategy: Strategy) -> int:
     """The least distance from which on columns of C do not overlap; 1 where no two do."""
-    first, last = _support(strategy)
+    first, last = support(strategy)
     return int((last - first).max()) + 1
 
 
-def _check_reach(strategy: Strategy, participation: Participation, distance: int, name: str) -> None:
+def check_reach(strategy: Strategy, participation: Participation, distance: int, name: str) -> None:
+    """Raise PlanError unless columns of C that are this distance apart or more do not overlap."""
     found = reach(strategy)
     if found > distance:
         raise PlanError(
@@ -168,7 +148,16 @@ def _check_reach(strategy: Strategy, participation: Participation, distance: int
         )
 
 
-def _support(strategy: Strategy) -> tuple[Integers, Integers]:
+def check_disjoint(strategy: Strategy) -> None:
+    """Raise PlanError unless no two columns of C overlap."""
+    if reach(strategy) > 1:
+        raise PlanError(
+            f"method 'pld' is for a C whose columns do not overlap, such as independent noise, got {strategy!r}: take "
+            "'bound' or 'monte_carlo'"
+        )
+
+
+def support(strategy: Strategy) -> tuple[Integers, Integers]:
     """The first and the last step on which each row of C depends, of rows that do; perhaps more, never less."""
     n, rows = strategy.n, np.arange(strategy.n)
     found: Any = strategy
@@ -176,7 +165,7 @@ def _support(strategy: Strategy) -> tuple[Integers, Integers]:
         case Structure.IDENTITY:
             return rows, rows
         case Structure.RESCALED:
-            return _support(found.strategy)
+            return support(found.strategy)
         case Structure.BANDED | Structure.TOEPLITZ_BANDED:
             return np.maximum(rows - found.num_bands + 1, 0), rows
         case Structure.RESTARTED:

@@ -30,19 +30,18 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cholesky_banded
 
 from anyorder import checks
-from anyorder.accounting.amplification.mixture import absolute_columns, bins_gram, check_fits, reach
-from anyorder.checks import final
+from anyorder.accounting.amplification.methods import MonteCarlo
+from anyorder.accounting.amplification.mixture import absolute_columns, reach
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise import NoiseSource
-from anyorder.participation.sampled import BallsInBins, MinSeparationSampling, RandomAllocation
 from anyorder.patterns import Participation
 from anyorder.strategy import Strategy
 
@@ -354,7 +353,23 @@ _SEPARATED_ELEMENTS = 1 << 20  # of a chunk, steps times samples: 8 MiB
 _ROUNDING = 1e-10  # added to the diagonal, so that its root exists: a larger Gram matrix never lowers delta
 
 
-def separated_band(strategy: Strategy, rule: MinSeparationSampling) -> Floats:
+class SeparatedDraws(Protocol):
+    """Each unit that was in none of the last b - 1 of n steps is drawn with a probability; see `SeparatedTerms`."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def b(self) -> int: ...
+    @property
+    def sampling_probability(self) -> float: ...
+    @property
+    def warm_start(self) -> bool: ...
+
+    @property
+    def marginal(self) -> float: ...
+
+
+def separated_band(strategy: Strategy, rule: SeparatedDraws) -> Floats:
     """(d, n) the diagonals of the Gram matrix of |C|: entry [d, i] is <c_i, c_{i+d}>, 0 past the end.
 
     Cost: that of all columns, and O(n rows d).
@@ -421,7 +436,7 @@ class SeparatedTerms:
         rule: its p and b, and whether it starts warm.
     """
 
-    def __init__(self, band: Floats, rule: MinSeparationSampling) -> None:
+    def __init__(self, band: Floats, rule: SeparatedDraws) -> None:
         self._n, self._b, self._p = rule.n, rule.b, rule.sampling_probability
         self.pilot = max(2048, min(16384, (1 << 24) // rule.n))
         late = rule.marginal if rule.warm_start else 0.0
@@ -631,28 +646,6 @@ REPLAY = 1e-5
 """Results are raised by 2 to 3 times this, relative: a claim at least the recomputed value times 1 - REPLAY holds."""
 
 _MOST = 32  # times `samples` for Q against P
-
-
-@final
-@dataclass(frozen=True)
-class MonteCarlo:
-    """How a certificate of chance is made; its seed is not among it.
-
-    Args:
-        samples: terms of P against Q, at least 1000; Q against P takes up to 32 times as many.
-        failure: probability that the claim is too small, which is taken off delta; None for delta / 100.
-        salt: any other number gives fresh samples: for those who verify.
-    """
-
-    samples: int = 200_000
-    failure: float | None = None
-    salt: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "samples", checks.integer("samples", self.samples, low=1000, high=10**9))
-        if self.failure is not None:
-            object.__setattr__(self, "failure", checks.probability("failure", self.failure))
-        object.__setattr__(self, "salt", checks.integer("salt", self.salt, low=0, high=2**63 - 1))
 
 
 class SampledInterval(NamedTuple):
@@ -962,26 +955,15 @@ def _started(
     settings: MonteCarlo,
     progress: Progress | None,
 ) -> "_EpsilonSearch":
-    sampler: Bins | SeparatedTerms
-    match rule:
-        case BallsInBins():
-            sampler = Bins(bins_gram(strategy, rule) / sigma**2)
-        case MinSeparationSampling():
-            check_fits(strategy, rule)
-            sampler = SeparatedTerms(separated_band(strategy, rule) / sigma**2, rule)
-        case RandomAllocation():
-            raise PlanError(
-                "RandomAllocation is accounted without samples: its epochs are k mechanisms beside each other, whose "
-                "bounds compose; take method 'bound'"
-            )
-        case _:
-            raise PlanError(f"samples are drawn for balls in bins and for sampling with separation, got {rule!r}")
+    if not isinstance(rule, AmplifiedOrder):
+        raise PlanError(f"samples are drawn for balls in bins and for sampling with separation, got {rule!r}")
+    sampler = rule.terms(strategy, sigma)
     return _EpsilonSearch(sampler, _source(strategy, rule, sigma, goal, settings), settings.samples, progress)
 
 
 def _source(
     strategy: Strategy,
-    rule: BallsInBins | MinSeparationSampling,
+    rule: Any,  # a dataclass, whose fields are hashed
     sigma: float,
     goal: list[str],
     settings: MonteCarlo,

@@ -13,9 +13,7 @@ from anyorder.checks import SetOnce, final, frozen
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted
 from anyorder.participation.packing import packed, unpacked
-from anyorder.patterns import Listed, Participation, Refusals
-
-__all__ = ["KnownOrder", "Names", "one_unit", "with_names", "without_names"]
+from anyorder.patterns import Listed, LoaderFacts, Needs, Participation, Refusals
 
 Integers = NDArray[np.int64]
 
@@ -108,6 +106,16 @@ class KnownOrder(SetOnce, Participation):
         result = cls.__new__(cls)
         result._fill(n, units[indices[by_step]], steps[by_step])
         return result
+
+    @classmethod
+    def recognise(cls, facts: LoaderFacts) -> "KnownOrder | None":
+        """Whoever is in each step, where units have names."""
+        return None if facts.units is None else cls(facts.units)
+
+    @property
+    def needs(self) -> Needs:
+        """That order."""
+        return Needs("the order that is known", secrecy=False, batches="as they are")
 
     def describe(self) -> str:
         """One phrase for people."""

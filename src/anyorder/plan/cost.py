@@ -7,6 +7,7 @@ counts; beyond, those are that have a closed form.
 import math
 from typing import Any, assert_never
 
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SecretOrder
 from anyorder.errors import ArgumentError, LimitError
 from anyorder.formats import MAX_NUMBERS, MAX_OPERATIONS, MAX_STEPS, REMEDY, bounded, check_work, is_bounded
 from anyorder.participation.registry import ORDERS
@@ -45,11 +46,10 @@ def check_plan(data: Any) -> None:
     if _structure(inner) in (Structure.BANDED, Structure.TOEPLITZ_BANDED) and _is_separated(pattern):
         bands = max(_number(inner.get("p"), 1), _longest(inner))
         check_work("a banded mechanism with this separation", operations=n * bands * _rounds(pattern, n))
-    sampled = rule is not None and rule.secret
-    if sampled and _mu_of_step(data) > 1 / _LEAST_SAMPLED_SIGMA:
-        raise LimitError(f"secret sampling with so little noise takes more time than a file is given{REMEDY}")
-    if sampled:
-        _check_secret(data, part, chosen, structure, n)
+    if isinstance(rule, SecretOrder):
+        if _mu_of_step(data) > 1 / _LEAST_SAMPLED_SIGMA:
+            raise LimitError(f"secret sampling with so little noise takes more time than a file is given{REMEDY}")
+        _check_secret(data, rule, structure, n)
     if n > _SMALL_STEPS and structure is not None and not _has_closed_form(structure, pattern, chosen, n):
         raise LimitError(
             f"the claims of this mechanism, for this order and {n} steps, take more time than a file is given{REMEDY}"
@@ -66,19 +66,15 @@ def is_large(data: dict[str, Any]) -> bool:
     return False
 
 
-def _check_secret(
-    data: dict[str, Any], part: dict[str, Any], chosen: dict[str, Any], structure: Structure | None, n: int
-) -> None:
+def _check_secret(data: dict[str, Any], rule: SecretOrder, structure: Structure | None, n: int) -> None:
     """Refuse what an amplified claim would take, by its method and its number of bins."""
     how = _part(data, "method").get("kind")
     if how == "monte_carlo":
         raise LimitError(f"a claim by samples takes more time to replay than a file is given{REMEDY}")
-    bins = _number(part.get("b"), 1) if part.get("kind") in ("balls_in_bins", "random_allocation") else 1
-    if part.get("kind") == "random_allocation" and structure is not Structure.IDENTITY:
-        bins *= _number(part.get("k"), 1)  # each epoch may have means of its own, and takes as long as the first
+    bins = rule.claim_bins(alike=structure is Structure.IDENTITY) if isinstance(rule, AmplifiedOrder) else 1
     if bins > (_MOST_BINS if how == "bound" else _MOST_DIAGONAL):
         raise LimitError(f"the amplified claim of {bins} bins takes more time than a file is given{REMEDY}")
-    if part.get("kind") != "poisson_sampling" and structure is not Structure.IDENTITY:
+    if rule.reads_columns and structure is not Structure.IDENTITY:
         rows = 2 * n if structure is Structure.TREE else n
         check_work("the columns of this mechanism, for a secret order", numbers=rows * n, operations=rows * n * 16)
 

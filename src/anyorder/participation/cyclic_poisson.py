@@ -1,0 +1,151 @@
+"""Cyclic Poisson sampling: groups of units by turns, each unit of a step's group by a secret draw."""
+
+from dataclasses import dataclass, replace
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anyorder import accounting, checks
+from anyorder._draws import tossed, tossed_ratios, uniforms
+from anyorder.accounting.amplification.exact import cyclic_parts
+from anyorder.accounting.amplification.mixture import check_fits, check_reach
+from anyorder.accounting.amplification.secret_order import SampledOrder, UnitsOf
+from anyorder.checks import final
+from anyorder.errors import PlanError
+from anyorder.formatting import counted
+from anyorder.noise import NoiseSource
+from anyorder.participation.groups import cyclic_without_draws, groups_in_turn, probability_of, stride_clause
+from anyorder.patterns import Asked, Listed, Needs, Participation, Refusals, Word
+from anyorder.strategy import Strategy
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@final
+@dataclass(frozen=True)
+class CyclicPoisson(SampledOrder):
+    """Units lie in `cycle` groups, fixed beforehand; step t takes each unit of group t mod cycle by a secret coin.
+
+    A unit may be in steps j, j + cycle, j + 2 cycle, .. for the j of its group, so that under a C of at most `cycle`
+    bands its steps do not overlap [Choquette-Choo et al. 2023]. Groups are public and say nothing of the data: by the
+    unit's number, its place among all units modulo `cycle`. Without one unit all later ones would be of other groups,
+    so that neighbours differ by a unit's gradients, "zero-out". `Listed` with stride `cycle`; cycle = 1 has the steps
+    of `PoissonSampling`, which is for "add-or-remove".
+
+    Args:
+        n: number of steps.
+        cycle: number of groups b.
+        sampling_probability: of a unit of the step's group, in (0, 1].
+    """
+
+    n: int
+    cycle: int
+    sampling_probability: float
+
+    kind = "cyclic_poisson"
+    words = (Word("cyclic-poisson", options=("cycle",)),)
+    cycle_is_chosen = True
+    neighbours = "zero-out"
+    fitted_kinds = ("toeplitz", "banded")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", checks.integer("n", self.n, low=1))
+        object.__setattr__(self, "cycle", checks.integer("cycle", self.cycle, low=1))
+        object.__setattr__(self, "sampling_probability", probability_of(self.sampling_probability))
+
+    @property
+    def pattern(self) -> Listed:
+        """One pattern for each group."""
+        return Listed.strided(self.n, self.cycle)
+
+    def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
+        """Those of another group than that of t."""
+        return [stride_clause(self.cycle, t, last, count)]
+
+    @classmethod
+    def asked(cls, asked: Asked) -> "CyclicPoisson":
+        """Of the expected batch size: q = cycle batch_size / dataset_size, of the units of a group."""
+        cycle = asked.cycle_for("cyclic-poisson")
+        return cls(asked.n, cycle, min(1.0, asked.share * cycle))
+
+    def with_cycle(self, cycle: int) -> "CyclicPoisson":
+        """The same from as many groups, of one group: as many units in a step are expected."""
+        return replace(self, cycle=cycle, sampling_probability=min(1.0, self.sampling_probability * cycle))
+
+    @property
+    def needs(self) -> Needs:
+        """Any example of a group at any time of it."""
+        return Needs("random access in a group", secrecy=True, batches="varying size")
+
+    def check_neighbours(self, neighbours: str) -> None:
+        """Of zero-out neighbours alone."""
+        if neighbours != "zero-out":
+            raise PlanError(
+                "CyclicPoisson is accounted for zero-out neighbours only (a unit's gradients replaced by zero): "
+                "its groups go by a unit's number, so that without one unit all later ones would be of other "
+                f"groups; got {neighbours!r}"
+            )
+
+    def without_draws(self) -> Participation:
+        """Every unit in every step of its group."""
+        return cyclic_without_draws(self.n, self.cycle)
+
+    @property
+    def rate(self) -> float:
+        """The sampling probability, of one group of `cycle`."""
+        return self.sampling_probability / self.cycle
+
+    def units_of(self, size: int, source: NoiseSource) -> UnitsOf:
+        """By one 32-bit word of each step and unit of its group; of one group the same as Poisson sampling."""
+        return tossed(size, source, self.cycle, self.sampling_probability)
+
+    def check_mechanism(self, strategy: Strategy) -> None:
+        """At most `cycle` bands: the columns of a unit's steps must not overlap."""
+        check_reach(strategy, self, self.cycle, "cycle")
+
+    @property
+    def most_bands(self) -> int:
+        """One for each group."""
+        return min(self.cycle, self.n)
+
+    def sampled_parts(self, strategy: Strategy, sigma: float) -> tuple[float, float, int]:
+        """One sampled Gaussian for each step of a group, of the largest column's norm [Choquette-Choo et al. 2023]."""
+        return cyclic_parts(strategy, self, sigma)
+
+    def least_noise(self, strategy: Strategy, epsilon: float, delta: float) -> float:
+        """That of so many sampled Gaussians, times the norm of the largest column."""
+        check_fits(strategy, self)
+        steps, largest = -(-self.n // self.cycle), sqrt(float(strategy.column_norms_squared().max()))
+        return accounting.calibrate_poisson(epsilon, delta, self.sampling_probability, steps) * (
+            largest * (1 + 2.0**-47)
+        )
+
+    def noise_alone(self, epsilon: float, delta: float) -> float:
+        """That of Poisson sampling of a group's steps."""
+        return accounting.calibrate_poisson(epsilon, delta, self.sampling_probability, -(-self.n // self.cycle))
+
+    def canary_steps(self, count: int, source: NoiseSource) -> Bools:
+        """A draw of its own for each step of its group; canary c lies in group c mod cycle."""
+        mine = groups_in_turn(self.n, count, self.cycle)
+        return np.asarray(mine & (uniforms(source, self.n, count) < self.taken_probabilities(count)))
+
+    def taken_probabilities(self, count: int) -> Floats:
+        """(count,) the probability of unit c to be in a step of its group."""
+        return np.full(count, self.sampling_probability)
+
+    def log_ratios(self, exponents: Floats) -> Floats:
+        """Sum over a group's steps of log(1 - q + q e^x)."""
+        count = exponents.shape[1]
+        each = tossed_ratios(exponents, self.taken_probabilities(count))
+        return np.asarray(np.where(groups_in_turn(self.n, count, self.cycle), each, 0.0).sum(axis=0))
+
+    def describe(self) -> str:
+        """One phrase for people."""
+        groups, steps = counted(self.cycle, "group"), counted(self.n, "step")
+        return (
+            f"cyclic Poisson sampling, {groups} in turn over {steps}, each unit of a step's group "
+            f"with probability {self.sampling_probability:g}"
+        )
