@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import anyorder
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_readme_passes_mypy_strict(tmp_path):
     """`make_private` gives back the types that it was given, so that names may be bound again."""
     block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
