@@ -144,7 +144,7 @@ def _learner(order: str) -> str:
 def _hugging_face(order: str) -> str:
     from transformers import BertConfig, BertForSequenceClassification, TrainingArguments  # slow to load
 
-    from anyorder.train.huggingface import PrivateTrainer
+    from anyorder.training.trainers.huggingface import PrivateTrainer
 
     config = BertConfig(
         vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4,
@@ -167,7 +167,7 @@ def _hugging_face(order: str) -> str:
 def _lightning(order: str) -> str:
     import lightning  # slow to load
 
-    from anyorder.train.lightning import PrivacyCallback
+    from anyorder.training.trainers.lightning import PrivacyCallback
 
     class Classifier(lightning.LightningModule):
         """A linear one."""

@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 import anyorder as ao
-from anyorder.train.huggingface import PrivateTrainer
+from anyorder.training.trainers.huggingface import PrivateTrainer
 
 AUTHORS, WORDS, LENGTH, BATCH, EPOCHS = 24, 32, 10, 16, 3
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 import anyorder as ao
-from anyorder.train.huggingface import PrivateTrainerMixin
+from anyorder.training.trainers.huggingface import PrivateTrainerMixin
 
 AUTHORS, LINES, BATCH, MICRO_BATCHES, EPOCHS = 40, 2, 10, 2, 2
 WORDS = ["tea", "rain", "moon", "sea", "wind", "snow", "salt", "bread"]

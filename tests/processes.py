@@ -23,7 +23,7 @@ from pathlib import Path
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["torch", "scipy.stats", "sklearn.datasets", "matplotlib.figure", "rich.console", "typer", "anyorder.cli",
-     "anyorder.train.engine", "anyorder.online", "anyorder.run", "anyorder.federated", "anyorder.report"]
+     "anyorder.training.engine", "anyorder.online", "anyorder.run", "anyorder.federated", "anyorder.report"]
 )  # fmt: skip
 
 

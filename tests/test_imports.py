@@ -35,7 +35,7 @@ def test_plan_and_sensitivity_are_functions_in_whatever_order():
         "import anyorder as ao; ao.PrivacyEngine; import anyorder.plan",
         "from anyorder.plan.plan import Plan; import anyorder as ao; import anyorder.strategy.sensitivity",
         "from anyorder import plan; import anyorder.plan; import anyorder as ao; assert ao.plan is plan",
-        "import anyorder.train.engine; import anyorder.plan; import anyorder as ao",
+        "import anyorder.training.engine; import anyorder.plan; import anyorder as ao",
         "import importlib; importlib.import_module('anyorder.plan'); import anyorder as ao",
         "import anyorder.strategy.sensitivity; from anyorder import sensitivity; import anyorder as ao",
     ]
@@ -64,8 +64,8 @@ import anyorder as ao, sys
 assert "torch" not in sys.modules
 assert set(ao.__all__) <= set(dir(ao))
 assert {name for name in dir(ao.audit) if not name.startswith('__')} == set(ao.audit.__all__)
-assert ao.train.PrivacyEngine is ao.PrivacyEngine and ao.clipping.check_model is ao.check_model
-assert ao.sampling.FixedOrderSampler is ao.FixedOrderSampler and ao.train.FTRL is ao.FTRL
+assert ao.training.PrivacyEngine is ao.PrivacyEngine and ao.clipping.check_model is ao.check_model
+assert ao.sampling.FixedOrderSampler is ao.FixedOrderSampler and ao.training.FTRL is ao.FTRL
 from anyorder import *
 assert PrivacyEngine is ao.PrivacyEngine and callable(plan)
 """

@@ -10,7 +10,7 @@ import anyorder
 ROOMS = [
     "errors", "durable", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
     "strategy", "noise", "accounting", "_draws", "participation", "optimize", "ledger",
-    "sampling", "plan", "release", "audit", "clipping", "sparse", "train", "federated", "online", "budget",
+    "sampling", "plan", "release", "audit", "clipping", "sparse", "training", "federated", "online", "budget",
     "report", "run", "planner_page", "cli", "__main__",
 ]  # fmt: skip
 PURE = [*ROOMS[: ROOMS.index("plan") + 1], "audit", "budget", "report"]  # an auditor and a planner

@@ -3,7 +3,7 @@
 The rooms, in reading order: workload (A), participation (who takes part when), strategy (C), sensitivity, error,
 optimize (choose C), accounting (epsilon), noise (addressable), sampling (loaders and their order), plan (the claim),
 ledger (enforces the claim), receipt (a unit's own part in it), certificate (shows it), release (carries it out),
-audit (attacks it), clipping, sparse (wide tables), train (the engine), federated (users and owners),
+audit (attacks it), clipping, sparse (wide tables), training (the engine), federated (users and owners),
 online (convex learners), budget (across runs).
 
 What a planner needs is here at once; audits, and what needs torch, are loaded when they are first asked for.
@@ -24,13 +24,13 @@ from anyorder.strategy.error import RENAMED, last_error, max_error, renamed, rms
 from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 
 if TYPE_CHECKING:
-    from anyorder import audit, budget, clipping, federated, online, release, sampling, sparse, train
+    from anyorder import audit, budget, clipping, federated, online, release, sampling, sparse, training
     from anyorder.audit import check
     from anyorder.budget import Budget, tune
     from anyorder.clipping import bounded_sum, check_model
     from anyorder.release import Release
     from anyorder.sampling import FixedOrderSampler
-    from anyorder.train import FTRL, PrivacyEngine
+    from anyorder.training import FTRL, PrivacyEngine
 
 __version__ = "0.1.0"
 
@@ -73,7 +73,7 @@ __all__ = [
     "sensitivity",
     "sparse",
     "strategy",
-    "train",
+    "training",
     "tune",
     "unit_sensitivities",
     "verify",
@@ -84,9 +84,9 @@ __all__ = [
 # modules has bound the modules themselves; bound lazily, a name would stay the module.
 _LAZY = {
     "Budget": "budget",
-    "FTRL": "train",
+    "FTRL": "training",
     "FixedOrderSampler": "sampling",
-    "PrivacyEngine": "train",
+    "PrivacyEngine": "training",
     "Release": "release",
     "audit": "",
     "bounded_sum": "clipping",
@@ -99,7 +99,7 @@ _LAZY = {
     "release": "",
     "sampling": "",
     "sparse": "",
-    "train": "",
+    "training": "",
     "tune": "budget",
 }
 """Name -> the room it is from, or "" for a room itself."""

@@ -621,9 +621,11 @@ class Ledger:
             bad |= clause
         return bad
 
-    def prepare(self, t: int, units: Iterable[Any]) -> None:
+    def prepare(self, t: int, units: Iterable[Any]) -> Units:
         """`check`, and all of `record` that can fail: a ledger on disk writes the step where it does not count yet."""
-        self._write(t, self._checked(t, units))
+        ids = self._checked(t, units)
+        self._write(t, ids)
+        return list(ids) if isinstance(ids, list) else ids
 
     def record(self, t: int, units: Iterable[Any]) -> None:
         """`check`, then write step t down."""

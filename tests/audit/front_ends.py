@@ -19,9 +19,9 @@ from anyorder.federated import Layout, Round, Server
 from anyorder.noise.lazy import Jumps
 from anyorder.online import Hinge, Learner, LeastSquares, sums
 from anyorder.online import learner as ftrl
-from anyorder.release.noise import SharedNoise, TableNoise
+from anyorder.release.release import SharedNoise, TableNoise
 from anyorder.sparse import Uniform
-from anyorder.train.training import Training
+from anyorder.training.engine import Training
 
 # -- faults of the package's own clipping, which all of them go through ----------------------------------------------
 
@@ -657,7 +657,7 @@ least_squares = FrontEnd(
 
 FRONT_ENDS = {
     "release": [core, exact],
-    "train": [engine, adaptive],
+    "training": [engine, adaptive],
     "sparse": [lazy, selected],
     "federated": [federated, federated_rows, federated_adaptive],
     "online": [online, least_squares],

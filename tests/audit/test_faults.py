@@ -42,7 +42,7 @@ def carries_out(source):
     """Whether a file has to do with the class that carries plans out, by whatever import."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("anyorder"):
-            if {alias.name for alias in node.names} & {"Release", "core"}:
+            if {alias.name for alias in node.names} & {"Release", "release"}:
                 return True
             if "release" in node.module and any(alias.name == "*" for alias in node.names):
                 return True
@@ -62,8 +62,8 @@ def test_every_room_that_carries_plans_out_has_its_front_ends():
     "source",
     [
         "from anyorder.release import Release",
-        "from anyorder.release.core import Release as R",
-        "from anyorder.release import core",
+        "from anyorder.release.release import Release as R",
+        "from anyorder.release import release",
         "from anyorder.release import *",
         "import anyorder as ao\nao.Release(1)",
         "getattr(module, 'Release')",
@@ -124,11 +124,10 @@ def everything_patched():
     from anyorder.ledger import Ledger
     from anyorder.noise import program
     from anyorder.release import Release
-    from anyorder.release.clip_norm import ClipNorm
-    from anyorder.release.noise import SharedNoise
+    from anyorder.release.release import SharedNoise
     from audit import front_ends as ours
 
-    owners = (Ledger, program, sys.modules["anyorder.plan.plan"], Release, ClipNorm, SharedNoise, Draws, ours)
+    owners = (Ledger, program, sys.modules["anyorder.plan.plan"], Release, SharedNoise, Draws, ours)
     return [dict(vars(owner)) for owner in owners]
 
 
@@ -205,7 +204,7 @@ def harmless(reached):
 @contextmanager
 def louder(reached):
     """Noise that is twice what the noise law allows: an honest run would be refuted."""
-    from anyorder.release.noise import SharedNoise
+    from anyorder.release.release import SharedNoise
 
     real = SharedNoise.__init__
 

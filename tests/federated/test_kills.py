@@ -11,8 +11,8 @@ import anyorder.federated.server as pending
 import anyorder.federated.server as server_file
 import anyorder.ledger as ledger_file
 import anyorder.release.checkpoint as checkpoint
-import anyorder.release.core as core
 import anyorder.release.journal as journal
+import anyorder.release.release as core
 from anyorder.clipping import Adaptive
 from anyorder.errors import CheckpointError, TrainingError
 from federated.servers import N, independent, make, message, messages, plan, run, same, state
@@ -337,7 +337,9 @@ def test_a_save_by_hand_leaves_a_round_that_is_not_made_yet(tmp_path, monkeypatc
     server = run(make(checkpoint=tmp_path / "run"), until=2)
     sent = messages(server, 2)
     with monkeypatch.context() as patch:
-        patch.setattr("anyorder.release.noise.SharedNoise.add_to", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "anyorder.release.release.SharedNoise.add_to", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             server.round(sent)
     assert server.step == 2

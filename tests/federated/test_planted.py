@@ -14,7 +14,7 @@ from anyorder.clipping.bounded import ClippedSum
 from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import AnyorderError, ParticipationError
 from anyorder.federated import Layout, Round, Server, clip_message
-from anyorder.release.clip_norm import ClipNorm
+from anyorder.release.schedules import MovingNorm
 from audit.front_ends import federated, federated_adaptive
 from federated.servers import GOAL, Net, independent, make, message, messages, run, same
 
@@ -204,10 +204,10 @@ def test_noise_of_the_new_clip_norm():
         return float(np.square(rows / expected[:, None]).mean())
 
     assert scaled() == pytest.approx(1.0, abs=0.15)
-    real = ClipNorm.divisor.fget
+    real = MovingNorm.divisor.fget
 
     def next_one(self):
         return real(self) * 2.25
 
-    with patched(ClipNorm, "divisor", property(next_one)):
+    with patched(MovingNorm, "divisor", property(next_one)):
         assert scaled() < 0.5

@@ -40,7 +40,7 @@ def expected(plan, dtype=np.float32):
 
 def state(release):
     """All that a step may change."""
-    return release._noise.state_dict()["t"], release.ledger.to_bytes(), release.clip.current
+    return release._noise.state_dict()["t"], release.ledger.to_bytes(), release.clip_norm
 
 
 def copied(journal):

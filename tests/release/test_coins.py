@@ -16,7 +16,7 @@ from anyorder.participation import (
     RandomAllocation,
     TruncatedPoisson,
 )
-from anyorder.release.coins import Coins
+from anyorder.release.release import SecretDraws
 from release.runs import KEY, SIZE, copied, planned, state, total
 
 
@@ -119,7 +119,7 @@ RULES = [
 def test_coins_of_every_secret_order(rule):
     """They are those of the pure draws, also where a process goes on that did not see the steps before."""
     source = NoiseSource(KEY)
-    coins, draws = Coins(rule, source), Draws(rule, 40, source)
+    coins, draws = SecretDraws(rule, source), Draws(rule, 40, source)
     for t in range(12):
         drawn = coins.draw(t, 40)
         assert np.array_equal(drawn, draws.step(t))
@@ -128,7 +128,7 @@ def test_coins_of_every_secret_order(rule):
             coins.check(t, np.append(drawn, 40))
         with pytest.raises(TrainingError, match="secret coins"):
             coins.check(t + 1, drawn)
-        again = Coins(rule, source)
+        again = SecretDraws(rule, source)
         again.load_state_dict(coins.state_dict())
         assert np.array_equal(again.draw(t, 40), drawn)
         assert again.population == coins.population
@@ -147,7 +147,7 @@ def test_refusals_say_nothing_of_what_was_drawn(rule):
     """They go into logs, which are less secret than coins."""
     found = set()
     for key in (KEY, bytes(32), b"k" * 32):
-        coins = Coins(rule, NoiseSource(key))
+        coins = SecretDraws(rule, NoiseSource(key))
         drawn = coins.draw(2, 40)
         wrong = [drawn[1:], np.append(drawn, 40), np.zeros(0, np.int64), [str(unit) for unit in drawn], drawn + 1]
         found.add((told(coins.check, 3, drawn), *(told(coins.check, 2, units) for units in wrong)))
@@ -157,7 +157,7 @@ def test_refusals_say_nothing_of_what_was_drawn(rule):
 
 def test_what_was_refused_leaves_the_coins_as_they_were():
     for rule in (PoissonSampling(12, 0.4), RULES[1]):
-        coins = Coins(rule, NoiseSource(KEY))
+        coins = SecretDraws(rule, NoiseSource(KEY))
         for size in (0, -1, 2.5):
             with pytest.raises(ArgumentError, match="num_units"):
                 coins.draw(0, size)

@@ -13,8 +13,8 @@ ADDERS |= {"carry", "carried"}
 PLANTED = {"audit/faults/core.py": {"add_to", "'add_to'"}}
 # Tables attach themselves to a release, which hands them its noise and settles their part of a step after its commit.
 TABLES = {
-    "sparse/late.py": {"add_to_rows", "table_noise", "lazy_source", "noise_rows", "carry", "carried"},
-    "sparse/selected.py": {"add_to_rows", "table_noise"},
+    "sparse/lazy_table.py": {"add_to_rows", "table_noise", "lazy_source", "noise_rows", "carry", "carried"},
+    "sparse/select.py": {"add_to_rows", "table_noise"},
 }
 OUTSIDE = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] not in ("release", "noise")]
 
@@ -58,4 +58,4 @@ def test_the_walk_sees_each_way():
 
 def test_the_room_itself_has_one_such_place():
     users = [path.name for path in (ROOT / "release").glob("*.py") if uses(path.read_text()) & (MAKERS)]
-    assert users == ["noise.py"]
+    assert users == ["release.py"]

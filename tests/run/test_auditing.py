@@ -27,7 +27,7 @@ from anyorder.run import Setup, audit_training, folder
 from anyorder.run.audit_job import Request, run
 from anyorder.run.auditing import attack, setup_of
 from anyorder.strategy import BandedInverse
-from anyorder.train import PrivacyEngine
+from anyorder.training import PrivacyEngine
 from plans import flat_plan
 
 KEY = bytes(range(32))

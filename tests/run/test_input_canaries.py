@@ -14,7 +14,7 @@ from anyorder.errors import ArgumentError
 from anyorder.plan.planner import plan_at_sigma
 from anyorder.run import audit_inputs, with_canaries
 from anyorder.run.auditing import Setup, attack
-from anyorder.train import PrivacyEngine
+from anyorder.training import PrivacyEngine
 
 SIZE = 600
 KEY = bytes(range(32))

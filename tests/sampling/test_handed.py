@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.sampling.handed import HandedBatch, HandedOut
+from anyorder.sampling.loader import Batch, BatchIdentity
 
 ROWS = 4
 
 
 def handed_out(*batches):
-    out, handed = HandedOut(), []
+    out, handed = BatchIdentity(), []
     for t, batch in enumerate(batches):
-        handed.append(HandedBatch([str(i) for i in range(ROWS)], t, 1))
+        handed.append(Batch([str(i) for i in range(ROWS)], t, 1))
         out.add(batch, handed[-1])
     return out, handed
 
@@ -80,10 +80,10 @@ def test_batches_that_are_slices_of_one_tensor():
 
 def test_a_batch_of_a_single_number_is_recognised():
     first, second = torch.zeros(1), torch.ones(1)
-    out = HandedOut()
-    out.add([first], mine := HandedBatch(["a"], 0, 1))
+    out = BatchIdentity()
+    out.add([first], mine := Batch(["a"], 0, 1))
     out.mark_used(out.find([first]))
-    out.add([second], following := HandedBatch(["b"], 1, 1))
+    out.add([second], following := Batch(["b"], 1, 1))
     assert mine.used
     with pytest.raises(TrainingError, match="already used"):
         out.find([first.view(1, 1)])
@@ -95,7 +95,7 @@ def test_a_tensor_that_comes_with_every_batch_says_nothing():
     batches = [[numbers(ROWS, 5), mask] for _ in range(3)]
     out, handed = handed_out(batches[0])
     out.mark_used(out.find([batches[0][0].clone(), mask]))
-    out.add(batches[1], handed1 := HandedBatch([""] * ROWS, 1, 1))
+    out.add(batches[1], handed1 := Batch([""] * ROWS, 1, 1))
     assert out.find([batches[1][0].clone(), mask]) is handed1
     with pytest.raises(TrainingError, match=r"already used|two batches"):
         out.find([batches[0][0], mask])
@@ -105,7 +105,7 @@ def test_memory_of_batches_that_are_gone_is_not_taken_for_theirs():
     out, handed = handed_out([torch.zeros(ROWS, 5)])
     out.mark_used(handed[0])
     gc.collect()
-    out.add([torch.zeros(ROWS, 5)], following := HandedBatch([""] * ROWS, 1, 1))
+    out.add([torch.zeros(ROWS, 5)], following := Batch([""] * ROWS, 1, 1))
     assert all(out.find([torch.ones(ROWS, 5)]) is following for _ in range(50))
 
 
@@ -113,7 +113,7 @@ def test_a_list_of_batches_is_recognised_in_each_epoch():
     batches = [[numbers(ROWS, 5)] for _ in range(3)]
     out, handed = handed_out()
     for t in range(9):
-        out.add(batches[t % 3], mine := HandedBatch([""] * ROWS, t, 1 + t // 3))
+        out.add(batches[t % 3], mine := Batch([""] * ROWS, t, 1 + t // 3))
         assert out.find(batches[t % 3]) is mine
         out.mark_used(mine)
     assert len(out._known) == 3
@@ -124,7 +124,7 @@ def test_a_batch_that_was_passed_over_waits_no_longer():
     out, handed = handed_out(*batches[:2])
     assert out.find(batches[1]) is handed[1]
     out.mark_used(handed[1])
-    out.add(batches[2], following := HandedBatch([""] * ROWS, 2, 1))
+    out.add(batches[2], following := Batch([""] * ROWS, 2, 1))
     assert out.find([batches[2][0].clone()]) is following
     with pytest.raises(TrainingError, match="already used"):
         out.find(batches[1])
@@ -132,11 +132,11 @@ def test_a_batch_that_was_passed_over_waits_no_longer():
 
 def test_an_iteration_that_was_left_takes_no_batch_of_others_with_it():
     batches = [[numbers(ROWS, 5)] for _ in range(3)]
-    out = HandedOut()
+    out = BatchIdentity()
     for t, iteration in enumerate((1, 2)):
-        out.add(batches[t], HandedBatch([""] * ROWS, t, iteration))
+        out.add(batches[t], Batch([""] * ROWS, t, iteration))
     out.leave(2)
-    out.add(batches[2], HandedBatch([""] * ROWS, 2, 1))
+    out.add(batches[2], Batch([""] * ROWS, 2, 1))
     with pytest.raises(TrainingError, match="several batches"):
         out.find([batches[0][0].clone()])
 

@@ -89,7 +89,7 @@ def test_units_are_those_of_the_batch_with_workers(persistent):
     for batch in islice(mine, 5):  # left early, with batches under way
         seen.append(batch["index"].tolist())
         assert calls[-1] == (seen[-1], len(seen) - 1)
-        mine.mark_used(mine.newest())
+        mine.mark_used(mine.identity.newest())
     assert mine.position == 5
     assert len(mine) == 14 - 5
     workers = set()
@@ -216,7 +216,7 @@ def test_an_iteration_that_was_left_is_continued_behind_the_last_used_batch():
     assert len(mine) == 6
     for count, _ in enumerate(mine):
         if count < 3:
-            mine.mark_used(mine.newest())
+            mine.mark_used(mine.identity.newest())
         if count == 4:
             break
     assert mine.position == 3
@@ -263,7 +263,7 @@ def test_state_restores_place_and_order():
     iterator = iter(mine)
     for _ in range(4):
         batch = next(iterator)
-    mine.mark_used(mine.batch_of(batch))
+    mine.mark_used(mine.identity.find(batch))
     state = mine.state_dict()
     list(iterator), list(mine)
     again, heard = private(DataLoader(DATA, batch_size=4, sampler=FixedOrderSampler(DATA)))

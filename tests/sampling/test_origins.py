@@ -17,7 +17,7 @@ from torch.utils.data import (
 from anyorder.errors import LoaderError
 from anyorder.participation import FixedOrder, PoissonSampling
 from anyorder.sampling import find_participation
-from anyorder.sampling.origins import Origins
+from anyorder.sampling.loader import Origins
 from anyorder.sampling.secret import secret_loader
 from sampling.loaders import SOURCE, private
 
@@ -70,7 +70,7 @@ DISTINCT = {
 @pytest.mark.parametrize("name", REPEATED)
 def test_an_example_that_is_listed_twice_is_refused_at_planning(name):
     for options in ({"shuffle": True}, {}):
-        with pytest.raises(LoaderError, match=r"more than\s+once.*participation="):
+        with pytest.raises(LoaderError, match=r"more than\s+once.*order="):
             find_participation(DataLoader(REPEATED[name], batch_size=2, **options), 2)
     with pytest.raises(LoaderError, match=r"more than\s+once"):
         secret_loader(DataLoader(REPEATED[name], batch_size=2), PoissonSampling(6, 0.3), SOURCE)

@@ -16,9 +16,8 @@ from anyorder.participation import (
     RandomAllocation,
     TruncatedPoisson,
 )
-from anyorder.sampling.owners import read_owners
-from anyorder.sampling.secret import secret_loader
-from anyorder.sampling.secret_batches import SecretBatchSampler
+from anyorder.sampling.samplers import SecretBatchSampler
+from anyorder.sampling.secret import read_owners, secret_loader
 
 SOURCE = NoiseSource(bytes(range(32)))
 N = 24

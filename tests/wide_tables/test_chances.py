@@ -11,7 +11,7 @@ import anyorder as ao
 from anyorder.errors import ArgumentError, PlanError, SelectionWarning
 from anyorder.noise import NoiseSource
 from anyorder.sparse import Counts, Top, Uniform, chances, select_counts, threshold_for
-from train.wide import L, V, planned, private
+from training.wide import L, V, planned, private
 
 ROWS = 5000
 

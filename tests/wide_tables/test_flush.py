@@ -11,11 +11,10 @@ import torch
 
 import anyorder as ao
 import anyorder.release.checkpoint as checkpoint
-import anyorder.release.core as core
 import anyorder.release.files as files
 import anyorder.release.journal as journal
+import anyorder.release.release as core
 import anyorder.release.tables as tables
-import anyorder.sparse.late as late
 import anyorder.sparse.lazy_table as lazy_table
 from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, TrainingError
 from laws.cases import STRATEGIES
@@ -23,7 +22,7 @@ from release.runs import copied
 from wide_tables.tables import DENSE, DIM, KEY, ROWS, N, begun, dense_total, embedding, lazy_step, planned, sums, units
 
 FLUSHES = (3, 5, N)  # before these steps
-MODULES = (checkpoint, core, files, journal, tables, late, lazy_table)
+MODULES = (checkpoint, core, files, journal, tables, lazy_table)
 CALLS = ("write", "pwrite", "fsync", "replace", "unlink", "ftruncate")
 
 

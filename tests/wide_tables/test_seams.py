@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from anyorder.errors import CheckpointError, CheckpointWarning, TrainingError
-from anyorder.release.tables import Tables
+from anyorder.release.tables import AttachedTables
 from laws.cases import STRATEGIES
 from release.runs import copied
 from wide_tables.tables import ROWS, N, begun, initial, lazy_step, planned
@@ -199,7 +199,7 @@ def test_an_interrupt_before_a_flush_of_the_journal_leaves_it_to_the_next_step(t
 
     def record_and_interrupt(*arguments):
         own(*arguments)
-        monkeypatch.setattr(Tables, "flush_again", interrupt)
+        monkeypatch.setattr(AttachedTables, "flush_again", interrupt)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(type(release.ledger), "record", lambda self, *arguments: record_and_interrupt(*arguments))

@@ -661,7 +661,7 @@ class Watch:
         """All that is of the same data, and who the indices of this loader are."""
         from torch.utils.data import IterableDataset
 
-        from anyorder.sampling.origins import Origins
+        from anyorder.sampling.loader import Origins
 
         base = base_of(loader.dataset)
         group = self._groups.setdefault(id(base), UnitGroup(base))
@@ -841,7 +841,7 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
     Of each batch it is noted whose it was, when it was handed to the loop; batches under `torch.no_grad` are not
     trained on. They are in the optimizer's next step. Loops that fetch a batch before they step with the one before are
     seen one step off. Opacus's `make_private` and `get_epsilon` are noted where opacus is imported before the block;
-    `PrivacyEngine.make_private` of this package too (import anyorder.train), whose plan then makes the claim.
+    `PrivacyEngine.make_private` of this package too (import anyorder.training), whose plan then makes the claim.
 
     Args:
         unit: where a batch keeps the ids of its units; None for examples, by their index.
@@ -895,7 +895,7 @@ def watch(*, unit: Any = None) -> Iterator[Watch]:
         (DataLoader, "__iter__", begin), (_BaseDataLoaderIter, "_next_index", draw),
         (_BaseDataLoaderIter, "__next__", hand),
     ]  # fmt: skip
-    if (own := sys.modules.get("anyorder.train.engine")) is not None:
+    if (own := sys.modules.get("anyorder.training.engine")) is not None:
         hooks.append((own.PrivacyEngine, "make_private", bind))
     if (opacus := sys.modules.get("opacus.privacy_engine")) is not None:
         hooks += [(opacus.PrivacyEngine, "make_private", make), (opacus.PrivacyEngine, "get_epsilon", ask)]

@@ -26,7 +26,7 @@ def names_of(loader: Any, unit: Any, indices: Indices | None) -> Indices | str |
     """The number of the unit of each of these indices; None where all differ; or why they cannot be told."""
     from torch.utils.data import ConcatDataset, Subset
 
-    from anyorder.sampling.origins import Origins
+    from anyorder.sampling.loader import Origins
 
     total = size_of(loader.dataset)
     if total is None:

@@ -24,10 +24,9 @@ from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
 from anyorder.release import Release
 from anyorder.release.checkpoint import load, save_atomic
-from anyorder.release.ranks import Alone, OneProcess
-from anyorder.train.fitted import warn_of_unfitted
-from anyorder.train.fsdp import is_sharded
-from anyorder.train.held import Held
+from anyorder.release.ranks import OneProcess
+from anyorder.training.distributed import is_sharded
+from anyorder.training.optimizers import BoundParameters, warn_of_unfitted
 
 # ----------------------------------------------------------------------------------------------------
 # Messages: what one user sends in a round, as one vector; whatever is no message is the zero vector.
@@ -553,7 +552,7 @@ class Server:
         warn_of_unfitted(plan, optimizer, stacklevel=2)
         self.plan, self.model, self._optimizer = plan, model, optimizer
         self._cut = Cut.of(rule)
-        self._held = Held(model, optimizer)
+        self._held = BoundParameters(model, optimizer)
         self._round: Round | None = None
         self._made: int | None = None  # the round that is being made; None between rounds
         self._unsaved = self._moving = False
@@ -709,7 +708,7 @@ class Server:
         (private,) = self.release.take(pending.users, [pending.total.clone()], "Server.round")
         self._move(private[: self.layout.size])
         for count in private[self.layout.size :]:
-            self.release.clip.record(pending.step, float(count), Alone())
+            self.release.record_count(pending.step, float(count))
         self._made, self._unsaved = None, self._path is not None
         if self._unsaved:
             self._save()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anyorder.accounting.amplification.secret_order import SecretOrder
-from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning
 from anyorder.ledger import Ledger, Mark, Units, canonical_bytes
 from anyorder.noise import NoiseSource
 from anyorder.noise.stream import first_new_row
@@ -44,20 +44,11 @@ class RunFiles:
                 "ledger_on_disk needs checkpoint=, beside which its file is kept, and one process, which writes it"
             )
         self._path, self._group, self._ledger_on_disk = path, group, ledger_on_disk
-        self._process = os.getpid()
         self._journal: Journal | None = None  # on the first rank
         self._renewals: list[tuple[int, bytes]] = []
         self._doubtful_end: list[int] = []  # n, where steps may be missing and none is left to draw anew
         self._hint = ""
         self._is_saved = False
-
-    def check_process(self) -> None:
-        """Refuse in a forked child: it would go on with the parent's key and steps, on data of its own."""
-        if os.getpid() != self._process:
-            raise TrainingError(
-                "this process was forked from the one that began this run, which goes on with the same noise: go on in "
-                "that one, or begin a run of its own here"
-            )
 
     def check_open(self) -> None:
         """Refuse, before anything is written, where another object of this process has resumed the run since."""

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-__all__ = ["Alone", "Coordinates", "OneProcess", "Range", "Ranks"]
-
 T = TypeVar("T")
 
 Range = tuple[int, int]

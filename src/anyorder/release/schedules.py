@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 from math import exp, sqrt
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from anyorder import checks
 from anyorder.checks import final
-from anyorder.errors import PlanError
+from anyorder.errors import CheckpointError, PlanError, TrainingError
 from anyorder.plan.plan import Plan
-
-__all__ = ["Adaptive", "Fixed", "Schedule"]
+from anyorder.release.ranks import Ranks
 
 RANGE = 2.0**20
 SMALLEST, LARGEST = 2.0**-17, 2.0**60  # of a plan's clip norm; see `clipping/norms.py`
@@ -134,3 +133,72 @@ class Adaptive:
 
 Schedule = Fixed | Adaptive
 """Closed: a norm in force that is no function of earlier releases would be a release itself."""
+
+
+class MovingNorm:
+    """The norm c at which units are cut now under `Adaptive`, and how sums cut there become those of the plan's noise.
+
+    The units' vectors have one more coordinate, the count, and norm c; times C / c they have norm C; noise is added;
+    and times c / (C sqrt(1 - share^2)) the gradient is in its own units again. Nothing but released numbers enters
+    here, so that c is public.
+
+    Attributes:
+        current: c.
+
+    Raises: PlanError where the plan does not let the clip norm move.
+    """
+
+    def __init__(self, plan: Plan, rule: Adaptive) -> None:
+        self._rule, self._period = rule, rule.period(plan)
+        self._planned, self._batch_size = plan.clip_norm, plan.batch_size
+        self.current = plan.clip_norm
+        self._sum = 0.0  # of the period's released counts, in units of the gradient
+        self._steps = 0  # whose counts are in
+
+    @property
+    def factor(self) -> float:
+        """C / c: what makes of a sum of vectors of norm c one of vectors of the planned norm."""
+        return self._planned / self.current
+
+    @property
+    def divisor(self) -> float:
+        """What a noised sum is divided by: the batch size, and what takes the gradient back to its own units."""
+        return self._batch_size * (self._planned * self._rule.gradient_share / self.current)
+
+    def record(self, step: int, count: float, ranks: Ranks) -> None:
+        """Take the released count of a step; set c anew where the step is the last of a period."""
+        self._sum += count
+        self._steps = step + 1
+        if (step + 1) % self._period:
+            return
+        following = self._rule.following(self.current, self._planned, self._sum, self._period)
+        # One rank's number for all: exp may differ in its last bit between machines.
+        self.current = ranks.from_first(following)
+        self._sum = 0.0
+
+    def check_step(self, step: int) -> None:
+        """Refuse to go on where a step was broken off between its release and its count: c would be another."""
+        if self._steps != step:
+            raise TrainingError(
+                f"the count of step {self._steps} is missing: the step was broken off after its release; resume from "
+                "the last checkpoint in a new engine"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"rule": repr(self._rule), "current": self.current, "sum": self._sum, "steps": self._steps}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken; see `check_schedule`."""
+        self.current, self._sum, self._steps = saved["current"], saved["sum"], saved["steps"]
+
+
+def check_schedule(norm: MovingNorm | None, saved: dict[str, Any] | None) -> None:
+    """Raise CheckpointError if the state is another rule's; None is a clip norm that does not move."""
+    own = None if norm is None else norm.state_dict()["rule"]
+    other = None if saved is None else saved["rule"]
+    if own != other:
+        raise CheckpointError(
+            f"the checkpoint was written under rule={other or 'one with a fixed clip norm'}, and this run has "
+            f"{own or 'one with a fixed clip norm'}; resume with the rule of the run"
+        )

@@ -4,26 +4,25 @@ A table's coordinates lie behind those of the release's dense vector, in the ord
 row-major. A step of a release with tables has one part for each of them; it is refused without. In `Release.take`:
 
     parts are checked; what a guest adds is added; the journal gets a digest of the dense total and of `part.parts()`;
-    then the dense total is noised, and every part settled: `part.settle(step, clip)`, after which the step counts.
+    then the dense total is noised, and every part settled: `table.settle(part, ..)`, after which the step counts.
 
 So nothing noised exists of a step that the journal does not have, and a settle that is broken off leaves a release that
 refuses to go on: its table's `check` says so, or the ledger lacks the step.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from anyorder.checks import final
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.plan.plan import Plan
-from anyorder.release.clip_norm import ClipNorm
 from anyorder.release.files import RunFiles
-from anyorder.release.observers import Guest
-
-__all__ = ["Attached", "Lazy", "Part", "Tables", "with_guest"]
-
-_PARTS = {"anyorder.sparse.lazy_table.LazyRows", "anyorder.sparse.selected.Selection"}  # rooms below: by their names
 
 
 class Attached(Protocol):
@@ -39,6 +38,12 @@ class Attached(Protocol):
     def size(self) -> int: ...
     @property
     def selects(self) -> bool: ...
+
+    def settle(self, part: Any, step: int, divisor: float) -> Any:
+        """Noise and update, after the commit: a part of this table, of vectors of the planned norm.
+
+        Returns: what is released of the table at this step; None where nothing is.
+        """
 
 
 class Lazy(Attached, Protocol):
@@ -73,62 +78,147 @@ class Lazy(Attached, Protocol):
         """For a checkpoint: of the same size whatever rows were touched."""
 
 
-class Part(Protocol):
-    """What a table gets in a step: sums of some of its rows. Values, not written by those who have them.
+# What a table gets in a step: sums of some of its rows. Values, not written by those who have them. A part says what
+# the journal is told, contiguous: a head of int64 with every length in it, then rows and values (`parts`); its sums
+# times a factor, where the clip norm moves (`scaled`); and for an audit the sums of all coordinates, as a dense run
+# would have them (`whole`), and the part of such a dense total, of which `settle` returns all coordinates, dense
+# (`of_whole`).
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LazyRows:
+    """A lazy table's part of a step: `anyorder.sparse.LazyTable.rows`.
 
     Attributes:
-        table: the attached one that it is of.
-        is_zero: whether nobody has added anything.
+        table: whose rows.
+        rows: (k,) int64, distinct.
+        values: (k, width) sums.
+        is_whole: whether they are all rows, of an audited run.
     """
 
+    table: Any
+    rows: NDArray[np.int64]
+    values: Tensor
+    is_whole: bool = False
+
     @property
-    def table(self) -> Any: ...
-    @property
-    def is_zero(self) -> bool: ...
+    def is_zero(self) -> bool:
+        """Whether nobody has added anything."""
+        return not bool(self.values.any())
 
     def parts(self) -> list[Tensor]:
-        """What the journal is told, contiguous: a head of int64 with every length in it, then rows and values."""
+        """What a journal is told: other rows, another width or type are other data."""
+        head = np.concatenate([[-2, self.values.element_size(), *self.values.shape], self.rows])
+        return [torch.from_numpy(head), self.values]
 
-    def planned(self, clip: ClipNorm) -> "Part":
-        """Sums of vectors of the norm in force as sums of vectors of the planned norm; see `ClipNorm.planned`."""
+    def scaled(self, factor: float) -> "LazyRows":
+        """The sums times a factor."""
+        return replace(self, values=self.values * factor)
 
     def whole(self) -> Tensor:
-        """(size,) the sums of all coordinates, as a dense run would have them: for an audit."""
+        """(size,) the sums of all coordinates."""
+        total = self.values.new_zeros(self.table.num_rows, self.table.width)
+        total[torch.from_numpy(self.rows).to(total.device)] = self.values
+        return total.view(-1)
 
-    def of_whole(self, total: Tensor) -> "Part":
-        """The part of a dense total: all rows are in it. `settle` then returns all coordinates, dense: (size,)."""
-
-    def settle(self, step: int, clip: ClipNorm) -> Any:
-        """Noise and update, after the commit; the values are those of `planned`, and `clip.divisor` divides them.
-
-        Returns: what is released of the table at this step; None where nothing is.
-        """
+    def of_whole(self, total: Tensor) -> "LazyRows":
+        """The part of a dense total, with all rows in it."""
+        if self.table.lr == 0:
+            raise ArgumentError("lr must be above 0 in an audited run: what is released is seen by what it moves")
+        return LazyRows(self.table, np.arange(self.table.num_rows), total.view(-1, self.table.width), is_whole=True)
 
 
-class Tables:
+@final
+@dataclass(frozen=True, eq=False)
+class SelectedRows:
+    """The sums and counts of one step of tables that select rows, before rows are chosen; of `SelectedTables.part`.
+
+    Attributes:
+        table: whose part it is.
+        sums, counts: of each table, coalesced sparse (V_i, D_i) and (V_i,).
+        everything: release all rows, for an audit.
+    """
+
+    table: Any
+    sums: tuple[Tensor, ...]
+    counts: tuple[Tensor, ...]
+    everything: bool = False
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether nobody has added anything."""
+        return not any(bool(x.values().any()) for x in (*self.sums, *self.counts))
+
+    def parts(self) -> list[Tensor]:
+        """What a journal is told, before anything is chosen: other rows, sums or counts are other data."""
+        every = (*self.sums, *self.counts)
+        head = torch.tensor([-2, len(self.sums), *(n for x in every for n in (*x.shape, len(x.values())))])
+        return [head, *(piece.contiguous() for x in every for piece in (x.indices()[0], x.values()))]
+
+    def scaled(self, factor: float) -> "SelectedRows":
+        """The sums times a factor; counts have a norm of their own."""
+        return replace(self, sums=tuple(coalesced(x.indices(), x.values() * factor, tuple(x.shape)) for x in self.sums))
+
+    def whole(self) -> Tensor:
+        """(size,) the sums of all coordinates."""
+        return torch.cat([x.to_dense().reshape(-1) for x in self.sums])
+
+    def of_whole(self, total: Tensor) -> "SelectedRows":
+        """The part of a dense total, of which every row is released."""
+        return replace(self, sums=tuple(self.table.cut(total)), everything=True)
+
+
+Part = LazyRows | SelectedRows
+"""Closed: what another kind of part would tell the journal, and release, no proof knows."""
+
+
+def coalesced(place: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A sparse tensor of rows that are distinct and ascending."""
+    return torch.sparse_coo_tensor(place.to(values.device), values, shape, is_coalesced=True, check_invariants=False)
+
+
+def in_order(attached: Sequence[Any], parts: Sequence[Part]) -> list[Part]:
+    """The parts of a step, in the order of their tables. Raises: ArgumentError unless there is one for each."""
+    for part in parts:
+        if type(part) is not LazyRows and type(part) is not SelectedRows:
+            raise ArgumentError(f"tables must be what LazyTable.rows gives, got a {type(part).__name__}")
+    ordered = [part for table in attached for part in parts if part.table is table]
+    if len(parts) != len(attached) or len({id(part.table) for part in ordered}) != len(attached):
+        raise ArgumentError(
+            f"tables must have one part for each of the {len(attached)} tables that are attached (of no rows "
+            f"where a step touches none), got {len(parts)} part(s), {len(ordered)} of them of these tables"
+        )
+    return ordered
+
+
+class AttachedTables:
     """The tables that are attached to a release.
+
+    Attributes:
+        attached: in their order.
 
     Args:
         size: coordinates before them.
         ranks: processes of the run.
-        files: of the run, whose journal knows of flushes.
+        files: of the run, whose journal knows of flushes; None for a run that keeps nothing.
         saved: what `state` gave, where the run is resumed; None for a new one.
     """
 
-    def __init__(self, plan: Plan, size: int, ranks: int, files: RunFiles, saved: list[Any] | None) -> None:
+    def __init__(self, plan: Plan, size: int, ranks: int, files: RunFiles | None, saved: list[Any] | None) -> None:
         self._plan, self._first, self._ranks = plan, size, ranks
         self._files, self._saved = files, saved
-        self._attached: list[Any] = []
+        self.attached: list[Any] = []
         self._broken = False  # while a flush is under way
 
     @property
     def size(self) -> int:
         """Coordinates of all tables together."""
-        return sum(int(table.size) for table in self._attached)
+        return sum(int(table.size) for table in self.attached)
 
     @property
     def _lazy(self) -> list[Lazy]:
-        return [table for table in self._attached if not table.selects]
+        return [table for table in self.attached if not table.selects]
 
     def attach(self, table: Attached, step: int, begun: bool) -> int:
         """Take a table in, and let it go on from its state. Returns: its first coordinate.
@@ -148,7 +238,7 @@ class Tables:
                 if selection
                 else "the plan has no selection of rows, and the table chooses some: plan with selection="
             )
-        place = len(self._attached)
+        place = len(self.attached)
         if place and selection:
             raise PlanError("rows are selected among those of all tables together: attach them as one")
         if begun or (place >= len(self._saved) if self._saved is not None else step > 0):
@@ -167,10 +257,10 @@ class Tables:
             lazy: Any = table
             lazy.begin(first, None if entry is None else entry["state"])
             self._check_renewals(lazy, step)
-        self._attached.append(table)
+        self.attached.append(table)
         if entry is not None:
             entry["state"] = None  # the table has it, and goes on in a copy
-        if self._saved is not None and len(self._attached) == len(self._saved):
+        if self._saved is not None and len(self.attached) == len(self._saved):
             self.flush_again(step)
         return first
 
@@ -182,9 +272,9 @@ class Tables:
         covers that. With all rows up to date at that step, what both have in common does not depend on the data. After
         the last step, too: noise that rows lack is drawn by the flush.
         """
-        for since in self._files.renewed_since():
+        for since in self._files.renewed_since() if self._files is not None else ():
             current = table.by_value or since < step or (since == step and table.is_current())
-            if not current and not self._files.has_flush(since):
+            if not current and not self._has_flush(since):
                 raise CheckpointError(
                     f"the noise of lazy tables cannot be drawn anew from step {since} on: rows lack noise of the steps "
                     "before, and if another copy of this run goes on, the two tables would tell which rows were "
@@ -195,12 +285,12 @@ class Tables:
     def check(self, step: int) -> None:
         """Raise unless the next step may be taken."""
         self.check_settled(step)
-        if self._plan.selection is not None and not self._attached:
+        if self._plan.selection is not None and not self.attached:
             raise PlanError(
                 "the plan has a selection of rows: it needs a table, as make_private has it for nn.Embedding("
                 "sparse=True); for a sum without tables plan without selection="
             )
-        if not self._attached and not self._first:
+        if not self.attached and not self._first:
             raise TrainingError("a release of size 0 has tables alone: attach one before its first step")
 
     def check_settled(self, step: int) -> None:
@@ -211,25 +301,12 @@ class Tables:
 
     def check_whole(self, step: int) -> None:
         """Raise unless all tables of the run are there, and have settled the steps before this one."""
-        if self._saved is not None and len(self._attached) < len(self._saved):
+        if self._saved is not None and len(self.attached) < len(self._saved):
             raise TrainingError(
-                f"the run has {len(self._saved)} table(s), and {len(self._attached)} are attached: attach the others"
+                f"the run has {len(self._saved)} table(s), and {len(self.attached)} are attached: attach the others"
             )
         for table in self._lazy:
             table.check(step)
-
-    def in_order(self, parts: Sequence[Part]) -> list[Part]:
-        """The parts of a step, in the order of their tables. Raises: ArgumentError unless there is one for each."""
-        for part in parts:
-            if f"{type(part).__module__}.{type(part).__qualname__}" not in _PARTS:
-                raise ArgumentError(f"tables must be what LazyTable.rows gives, got a {type(part).__name__}")
-        ordered = [part for table in self._attached for part in parts if part.table is table]
-        if len(parts) != len(self._attached) or len({id(part.table) for part in ordered}) != len(self._attached):
-            raise ArgumentError(
-                f"tables must have one part for each of the {len(self._attached)} tables that are attached (of no rows "
-                f"where a step touches none), got {len(parts)} part(s), {len(ordered)} of them of these tables"
-            )
-        return ordered
 
     def flush(self, step: int) -> None:
         """Bring all rows of all lazy tables up to date, write that to the journal, and show the tables.
@@ -240,10 +317,12 @@ class Tables:
         if all(table.flushed for table in tables):
             self._broken = False  # at this step, as the next one takes them away
             return
-        self._files.check_flush(step)
+        if self._files is not None:
+            self._files.check_flush(step)
         self._broken = True
         brought = [table.bring_up() for table in tables]
-        self._files.commit_flush(step, brought)
+        if self._files is not None:
+            self._files.commit_flush(step, brought)
         for table in tables:
             table.show()
         self._broken = False
@@ -253,20 +332,15 @@ class Tables:
 
         Tables that are shown are not flushed again: their values may have been changed since.
         """
-        if any(not table.flushed for table in self._lazy) and self._files.has_flush(step):
+        if self._has_flush(step) and any(not table.flushed for table in self._lazy):
             self.flush(step)
+
+    def _has_flush(self, step: int) -> bool:
+        return self._files is not None and self._files.has_flush(step)
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: an entry, or nothing where there are no tables."""
-        if not self._attached:
+        if not self.attached:
             return {}
-        states = [None if table.selects else table.state_dict() for table in self._attached]
-        return {"tables": [{"size": t.size, "state": s} for t, s in zip(self._attached, states, strict=True)]}
-
-
-def with_guest(
-    guest: Guest, step: int, own: list[Tensor], parts: Sequence[Part], divisor: float
-) -> tuple[list[Tensor], list[Part]]:
-    """A step's total and parts with what a guest adds, who sees the whole tables behind the dense total."""
-    pieces = guest(step, [*own, *(part.whole() for part in parts)], divisor)
-    return pieces[: len(own)], [part.of_whole(x) for part, x in zip(parts, pieces[len(own) :], strict=True)]
+        states = [None if table.selects else table.state_dict() for table in self.attached]
+        return {"tables": [{"size": t.size, "state": s} for t, s in zip(self.attached, states, strict=True)]}

@@ -22,7 +22,7 @@ from anyorder.run import datasets, folder, parts
 from anyorder.run.names import load_function
 from anyorder.run.settings import OF_FEATURES
 from anyorder.sampling import Unit
-from anyorder.train import PrivacyEngine
+from anyorder.training import PrivacyEngine
 
 __all__ = ["Attack", "Setup", "attack", "audit_training", "setup_of"]
 

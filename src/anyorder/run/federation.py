@@ -25,7 +25,7 @@ from anyorder.run.federated_settings import FederatedSettings
 from anyorder.run.helpers import helpers
 from anyorder.run.job import Observer
 from anyorder.run.planning import make_plan, noise_lines
-from anyorder.train import FTRL
+from anyorder.training import FTRL
 
 __all__ = ["FederatedResult", "federate", "resume_federation"]
 

@@ -21,7 +21,7 @@ from anyorder.run.course import Course, rates
 from anyorder.run.datasets import Data
 from anyorder.run.planning import make_plan, noise_lines
 from anyorder.run.settings import Settings
-from anyorder.train import PrivacyEngine
+from anyorder.training import PrivacyEngine
 
 __all__ = ["Observer", "Result", "resume", "train"]
 

@@ -16,7 +16,7 @@ from anyorder.run.datasets import Data
 from anyorder.run.features import STAGES, Features, Whitened, joined, patched, scattered
 from anyorder.run.settings import OF_FEATURES, Settings
 from anyorder.sampling import EpochShuffleSampler, FixedOrderSampler
-from anyorder.train import FTRL
+from anyorder.training import FTRL
 
 __all__ = ["batches", "loss", "make_data", "make_loader", "make_model", "make_optimizer", "settings_of"]
 

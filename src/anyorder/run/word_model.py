@@ -17,7 +17,7 @@ from anyorder.plan.options import SGD
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
 from anyorder.sampling import EpochShuffleSampler
-from anyorder.train import PrivacyEngine
+from anyorder.training import PrivacyEngine
 
 __all__ = ["NextWord", "Trained", "train_words"]
 

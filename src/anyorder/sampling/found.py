@@ -11,10 +11,9 @@ from anyorder import checks
 from anyorder.errors import LoaderError
 from anyorder.participation.registry import recognised
 from anyorder.patterns import LoaderFacts, Participation
-from anyorder.sampling.loader import Unit
-from anyorder.sampling.origins import Origins
-from anyorder.sampling.owners import read_owners
+from anyorder.sampling.loader import Origins, Unit
 from anyorder.sampling.read_loader import Order, check_loader, check_ranks, read_order
+from anyorder.sampling.secret import read_owners
 
 
 @dataclass(frozen=True)

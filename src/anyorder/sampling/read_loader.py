@@ -26,8 +26,7 @@ from torch.utils.data import (
 from anyorder.checks import is_of
 from anyorder.errors import LoaderError
 from anyorder.participation import PoissonSampling
-from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler
-from anyorder.sampling.secret_batches import SecretBatchSampler
+from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler, SecretBatchSampler
 from anyorder.sampling.unit_order import UnitOrderSampler
 
 Indices = NDArray[np.int64]

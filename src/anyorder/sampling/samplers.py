@@ -1,8 +1,10 @@
 """Samplers whose order is a pure function of a seed and an epoch, so that any epoch and batch can be begun anew."""
 
 import os
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +14,6 @@ from anyorder import checks
 from anyorder._draws import Draws
 from anyorder.noise import NoiseSource
 from anyorder.participation import PoissonSampling
-
-__all__ = ["EpochShuffleSampler", "FixedOrderSampler", "PoissonBatchSampler", "key_of", "permutation_of"]
 
 
 def key_of(seed: int | bytes | None) -> bytes:
@@ -155,6 +155,136 @@ class PoissonBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.batches(self.epoch, 0)
+
+    def __len__(self) -> int:
+        return self.steps
+
+
+# ----------------------------------------------------------------------------------------------------
+# The batches of secret orders: drawn by units, dealt out to ranks, cut into micro-batches, filled up.
+
+
+Integers = NDArray[np.int64]
+
+
+class PaddedBatch(list[int]):
+    """Indices of examples, of which the last `padding` only fill the batch up: they are to count for nothing."""
+
+    def __init__(self, indices: Iterable[int] = (), padding: int = 0) -> None:
+        super().__init__(indices)
+        self.padding = padding
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The examples of units of numbers 0, .., size - 1.
+
+    Attributes:
+        examples: (m,) their indices, unit after unit, ascending within each.
+        starts: (size,) where those of each unit begin.
+    """
+
+    examples: Integers
+    starts: Integers
+
+    @classmethod
+    def each_its_own(cls, members: Integers) -> "Owned":
+        """Every example is a unit."""
+        return cls(members, np.arange(len(members)))
+
+    @classmethod
+    def by(cls, members: Integers, owners: Integers) -> "Owned":
+        """Of ascending members whose units have these numbers, all of which come."""
+        counts = np.bincount(owners)
+        return cls(members[np.argsort(owners, kind="stable")], np.cumsum(counts) - counts)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def sizes(self) -> Integers:
+        """(size,) how many examples each unit has."""
+        return np.diff(self.starts, append=len(self.examples))
+
+    def of(self, units: Any) -> list[int]:
+        """The examples of these units, unit after unit."""
+        if len(self.starts) == len(self.examples):
+            return self.examples[np.asarray(units, np.int64)].tolist()  # type: ignore[no-any-return]
+        ends = self.starts + self.sizes
+        return [i for unit in units for i in self.examples[self.starts[unit] : ends[unit]].tolist()]
+
+
+class SecretBatchSampler(Sampler[list[int]]):
+    """The batches of a secret order, each dealt out to ranks and cut into `accumulate` micro-batches.
+
+    A unit's examples stand in one micro-batch of one rank. Units are told by their place among all units, ascending;
+    a draw is of units, and takes all examples of each.
+
+    Args:
+        draws: who is in which step.
+        owned: the examples of each unit.
+        accumulate: micro-batches of a step, all of a rank: the same number for every step, however many were drawn.
+        rows: to how many examples each micro-batch is filled up, by examples of its own again, or the first of all
+            where it has none. Only what is more than that tells how many were drawn. None: as many as were drawn.
+        rank, ranks: of which this one's share is given.
+    """
+
+    def __init__(
+        self, draws: Draws, owned: Owned, *, accumulate: int = 1, rows: int | None = None, rank: int = 0,
+        ranks: int = 1,
+    ) -> None:  # fmt: skip
+        self.rule, self._draws, self._owned = draws.rule, draws, owned
+        self._accumulate, self._rows, self._rank, self._ranks = accumulate, rows, rank, ranks
+        self._step: tuple[int, list[list[int]]] | None = None
+        self.members = np.sort(owned.examples)
+        self.steps = accumulate * draws.rule.steps_per_epoch
+        most = draws.rule.most_units
+        units = len(owned) * draws.rule.rate
+        units = units if most is None else min(units, most)
+        expected = units * len(self.members) / len(owned)
+        self.batch_size = max(1, round(expected / (accumulate * ranks)))
+
+    @property
+    def phrase(self) -> str:
+        """The order in words, such as a checkpoint keeps."""
+        if type(self.rule) is PoissonSampling:
+            return f"Poisson sampling with probability {self.rule.sampling_probability:g}"
+        return self.rule.describe()
+
+    def batch(self, position: int) -> list[int]:
+        """The micro-batch of this number, counted over all epochs."""
+        step, part = divmod(position, self._accumulate)
+        if self._step is None or self._step[0] != step:
+            units = self._draws.step(step)[self._rank :: self._ranks]
+            self._step = step, [self._padded(own) for own in self._dealt(units)]
+        return self._step[1][part]
+
+    def _dealt(self, units: NDArray[np.int64]) -> list[list[int]]:
+        """The examples of the units in as many parts as a step has micro-batches, units whole, of like sizes."""
+        if self._accumulate == 1:
+            parts: list[Any] = [units]
+        elif self._owned.sizes.max() == 1:
+            parts = np.array_split(units, self._accumulate)
+        else:
+            parts, sizes = [[] for _ in range(self._accumulate)], np.zeros(self._accumulate, np.int64)
+            own = self._owned.sizes
+            for unit in units[np.argsort(-own[units], kind="stable")].tolist():
+                least = int(sizes.argmin())
+                parts[least].append(unit)
+                sizes[least] += own[unit]
+        return [self._owned.of(part) for part in parts]
+
+    def _padded(self, examples: list[int]) -> list[int]:
+        missing = 0 if self._rows is None else max(0, self._rows - len(examples))
+        again = examples or [int(self.members[0])]
+        return PaddedBatch([*examples, *(again[i % len(again)] for i in range(missing))], missing)
+
+    def batches(self, epoch: int, start: int) -> Iterator[list[int]]:
+        """The batches of an epoch from its batch `start` on."""
+        return (self.batch(epoch * self.steps + i) for i in range(start, self.steps))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.batches(0, 0)
 
     def __len__(self) -> int:
         return self.steps

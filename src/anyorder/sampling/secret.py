@@ -1,25 +1,54 @@
-"""Secret sampling: a loader that draws each unit by coins of its own, from the examples that a loader may give."""
+"""Who owns which example: a data set read once."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import no_grad
 from torch.utils.data import DataLoader, IterableDataset
 
 from anyorder import checks
 from anyorder._draws import Draws, check_size
 from anyorder.errors import ArgumentError, LoaderError
-from anyorder.ledger import numbered
+from anyorder.ledger import Units, numbered
 from anyorder.noise import NoiseSource
 from anyorder.participation import Participation, PoissonSampling
-from anyorder.sampling.loader import Unit, rebuild
-from anyorder.sampling.origins import Indices, Origins
-from anyorder.sampling.owners import read_owners
+from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild
 from anyorder.sampling.read_loader import check_loader, read_order
-from anyorder.sampling.secret_batches import Owned, SecretBatchSampler
+from anyorder.sampling.samplers import Owned, SecretBatchSampler
 
-__all__ = ["secret_loader"]
+_AT_ONCE = 256
+
+
+def read_owners(loader: DataLoader[Any], members: Indices, unit: Unit, at_once: int = _AT_ONCE) -> Units:
+    """The id of each member's unit, in their order.
+
+    Args:
+        loader: whose data set, collation and workers are used.
+        members: indices, each read once.
+        unit: where a batch keeps the ids.
+        at_once: examples in a batch.
+    """
+    chunks = [members[i : i + at_once].tolist() for i in range(0, len(members), at_once)]
+    with no_grad():  # nothing is trained on what is read here, and who watches a training is told so
+        found = [
+            _of_all(extract_units(batch, unit), len(chunk))
+            for chunk, batch in zip(chunks, rebuild(loader, chunks), strict=True)
+        ]
+    if any(isinstance(units, list) for units in found):
+        return [unit for units in found for unit in units]
+    return np.concatenate(found)
+
+
+def _of_all(units: Units, examples: int) -> Units:
+    if len(units) != examples:
+        raise LoaderError(f"unit= must give one id for each of the {examples} examples of a batch, got {len(units)}")
+    return units
+
+
+# ----------------------------------------------------------------------------------------------------
+# Secret sampling: a loader that draws each unit by coins of its own, from the examples that a loader may give.
 
 
 def secret_loader(

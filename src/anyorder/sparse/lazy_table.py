@@ -1,12 +1,12 @@
-"""A wide table with the noise of the dense run, at the cost of the rows that are read."""
+"""How rows of a lazy table get the noise that they have missed: in one jump, in law, or step by step, by value."""
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +15,235 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from anyorder import checks
-from anyorder.checks import final
-from anyorder.errors import ArgumentError, CheckpointError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
+from anyorder.noise import lazy
+from anyorder.noise.lazy import Jump, Jumps
 from anyorder.release import Release
-from anyorder.release.clip_norm import ClipNorm
-from anyorder.release.totals import Rows
-from anyorder.sparse.late import ByJumps, ByValue, Change, Late, State
+from anyorder.release.release import Rows
+from anyorder.release.tables import LazyRows
+from anyorder.strategy import Tree
 
-__all__ = ["LazyRows", "LazyTable", "stand_ins_allowed"]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+Change = Callable[[], None]
+
+
+class State(NamedTuple):
+    """What is stored of rows, all or some: theta (k, width), and what is kept beside it (k, kept, width)."""
+
+    theta: Tensor
+    kept: Tensor
+
+
+class ByJumps:
+    """Jumps: `docs/lazy.md` proves the law. Rows and steps are in the keys of the normals, and nothing else.
+
+    The jumps of a tree without momentum have the nodes of the dense run itself, and so its noise by value; others have
+    normals of their own, and its noise in law.
+
+    State of a row: D numbers for each of its coordinates, the table's own last; see `anyorder.noise.lazy.Jumps`.
+
+    Args:
+        release: whose plan and keys.
+        momentum, nesterov: of SGD.
+    """
+
+    def __init__(self, release: Release, momentum: float, nesterov: bool) -> None:
+        strategy = release.plan.strategy
+        self.by_value = type(strategy) is Tree and not momentum and strategy.estimator != "online"
+        self._jumps = Jumps(strategy, momentum=momentum, nesterov=nesterov, by_value=self.by_value)
+        self._options = {"way": "jumps", "momentum": float(momentum), "nesterov": bool(nesterov)}
+        self._momentum, self._std = momentum, release.std
+        self._source = release.noise_rows() if self.by_value else release.lazy_source(self._jumps.first_row)
+        self.kept = self._jumps.kept
+
+    def begin(self, first: int, num_rows: int, width: int) -> None:
+        """Take the first coordinate and the shape of the table."""
+        self._first = first
+
+    def hold(self, stored: State) -> None:
+        """Take what is stored of all rows: jumps and steps read it and write it in place."""
+        self._stored = stored
+        self._arrays: list[NDArray[Any]] | None = None
+        if stored.theta.device.type == "cpu":
+            kept = _numpy(stored.kept)
+            self._arrays = [*(kept[:, j] for j in range(self.kept)), _numpy(stored.theta)]
+
+    def record(self, step: int, lr: float, divisor: float) -> None:
+        """Take the public numbers of a step, in order."""
+        self._jumps.record(step, lr, self._std / divisor)
+
+    def jump(self, rows: Integers, starts: Integers, stop: int) -> Change:
+        """Carry rows over the steps starts .. stop - 1, in which they had no gradient.
+
+        Args:
+            rows: (k,) distinct ones.
+            starts: (k,) first step that each one lacks.
+        Returns: what writes them. Nothing is written before it is called.
+        """
+        return self._change(rows, self._jumps.over(starts, stop))
+
+    def step(self, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> Change:
+        """Carry rows over a step in which they had these sums. As `jump`."""
+        return self._change(rows, self._over(rows, step), _numpy(sums), self._jumps.input(step) / divisor)
+
+    def seen_step(self, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> tuple[Change, Tensor]:
+        """As `step`, of a rate above 0. Returns: also the private mean of these rows: of what the step moved.
+
+        That is unrounded, as the table's own type would round what is seen.
+        """
+        before = _rows_copied(self._stored, rows)
+        after = self._made(before, rows, self._over(rows, step), _numpy(sums), self._jumps.input(step) / divisor)
+        theta, kept = (part.to("cpu", torch.float64) for part in before)
+        mean = after.kept[:, -1] - self._momentum * kept[:, -1] if self._momentum else (theta - after.theta) / lr
+        return partial(_write_rows, self._stored, rows, after), mean
+
+    def _over(self, rows: Integers, step: int) -> Jump:
+        return self._jumps.over([step], step + 1)._replace(which=np.zeros(len(rows), np.intp))
+
+    def _change(self, rows: Integers, jump: Jump, *gradient: NDArray[Any]) -> Change:
+        """In place, where the table is in the memory of the processor; the same bits elsewhere."""
+        if self._arrays is None:
+            return partial(
+                _write_rows, self._stored, rows, self._made(_rows_copied(self._stored, rows), rows, jump, *gradient)
+            )
+        return partial(lazy.carry, self._source, jump, self._arrays, rows, self._first, *gradient)
+
+    def _made(self, state: State, rows: Integers, jump: Jump, *gradient: NDArray[Any]) -> State:
+        """In float64, on the CPU."""
+        numbers = np.concatenate([_numpy(state.kept).transpose(1, 0, 2), _numpy(state.theta)[None]])
+        made = torch.from_numpy(lazy.carried(self._source, jump, numbers, rows, self._first, *gradient))
+        return State(made[-1], made[:-1].transpose(0, 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {**self._options, **self._jumps.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        _check_options(saved, self._options)
+        self._jumps.load_state_dict({"rates": np.asarray(saved["rates"])})
+
+
+class ByValue:
+    """Every missed step, one after the other, with the dense run's own noise and roundings: the oracle of tests.
+
+    Args: as of `ByJumps`; the strategy must have noise of chosen rows.
+    """
+
+    by_value = True
+
+    def __init__(self, release: Release, momentum: float, nesterov: bool) -> None:
+        if release.plan.strategy.state_rows:
+            raise PlanError(
+                f"replay=True makes the noise of every missed step again, and that of "
+                f"{release.plan.strategy.describe()} comes from all steps before: take replay=False, or plan with "
+                "independent noise, a banded inverse, or a tree of regenerate=True"
+            )
+        self._options = {"way": "replay", "momentum": float(momentum), "nesterov": bool(nesterov)}
+        self._release, self._momentum, self._nesterov = release, momentum, nesterov
+        self.kept = int(momentum > 0)
+        self._steps: list[tuple[float, float]] = []  # rate and divisor
+
+    def begin(self, first: int, num_rows: int, width: int) -> None:
+        """As of `ByJumps`."""
+        self._width = width
+        self._noise = self._release.table_noise(first, num_rows * width)
+
+    def hold(self, stored: State) -> None:
+        """As of `ByJumps`."""
+        self._stored = stored
+
+    def record(self, step: int, lr: float, divisor: float) -> None:
+        """Take the public numbers of a step, in order."""
+        assert len(self._steps) == step
+        self._steps.append((lr, divisor))
+
+    def jump(self, rows: Integers, starts: Integers, stop: int) -> Change:
+        """As of `ByJumps`."""
+        theta, kept = state = _rows_copied(self._stored, rows)
+        for step in range(int(starts.min(initial=stop)), stop):
+            late = np.flatnonzero(starts <= step)
+            at = torch.from_numpy(late).to(theta.device)
+            nothing = theta.new_zeros(len(late), self._width)
+            here = State(theta[at], kept[at])
+            self._take(here, rows[late], step, nothing, self._steps[step][1], self._steps[step][0])
+            theta[at], kept[at] = here
+        return partial(_write_rows, self._stored, rows, state)
+
+    def step(self, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> Change:
+        """As of `ByJumps`."""
+        state = _rows_copied(self._stored, rows)
+        self._take(state, rows, step, sums, divisor, lr)
+        return partial(_write_rows, self._stored, rows, state)
+
+    def seen_step(self, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> tuple[Change, Tensor]:
+        """As of `ByJumps`, to the rounding of the table's type."""
+        before, after = _rows_copied(self._stored, rows), _rows_copied(self._stored, rows)
+        self._take(after, rows, step, sums, divisor, lr)
+        if self._momentum:
+            mean = after.kept[:, 0] - self._momentum * before.kept[:, 0]
+        else:
+            mean = (before.theta - after.theta) / lr
+        return partial(_write_rows, self._stored, rows, after), mean
+
+    def _take(self, state: State, rows: Integers, step: int, sums: Tensor, divisor: float, lr: float) -> None:
+        """The operations of `torch.optim.SGD`, in its order, in place."""
+        theta, kept = state
+        mean = self._noise.add_to_rows(step, 0, rows, sums, divisor).to(theta.device, theta.dtype)
+        if self._momentum:
+            velocity = kept[:, 0]
+            velocity.mul_(self._momentum).add_(mean)
+            mean = mean.add(velocity, alpha=self._momentum) if self._nesterov else velocity
+        theta.add_(mean, alpha=-lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {**self._options, "rates": np.array(self._steps, np.float64).reshape(-1, 2)}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        _check_options(saved, self._options)
+        self._steps = [(lr, divisor) for lr, divisor in np.asarray(saved["rates"]).tolist()]
+
+
+Late = ByJumps | ByValue
+
+
+def _numpy(values: Tensor) -> NDArray[Any]:
+    """The same memory, where it is the processor's."""
+    return np.asarray(values.numpy(force=values.requires_grad or values.device.type != "cpu"))
+
+
+def _rows_copied(stored: State, rows: Integers) -> State:
+    at = torch.from_numpy(rows).to(stored.theta.device)
+    return State(*(part.index_select(0, at) for part in stored))
+
+
+def _write_rows(stored: State, rows: Integers, state: State) -> None:
+    at = torch.from_numpy(rows).to(stored.theta.device)
+    for part, new in zip(stored, state, strict=True):
+        part.index_copy_(0, at, new.to(part.device, part.dtype))
+
+
+def _check_options(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse to bring rows over steps that were taken by another rule: their noise would tell when they were read."""
+    was = {name: saved.get(name) for name in own}
+    if was != own:
+        raise CheckpointError(
+            f"a table of the checkpoint was kept with {_told(was)}, and this one with {_told(own)}: resume with the "
+            "momentum=, nesterov= and replay= of the run"
+        )
+
+
+def _told(options: Mapping[str, Any]) -> str:
+    return f"momentum={options['momentum']}, nesterov={options['nesterov']}, replay={options['way'] == 'replay'}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# A wide table with the noise of the dense run, at the cost of the rows that are read.
+
 
 _IN_USE = "the table is in use by another thread: read it, take steps and flush one after the other"
 _CHUNK = 1 << 20  # numbers of a flush at a time
@@ -180,7 +401,7 @@ class LazyTable:
             self._bring(rows[first])  # as np.unique has them, which hashes before it sorts: slower
             return self._now.index_select(0, flat.to(self.device, torch.int64)).view(*ids.shape, self.width)
 
-    def rows(self, rows: ArrayLike, values: Any) -> "LazyRows":
+    def rows(self, rows: ArrayLike, values: Any) -> LazyRows:
         """Sums of some rows as a part of a step: `release.step(units, total, tables=[table.rows(..)])`.
 
         Args:
@@ -304,8 +525,15 @@ class LazyTable:
         self._last[lacking] = self._steps
         self._busy = False
 
-    def _settle(self, part: "LazyRows", step: int, divisor: float) -> Tensor | None:
-        """Take a step that the journal has."""
+    def settle(self, part: LazyRows, step: int, divisor: float) -> Tensor | None:
+        """Take a step that the journal has.
+
+        Returns: None, as nothing of the table is released at a step; of a whole part its mean.
+        """
+        with self._alone():
+            return self._settle(part, step, divisor)
+
+    def _settle(self, part: LazyRows, step: int, divisor: float) -> Tensor | None:
         self._busy = True
         if self.flushed:
             self._table = self._now.clone(memory_format=torch.contiguous_format)
@@ -349,56 +577,6 @@ class LazyTable:
 
     def __repr__(self) -> str:
         return f"LazyTable({self.num_rows}, {self.width}, kept={self.kept}, flushed={self.flushed})"
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class LazyRows:
-    """A lazy table's part of a step: `LazyTable.rows`.
-
-    Attributes:
-        table: whose rows.
-        rows: (k,) int64, distinct.
-        values: (k, width) sums.
-        is_whole: whether they are all rows, of an audited run.
-    """
-
-    table: LazyTable
-    rows: NDArray[np.int64]
-    values: Tensor
-    is_whole: bool = False
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether nobody has added anything."""
-        return not bool(self.values.any())
-
-    def parts(self) -> list[Tensor]:
-        """What a journal is told: other rows, another width or type are other data."""
-        head = np.concatenate([[-2, self.values.element_size(), *self.values.shape], self.rows])
-        return [torch.from_numpy(head), self.values]
-
-    def planned(self, clip: ClipNorm) -> "LazyRows":
-        """Sums of vectors of the planned norm."""
-        (values,) = clip.planned([self.values])
-        return replace(self, values=values)
-
-    def whole(self) -> Tensor:
-        """(size,) the sums of all coordinates."""
-        total = self.values.new_zeros(self.table.num_rows, self.table.width)
-        total[torch.from_numpy(self.rows).to(total.device)] = self.values
-        return total.view(-1)
-
-    def of_whole(self, total: Tensor) -> "LazyRows":
-        """The part of a dense total, with all rows in it."""
-        if self.table.lr == 0:
-            raise ArgumentError("lr must be above 0 in an audited run: what is released is seen by what it moves")
-        return LazyRows(self.table, np.arange(self.table.num_rows), total.view(-1, self.table.width), is_whole=True)
-
-    def settle(self, step: int, clip: ClipNorm) -> Tensor | None:
-        """Noise and update. Returns: None, as nothing of the table is released at a step; of a whole part its mean."""
-        with self.table._alone():
-            return self.table._settle(self, step, clip.divisor)
 
 
 @contextmanager

@@ -1,23 +1,139 @@
-"""Which rows of a wide table get noise: chosen privately, at the cost of the rows that are touched or chosen.
+"""What a threshold on noisy counts chooses, from public numbers: to be known before a run."""
 
-A dense mechanism looks at all V rows. Nearly all are untouched, have the same number 0 and so the same law: how many
-of them are chosen is one draw, and, given how many, all sets of so many are equally likely. That is exact, whatever
-rows are touched, so the sparse mechanism has the dense one's privacy. docs/selection.md has the proofs.
-
-Coins are compared with probabilities in float64, never noisy counts in float32: far thresholds keep their tails.
-"""
-
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
+from torch import Tensor
 
 from anyorder import checks
-from anyorder.errors import ArgumentError
+from anyorder.accounting.selection import Counts, Top, Uniform
+from anyorder.errors import ArgumentError, PlanError, SelectionWarning
 from anyorder.noise import NoiseSource
+from anyorder.plan.plan import Plan
+from anyorder.release import Release
+from anyorder.release.tables import SelectedRows, coalesced
 
-__all__ = ["select_counts", "select_top", "select_uniform"]
+
+class Chances(NamedTuple):
+    """How likely rows are to be chosen in a step.
+
+    Attributes:
+        untouched: probability of a row that nobody touches.
+        rows_by_chance: mean number of rows of the tables that come so, were none touched.
+        touched: probability of a row that the given units touch.
+    """
+
+    untouched: float
+    rows_by_chance: float
+    touched: float
+
+
+def chances(plan: Plan, *, num_rows: int, units: float, rows_of_unit: int) -> Chances:
+    """What a step of a plan with `Counts` chooses.
+
+        untouched = Phi(-threshold / s),    rows_by_chance = untouched num_rows,    s = plan.selection_std
+        touched = Phi((units min(1, count_norm / sqrt(rows_of_unit)) - threshold) / s)
+
+    It spends no privacy: it looks at no data. Give it numbers that are public, or guesses.
+
+    Args:
+        num_rows: of all tables of the model together.
+        units: of one batch that touch the row.
+        rows_of_unit: distinct rows, of all tables, that each of them touches in a step.
+    Raises: ArgumentError; PlanError for a plan without `Counts`.
+
+    Example:
+        >>> counts = ao.sparse.Counts(threshold=8.0, sigma=2.0)
+        >>> plan = ao.plan(dataset_size=40, batch_size=4, epochs=1, noise_multiplier=1, delta=1e-5,
+        ...                mechanism=ao.mechanism(selection=counts))
+        >>> found = ao.sparse.chances(plan, num_rows=5000, units=25, rows_of_unit=6)
+        >>> f"{found.rows_by_chance:.2f} rows come by chance, such a row with probability {found.touched:.2f}"
+        '0.16 rows come by chance, such a row with probability 0.87'
+    """
+    rule, std = _counted(plan)
+    rows = checks.integer("num_rows", num_rows, low=1)
+    count = checks.real("units", units, low=0.0) * min(
+        1.0, rule.count_norm / sqrt(checks.integer("rows_of_unit", rows_of_unit, low=1))
+    )
+    p = float(ndtr(-rule.threshold / std))
+    return Chances(p, p * rows, float(ndtr((count - rule.threshold) / std)))
+
+
+def threshold_for(plan: Plan, *, num_rows: int, rows_by_chance: float) -> float:
+    """The threshold at which about so many rows that nobody touched are chosen in a step.
+
+        threshold = -s Phi^-1(rows_by_chance / num_rows),    s = plan.selection_std
+
+    Neither the noise nor epsilon depends on the threshold, so a plan may be made with any, and given this one:
+    `replace(plan, selection=replace(plan.selection, threshold=..))`, with `dataclasses.replace`.
+
+    Args:
+        plan: with `Counts`; its threshold does not matter.
+        num_rows: of all tables of the model together.
+        rows_by_chance: mean number of them, between 0 and num_rows.
+    Raises: ArgumentError; PlanError for a plan without `Counts`.
+
+    Example:
+        >>> counts = ao.sparse.Counts(threshold=0.0, sigma=2.0)
+        >>> plan = ao.plan(dataset_size=40, batch_size=4, epochs=1, noise_multiplier=1, delta=1e-5,
+        ...                mechanism=ao.mechanism(selection=counts))
+        >>> round(ao.sparse.threshold_for(plan, num_rows=10**6, rows_by_chance=30), 3)
+        8.026
+    """
+    _, std = _counted(plan)
+    rows = checks.integer("num_rows", num_rows, low=1)
+    wanted = checks.real("rows_by_chance", rows_by_chance)
+    if not 0 < wanted < rows:
+        raise ArgumentError(f"rows_by_chance must lie strictly between 0 and num_rows={rows}, got {rows_by_chance!r}")
+    return float(-std * ndtri(wanted / rows))
+
+
+def warn_of_chances(plan: Plan) -> None:
+    """Warn (`SelectionWarning`) of a threshold that cannot tell touched rows from others, by public numbers alone."""
+    if type(plan.selection) is not Counts:
+        return
+    rule, std = _counted(plan)
+    share, most = float(ndtr(-rule.threshold / std)), plan.batch_size * min(1.0, rule.count_norm)
+    advice = "; see ao.sparse.threshold_for and ao.sparse.chances"
+    if share > 0.5:
+        warnings.warn(
+            f"threshold={rule.threshold:g} with noise of std {std:.3g} chooses {share:.0%} of all rows by chance at "
+            f"every step: take one above 0, a few std{advice}",
+            SelectionWarning,
+            stacklevel=2,
+        )
+    elif rule.threshold > most:
+        warnings.warn(
+            f"threshold={rule.threshold:g} is more than a batch of {plan.batch_size} can count on a row, which is "
+            f"{most:g} if every unit touches that row and no other: what is chosen comes by the noise alone, if any "
+            f"does. Take a lower threshold, or larger batches{advice}",
+            SelectionWarning,
+            stacklevel=2,
+        )
+
+
+def _counted(plan: Plan) -> tuple[Counts, float]:
+    rule, std = plan.selection, plan.selection_std
+    if type(rule) is not Counts or std is None:
+        raise PlanError(f"chances of rows need a plan with ao.mechanism(selection=ao.sparse.Counts(..)), got {rule!r}")
+    return rule, std
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which rows of a wide table get noise: chosen privately, at the cost of the rows that are touched or chosen.
+#
+# A dense mechanism looks at all V rows. Nearly all are untouched, have the same number 0 and so the same law: how many
+# of them are chosen is one draw, and, given how many, all sets of so many are equally likely. That is exact, whatever
+# rows are touched, so the sparse mechanism has the dense one's privacy. docs/selection.md has the proofs.
+#
+# Coins are compared with probabilities in float64, never noisy counts in float32: far thresholds keep their tails.
+
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -257,4 +373,146 @@ def _first_of(n: int, times: Floats) -> Floats:
     kept = sums - before
     lost = (before - (sums - kept)) + (gaps - kept)  # of each addition, exactly: else k of them would add up
     result: Floats = sums + np.cumsum(lost)
+    return result
+
+
+# ----------------------------------------------------------------------------------------------------
+# Tables of which a few rows are chosen privately at every step, and released with noise on these rows alone.
+
+
+_UNCUT = 2.0**40  # the scores of `Top` move by at most one a row and unit, however many rows a unit touches
+
+
+class SelectedTables:
+    """The tables of a run under a plan with a selection: (V_i, D_i) each, one behind the other.
+
+    Row r of table i is row V_0 + .. + V_{i-1} + r of all tables together, of which a step chooses some, by the plan's
+    `selection`; for each chosen row, and for no other, it releases
+
+        ( sum of the row over the units + noise_std * (K Z)[t] there ) / plan.batch_size
+
+    Rows that a unit touched and that were not chosen are left out, which can only shorten its vector; chosen rows that
+    nobody touched are released as noise. A table's coordinates lie behind those of `release.size`, row-major.
+
+    Guarantee: the plan's, which counts the choice and the release together. Neighbours, unit: the plan's.
+
+    Args:
+        release: of a plan with a selection, before its first step; the tables are attached to it.
+        shapes: (V_i, D_i) of each table.
+
+    Attributes:
+        size: coordinates of all tables.
+    Raises: PlanError for a plan without a selection.
+    """
+
+    selects = True
+
+    def __init__(self, release: Release, shapes: Sequence[tuple[int, int]]) -> None:
+        plan = release.plan
+        if plan.selection is None:
+            raise PlanError(
+                "the plan has no selection of rows: make it with "
+                "ao.plan(.., mechanism=ao.mechanism(selection=ao.sparse.Counts(..)))"
+            )
+        self._rule, self._std, self._scale = plan.selection, plan.selection_std, plan.selection_scale
+        self._shapes = [(int(rows), int(width)) for rows, width in shapes]
+        self._first = np.cumsum([0, *(rows for rows, _ in self._shapes)])  # of each table's rows among all
+        sizes = [rows * width for rows, width in self._shapes]
+        self._offsets = [int(start) for start in np.cumsum([0, *sizes[:-1]])]
+        self.size = sum(sizes)
+        self._noise = release.table_noise(release.attach(self), self.size)
+        self._coins = release.by_step(b"selection")
+
+    @property
+    def count_norm(self) -> float | None:
+        """The norm of what one unit adds to the counts of rows; None where rows are chosen without any."""
+        match self._rule:
+            case Counts():
+                return self._rule.count_norm
+            case Top():
+                return _UNCUT
+            case Uniform():
+                return None
+            case _:
+                assert_never(self._rule)
+
+    def part(self, sums: Sequence[Tensor], counts: Sequence[Tensor]) -> SelectedRows:
+        """These sums as a part of a step.
+
+        Args:
+            sums: of each table, coalesced sparse (V_i, D_i), the clipped sum over units; they are read only.
+            counts: of each table, coalesced sparse (V_i,), the clipped counts; empty where `count_norm` is None.
+        """
+        return SelectedRows(self, tuple(sums), tuple(counts))
+
+    def choose(self, step: int, counts: Sequence[Tensor]) -> NDArray[np.int64]:
+        """The rows of a step among those of all tables, ascending."""
+        rule, total = self._rule, int(self._first[-1])
+        match rule:
+            case Counts():
+                assert self._std is not None
+                return select_counts(
+                    self._touched(counts), rule.threshold, self._std,
+                    num_rows=total, source=self._coins, step=step,
+                )  # fmt: skip
+            case Top():
+                assert self._scale is not None
+                rows, numbers = self._touched(counts)
+                return select_top(
+                    (rows, numbers * rule.score_norm), min(rule.rows, total), self._scale,
+                    num_rows=total, source=self._coins, step=step,
+                )  # fmt: skip
+            case Uniform():
+                return select_uniform(min(rule.rows, total), num_rows=total, source=self._coins, step=step)
+            case _:
+                assert_never(rule)
+
+    def _touched(self, counts: Sequence[Tensor]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The rows with a count, ascending over all tables, and the counts."""
+        ids = [x.indices()[0].cpu().numpy() + first for x, first in zip(counts, self._first[:-1], strict=True)]
+        return np.concatenate(ids), np.concatenate([x.values().double().cpu().numpy() for x in counts])
+
+    def released(self, step: int, sums: Sequence[Tensor], rows: NDArray[np.int64], divisor: float) -> list[Tensor]:
+        """The chosen rows of each table, noised: coalesced sparse tensors."""
+        made = []
+        for i, (height, width) in enumerate(self._shapes):
+            low, high = np.searchsorted(rows, self._first[i : i + 2])
+            own = rows[low:high] - self._first[i]
+            values = _rows_of(sums[i], own)
+            private = self._noise.add_to_rows(step, self._offsets[i], own, values, divisor)
+            place = torch.from_numpy(own)[None].to(private.device)
+            made.append(coalesced(place, private, (height, width)))
+        return made
+
+    def settle(self, part: SelectedRows, step: int, divisor: float) -> Any:
+        """Choose the rows of a step that the journal has, and release them.
+
+        Returns: of each table the chosen rows, private, coalesced sparse (V_i, D_i); of a whole total (size,).
+        Cost: the touched and the chosen rows.
+        """
+        rows = np.arange(self._first[-1]) if part.everything else self.choose(step, part.counts)
+        made = self.released(step, part.sums, rows, divisor)
+        return torch.cat([x.values().reshape(-1) for x in made]) if part.everything else made
+
+    def cut(self, total: Tensor) -> list[Tensor]:
+        """A vector of all coordinates as sparse tensors that have every row."""
+        sizes = [rows * width for rows, width in self._shapes]
+        pairs = zip(torch.split(total, sizes), self._shapes, strict=True)
+        return [coalesced(torch.arange(shape[0], device=x.device)[None], x.view(shape), shape) for x, shape in pairs]
+
+    def each(self, released: Sequence[Any]) -> list[Tensor]:
+        """What each table got in a step, of `Release.of_tables`: coalesced sparse (V_i, D_i)."""
+        (made,) = released
+        return self.cut(made) if isinstance(made, Tensor) else list(made)
+
+
+def _rows_of(sums: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    """(k, D): the rows of a coalesced sparse (V, D), both ascending; zero where there is none."""
+    touched, values = sums.indices()[0], sums.values()
+    asked = torch.from_numpy(rows).to(values.device)
+    result = values.new_zeros(len(asked), values.shape[1])
+    if len(touched):
+        place = torch.searchsorted(touched, asked).clamp_(max=len(touched) - 1)
+        there = touched[place] == asked
+        result[there] = values[place[there]]
     return result

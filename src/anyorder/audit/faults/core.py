@@ -27,7 +27,7 @@ _SHRINKS = 0.7  # the clip norm of a step over that of the step before
 @contextmanager
 def half_the_noise(reached: Reached) -> Iterator[None]:
     """The release gives its noise half the standard deviation that was planned."""
-    from anyorder.release.noise import SharedNoise
+    from anyorder.release.release import SharedNoise
 
     real = SharedNoise.__init__
 
@@ -122,7 +122,7 @@ def _other_noise(change: Any) -> Iterator[None]:
     """Within it, what is added to a sum in a step is change(step, noise, noise of the step before): flat arrays."""
     import torch
 
-    from anyorder.release.noise import SharedNoise
+    from anyorder.release.release import SharedNoise
 
     real = SharedNoise.add_to
     before: dict[int, Any] = {}
@@ -252,16 +252,16 @@ def coins_of_another_run(reached: Reached) -> Iterator[None]:
 @contextmanager
 def next_clip_norm(reached: Reached) -> Iterator[None]:
     """The clip norm shrinks, and the noise is scaled with the norm of the next step, not with that of the sum."""
-    from anyorder.release.clip_norm import ClipNorm
+    from anyorder.release import Release
 
-    planned, divisor = ClipNorm.planned, ClipNorm.divisor
+    real, divisor = Release.take, Release.divisor
 
-    def scaled(self: Any, own: list[Any]) -> list[Any]:
+    def take(self: Any, units: Any, own: Any, place: str = "", tables: Any = ()) -> Any:
         reached()
-        return [x / _SHRINKS for x in planned(self, own)]
+        return real(self, units, [x / _SHRINKS for x in own], place, [part.scaled(1 / _SHRINKS) for part in tables])
 
     of_next = property(lambda self: divisor.__get__(self) / _SHRINKS)
-    with patched(ClipNorm, "planned", scaled), patched(ClipNorm, "divisor", of_next):
+    with patched(Release, "take", take), patched(Release, "divisor", of_next):
         yield
 
 
@@ -308,8 +308,6 @@ def _other_sums(change: Any) -> Iterator[None]:
     real = Release.take
 
     def take(self: Any, units: Any, own: Any, place: str = "", tables: Any = ()) -> Any:
-        if not isinstance(own, list):
-            return real(self, units, own, place)
         pieces = change(self, [*own, *(part.whole() for part in tables)])
         parts = [part.of_whole(x) for part, x in zip(tables, pieces[len(own) :], strict=True)]
         return real(self, units, pieces[: len(own)], place, parts)

@@ -496,7 +496,7 @@ class PrivateStrategy(flower.Strategy):
     def _instruction(self) -> Instruction:
         server = self._server
         norm, grid = float(server.clip_norm), server.plan.grid if self._masked else None
-        follows = server.release.clip.state_dict() is not None  # it counts the messages that are longer
+        follows = server.release.norm_moves  # it counts the messages that are longer
         return Instruction(server.step, norm, 2 * norm if follows else norm, grid, tuple(self._on_device))
 
     def _masking(self) -> Masking:

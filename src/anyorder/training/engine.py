@@ -1,0 +1,992 @@
+"""The engine: turns an ordinary training loop into one run of the planned mechanism.
+
+A step is a chain of stages, on one page of `Training` (`_forward`, `_receive`, `_make_gradients`):
+
+    units        the batch that the model is called on, and whose rows it has: the ledger lets them in, or nothing runs
+    bound        the forward pass clips: backward gives the sum over units of gradients of norm at most `clip_norm`
+    join         micro-batches of a step are added up; all ranks' sums; the parts of tables beside the dense one
+    record       the release has the sums in its journal, before anything noised exists
+    noise        the release adds it, and divides by the plan's batch size
+    hand back    the private gradients are in `.grad`, and the optimizer takes its step
+
+Record and noise are those of `anyorder.release.Release.take`. What a run does not use is None here, and not entered: a
+group of ranks, shards, a sharded model, tables, the count of a clip norm that moves.
+"""
+
+import functools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from anyorder import checks
+from anyorder.clipping import make_clipping
+from anyorder.clipping.clip_rules import Cut, Rule
+from anyorder.clipping.coupling import LossWatch
+from anyorder.clipping.mapping import reparametrized
+from anyorder.clipping.norms import accumulator_dtype
+from anyorder.clipping.validate import refuse_unfit
+from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
+from anyorder.ledger import Ledger, Units, numbered
+from anyorder.noise import NoiseSource
+from anyorder.participation import PoissonSampling
+from anyorder.plan.certificate import Certificate, Evidence
+from anyorder.plan.plan import Plan
+from anyorder.release import Release
+from anyorder.release.ranks import OneProcess
+from anyorder.sampling import PrivateLoader, Unit
+from anyorder.sampling.loader import Batch
+from anyorder.sampling.secret import secret_loader
+from anyorder.training.distributed import (
+    Group,
+    Shards,
+    WholeModel,
+    check_sharding,
+    distinct_units,
+    forward_together,
+    is_sharded,
+    load_whole,
+    whole,
+)
+from anyorder.training.optimizers import BoundParameters, ask_for_scale, refuse_scale, warn_of_unfitted
+from anyorder.training.order import BY_LEDGER, check_absence, check_order, check_unit, warn_of_scattered_units
+from anyorder.training.tables import TrainedTables, tables_in
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Model = TypeVar("Model", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+Loader = TypeVar("Loader")
+
+
+# ----------------------------------------------------------------------------------------------------
+# A step.
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `PrivacyEngine.make_private` takes besides model, optimizer and loader, where its meaning stands."""
+
+    unit: Unit
+    loss_reduction: str
+    accumulate: int
+    chunk_size: int | None
+    rule: Rule | None
+    non_finite: str
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What waits for optimizer.step(): never released, and replaced as a whole, so that an interrupt leaves no half."""
+
+    units: Units | list[Any]
+    sums: dict[str, Tensor]
+    batches: int = 0
+
+
+_NOTHING = _Waiting([], {})
+
+
+class Training:
+    """Model, optimizer and loader of a run, with everything set, and the release that they are bound to.
+
+    Args: as of `PrivacyEngine` and its `make_private`.
+
+    Attributes:
+        release: carries the plan out.
+        model, loader: what the training loop gets.
+        order: the loader's, in words.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        checkpoint: Path | None,
+        key: bytes | None,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: Any,
+        options: Options,
+    ) -> None:
+        self.plan, self._options = plan, options
+        self._secret = plan.participation.secret
+        self._model, self._optimizer = model, optimizer
+        self._waiting = _NOTHING
+        self._group = Group() if dist.is_available() and dist.is_initialized() else None
+        cut = self._on_each(lambda: self._check(options))
+        self._bound = self._on_each(lambda: BoundParameters(model, optimizer))
+        try:
+            self._on_each(self._check_model)
+            self._tables = self._on_each(self._find_tables)
+            if self._group is not None:
+                self._check_ranks(self._group, checkpoint)
+            tables = {} if self._tables is None else self._tables.named
+            self._dense = {name: p for name, p in self._bound.named.items() if name not in tables}
+            # Stands for the schedule's coordinate among the parameters; it is never trained.
+            self._count: nn.Parameter | None = None
+            if cut.counted:
+                self._count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
+                self._dense |= dict.fromkeys(cut.counted, self._count)
+            self._whole: WholeModel | None = None
+            self._shards: Shards | None = None
+            if self._group is not None:
+                sharded = any(is_sharded(p) for p in model.parameters())
+                self._whole = WholeModel(model) if sharded else None
+                self._shards = Shards(self._dense, self._group) if sharded or self._group.size > 1 else None
+            coordinates = self._shards or OneProcess(sum(p.numel() for p in self._dense.values()))
+            self.release = Release.of_ranks(
+                plan, coordinates, cut.schedule, key=key, checkpoint=checkpoint, place="make_private"
+            )
+            given = {p: p.data for p in tables.values()}
+            try:
+                if self._tables is not None:
+                    self._tables.attach(self.release)
+                self._on_each(lambda: self._set_up(loader))
+                if self._group is not None:
+                    self._group.copy_from_first(t for t in (*model.parameters(), *model.buffers()) if not is_sharded(t))
+                self._restore()
+            except BaseException:
+                self.release.close()
+                for p, data in given.items():
+                    p.data = data  # a resume has put stand-ins there
+                raise
+        except BaseException:
+            self._bound.thaw()
+            raise
+        self._hook_optimizer()
+        check_shown = self._tables.check_shown if self._tables is not None and self._tables.are_lazy else None
+        self.model = PrivateModule(model, self._forward, self._discard, self._whole, check_shown)
+
+    # -- one step: units, bound --------------------------------------------------------------------------------------
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model's outputs; their backward pass gives the sum of the units' clipped gradients to `_receive`."""
+        ledger, waiting = self.release.ledger, self._waiting
+        step = ledger.step
+        # units: whose rows the model is called on
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        batch, units = self._batch_of(tensors) if self._group is None else self._batch_of_ranks(tensors, step)
+        if waiting.batches:
+            ledger.check(step, [*waiting.units, *units] if len(waiting.units) else units)
+        else:
+            units = ledger.check(step, units)  # which the ledger knows again when the step is made
+        # bound: what comes back is a sum of vectors of norm at most clip_norm, one for each unit
+        groups = numbered(batch.units)
+        if batch.padding:
+            groups = np.append(groups, len(groups) + np.arange(batch.padding))
+        if self._whole is not None:
+            self._whole.gather()
+        forward = functools.partial(
+            self._clipping.forward,
+            args,
+            kwargs,
+            groups=torch.from_numpy(groups),
+            clip_norm=self.release.clip_norm,
+            scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
+        )
+        receive = functools.partial(self._receive, batch, step, units)
+        if self._group is None:
+            outputs = forward(receive=receive)
+        else:
+            outputs = forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
+        if batch.padding:
+            outputs = without_padding(outputs, len(batch.units))
+        if not self._watch.done or self._watch.labels:
+            outputs = self._watch.outputs(outputs)
+        return outputs
+
+    def _batch_of(self, tensors: list[Tensor]) -> tuple[Batch, Units | list[Any]]:
+        """The batch that the model is called on, and its units."""
+        self._bound.check()
+        batch = self.loader.identity.find(tensors)
+        self._check_batch(batch)
+        return batch, batch.units
+
+    def _batch_of_ranks(self, tensors: list[Tensor], step: int) -> tuple[Batch, Units | list[Any]]:
+        """This rank's batch, and the units of all."""
+        assert self._group is not None
+        found: list[Batch] = []
+
+        def find() -> Units | list[Any]:
+            batch, units = self._batch_of(tensors)
+            found.append(batch)
+            return units
+
+        told = self._group.together(f"the forward pass of step {step}", find)
+        return found[0], distinct_units(told)
+
+    def _check_batch(self, batch: Batch) -> None:
+        waiting = self._waiting
+        if batch.used:
+            raise TrainingError(
+                "this batch was already used by a backward pass: each unit is clipped once a step. For a loss of "
+                "several passes over a batch, give make_private one module whose forward calls the network for each"
+            )
+        if self._secret:
+            self._check_coins(batch)
+        if waiting.batches == self._options.accumulate:
+            raise TrainingError(
+                f"{waiting.batches} batch(es) wait for optimizer.step() already, and "
+                f"accumulate={self._options.accumulate}; call optimizer.step() or zero_grad(), or pass accumulate= to "
+                "make_private"
+            )
+        if waiting.batches and set(waiting.units).intersection(batch.units):
+            raise TrainingError(
+                "a unit is in two micro-batches of one step, and would be clipped twice; put the examples of a unit "
+                "into one micro-batch"
+            )
+
+    # -- one step: join ----------------------------------------------------------------------------------------------
+
+    def _receive(self, batch: Batch, step: int, units: Units | list[Any], sums: dict[str, Tensor]) -> None:
+        """Take the clipped sum of a batch, at the end of its backward pass."""
+        if step != self.release.ledger.step:
+            raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
+        self._check_batch(batch)
+        if not self._watch.done:
+            self._watch.came_back()
+        before = self._waiting
+        if before.sums:
+            sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
+            units = [*before.units, *units] if len(before.units) else units
+        self.loader.mark_used(batch)
+        self._next_coins = batch.position + 1
+        self._waiting = _Waiting(units, sums, before.batches + 1)
+
+    def _discard(self) -> None:
+        """Forget the clipped sums of a step that has not been taken: they were never released."""
+        self._waiting = _NOTHING
+
+    # -- one step: record, noise, hand back --------------------------------------------------------------------------
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Run the closure if there is one, and put the private gradients in place."""
+        refuse_scale(optimizer, kwargs)
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._make_gradients()
+            return args[:1], {**kwargs, "closure": None}
+        with torch.enable_grad():
+            loss = closure()
+        self._make_gradients()
+        return args[:1], {**kwargs, "closure": lambda: loss}
+
+    def _make_gradients(self) -> None:
+        """Put the private gradients in place. Until the noise is drawn, nothing has changed."""
+        release, waiting = self.release, self._waiting
+        step = release.ledger.step
+        place = f"optimizer.step() of step {step}"
+        if self._group is None:
+            self._check_step()
+        else:
+            self._group.together(place, self._check_step)
+        # join: the pieces of the dense sum, and the parts of tables
+        own = pieces_of(waiting.sums, self._dense) if self._shards is None else self._shards.sum_of_own(waiting.sums)
+        parts = () if self._tables is None else self._tables.parts(waiting.sums)
+        # record, noise
+        private = release.take(waiting.units, own, place, tables=parts)
+        # hand back
+        self._waiting = _NOTHING
+        if self._whole is not None:
+            self._whole.drop()
+        if self._shards is None:
+            gradients = [(p, x.view(p.shape).to(p.dtype)) for p, x in zip(self._dense.values(), private, strict=True)]
+        else:
+            gradients = list(self._shards.gradients(private))
+        for p, gradient in gradients:
+            if p is self._count:
+                release.record_count(step, float(gradient))
+            else:
+                self._bound.write(p, gradient)
+        if self._tables is not None:
+            self._tables.write(release.of_tables)
+        release.tell(step, lambda: torch.cat([p.reshape(-1) for p in private]) if private else torch.zeros(0))
+
+    def _check_step(self) -> None:
+        waiting = self._waiting
+        self.release.check(waiting.units if waiting.batches else None)
+        if not waiting.batches:
+            raise TrainingError(
+                "optimizer.step() without a backward pass through the private model since the last step; to leave a "
+                "batch out, call engine.skip() first"
+            )
+        self._bound.check_step()
+        if self._tables is not None:
+            self._tables.check_step()
+
+    # -- batches of secret orders, and those left out ----------------------------------------------------------------
+
+    def _check_coins(self, batch: Batch) -> None:
+        """The batches of a secret order serve its steps one by one, though those of balls in bins come again."""
+        if batch.position < self._next_coins:
+            raise TrainingError(
+                "a batch of these coins, or of later ones, was used already: the claim is for the batches that secret "
+                "coins gave to each step. Use the batches in their order, each once, and do not move the loader back"
+            )
+        accumulate, step = self._options.accumulate, self.release.ledger.step
+        is_free = type(self.plan.participation) is PoissonSampling and accumulate == 1  # the coins of any later step
+        if not is_free and batch.position // accumulate != step:
+            raise TrainingError(
+                f"batch {batch.position} of the loader was drawn for step {batch.position // accumulate}, and this is "
+                f"step {step}: the claim is for the batches that secret coins gave to each step. Take a step with "
+                f"optimizer.step() after each {accumulate} batch(es); to leave one out, call engine.skip(); after "
+                "steps without batches, loader.seek(..)"
+            )
+
+    def skip(self) -> None:
+        """Leave out the batch that was handed out last; see `PrivacyEngine.skip`."""
+        self._on_each(self._skip, f"engine.skip() at step {self.release.ledger.step}")
+
+    def _skip(self) -> None:
+        batch = self.loader.identity.newest()
+        self._check_batch(batch)
+        before = self._waiting
+        sums = before.sums or self._zeros()
+        self.loader.mark_used(batch)
+        self._next_coins = batch.position + 1
+        self._waiting = _Waiting(before.units, sums, before.batches + 1)
+
+    def _zeros(self) -> dict[str, Tensor]:
+        """The clipped sums of nobody."""
+        dtypes = {accumulator_dtype(p) for p in self._bound.named.values()}
+        floating = torch.float64 if torch.float64 in dtypes else torch.float32
+        dtype = floating if self.plan.grid is None else torch.int64
+        dense = {name: torch.zeros(p.shape, dtype=dtype, device=p.device) for name, p in self._dense.items()}
+        return dense if self._tables is None else {**dense, **self._tables.nothing()}
+
+    # -- how a run begins --------------------------------------------------------------------------------------------
+
+    def _on_each(self, make: Callable[[], T], place: str = "make_private") -> T:
+        """What is made on this rank; where it fails on one, it fails on all."""
+        if self._group is None:
+            return make()
+        made: list[T] = []
+        self._group.together(place, lambda: made.append(make()))
+        return made[0]
+
+    def _check(self, options: Options) -> Cut:
+        check_unit(self.plan, options.unit)
+        if options.micro_batch is not None and not self.plan.participation.secret:
+            raise ArgumentError(
+                "micro_batch is of orders that are drawn by secret coins, whose steps differ in size; here the loader "
+                "has batches of its own, and accumulate= says how many make a step"
+            )
+        return Cut.of(options.rule)
+
+    def _check_model(self) -> None:
+        refuse_unfit(self._model)
+        if self._group is not None:
+            check_sharding(self._model, self._group)
+
+    def _find_tables(self) -> TrainedTables | None:
+        found = tables_in(self._model, self._bound.named)
+        if found:
+            ranks = 1 if self._group is None else self._group.size
+            return TrainedTables(self._model, self._bound, self._optimizer, self.plan, found, ranks)
+        if self.plan.selection is not None:
+            raise PlanError(
+                "the plan has a selection of rows, and the model no table: give the optimizer the weight of an "
+                "nn.Embedding(.., sparse=True) or nn.EmbeddingBag(.., sparse=True), or plan without selection="
+            )
+        return None
+
+    def _check_ranks(self, group: Group, checkpoint: Path | None) -> None:
+        shapes = [(name, tuple(p.shape)) for name, p in self._bound.named.items()]
+        kept = checkpoint is not None
+        claims = group.together("make_private", lambda: f"{self.plan.digest} {self._options.rule} {shapes} {kept}")
+        if claims.count(claims[0]) < len(claims):
+            raise PlanError("the ranks were given different plans or models; all must run one program")
+
+    def _set_up(self, loader: Any) -> None:
+        options, tables = self._options, self._tables
+        self.loader = self._private_loader(loader, options.unit)
+        self._clipping = make_clipping(
+            self._model if self._whole is None else self._whole.module,
+            options.chunk_size, self.plan.grid, options.rule, options.non_finite,
+            tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
+        )  # fmt: skip
+        self._watch = LossWatch()
+        self._next_coins = 0
+        self._discard()
+
+    def _private_loader(self, loader: Any, unit: Unit) -> PrivateLoader:
+        participation = self.plan.participation
+        if participation.secret:
+            rank, ranks = (0, 1) if self._group is None else (self._group.rank, self._group.size)
+            loader = secret_loader(
+                loader, participation, self.release.coins(), unit=unit, accumulate=self._options.accumulate,
+                micro_batch=self._options.micro_batch, rank=rank, ranks=ranks,
+            )  # fmt: skip
+            is_poisson = type(participation) is PoissonSampling
+            self.order = f"{'Poisson sampling' if is_poisson else participation.describe()} by anyorder"
+        else:
+            check_absence(self.plan, loader)
+            self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._options.accumulate)
+            if unit is not None:
+                warn_of_scattered_units(self.plan, loader)
+        return PrivateLoader(loader, unit=unit, seed=self.release.derived(b"order").key)
+
+    def _hook_optimizer(self) -> None:
+        self._bound.bind()
+        ask_for_scale(self._optimizer)
+        self._optimizer.register_step_pre_hook(self._before_step)
+        zero_grad = self._optimizer.zero_grad
+
+        @functools.wraps(zero_grad)
+        def discard_and_zero(set_to_none: bool = True) -> None:
+            self._discard()
+            zero_grad(set_to_none)
+
+        self._optimizer.zero_grad = discard_and_zero  # type: ignore[method-assign]
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Number of epochs begun and finished; for `range(engine.epoch, epochs)` after a resume. 0 for a stream."""
+        batches = self.loader.batches_per_epoch
+        return 0 if batches is None else self.loader.position // batches
+
+    def flush(self) -> None:
+        """Bring all rows of the tables up to date; see `PrivacyEngine.flush`."""
+        if self._waiting.batches:
+            raise TrainingError("flush between steps: a batch waits for optimizer.step()")
+        if self._tables is not None and self._tables.are_lazy:
+            self._tables.check_step()
+            self.release.flush()
+
+    def save(self, extra: dict[str, Any] | None) -> None:
+        """Write the checkpoint; see `PrivacyEngine.save`."""
+        place = "engine.save()"
+        self._on_each(self._check_save, place)
+        model = self._model.state_dict() if self._tables is None else self._tables.model_state()
+        optimizer, clipping, state = self._optimizer.state_dict(), self._clipping.state_dict(), random_state()
+        front_end = {
+            "model": model if self._group is None else whole(model),
+            "optimizer": optimizer if self._group is None else whole(optimizer),
+            "clipping": [clipping] if self._group is None else self._group.to_first(clipping),
+            "loader": self.loader.state_dict(),
+            "random": [state] if self._group is None else self._group.to_first(state),
+        }
+        self.release.save_all(place, front_end, extra)
+
+    def _check_save(self) -> None:
+        self.release.check_save()
+        if self._waiting.batches:
+            raise CheckpointError("save between steps: a batch waits for optimizer.step()")
+
+    def _restore(self) -> None:
+        state, self.release.resumed = self.release.resumed, None
+        if state is None:
+            if self.release.needs_save:
+                self.save(None)  # before any noise is used: a restart finds the key
+            return
+        if "model" not in state:
+            raise CheckpointError("the checkpoint is of another front end, and no model is in it; choose another file")
+        if self._tables is None:
+            self._load(state["model"], state["optimizer"])
+        else:
+            self._tables.load(state["model"], lambda of_model: self._load(of_model, state["optimizer"]))
+        rank = 0 if self._group is None else self._group.rank
+        self._clipping.load_state_dict(state["clipping"][rank % len(state["clipping"])])
+        self.loader.load_state_dict(state["loader"])
+        self._next_coins = self.loader.position
+        set_random_state(state["random"][rank % len(state["random"])])
+
+    def _load(self, of_model: dict[str, Any], of_optimizer: dict[str, Any]) -> None:
+        if self._group is None:
+            self._model.load_state_dict(of_model)
+            self._optimizer.load_state_dict(of_optimizer)
+        else:
+            load_whole(self._model, self._optimizer, of_model, of_optimizer)
+
+
+def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tensor]:
+    """The sums, flat and one behind the other, of one dtype, the widest of them; they may be the sums themselves."""
+    pieces = [sums[name].reshape(-1) for name in names]
+    dtypes = set(map(attrgetter("dtype"), pieces))
+    if len(dtypes) <= 1:
+        return pieces
+    widest = functools.reduce(torch.promote_types, dtypes)
+    return [x.to(widest) for x in pieces]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Rows that only fill a batch up: they go through the model, and nothing comes back through them.
+
+
+def without_padding(outputs: Any, examples: int) -> Any:
+    """The outputs, whose gradients in the rows behind the examples' are zero, whatever the loss makes of them.
+
+    A row whose output's gradient is zero adds exactly zero to the sum: 0 times a finite number, and a unit whose
+    gradient is not finite adds zero anyhow. A schedule of clip norms counts units above the norm, which it is not.
+    """
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.requires_grad:
+            return leaf
+        return _WithoutPadding.apply(leaf, examples)  # type: ignore[no-untyped-call]
+
+    return pytree.tree_map(of, outputs)
+
+
+class _WithoutPadding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, examples: int) -> Tensor:
+        ctx.examples = examples
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        gradient = gradient.clone()
+        gradient[ctx.examples :] = 0
+        return gradient, None
+
+
+# ----------------------------------------------------------------------------------------------------
+# The model as the training loop sees it.
+
+
+class PrivateModule(nn.Module):
+    """A model whose backward pass yields clipped sums to its engine and never writes `.grad`.
+
+    In training mode with gradients on, `forward` runs under the engine. In evaluation mode, or under
+    `torch.no_grad()`, it is the model's own forward, cut off from its parameters, so that no unclipped gradient of
+    them can arise; a backward pass from there is an error that says so. `state_dict` and `load_state_dict` are those of
+    the model. It belongs to one run: to copy, average, save or script, take `module`.
+
+    Attributes:
+        module: the user's model; the same object, with the same parameters.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        private_forward: Callable[..., Any],
+        discard: Callable[[], None],
+        whole: WholeModel | None,
+        check_shown: Callable[[], None] | None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+        self._private_forward = private_forward
+        self._discard = discard
+        self._whole = whole
+        self._check_shown = check_shown
+        self.register_load_state_dict_pre_hook(_into_the_module)  # type: ignore[no-untyped-call]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs, one row for each example."""
+        if self.training and torch.is_grad_enabled():
+            return self._private_forward(args, kwargs)
+        if self._check_shown is not None:
+            self._check_shown()
+        if not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        whole = self.module if self._whole is None else self._whole.gather()
+        with reparametrized(whole, {name: p.detach() for name, p in whole.named_parameters()}):
+            outputs = whole(*args, **kwargs)
+        return pytree.tree_map(_of_evaluation, outputs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the step that has not been taken."""
+        self._discard()
+        self.module.zero_grad(set_to_none)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """The model's own state."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load the model's own state."""
+        return self.module.load_state_dict(state_dict, strict, assign)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PrivateModule":
+        raise _one_of_a_run("copied", "model.module: AveragedModel(model.module), copy.deepcopy(model.module)")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _one_of_a_run("pickled", "model.module, or save model.state_dict()")
+
+    def __prepare_scriptable__(self) -> Any:
+        raise _one_of_a_run("scripted", "model.module, after training")
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise _one_of_a_run("replicated by DataParallel", "one process for each device, by torchrun")
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module | Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+def _one_of_a_run(done: str, cure: str) -> TrainingError:
+    return TrainingError(f"the private model is bound to its engine and cannot be {done}; take {cure}")
+
+
+class _Evaluation(torch.autograd.Function):
+    """The outputs of evaluation: a backward pass of them has no way to go."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, output: Tensor) -> Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise TrainingError(
+            "the loss is of outputs that the private model gave in evaluation mode, which no gradient leaves; call "
+            "model.train() before the model is called, or torch.no_grad() or .detach() for outputs that only look"
+        )
+
+
+def _of_evaluation(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor) or leaf.requires_grad or not (leaf.is_floating_point() or leaf.is_complex()):
+        return leaf
+    return _Evaluation.apply(torch.zeros((), requires_grad=True), leaf)  # type: ignore[no-untyped-call]
+
+
+def _into_the_module(private: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Let the state of a module that holds a private one be loaded, as it was saved: under the model's own names."""
+    del private
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The state of the ordinary generators, for a checkpoint.
+
+
+def random_state() -> dict[str, Any]:
+    """The generators that dropout and augmentation draw from, for a checkpoint. The private noise needs no state."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    version, numbers, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [str(kind), np.asarray(keys).astype(np.int64), *rest],
+        "python": [version, list(numbers), gauss],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put the generators back where `random_state` saw them; of GPUs, those that are there."""
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available():
+        for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(cuda, device)
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.asarray(keys).astype(np.uint32), *rest))  # noqa: NPY002
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+
+
+# ----------------------------------------------------------------------------------------------------
+# The face.
+
+
+_OF_OPACUS = {
+    "module": "the model is the first argument, make_private(model, optimizer, loader)",
+    "data_loader": "the loader is the third argument, make_private(model, optimizer, loader)",
+    "max_grad_norm": "the clip norm is the plan's, ao.plan(.., clip_norm=..)",
+    "noise_multiplier": "the noise is the plan's, ao.plan(.., noise_multiplier=..) or ao.plan(.., epsilon=..)",
+    "target_epsilon": "epsilon is the plan's, ao.plan(.., epsilon=..)",
+    "target_delta": "delta is the plan's, ao.plan(.., delta=..)",
+    "epochs": "epochs are the plan's, ao.plan(.., epochs=..)",
+    "poisson_sampling": "the order is the plan's, which ao.plan(loader=..) reads off the loader, or order= names",
+    "clipping": "rule= says how a unit's gradient is clipped: Flat(), PerGroup(..), Automatic(..), Adaptive(..)",
+    "grad_sample_mode": "there is one way to the gradients of units; leave it out",
+    "accountant": "the claim is the plan's, and exact for its order; leave it out",
+    "secure_mode": "exact integers are the plan's, ao.plan(.., mechanism=ao.mechanism(secure=True))",
+}
+"""Keywords of Opacus's engine, and where that stands here."""
+
+_METHODS_OF_OPACUS = {
+    "get_epsilon": "the claim is of the whole run; write engine.epsilon(), or engine.epsilon(delta)",
+    "make_private_with_epsilon": "write ao.plan(.., epsilon=..), and make_private(model, optimizer, loader)",
+    "accountant": "the claim is engine.plan's, and engine.ledger has who took part",
+    "is_compatible": "write ao.check_model(model)",
+    "validate": "write ao.check_model(model)",
+    "get_compatible_module": "write ao.clipping.convert(model)",
+    "save_checkpoint": "write ao.PrivacyEngine(plan, checkpoint=path), and engine.save()",
+    "load_checkpoint": "write ao.PrivacyEngine(plan, checkpoint=path); make_private then goes on from there",
+}
+
+
+def _hinted(function: Callable[P, T]) -> Callable[P, T]:
+    """A function of the engine that says what to write instead where it is called as Opacus's is."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name in _OF_OPACUS:
+                raise ArgumentError(f"PrivacyEngine has no {name}= here: {_OF_OPACUS[name]}")
+        if function.__name__ == "__init__" and len(args) == 1 and "plan" not in kwargs:
+            raise ArgumentError(
+                "PrivacyEngine needs the plan that it runs: plan = ao.plan(loader=loader, epochs=.., epsilon=.., "
+                "delta=..), engine = ao.PrivacyEngine(plan), then engine.make_private(model, optimizer, loader)"
+            )
+        return function(*args, **kwargs)
+
+    return called
+
+
+class PrivacyEngine:
+    """Runs one plan: clips each unit, adds the planned noise at every step, and refuses what the plan does not cover.
+
+    At `optimizer.step()` number t the parameters' `.grad` becomes
+
+        ( sum over units of clip(gradient of the unit) + noise_std * (K Z)[t] ) / plan.batch_size
+
+    and the optimizer does the rest. Nothing un-noised is ever in `.grad`. With `plan.grid` the sum and the noise are
+    exact integers, in grid steps; floating point begins after they are added.
+
+    Guarantee: the sequence of gradients, hence every iterate, is (plan.epsilon, plan.delta)-DP for one unit under the
+    plan's neighbouring relation, provided that an example's loss depends on no other example of the batch (use
+    reductions `mean` or `sum` over examples; not a contrastive loss, nor a mean over unmasked tokens of the batch).
+    Printed training losses are releases too, and are not covered.
+
+    Under an initialised `torch.distributed` process group all ranks train one model: the sums are over all of them,
+    the noise is added once. Every rank makes the same calls, on its own part of the data.
+
+    Args:
+        plan: what to run.
+        checkpoint: file for `save`; where it exists, `make_private` resumes from it. Its folder must exist. From
+            `make_private` on, a journal beside it records every step before its release, and keeps other runs away.
+        key: 32 bytes for reproducible tests. In use, leave it out: the key then comes from the operating system, and
+            a run whose key is known has no privacy.
+    """
+
+    @_hinted
+    def __init__(self, plan: Plan, *, checkpoint: str | Path | None = None, key: bytes | None = None) -> None:
+        if not isinstance(plan, Plan):
+            raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
+        if plan.on_device:
+            raise PlanError(
+                f"the engine sees every example itself, and the plan trusts {' and '.join(plan.on_device)} to devices; "
+                "plan without on_device=, or give what devices send to ao.Release or a server"
+            )
+        self.plan = plan
+        self._path = None if checkpoint is None else Path(checkpoint)
+        self._given_key = None if key is None else NoiseSource(key).key
+        self._training: Training | None = None
+        self._closed = False
+
+    @_hinted
+    def make_private(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        loader: Loader,
+        *,
+        unit: Unit = None,
+        loss_reduction: str = "mean",
+        accumulate: int = 1,
+        micro_batch: int | None = None,
+        chunk_size: int | None = None,
+        rule: Rule | None = None,
+        non_finite: str = "zero",
+    ) -> tuple[Model, Optimizer, Loader]:
+        """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
+
+        Args:
+            model: any module that treats the examples of a batch separately; its first dimension is the batch.
+            optimizer: any torch optimizer over parameters of `model`; the same object comes back. Trainable parameters
+                that it does not hold are left out of clipping, noise and size, and are frozen from here on.
+            loader: a DataLoader. Its order must be one that the plan covers. With `unit`, any iterable of batches.
+                Where the plan's order is drawn by secret coins, it names the examples, and the batches are drawn here.
+            unit: None for examples: the plan's unit must be "example". For user-level privacy the key of each example's
+                unit: a field name of dict batches, a position in tuple batches, or a function from the batch to a
+                sequence of keys; the plan's unit says whom it names.
+            loss_reduction: how the loss joins examples: "mean" or "sum".
+            accumulate: batches (micro-batches) that make up one optimizer step. A step of a secret order is cut into as
+                many, however many examples were drawn.
+            micro_batch: of a secret order, the rows of each of them: where fewer were drawn, it is filled up by rows
+                that count for nothing. Where more were than all micro-batches of a step hold, they are larger.
+            chunk_size: examples whose gradients are in memory at once; None chooses.
+            rule: how a unit's gradient is cut to the clip norm: `Flat()` if None, `PerGroup(..)`, `Automatic(..)`,
+                `Adaptive(..)`.
+            non_finite: "zero": a unit whose gradient is NaN or infinite adds exactly zero, and nothing tells of it.
+                "refuse": backward raises NonFiniteError, which says how many there are. That is a release that no
+                noise covers: for debugging on public data.
+        Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
+            have the types of what was given, so that a loop stays as it was; in truth they are a `PrivateModule` and a
+            `PrivateLoader`, which `engine.model` and `engine.loader` are for type checkers too.
+        Warns: OptimizerWarning where the plan's noise is correlated and the optimizer is Adam, RMSprop, Adagrad or the
+            like, or has another momentum than the plan: the guarantee is the same, and some of what correlation gains
+            is lost.
+        """
+        if self._training is not None:
+            raise TrainingError("make_private was already called: one engine runs one plan once")
+        if self._closed:
+            raise TrainingError("this engine was closed: make one of its own for a run")
+        checks.choice("loss_reduction", loss_reduction, {"mean", "sum"})
+        accumulate = checks.integer("accumulate", accumulate, low=1)
+        if micro_batch is not None:
+            micro_batch = checks.integer("micro_batch", micro_batch, low=1)
+        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch)
+        warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
+        self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
+        return cast(Any, self._training.model), optimizer, cast(Any, self._training.loader)
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """The epsilon of the whole run at `delta` (None: the plan's), rounded up. It holds from the first step on.
+
+        `certificate().realised` has what the steps so far come to, which is less while some are left.
+        """
+        return self.plan.epsilon if delta is None else self.plan.curve.epsilon(checks.probability("delta", delta))
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether the noise key was given, as in tests: then the run is private only from those who do not know it."""
+        return self._given_key is not None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether `make_private` was called."""
+        return self._training is not None
+
+    @property
+    def training(self) -> Training:
+        """What `make_private` bound."""
+        if self._training is None:
+            raise TrainingError("this engine is bound to no model yet: call make_private first")
+        return self._training
+
+    @property
+    def release(self) -> Release:
+        """What carries the plan out; it keeps ledger, noise and files."""
+        return self.training.release
+
+    @property
+    def model(self) -> PrivateModule:
+        """The private model."""
+        return self.training.model
+
+    @property
+    def loader(self) -> PrivateLoader:
+        """The private loader."""
+        return self.training.loader
+
+    @property
+    def order(self) -> str:
+        """The loader's order, in words."""
+        return self.training.order
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who took part in which step: as secret as the data."""
+        return self.release.ledger
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What `save(extra=..)` was given, after a resume; else empty."""
+        return self.release.extra if self.is_private else {}
+
+    def on_release(self, callback: Callable[[int, Any], object]) -> Callable[[], None]:
+        """Call `callback(step, private)` after every step, with all private gradients one behind the other.
+
+        See `Release.on_release`. The gradients are in place when it is called; the optimizer has not moved yet.
+        """
+        return self.release.on_release(callback)
+
+    def skip(self) -> None:
+        """Leave out the batch that was handed out last; then call `optimizer.step()` as always.
+
+            for x, y in loader:
+                optimizer.zero_grad()
+                try:
+                    criterion(model(x), y).backward()
+                except torch.OutOfMemoryError:
+                    engine.skip()
+                optimizer.step()
+
+        The batch adds zero: its step releases noise alone, or the other micro-batches. So the steps stay those of the
+        loader, and an epoch of it an epoch of the plan. All ranks call it together.
+
+        Privacy: whether a batch is left out must not depend on the data in it, as a rule that a text is too long would:
+        one unit would then decide whether the others of its batch count.
+
+        Raises: TrainingError if no batch waits, several do (`loader.use(batch)` says which), or the last was used.
+        """
+        self.training.skip()
+
+    def flush(self) -> None:
+        """Bring every row of the tables up to date, so that the model may be evaluated, shown or saved.
+
+        Without a selection of rows, a table (`nn.Embedding(sparse=True)`) is given its noise row by row, when a row is
+        next read. Until then rows are stale, and which ones are tells which rows were touched: so `weight` is empty,
+        and `model.eval()` and `state_dict()` are refused, until this is called. It does not end the training: the next
+        step goes on from here. Where there is no such table, it does nothing.
+
+        Privacy: when it is called must not depend on the data. It is a part of the run, and written to the journal.
+        Cost: the noise of a jump for every row, as much as a step of the dense run or somewhat more.
+        Raises: TrainingError where a batch waits for `optimizer.step()`.
+        """
+        self.training.flush()
+
+    @property
+    def step(self) -> int:
+        """Number of steps taken."""
+        return self.release.steps_taken
+
+    @property
+    def clip_norm(self) -> float:
+        """The norm at which units are cut now. With `Adaptive` it moves, by what was released: it is public."""
+        return self.release.clip_norm if self.is_private else self.plan.clip_norm
+
+    @property
+    def epoch(self) -> int:
+        """Number of epochs begun and finished; for `range(engine.epoch, epochs)` after a resume. 0 for a stream."""
+        return self.training.epoch
+
+    def certificate(self) -> Certificate:
+        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
+        return self.release.certificate()
+
+    def evidence(self) -> Evidence:
+        """Who took part in which step: what backs the certificate. As secret as the data."""
+        return self.release.evidence()
+
+    def save(self, extra: dict[str, Any] | None = None) -> None:
+        """Write the checkpoint: one file, replaced atomically. All ranks call it, and the first one writes.
+
+        The file holds the noise key: whoever has it can remove the noise. Steps after the last save are repeated when
+        the run is resumed, and must come out bit for bit as they were: save often.
+
+        Args:
+            extra: tensors and plain values of the user's own, found in `engine.extra` after a resume.
+        """
+        self.training.save(extra)
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        claim = f"epsilon={plan.epsilon:.4g}, delta={plan.delta:g}, for one {plan.unit}"
+        if self._training is None:
+            state = "closed" if self._closed else "not bound yet: call make_private(model, optimizer, loader)"
+        else:
+            state = f"{'closed at ' if self._closed else ''}step {self.step} of {plan.n}"
+        return f"PrivacyEngine({claim}; {state}{'; its key was given, as in tests' if self.is_keyed else ''})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": {_METHODS_OF_OPACUS[name]}" if name in _METHODS_OF_OPACUS else ""
+            raise AttributeError(f"PrivacyEngine has no {name!r}{hint}", name=name, obj=self)
+
+    def close(self) -> None:
+        """Let another process resume this run. The end of the process does the same."""
+        self._closed = True
+        if self._training is not None:
+            self.release.close()

@@ -1,0 +1,1 @@
+"""Trainers of other packages with private gradients."""

@@ -1,0 +1,344 @@
+"""Hugging Face: `transformers.Trainer` with private gradients."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from anyorder import checks
+from anyorder.clipping.clip_rules import Rule
+from anyorder.clipping.torch_private import check_names
+from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
+from anyorder.plan.plan import Plan
+from anyorder.sampling import PrivateLoader, UnitOrderSampler
+from anyorder.training.engine import PrivacyEngine, PrivateModule
+from anyorder.training.order import check_unit
+
+__all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
+
+TRAINER = (
+    "_get_collator_with_removed_columns", "_get_train_sampler", "_init_training_state", "_prepare_inputs",
+    "_remove_unused_columns", "_save_checkpoint",
+)  # fmt: skip
+"""What PrivateTrainer calls or replaces of transformers.Trainer; a save that is not called would lose the ledger."""
+
+_transformers = checks.optional("transformers", extra="huggingface", purpose="PrivateTrainer")
+check_names(_transformers.Trainer, TRAINER, _transformers)
+
+_RELEASES = ("loss", "train_loss", "grad_norm", "total_flos")  # of the training data, not covered by the plan
+_IGNORE = -100  # label of tokens that do not count, as transformers has it
+_DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
+_CHECKPOINT = "_privacy.checkpoint"  # an underscore: the hub is not sent such files
+
+
+def example_losses(outputs: Any, labels: Tensor) -> Tensor:
+    """Cross-entropy of each example alone, (B,): the mean over its own tokens where the model is a language model.
+
+    A mean over all tokens of the batch would divide one example's loss by the length of the others, which no clipping
+    of gradients can bound; so the loss that a model computes of its `labels` is not used.
+
+    Args:
+        outputs: of the model; its `logits` are (B, classes), (B, tokens, vocabulary), or (B,) and (B, 1) for a number.
+        labels: (B,) classes or numbers, or (B, tokens). With as many tokens as labels, token i of a causal model is
+            read against label i + 1 by the Trainer, which shifts both before it calls this.
+    """
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    if labels.is_floating_point() or logits.shape == labels.shape:
+        errors = F.mse_loss(logits.reshape(labels.shape), labels.to(logits.dtype), reduction="none")
+        return errors.reshape(len(labels), -1).mean(1)
+    if logits.dim() == 2:
+        return F.cross_entropy(logits, labels.reshape(-1), reduction="none")
+    if logits.dim() != 3 or labels.shape != logits.shape[:2]:
+        raise ModelError(
+            f"no loss is known for logits {tuple(logits.shape)} and labels {tuple(labels.shape)}; override "
+            "example_losses(outputs, labels) of the trainer with one that returns a loss for each example"
+        )
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=_IGNORE)
+    counted = (labels != _IGNORE).sum(1).clamp(min=1)
+    return losses.sum(1) / counted
+
+
+class _WholeEpochs:
+    """The private loader, with the length of an epoch also where a resumed run has only a part of it before it."""
+
+    def __init__(self, loader: PrivateLoader) -> None:
+        self._loader = loader
+        self.dataset = loader.dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        return self._loader.batches_per_epoch or len(self._loader)
+
+
+class _KeptKeys:
+    """A collator that is not shown the key of each example's unit, and whose batches have the keys in a list."""
+
+    def __init__(self, collate: Any, column: str) -> None:
+        self._collate, self._column = collate, column
+
+    def __call__(self, examples: list[Any]) -> Any:
+        if not all(isinstance(example, dict) and self._column in example for example in examples):
+            raise LoaderError(
+                f"unit={self._column!r} must name a column of train_dataset, a field of each example; the first has "
+                f"{list(examples[0]) if isinstance(examples[0], dict) else type(examples[0]).__name__}. What prepares "
+                "the data must keep the column"
+            )
+        keys = [example[self._column] for example in examples]
+        batch = self._collate([{k: v for k, v in example.items() if k != self._column} for example in examples])
+        batch[self._column] = [key.item() if hasattr(key, "item") else key for key in keys]
+        return batch
+
+
+class PrivateTrainerMixin:
+    """Makes a Trainer private: `class MyTrainer(PrivateTrainerMixin, Seq2SeqTrainer)`; see `PrivateTrainer`."""
+
+    def __init__(
+        self,
+        *args: Any,
+        plan: Plan,
+        unit: str | None = None,
+        batch_sampler: UnitOrderSampler | None = None,
+        key: bytes | None = None,
+        chunk_size: int | None = None,
+        micro_batch: int | None = None,
+        rule: Rule | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.plan = plan
+        self.engine: PrivacyEngine | None = None
+        self._private: PrivateModule | None = None
+        if not (unit is None or isinstance(unit, str)):
+            raise ArgumentError(f"unit must be the name of a column of train_dataset, got {unit!r}")
+        check_unit(plan, unit)
+        if batch_sampler is not None and unit is None:
+            raise ArgumentError("batch_sampler keeps units together: give unit=, the name of their column, too")
+        self._unit, self._batch_sampler = unit, batch_sampler
+        self._engine_key = key
+        self._options: dict[str, Any] = {"chunk_size": chunk_size, "micro_batch": micro_batch, "rule": rule}
+        given = kwargs.get("args", args[1] if len(args) > 1 else None)
+        if given is not None and given.push_to_hub:  # before a repository is made
+            raise ArgumentError(
+                "push_to_hub must be off: it uploads output_dir, where the noise key is kept; upload the finished "
+                "model with model.push_to_hub(..)"
+            )
+        super().__init__(*args, **kwargs)
+        self._check_arguments(self.args)  # type: ignore[attr-defined]
+        self.args.ignore_data_skip = True  # type: ignore[attr-defined]  # the private loader finds its place itself
+
+    def _check_arguments(self, args: Any) -> None:
+        if args.n_gpu > 1:
+            raise ArgumentError(f"one process must have one device, got {args.n_gpu}: start it with torchrun")
+        if args.label_smoothing_factor or self.compute_loss_func is not None:  # type: ignore[attr-defined]
+            raise ArgumentError(
+                "label_smoothing_factor and compute_loss_func are not used here; override example_losses"
+            )
+        if args.include_num_input_tokens_seen != "no":
+            raise ArgumentError("include_num_input_tokens_seen must be 'no': counts of tokens are releases too")
+        if args.train_sampling_strategy == "group_by_length":
+            raise ArgumentError("train_sampling_strategy 'group_by_length' makes the order depend on the data")
+        if getattr(args, "packing", False) or getattr(args, "padding_free", False):
+            raise ArgumentError("packing and padding_free join examples in a row, so that no gradient is of one alone")
+        self._check_batch_size(args)
+
+    def _check_batch_size(self, args: Any) -> None:
+        sampler, given = self._batch_sampler, args.per_device_train_batch_size
+        if sampler is not None and sampler.batch_size != given:
+            raise ArgumentError(
+                f"per_device_train_batch_size must be that of batch_sampler, {sampler.batch_size}, got {given}"
+            )
+        whole = given * args.gradient_accumulation_steps * args.world_size
+        if self._unit is None and whole != self.plan.batch_size:
+            raise ArgumentError(
+                "per_device_train_batch_size times gradient_accumulation_steps times processes must be the plan's "
+                f"batch_size={self.plan.batch_size}, got {whole}"
+            )
+
+    def get_train_dataloader(self) -> Any:
+        """The loader of the private engine; model and optimizer are bound to the plan with it."""
+        if self.engine is not None:
+            raise ArgumentError("train() was already called: a plan is for one run; make a new trainer to resume")
+        trainer: Any = self
+        args = trainer.args
+        loader = self._plain_loader(args, trainer.train_dataset)
+        trainer.create_optimizer()
+        path = Path(args.output_dir) / _CHECKPOINT
+        if path.exists() and not self._resumes:
+            raise CheckpointError(
+                f"{path} is of an earlier run; call train(resume_from_checkpoint=True), or choose another output_dir"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
+        self.engine.make_private(
+            trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction="sum",
+            accumulate=args.gradient_accumulation_steps, **self._options,
+        )  # fmt: skip
+        self._private = self.engine.model
+        self._private.training = True  # the Trainer sets modes on its own model; eval() ones come from from_pretrained
+        return _WholeEpochs(self.engine.loader)
+
+    def _plain_loader(self, args: Any, dataset: Any) -> DataLoader[Any]:
+        """The Trainer's own, with the keys of units in its batches."""
+        trainer: Any = self
+        collate: Any = trainer.data_collator
+        if self._unit is not None:
+            collate = _KeptKeys(trainer._get_collator_with_removed_columns(collate, description="training"), self._unit)
+        elif hasattr(dataset, "column_names"):
+            dataset = trainer._remove_unused_columns(dataset, description="training")
+        else:
+            collate = trainer._get_collator_with_removed_columns(collate, description="training")
+        sampler = self._batch_sampler
+        if sampler is None:
+            return DataLoader(
+                dataset, args.per_device_train_batch_size, sampler=trainer._get_train_sampler(dataset),
+                collate_fn=collate, drop_last=args.dataloader_drop_last, num_workers=args.dataloader_num_workers,
+            )  # fmt: skip
+        if len(sampler.indices) != len(dataset):
+            raise ArgumentError(
+                f"batch_sampler must be made of the keys of train_dataset, {len(dataset)}, got "
+                f"{len(sampler.indices)}; where the trainer prepares the data and drops examples, drop them before"
+            )
+        return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, num_workers=args.dataloader_num_workers)
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's. To resume, use the last checkpoint of this run: the plan's noise goes on from there."""
+        self._resumes = bool(resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
+        engine, trainer = self._bound(), self
+        if trainer.state.global_step != engine.step:  # type: ignore[attr-defined]
+            raise CheckpointError(
+                f"the trainer would go on at step {trainer.state.global_step}, "  # type: ignore[attr-defined]
+                f"the privacy checkpoint is of step {engine.step}: resume from the last checkpoint that was saved"
+            )
+        return found
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """In training, the sum of `example_losses` of the private model; else the Trainer's."""
+        if not (model.training and torch.is_grad_enabled()):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
+        if "labels" not in inputs:
+            raise ModelError("the batch must have labels, so that each example's loss can be computed on its own")
+        assert self._private is not None
+        labels = inputs["labels"]
+        given = {name: value for name, value in inputs.items() if name != "labels"}
+        outputs = self._private(**given, **self._decoder_inputs(given, labels))
+        loss = self.example_losses(outputs, labels).sum()
+        return (loss, outputs) if return_outputs else loss
+
+    def _decoder_inputs(self, given: dict[str, Any], labels: Tensor) -> dict[str, Any]:
+        """What a sequence-to-sequence model makes of labels that it is given, and it is given none: labels, shifted."""
+        model: Any = self.model  # type: ignore[attr-defined]
+        of_tokens = labels.dim() == 2 and not labels.is_floating_point()
+        if not (model.config.is_encoder_decoder and of_tokens) or given.keys() & set(_DECODER):
+            return {}
+        shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is None:
+            raise ModelError(
+                f"{type(model).__name__} makes its decoder's inputs of the labels, which it is not given here; let the "
+                "data collator return decoder_input_ids too: the labels, shifted to the right"
+            )
+        return {"decoder_input_ids": shift(labels=labels)}
+
+    def example_losses(self, outputs: Any, labels: Tensor) -> Tensor:
+        """(B,) the loss of each example by itself. Override it for other losses."""
+        logits = outputs["logits"]
+        if getattr(self.model.config, "problem_type", None) == "multi_label_classification":  # type: ignore[attr-defined]
+            losses = F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+            return losses.mean(1)
+        if self._is_causal() and logits.dim() == 3:
+            logits = logits[:, -labels.shape[1] :]  # prompt tuning puts tokens of its own in front
+            outputs, labels = {"logits": logits[:, :-1]}, labels[:, 1:]
+        return example_losses(outputs, labels)
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, *args: Any) -> Any:
+        """The micro-batches of a step; where the loader ends within it, empty ones follow, so that it is made."""
+        samples, items = super().get_batch_samples(epoch_iterator, num_batches, *args)  # type: ignore[misc]
+        missing = num_batches - len(samples) if samples else 0
+        return [*samples, *({} for _ in range(missing))], items
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """A step whose loss is not handed on: what is printed would be a release that the plan does not cover."""
+        if not inputs:
+            return torch.zeros((), device=self.args.device)  # type: ignore[attr-defined]
+        self._bound().loader.use(inputs)  # the Trainer fetches all micro-batches of a step before it copies them
+        # The Trainer divides the loss of a micro-batch by their number, which would let gradients slip below the clip
+        # norm; the plan's batch size is the only divisor.
+        self.current_gradient_accumulation_steps = 1
+        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        return torch.zeros_like(loss)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        if self._unit is not None and isinstance(inputs, Mapping):
+            inputs = {name: value for name, value in inputs.items() if name != self._unit}  # not for the model
+        return super()._prepare_inputs(inputs)  # type: ignore[misc]
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """The Trainer's log, without the loss of training and the norms of gradients."""
+        kept = {name: value for name, value in logs.items() if name not in _RELEASES}
+        super().log(kept, *args, **kwargs)  # type: ignore[misc]
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: output_dir holds the noise key."""
+        raise ArgumentError("push_to_hub uploads output_dir, where the noise key is kept; use model.push_to_hub(..)")
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+        self._bound().save()
+
+    def _is_causal(self) -> bool:
+        name = type(self.model).__name__  # type: ignore[attr-defined]
+        return "CausalLM" in name or "LMHead" in name
+
+    def _bound(self) -> PrivacyEngine:
+        assert self.engine is not None
+        return self.engine
+
+
+class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignore[misc, name-defined]
+    """`transformers.Trainer` whose gradients are those of a `PrivacyEngine`.
+
+        trainer = PrivateTrainer(model, training_arguments, train_dataset=data, plan=plan)
+        trainer.train()
+        trainer.engine.certificate().save("run.privacy.json")
+
+    Each example's loss is computed on its own (`example_losses`), gradients are clipped to the plan's clip norm and get
+    the plan's noise; `max_grad_norm` does nothing more. Losses of training and norms of gradients are not logged: they
+    would be releases. Evaluation is the Trainer's: keep it to data that need no protection.
+
+    With `save_strategy`, the privacy state is saved in `output_dir` beside each checkpoint, and
+    `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them.
+
+    A step is `gradient_accumulation_steps` micro-batches of `per_device_train_batch_size` examples. Where memory is
+    short: `chunk_size` bounds gradients, micro-batches bound activations too; the sums are the same.
+
+    For users rather than examples, `unit` names the column of train_dataset that says whose an example is. The column
+    never reaches collator or model. All examples of a user in a step are clipped together, and must be in one
+    micro-batch of it:
+
+        by_user = ao.sampling.UnitOrderSampler(data["user_id"], batch_size=16, seed=1)
+        keys = DataLoader(data.select_columns("user_id"), batch_sampler=by_user)
+        plan = ao.plan(loader=keys, unit="user_id", epochs=2, epsilon=8, delta=1e-5)
+        trainer = PrivateTrainer(.., train_dataset=data, plan=plan, unit="user_id", batch_sampler=by_user)
+
+    Args:
+        plan: what to run; its n covers all steps. Without `unit`, its batch_size must be the examples of a step by the
+            training arguments.
+        unit: None, or the name of the column that has the key of each example's unit: integers or strings.
+        batch_sampler: with `unit`, the order of training; None: the Trainer's own (shuffled, or
+            `train_sampling_strategy="sequential"`), which the ledger holds to the plan.
+        key: see `PrivacyEngine`; leave it out.
+        chunk_size, micro_batch, rule: see `PrivacyEngine.make_private`.
+        args, kwargs: of `transformers.Trainer`.
+    Raises: ArgumentError for several devices in one process, or another batch size; PlanError where the plan protects
+        users and no `unit` is given, or the other way round.
+    """

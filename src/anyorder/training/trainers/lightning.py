@@ -1,0 +1,140 @@
+"""Lightning: a callback that makes a LightningModule's training private."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from anyorder import checks
+from anyorder.errors import ArgumentError, CheckpointError, TrainingError
+from anyorder.plan.plan import Plan
+from anyorder.sampling import PrivateLoader, Unit
+from anyorder.training.engine import PrivacyEngine
+from anyorder.training.order import check_unit
+
+__all__ = ["PrivacyCallback"]
+
+_lightning = checks.optional("lightning", extra="lightning", purpose="PrivacyCallback")
+
+
+class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-defined]
+    """Runs a plan inside `lightning.Trainer.fit`, with automatic optimization.
+
+        privacy = PrivacyCallback(plan, network="net")
+        module, loader = privacy.make_private(module, loader)
+        Trainer(max_epochs=epochs, callbacks=[privacy]).fit(module, loader)
+        privacy.engine.certificate().save("run.privacy.json")
+
+    `training_step` stays as it is, with two duties: it calls `self.net` for the outputs, and its loss is a sum or a
+    mean over examples of a loss of each example alone. What it logs of the training data is a release that the plan
+    does not cover: log on validation data. `gradient_clip_val` does nothing more than the plan's clip norm.
+
+    Args:
+        plan: what to run.
+        network: attribute of the LightningModule that holds all trainable parameters as one module.
+        checkpoint: file of the privacy state, written with every checkpoint of Lightning. `make_private` resumes from
+            it if it exists; then give `fit` the `ckpt_path` that was saved with it.
+        unit: None for examples; for users, where a batch keeps the key of each example's user: see
+            `PrivacyEngine.make_private`, which also says what `loss_reduction`, `chunk_size` and `rule` are.
+        accumulate: micro-batches in a step: the same number as the Trainer's `accumulate_grad_batches`.
+        key: see `PrivacyEngine`; leave it out.
+
+    Attributes:
+        engine: the engine, once `make_private` was called.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        network: str,
+        unit: Unit = None,
+        accumulate: int = 1,
+        checkpoint: str | Path | None = None,
+        loss_reduction: str = "mean",
+        key: bytes | None = None,
+        **options: Any,
+    ) -> None:
+        self.engine = PrivacyEngine(plan, checkpoint=checkpoint, key=key)
+        check_unit(plan, unit)
+        self._network, self._saves, self._accumulate = network, checkpoint is not None, accumulate
+        self._options = {"unit": unit, "accumulate": accumulate, "loss_reduction": loss_reduction, **options}
+
+    def make_private(self, module: Any, loader: Any) -> tuple[Any, PrivateLoader]:
+        """Bind the module's network and optimizer and the loader to the plan, before `fit`.
+
+        Returns: the module, whose `configure_optimizers` now gives the bound optimizer, and the loader for `fit`.
+        Raises: ArgumentError if there is no such network, several optimizers, or manual optimization.
+        """
+        net = getattr(module, self._network, None)
+        if not isinstance(net, nn.Module):
+            raise ArgumentError(f"network must name a module of {type(module).__name__}, got {self._network!r}")
+        outside = {name for name, p in module.named_parameters() if p.requires_grad} - {
+            f"{self._network}.{name}" for name, _ in net.named_parameters()
+        }
+        if outside:
+            raise ArgumentError(
+                f"network {self._network!r} must hold all trainable parameters, but {', '.join(sorted(outside))} "
+                "are outside: their gradients would not be private; move them into it or freeze them"
+            )
+        if not module.automatic_optimization:
+            raise ArgumentError("manual optimization needs no callback: use PrivacyEngine.make_private in your loop")
+        net.train()  # fit keeps the modes that it finds, and in evaluation no gradient is made
+        configured = module.configure_optimizers()
+        net, _, private_loader = self.engine.make_private(net, _optimizer(configured), loader, **self._options)
+        setattr(module, self._network, net)
+        module.configure_optimizers = lambda: configured
+        return module, private_loader
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse a run that does not begin where the privacy state is."""
+        del pl_module
+        if not self.engine.is_private:
+            raise TrainingError("call make_private(module, loader) before fit, and give fit what it returns")
+        if trainer.world_size != 1:
+            raise ArgumentError(f"fit must run in one process, got {trainer.world_size}: use PrivacyEngine for several")
+        if trainer.accumulate_grad_batches != self._accumulate:
+            raise ArgumentError(
+                f"accumulate_grad_batches must be the callback's accumulate={self._accumulate}, got "
+                f"{trainer.accumulate_grad_batches}: give both the same number, and plan for batches of that many"
+            )
+        if trainer.global_step != self.engine.step:
+            raise CheckpointError(
+                f"Lightning would go on at step {trainer.global_step}, the privacy state is at step "
+                f"{self.engine.step}: give fit the ckpt_path that was saved last"
+            )
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Undo that Lightning divides by the number of micro-batches: the plan's batch size is the only divisor."""
+        del trainer, pl_module
+        if self._accumulate > 1:
+            loss.register_hook(lambda gradient: gradient * self._accumulate)  # type: ignore[no-untyped-call]
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Bring lazy tables up to date, which may not be read before; see `PrivacyEngine.flush`."""
+        del trainer, pl_module
+        self.engine.flush()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """As before a validation: checkpoints of the epoch's end come after it."""
+        del trainer, pl_module
+        self.engine.flush()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Save the privacy state beside Lightning's."""
+        del trainer, pl_module, checkpoint
+        if self._saves:
+            self.engine.save()
+
+
+def _optimizer(configured: Any) -> Optimizer:
+    """The one optimizer among what `configure_optimizers` may return."""
+    found = configured
+    if isinstance(found, dict):
+        found = found.get("optimizer")
+    while isinstance(found, list | tuple) and found and (len(found) == 1 or isinstance(found[0], list | tuple)):
+        found = found[0]
+    if not isinstance(found, Optimizer):
+        raise ArgumentError(f"configure_optimizers must give one optimizer, got {configured!r}")
+    return found

@@ -1,0 +1,407 @@
+"""The private Trainer is the engine in a plain loop, prints no loss, resumes, and refuses what it cannot cover."""
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+import anyorder as ao
+from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError, PlanError
+from anyorder.participation import BallsInBins, MinSeparation
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+from anyorder.training.trainers.huggingface import PrivateTrainer, example_losses  # noqa: E402
+from plans import flat_plan  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and accelerate
+
+KEY = bytes(32)
+N, B, EPOCHS, LENGTH = 32, 8, 2, 6
+
+
+class Sentences(Dataset):
+    def __init__(self, language_model=False, size=N):
+        self.ids = torch.randint(0, 20, (size, LENGTH), generator=torch.Generator().manual_seed(0))
+        self.language_model = language_model
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, i):
+        ids, mask = self.ids[i], torch.arange(LENGTH) < 3 + i % 4
+        labels = torch.where(mask, ids, -100) if self.language_model else ids.sum() % 2
+        return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
+
+
+def bert():
+    torch.manual_seed(0)
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+            max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )
+    )  # fmt: skip
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=20, n_positions=16, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
+    )  # fmt: skip
+
+
+class Translations(Sentences):
+    def __getitem__(self, i):
+        return {**super().__getitem__(i), "labels": torch.where(torch.arange(4) < 2 + i % 3, self.ids[i, 2:], -100)}
+
+
+def t5():
+    torch.manual_seed(0)
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0,
+            decoder_start_token_id=0, pad_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def planned(**changes):
+    settings = {"dataset_size": N, "batch_size": B, "epochs": EPOCHS, "epsilon": 8, "delta": 1e-3, "mechanism": "tree"}
+    return flat_plan(**{**settings, **changes})
+
+
+def trainer(model, data, folder, plan=None, *, private=None, **options):
+    arguments = transformers.TrainingArguments(str(folder), **{
+        "per_device_train_batch_size": B, "num_train_epochs": EPOCHS, "optim": "sgd", "learning_rate": 0.1,
+        "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1,
+        "save_strategy": "no", **options,
+    })  # fmt: skip
+    private = {"plan": plan or planned(), "key": KEY, **(private or {})}
+    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **private)
+
+
+def weights(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def plain_loop(model, data, loss, inputs=lambda batch: batch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=B, shuffle=True)
+    private, _, batches = ao.PrivacyEngine(planned(), key=KEY).make_private(
+        model, optimizer, loader, loss_reduction="sum"
+    )
+    for _ in range(EPOCHS):
+        for batch in batches:
+            labels = batch.pop("labels")
+            loss(private(**inputs({**batch, "labels": labels}))["logits"], labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights(model)
+
+
+def _without_labels(batch):
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
+def _with_decoder_inputs(batch):
+    start = torch.zeros(len(batch["labels"]), 1, dtype=torch.long)
+    shifted = torch.cat([start, batch["labels"][:, :-1].clamp(min=0)], dim=1)
+    return {**_without_labels(batch), "decoder_input_ids": shifted}
+
+
+def _sum_of_token_means(logits, labels):
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=-100)
+    return (losses.sum(1) / (labels != -100).sum(1)).sum()
+
+
+LOOPS = {
+    "classes": (bert, Sentences(), _without_labels, lambda x, y: F.cross_entropy(x, y, reduction="sum")),
+    "tokens": (gpt2, Sentences(True), _without_labels, lambda x, y: _sum_of_token_means(x[:, :-1], y[:, 1:])),
+    "translations": (t5, Translations(), _with_decoder_inputs, _sum_of_token_means),
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_train_is_the_plain_loop(kind, tmp_path):
+    make, data, inputs, loss = LOOPS[kind]
+    run = trainer(make().eval(), data, tmp_path, max_grad_norm=1e-9)  # from_pretrained gives models in eval mode
+    run.train()
+    assert run.engine.step == EPOCHS * N // B
+    torch.testing.assert_close(weights(run.model), plain_loop(make(), data, loss, inputs), atol=1e-6, rtol=1e-5)
+    run.engine.certificate().save(tmp_path / "run.privacy.json")
+    assert ao.verify(tmp_path / "run.privacy.json").certificate.steps == run.engine.step
+
+
+def test_a_decoder_whose_inputs_nobody_makes(tmp_path, monkeypatch):
+    monkeypatch.delattr(transformers.T5ForConditionalGeneration, "prepare_decoder_input_ids_from_labels")
+    with pytest.raises(ModelError, match="let the data collator return decoder_input_ids"):
+        trainer(t5(), Translations(), tmp_path).train()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpoints_change_nothing(reentrant, tmp_path):
+    kind, data = {"use_reentrant": reentrant}, Sentences(True)
+    enabled = gpt2()
+    enabled.gradient_checkpointing_enable(kind)
+    plain = trainer(gpt2(), data, tmp_path / "0")
+    plain.train()
+    for run in (
+        trainer(enabled, data, tmp_path / "1"),
+        trainer(gpt2(), data, tmp_path / "2", gradient_checkpointing=True, gradient_checkpointing_kwargs=kind),
+    ):
+        run.train()
+        assert run.model.is_gradient_checkpointing
+        torch.testing.assert_close(weights(run.model), weights(plain.model), atol=1e-7, rtol=1e-6)
+
+
+def test_nothing_of_the_training_data_is_logged(tmp_path):
+    run = trainer(bert(), Sentences(False), tmp_path, eval_strategy="epoch")
+    result = run.train()
+    logged = {name for line in run.state.log_history for name in line}
+    assert "eval_loss" in logged
+    assert not logged & {"loss", "train_loss", "grad_norm", "total_flos"}
+    assert result.training_loss == 0.0
+
+
+class Interrupt(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            raise KeyboardInterrupt
+
+
+def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
+    whole = trainer(gpt2(), Sentences(True), tmp_path / "whole")
+    whole.train()
+    first = trainer(gpt2(), Sentences(True), tmp_path / "run", save_strategy="steps", save_steps=3)
+    first.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    first.engine.close()
+    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert state["global_step"] == 3
+    with pytest.raises(CheckpointError, match="earlier run"):
+        trainer(gpt2(), Sentences(True), tmp_path / "run").train()
+    second = trainer(gpt2(), Sentences(True), tmp_path / "run")
+    second.train(resume_from_checkpoint=True)
+    assert second.engine.step == EPOCHS * N // B
+    torch.testing.assert_close(weights(second.model), weights(whole.model), atol=1e-6, rtol=1e-5)
+
+
+def test_a_run_in_micro_batches_goes_on_within_an_epoch_that_ends_within_a_step(tmp_path):
+    def run(name, **options):
+        return trainer(
+            gpt2(), Sentences(True, size=28), tmp_path / name, planned(dataset_size=28, clip_norm=100.0),
+            per_device_train_batch_size=4, gradient_accumulation_steps=2, **options,
+        )  # fmt: skip
+
+    whole = run("whole")
+    whole.train()
+    assert whole.engine.step == whole.plan.n == 8
+    first = run("run", save_strategy="steps", save_steps=3)
+    first.add_callback(Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    first.engine.close()
+    second = run("run")
+    second.train(resume_from_checkpoint=True)
+    assert second.engine.step == 8
+    torch.testing.assert_close(weights(second.model), weights(whole.model), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "divides"), [("classes", True), ("tokens", False)])
+def test_micro_batches_are_one_large_batch(kind, divides, tmp_path, monkeypatch):
+    """With gradients below the clip norm, which show a loss that was divided; also of copies, as on a device."""
+    make, data, _, _ = LOOPS[kind]
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=EPOCHS, noise_multiplier=1e-6, delta=1e-3, clip_norm=100.0)
+    large = trainer(make(), data, tmp_path / "8", plan)
+    large.train()
+    micro = trainer(
+        make(), data, tmp_path / "4", plan, per_device_train_batch_size=4, gradient_accumulation_steps=2
+    )  # fmt: skip
+    micro.model_accepts_loss_kwargs = not divides  # where false, the Trainer divides by the number of micro-batches
+    monkeypatch.setattr(micro, "_prepare_input", lambda inputs: {name: t.clone() for name, t in inputs.items()})
+    micro.train()
+    assert micro.engine.step == large.engine.step == micro.state.global_step == plan.n
+    torch.testing.assert_close(weights(micro.model), weights(large.model), atol=1e-6, rtol=1e-5)
+
+
+def keys_in_words(users):
+    return [f"user {user}" for user in users]
+
+
+def table(users, size=N):
+    """A data set with columns, one of them the users' keys."""
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    rows = [Sentences(size=size)[i] for i in range(size)]
+    columns = {name: [row[name].tolist() for row in rows] for name in rows[0]}
+    return datasets.Dataset.from_dict({**columns, "user_id": list(users)})
+
+
+class Rows(Dataset):
+    """A data set without columns, whose examples have the users' keys."""
+
+    def __init__(self, users, size=N):
+        self.sentences, self.users = Sentences(size=size), users
+
+    def __len__(self):
+        return len(self.sentences)
+
+    def __getitem__(self, i):
+        return {**self.sentences[i], "user_id": self.users[i]}
+
+
+USERS = [7, 7, 7, 3, 3, 9, 9, 9]
+
+
+@pytest.mark.parametrize("data", [table, Rows])
+@pytest.mark.parametrize("keys", [list, keys_in_words])
+@pytest.mark.parametrize(
+    ("micro", "unused"), [([[0, 1, 2, 3, 4, 5, 6, 7]], True), ([[3, 0, 1, 4, 2], [5, 6, 7]], False)]
+)
+def test_the_examples_of_a_user_are_clipped_together(data, keys, micro, unused, tmp_path, monkeypatch):
+    plan = ao.plan(
+        order=MinSeparation(1, 1, 1), batch_size=4, noise_multiplier=1e-7, delta=1e-3, clip_norm=0.05,
+        unit="user",
+    )  # fmt: skip
+    rows = data(keys(USERS), size=8)
+    sampler = ao.sampling.UnitOrderSampler(keys(USERS), batch_size=5)
+    monkeypatch.setattr(sampler, "_batches", micro)
+    run = trainer(
+        bert(), rows, tmp_path, plan, private={"unit": "user_id", "batch_sampler": sampler}, num_train_epochs=1,
+        per_device_train_batch_size=5, gradient_accumulation_steps=len(micro), remove_unused_columns=unused,
+    )  # fmt: skip
+    run.train()
+    by_hand = torch.zeros(())
+    for user in (7, 3, 9):
+        model, loss = bert(), torch.zeros(())
+        for i in (i for i in range(8) if USERS[i] == user):
+            example = {name: value[None] for name, value in Sentences(size=8)[i].items()}
+            loss = loss + F.cross_entropy(model(**_without_labels(example))["logits"], example["labels"])
+        loss.backward()
+        gradient = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+        assert gradient.norm() > 0.05
+        by_hand = by_hand + 0.05 * gradient / gradient.norm()
+    torch.testing.assert_close(weights(bert()) - weights(run.model), 0.1 * by_hand / 4, atol=1e-6, rtol=1e-3)
+    assert [list(units) for units in run.engine.ledger.history()] == [sorted(keys([3, 7, 9]))]
+    assert "eval_loss" in run.evaluate()  # whose model is not shown the keys either
+
+
+def test_a_run_for_users_in_an_order_read_off_their_keys(tmp_path):
+    users = [i * i % 13 for i in range(N)]
+    data = table(users)
+    by_user = ao.sampling.UnitOrderSampler(data["user_id"], batch_size=B, seed=1)
+    keys = DataLoader(data.select_columns("user_id"), batch_sampler=by_user)
+    plan = ao.plan(loader=keys, unit="user_id", epochs=EPOCHS, epsilon=8, delta=1e-3, mechanism="tree")
+    run = trainer(bert(), data, tmp_path, plan, private={"unit": "user_id", "batch_sampler": by_user})
+    run.train()
+    steps = [sorted({users[i] for i in batch}) for _ in range(EPOCHS) for batch in by_user]
+    assert [units.tolist() for units in run.engine.ledger.history()] == steps
+    assert run.state.global_step == plan.n
+
+
+def test_refusals_of_units(tmp_path):
+    users = ao.plan(order=MinSeparation(8, 1, 8), batch_size=B, epsilon=8, delta=1e-3, mechanism="tree", unit="user")
+    data = table(USERS * 4)
+    by_user = ao.sampling.UnitOrderSampler(USERS * 4, batch_size=B)
+    with pytest.raises(PlanError, match="protects one user, but without unit="):
+        trainer(bert(), data, tmp_path, users)
+    with pytest.raises(PlanError, match="the plan protects one example"):
+        trainer(bert(), data, tmp_path, private={"unit": "user_id"})
+    with pytest.raises(ArgumentError, match="unit must be the name of a column"):
+        trainer(bert(), data, tmp_path, users, private={"unit": 2})
+    with pytest.raises(ArgumentError, match="give unit="):
+        trainer(bert(), data, tmp_path, private={"batch_sampler": by_user})
+    with pytest.raises(ArgumentError, match="that of batch_sampler, 8, got 4"):
+        private = {"unit": "user_id", "batch_sampler": by_user}
+        trainer(bert(), data, tmp_path, users, private=private, per_device_train_batch_size=4)
+    with pytest.raises(ArgumentError, match="keys of train_dataset, 8, got 32"):
+        trainer(bert(), table(USERS, size=8), tmp_path / "0", users, private=private).train()
+    with pytest.raises(LoaderError, match="must name a column of train_dataset"):
+        trainer(bert(), Sentences(), tmp_path / "1", users, private={"unit": "user_id"}).train()
+
+
+@pytest.mark.parametrize(
+    ("make", "task", "data", "adapter"),
+    [
+        (bert, "SEQ_CLS", Sentences(), lambda peft, task: peft.LoraConfig(task_type=task, r=2, use_dora=True)),
+        (
+            gpt2,
+            "CAUSAL_LM",
+            Sentences(True),
+            lambda peft, task: peft.PromptTuningConfig(task_type=task, num_virtual_tokens=2),
+        ),
+        (
+            t5,
+            "SEQ_2_SEQ_LM",
+            Translations(),
+            lambda peft, task: peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=2),
+        ),
+    ],
+    ids=["DoRA", "prompt", "prefix"],
+)
+def test_adapters_train(make, task, data, adapter, tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = peft.get_peft_model(make(), adapter(peft, task))
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    trainer(model, data, tmp_path).train()
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_tokens_in_front_of_a_prompt_have_no_labels(tmp_path):
+    run, data = trainer(gpt2(), Sentences(True), tmp_path), Sentences(True)
+    labels, logits = torch.stack([data[i]["labels"] for i in range(3)]), torch.randn(3, LENGTH, 20)
+    longer = torch.cat([torch.randn(3, 2, 20), logits], dim=1)
+    torch.testing.assert_close(
+        run.example_losses({"logits": longer}, labels), run.example_losses({"logits": logits}, labels)
+    )
+
+
+def test_losses_are_of_each_example_alone():
+    logits, labels = torch.randn(3, 4, 5), torch.tensor([[1, 2, -100, -100], [0, 1, 2, 3], [-100] * 4])
+    losses = example_losses({"logits": logits}, labels)
+    by_hand = [F.cross_entropy(logits[0, :2], labels[0, :2]), F.cross_entropy(logits[1], labels[1]), torch.tensor(0.0)]
+    torch.testing.assert_close(losses, torch.stack(by_hand))
+    numbers = torch.randn(3)
+    torch.testing.assert_close(example_losses({"logits": numbers[:, None]}, torch.zeros(3)), numbers.square())
+    with pytest.raises(ModelError, match="example_losses"):
+        example_losses({"logits": logits}, torch.zeros(3, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_accumulation_steps": 2}, "batch_size=8, got 16"),
+        ({"per_device_train_batch_size": 4}, "batch_size=8, got 4"),
+        ({"push_to_hub": True}, "noise key"),
+        ({"label_smoothing_factor": 0.1}, "example_losses"),
+        ({"train_sampling_strategy": "group_by_length"}, "order depend on the data"),
+        ({"include_num_input_tokens_seen": "all"}, "counts of tokens"),
+    ],
+)
+def test_refusals(options, message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        trainer(bert(), Sentences(False), tmp_path, **options)
+
+
+def test_secret_orders_train_in_micro_batches_of_one_size(tmp_path):
+    plan = ao.plan(
+        order=BallsInBins(EPOCHS, N // B), batch_size=B, mechanism="independent", noise_multiplier=1.0,
+        delta=1e-3,
+    )  # fmt: skip
+    run = trainer(
+        bert(), Sentences(), tmp_path, plan, private={"micro_batch": B}, gradient_accumulation_steps=2,
+        per_device_train_batch_size=B // 2,
+    )  # fmt: skip
+    run.train()
+    assert run.engine.step == plan.n
+    history, steps = [units.tolist() for units in run.engine.ledger.history()], N // B
+    assert history[:steps] == history[steps : 2 * steps]
+    assert sorted(unit for units in history[:steps] for unit in units) == list(range(N))

@@ -1,0 +1,247 @@
+"""What the plan does not cover is refused, and nothing has changed afterwards."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyorder as ao
+from anyorder.errors import (
+    ArgumentError,
+    LoaderError,
+    ModelError,
+    NonFiniteError,
+    ParticipationError,
+    StepsExhaustedError,
+    TrainingError,
+)
+from anyorder.participation import KnownOrder
+from training.test_engine import KEY, STEPS, B, N, backward, data, network, planned, private, train, weights
+
+
+def test_more_steps_than_planned():
+    engine, model, optimizer, loader = private()
+    train(engine, model, optimizer, loader)
+    before = weights(model)
+    with pytest.raises((StepsExhaustedError, LoaderError), match="18"):
+        train(engine, model, optimizer, loader, epochs=1)
+    assert torch.equal(before, weights(model))
+    assert engine.step == 18
+
+
+def test_unit_used_twice_in_an_epoch():
+    again = [*range(B), 0, *range(B, N)]  # the second batch begins with the first example
+    engine, model, optimizer, loader = private(loader=DataLoader(data(), batch_size=B, sampler=again))
+    batches = iter(loader)
+    backward(model, next(batches))
+    optimizer.step()
+    before = weights(model)
+    with pytest.raises(ParticipationError):
+        backward(model, next(batches))
+    assert torch.equal(before, weights(model))
+    assert engine.step == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"), [({"rule": "flat"}, "rule must be"), ({"optimizer": "sgd"}, "optimizer must be")]
+)
+def test_words_in_the_place_of_objects_are_named(changes, name):
+    model, loader = nn.Linear(2, 1), DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=4)
+    plan = ao.plan(loader=loader, epochs=1, epsilon=1, delta=1e-5, mechanism="tree")
+    arguments = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)} | changes
+    with pytest.raises(ArgumentError, match=name):
+        ao.PrivacyEngine(plan).make_private(model, loader=loader, **arguments)
+
+
+def test_same_batch_backward_twice_in_a_step():
+    _, model, optimizer, loader = private()
+    batch = next(iter(loader))
+    backward(model, batch)
+    with pytest.raises(TrainingError, match="already used"):
+        backward(model, batch)
+    optimizer.step()
+
+
+def test_two_outputs_of_one_batch():
+    for accumulate in (1, 2):
+        engine, model, _, loader = private(loader=DataLoader(data(), batch_size=B // accumulate), accumulate=accumulate)
+        x, y = next(iter(loader))
+        first, second = (nn.functional.cross_entropy(model(x), y) for _ in range(2))
+        first.backward()
+        before = {name: value.clone() for name, value in engine.training._waiting.sums.items()}
+        with pytest.raises(TrainingError, match="already used"):
+            second.backward()
+        assert all(torch.equal(value, before[name]) for name, value in engine.training._waiting.sums.items())
+
+
+def test_backward_of_a_batch_whose_step_has_passed():
+    """Its units were cut at the norm of that step, and asked for at that step."""
+
+    class WritesData(torch.optim.SGD):
+        """Torch sees no change, and lets the backward pass run."""
+
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.data -= 0.1 * p.grad
+
+    model = network()
+    engine = ao.PrivacyEngine(planned(), key=KEY)
+    optimizer = WritesData(model.parameters(), lr=0.1)
+    model, optimizer, loader = engine.make_private(model, optimizer, DataLoader(data(), batch_size=B))
+    batches = iter(loader)
+    (x, y), second = next(batches), next(batches)
+    outputs = model(x)
+    backward(model, second)
+    optimizer.step()
+    with pytest.raises(TrainingError, match=r"of step 0 after optimizer\.step\(\): its step has passed"):
+        nn.functional.cross_entropy(outputs, y).backward()
+    assert not engine.training._waiting.batches
+
+
+def test_unit_in_two_micro_batches():
+    loader = DataLoader(data(), batch_size=2, sampler=[0, 1, 0, 2, *range(3, N)])
+    _, model, _, loader = private(loader=loader, accumulate=2)
+    batches = iter(loader)
+    backward(model, next(batches))
+    with pytest.raises(TrainingError, match="two micro-batches"):
+        backward(model, next(batches))
+
+
+def test_too_many_micro_batches():
+    _, model, _, loader = private()
+    batches = iter(loader)
+    backward(model, next(batches))
+    with pytest.raises(TrainingError, match="accumulate"):
+        backward(model, next(batches))
+
+
+def test_unknown_unit_of_a_known_order():
+    order = KnownOrder([[4 * t + i for i in range(B)] for t in range(STEPS)])
+    plan = ao.plan(order=order, batch_size=B, epsilon=8, delta=1e-5, mechanism="tree")
+    _, model, _, loader = private(plan, loader=DataLoader(data(), batch_size=B, sampler=[*list(range(1, N)), 0]))
+    with pytest.raises(ParticipationError):
+        backward(model, next(iter(loader)))
+
+
+def test_shuffled_loader_under_a_plan_for_fixed_order():
+    with pytest.raises(LoaderError, match="same order"):
+        private(planned(order="fixed"))
+
+
+def test_loader_of_another_batch_size():
+    with pytest.raises(LoaderError, match="steps|batch_size"):
+        private(loader=DataLoader(data(), batch_size=3, shuffle=True))
+
+
+def test_step_without_backward():
+    _, model, optimizer, loader = private()
+    with pytest.raises(TrainingError, match="without a backward"):
+        optimizer.step()
+    backward(model, next(iter(loader)))
+    optimizer.zero_grad()
+    with pytest.raises(TrainingError, match="without a backward"):
+        optimizer.step()
+
+
+def test_raw_gradient_of_the_original_model_is_not_used():
+    engine, model, optimizer, loader = private()
+    nn.functional.cross_entropy(model.module(data()[:][0]), data()[:][1]).backward()
+    with pytest.raises(TrainingError, match="without a backward"):
+        optimizer.step()
+
+
+def test_gradient_from_elsewhere():
+    """A penalty on weights would be overwritten in silence, or join the private gradient."""
+    engine, model, optimizer, loader = private()
+    for batch in loader:
+        backward(model, batch)
+        optimizer.step()  # no zero_grad: the gradient of the step before is the engine's own
+    backward(model, next(iter(loader)))
+    sum(p.square().sum() for p in model.parameters()).backward()
+    before = weights(model)
+    with pytest.raises(TrainingError, match="weight_decay"):
+        optimizer.step()
+    assert torch.equal(before, weights(model))
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert engine.step == 7
+
+
+def test_lbfgs():
+    with pytest.raises(ArgumentError, match="LBFGS"):
+        private(optimizer=torch.optim.LBFGS)
+
+
+def test_input_that_is_not_the_batch():
+    _, model, _, loader = private()
+    with pytest.raises(TrainingError, match="loader"):
+        model(torch.randn(4, 3))
+    next(iter(loader))
+    with pytest.raises(ArgumentError, match="whole batch"):
+        model(torch.randn(7, 3))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_non_finite_loss_or_input_where_it_is_to_be_refused(bad):
+    engine, model, optimizer, loader = private(non_finite="refuse")
+    x, y = next(iter(loader))
+    before = weights(model)
+    with pytest.raises(NonFiniteError):
+        (nn.functional.cross_entropy(model(x), y) * bad).backward()
+    with pytest.raises(TrainingError):
+        optimizer.step()
+    x[1, 1] = bad
+    with pytest.raises(NonFiniteError):
+        backward(model, (x, y))
+    assert torch.equal(before, weights(model))
+    assert engine.step == 0
+
+
+def test_optimizer_with_foreign_parameters():
+    stranger = nn.Parameter(torch.zeros(3))
+    with pytest.raises(ArgumentError, match="optimizer"):
+        private(optimizer=lambda p: torch.optim.SGD([*p, stranger], lr=0.1))
+    engine, model, optimizer, loader = private()
+    optimizer.add_param_group({"params": [stranger]})
+    backward(model, next(iter(loader)))
+    with pytest.raises(ArgumentError, match="optimizer"):
+        optimizer.step()
+    assert engine.step == 0
+
+
+def test_batch_norm():
+    engine = ao.PrivacyEngine(planned(), key=KEY)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with pytest.raises(ModelError, match="GroupNorm"):
+        engine.make_private(
+            model, torch.optim.SGD(model.parameters(), lr=1), DataLoader(data(), batch_size=B, shuffle=True)
+        )
+
+
+def test_frozen_after_make_private():
+    _, model, _, loader = private()
+    batch = next(iter(loader))
+    model.module[0].weight.requires_grad_(False)
+    with pytest.raises(TrainingError, match="frozen"):
+        model(batch[0])
+
+
+def test_make_private_twice():
+    engine, model, optimizer, loader = private()
+    with pytest.raises(TrainingError, match="already"):
+        engine.make_private(network(), optimizer, loader)
+
+
+def test_an_optimizer_is_of_one_run():
+    """Of two runs on one optimizer, the first would refuse the steps of the second, with words about the first."""
+    engine, model, optimizer, _ = private()
+    engine.close()
+    with pytest.raises(ArgumentError, match="optimizer belongs to another private run"):
+        ao.PrivacyEngine(planned()).make_private(model.module, optimizer, DataLoader(data(), batch_size=B))
+    new = torch.optim.SGD(model.module.parameters(), lr=0.1)
+    second = ao.PrivacyEngine(planned(), key=KEY)
+    train(second, *second.make_private(model.module, new, DataLoader(data(), batch_size=B)), epochs=1)
+    assert second.step == STEPS
