@@ -128,9 +128,9 @@ REFUSED = {
     "subclass": (lambda: DataLoader(DATA, sampler=SubclassedRandom(DATA)), "SubclassedRandom is not known"),
     "own batches": (
         lambda: DataLoader(DATA, batch_sampler=Pairs()),
-        "batch sampler Pairs is not known.*participation=",
+        "batch sampler Pairs is not known.*order=",
     ),
-    "stream": (lambda: DataLoader(Stream()), "IterableDataset.*unit=.*participation="),
+    "stream": (lambda: DataLoader(Stream()), "IterableDataset.*unit=.*order="),
     "list": (lambda: [torch.zeros(3)], "torch DataLoader.*got list"),
     "no batches": (lambda: DataLoader(DATA, batch_size=None), "batch_size=None"),
     "own iteration": (lambda: OwnLoader(DATA), "OwnLoader overrides"),
