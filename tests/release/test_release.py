@@ -41,6 +41,31 @@ def test_arrays_and_tensors_of_any_shape_give_the_same_numbers(shape, dtype):
         as_tensor.zero_()
 
 
+def test_a_total_of_nobody_must_be_zero():
+    """Else somebody's part is in it whom no record names."""
+    plan, zero = planned(), np.zeros(SIZE, np.float32)
+    release, other = (ao.Release(plan, SIZE, key=KEY) for _ in range(2))
+    for wrong in (total(0), np.eye(1, SIZE, SIZE - 1, dtype=np.float32)[0] * 1e-30):
+        with pytest.raises(ArgumentError, match="a total of nobody must be zero"):
+            release.step([], wrong)
+    assert release.steps_taken == 0
+    assert np.array_equal(release.step([], zero), other.step([], zero))
+
+
+def test_each_run_has_a_key_of_its_own():
+    first, second = (ao.Release(planned(), SIZE) for _ in range(2))
+    assert first.evidence().key_fingerprint != second.evidence().key_fingerprint
+    assert first.evidence().record_key != second.evidence().record_key
+    assert not np.array_equal(first.step(units(0), total(0)), second.step(units(0), total(0)))
+
+
+def test_evidence_holds_no_key_that_noise_or_coins_follow_from():
+    plan = planned()
+    source = NoiseSource(KEY).derive(plan.digest.encode())
+    keys = {KEY, source.key, source.derive(b"sampling").key}
+    assert ao.Release(plan, SIZE, key=KEY).evidence().record_key not in keys
+
+
 def test_totals_in_any_memory_order_are_read_row_by_row():
     plan = planned()
     plain, turned = (ao.Release(plan, SIZE, key=KEY) for _ in range(2))

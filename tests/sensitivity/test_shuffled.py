@@ -49,6 +49,17 @@ def test_never_below_the_enumerated_maximum(seed: int, window: int, monkeypatch:
     assert blt_bound(blt, k, s) >= enumerated(X, k, s) * (1 - 1e-12)
 
 
+def test_a_pair_that_stands_out_is_counted_both_ways() -> None:
+    """Above the plane of its corners, in any two epochs: the pair is in the sum as (i, j) and as (j, i)."""
+    k, s = 4, 5
+    for i in range(k * s):
+        for j in range((i // s + 1) * s, k * s):  # of a later epoch
+            weights = np.zeros((k * s, k * s))
+            weights[i, j] = weights[j, i] = 1.0
+            assert enumerated(weights, k, s) == 2
+            assert two_point_bound(weights, k, s) >= 2
+
+
 def test_corners_alone_are_exact_for_convex_weights() -> None:
     place = np.arange(12)
     weights = np.exp(-0.2 * np.abs(place - place[:, None]))

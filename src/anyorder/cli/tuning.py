@@ -140,7 +140,7 @@ def _quiet(made: Callable[..., Trial]) -> Callable[..., Trial]:
 
 @contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     kept = [(number, os.dup(number)) for number in (1, 2)]
     _flush()
     for number, _ in kept:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import Amplified, Deterministic, Gaussian, MonteCarlo, Pld
+from anyorder.accounting import Amplified, Deterministic, Gaussian, MonteCarlo, Pld, gdp_delta, gdp_epsilon
 from anyorder.accounting.amplification import bound, claims
 from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon
 from anyorder.accounting.amplification.bound import calibrate_amplified
@@ -199,6 +199,16 @@ def test_noise_is_for_the_neighbours_and_the_method_that_are_claimed() -> None:
     assert 0.999 < less.epsilon <= 1.0
     sens = ao.sensitivity(BUFFERS, ao.participation.FixedOrder(8, 4, 2)).value
     assert plan.known_epsilon == pytest.approx(Gaussian(2 * sens / plan.sigma).epsilon(1e-5), rel=1e-9)
+
+
+def test_a_search_without_secants_ends_where_epsilon_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root is found on either side of itself; what is returned must be on the one that holds."""
+    monkeypatch.setattr(bound, "just_below", lambda *_, **__: None)
+    monkeypatch.setattr(claims, "pair_delta", lambda C, rule, sigma, *rest: gdp_delta(0.5 / sigma, rest[0]))
+    monkeypatch.setattr(claims, "pair_epsilon", lambda C, rule, sigma, *rest: gdp_epsilon(0.5 / sigma, rest[0]))
+    for epsilon in np.linspace(0.5, 4.0, 15):
+        sigma = calibrate_amplified(BUFFERS, BINS, epsilon, 1e-5)
+        assert epsilon * (1 - 1e-3) <= gdp_epsilon(0.5 / sigma, 1e-5) <= epsilon
 
 
 def test_noise_is_found_by_the_method_of_the_plan() -> None:
