@@ -141,7 +141,7 @@ def memory(quick: bool) -> Iterator[Row]:
 
 _MEMORY = """
 import resource, torch
-from anyorder.noise import GridStream, NoiseSource, NoiseStream
+from anyorder.noise import NoiseSource, NoiseStream; from anyorder.noise.discrete import GridStream
 from anyorder.strategy import BandedInverse, Tree
 from anyorder.workload import prefix_sum
 

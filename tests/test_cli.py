@@ -330,7 +330,7 @@ def own_setup(tmp_path, monkeypatch):
 
 @pytest.fixture
 def half_the_noise(monkeypatch):
-    from anyorder.release import run
+    from anyorder.release import release as run
 
     real = run.SharedNoise
     monkeypatch.setattr(run, "SharedNoise", lambda C, source, std, *rest: real(C, source, std / 2, *rest))

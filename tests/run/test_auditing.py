@@ -20,7 +20,7 @@ from anyorder.clipping import Adaptive
 from anyorder.errors import AnyorderError, ArgumentError, TrainingError
 from anyorder.formatting import rounded_up
 from anyorder.plan.certificate import verify
-from anyorder.release import run as release_run
+from anyorder.release import release as release_run
 from anyorder.report import AuditSummary, plot_audit
 from anyorder.report.audits import METHODS
 from anyorder.run import Setup, audit_training, folder

@@ -70,7 +70,7 @@ DISTINCT = {
 @pytest.mark.parametrize("name", REPEATED)
 def test_an_example_that_is_listed_twice_is_refused_at_planning(name):
     for options in ({"shuffle": True}, {}):
-        with pytest.raises(LoaderError, match=r"more than\s+once.*participation="):
+        with pytest.raises(LoaderError, match=r"more than\s+once.*order="):
             find_participation(DataLoader(REPEATED[name], batch_size=2, **options), 2)
     with pytest.raises(LoaderError, match=r"more than\s+once"):
         secret_loader(DataLoader(REPEATED[name], batch_size=2), PoissonSampling(6, 0.3), SOURCE)

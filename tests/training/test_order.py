@@ -33,7 +33,7 @@ def test_units_of_plan_and_run_are_the_same_thing():
 
 @pytest.mark.parametrize(
     ("shuffle", "why"),
-    [(False, r"unit='user' is not in the batch"), (True, r"must be known beforehand.*participation=")],
+    [(False, r"unit='user' is not in the batch"), (True, r"must be known beforehand.*order=")],
 )
 def test_no_plan_for_units_that_a_loader_does_not_tell(shuffle, why):
     with pytest.raises(LoaderError, match=why):
@@ -131,5 +131,5 @@ def test_any_iterable_of_batches_trains_where_they_name_their_units(name):
     assert loader.position == 6
     assert loader.batches_per_epoch is None
     if name != "generator":
-        with pytest.raises(LoaderError, match=r"participation=.*unit='user'.*make_private"):
+        with pytest.raises(LoaderError, match=r"order=.*unit='user'.*make_private"):
             private(stated(unit="example"), loader=ITERABLES[name]())
