@@ -27,8 +27,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.noise import GridStream, NoiseSource, NoiseStream
+from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.noise.compiled import kernel
+from anyorder.noise.discrete import GridStream
 from anyorder.strategy import BLT, BandedInverse, Independent, Strategy, ToeplitzBanded, Tree
 from anyorder.workload import prefix_sum
 from benchmarks._peers import OPAKE, interpreter

@@ -9,17 +9,8 @@ import pytest
 
 import anyorder as ao
 from anyorder._draws import Draws
-from anyorder.accounting import (
-    Amplified,
-    Deterministic,
-    Gaussian,
-    MonteCarlo,
-    Pld,
-    Sampled,
-    amplified_epsilon,
-    calibrate_amplified,
-    compose,
-)
+from anyorder.accounting import Amplified, Deterministic, Gaussian, MonteCarlo, Pld, Sampled, amplified_epsilon, compose
+from anyorder.accounting.amplification.bound import calibrate_amplified
 from anyorder.accounting.amplification.mixture import absolute_columns, bins_gram, check_fits
 from anyorder.budget import Geometric, search_epsilon
 from anyorder.budget.claim import curve_from_dict, curve_to_dict

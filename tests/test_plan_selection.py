@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import BoundedRange, Gaussian, Sampled, bounded_range_mu, compose_mus, gdp_epsilon
+from anyorder.accounting import BoundedRange, Gaussian, Sampled, gdp_epsilon
+from anyorder.accounting.bounded_range import bounded_range_mu
+from anyorder.accounting.gaussian import compose_mus
 from anyorder.accounting.selection import Counts, Top, Uniform, refuse_selection
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.participation import KnownOrder, MinSeparation, SingleEpoch

@@ -9,6 +9,7 @@ import torch
 
 from anyorder import workload as W
 from anyorder.errors import ArgumentError
+from anyorder.workload.given import GivenWorkload
 from references import reference
 
 N = 12
@@ -66,7 +67,7 @@ def test_dampening_becomes_a_matrix() -> None:
     gradients = np.random.default_rng(0).standard_normal((N, 2))
     options = {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}
     A = read(options, "step")
-    assert isinstance(A, W.GivenWorkload)
+    assert isinstance(A, GivenWorkload)
     np.testing.assert_allclose(A.apply(gradients), -trajectory(options, "step", gradients), rtol=1e-9)
 
 

@@ -25,7 +25,8 @@ from torch.utils.data import DataLoader
 import anyorder as ao
 from anyorder.accounting import gdp_mu
 from anyorder.accounting.amplification.monte_carlo import mc_epsilon
-from anyorder.audit import Audited, Stated, epsilon_lower_bound, mu_estimate
+from anyorder.audit import epsilon_lower_bound, mu_estimate
+from anyorder.audit.result import Audited, Stated
 from anyorder.participation import BallsInBins, FixedOrder
 from anyorder.run import Setup, datasets, parts
 from anyorder.run.auditing import Attack, attack

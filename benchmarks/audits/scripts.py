@@ -16,6 +16,7 @@ import torch
 
 import anyorder as ao
 from anyorder.accounting import calibrate_poisson, gdp_epsilon
+from anyorder.audit.loader_check import CheckResult
 from anyorder.audit.observations import weights_of
 from benchmarks._report import Row
 from benchmarks.audits.scripts_data import SCRIPTS, Script
@@ -34,7 +35,7 @@ def sigma_of(script: Script) -> float:
     return round(calibrate_poisson(script.target, script.delta, q, steps) + 5e-4, 3)
 
 
-def found(script: Script) -> ao.audit.CheckResult:
+def found(script: Script) -> CheckResult:
     """The finding."""
     size = {"batch_size": 4} if script.steps is not None else {}
     return ao.check(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anyorder.audit import Memorised
-from anyorder.report import plot_ranks
+from anyorder.report.secrets import plot_ranks
 from anyorder.run.secret_sharer import Shared, share
 from anyorder.run.text import Text, read_text
 from anyorder.run.word_model import train_words

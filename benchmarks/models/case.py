@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from anyorder.clipping import GhostClipping, convert
+from anyorder.clipping import convert
+from anyorder.clipping.per_example import GhostClipping
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import ModelError
 

@@ -26,7 +26,7 @@ def steps(method: str, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], o
 
         return plain
     if method in ("ours", "vmap"):
-        from anyorder.clipping import FunctionalClipping, GhostClipping
+        from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 
         clipping = (GhostClipping if method == "ours" else FunctionalClipping)(model)
         units, size = torch.arange(len(x)), float(len(x))

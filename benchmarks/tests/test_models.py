@@ -54,7 +54,7 @@ def test_what_is_wrong_is_shown_as_wrong(case, result, cell):
 
 def test_a_wrong_sum_is_seen(monkeypatch):
     """An engine that forgets to cut."""
-    from anyorder.clipping import GhostClipping
+    from anyorder.clipping.per_example import GhostClipping
 
     forward = GhostClipping.forward
     assert outcome(linear()).right

@@ -7,17 +7,15 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from anyorder.accounting import (
-    BoundedRange,
-    Gaussian,
-    Sampled,
+from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose, gdp_delta, gdp_epsilon
+from anyorder.accounting.bounded_range import (
+    _STEEPEST,
+    _of_draw,
+    _of_gaussian,
+    _of_step,
     bounded_range_delta,
     bounded_range_mu,
-    compose,
-    gdp_delta,
-    gdp_epsilon,
 )
-from anyorder.accounting.bounded_range import _STEEPEST, _of_draw, _of_gaussian, _of_step
 from anyorder.errors import ArgumentError
 
 EPSILONS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 3.0)

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 import anyorder as ao
 from anyorder.accounting import Gaussian
-from anyorder.audit.result import Stated
+from anyorder.audit.canaries import sampled_scores
+from anyorder.audit.result import Audited, Stated
 from anyorder.cli import app
 from anyorder.errors import ArgumentError
 from anyorder.report import AuditSummary
@@ -21,7 +22,7 @@ ROWS = np.array([[3.0, 0.0, 1.0], [1.0, 2.0, 0.0], [0.0, -1.0, 5.0]])
 CLAIM = (1.0, 1e-5)
 
 
-def rows(released=ROWS, **options) -> ao.audit.Audited:
+def rows(released=ROWS, **options) -> Audited:
     given = {"canaries": [0, 2], "included": [1, 0], "claim": CLAIM, "noise_std": 2.0} | options
     return ao.audit.from_rows(released, **given)
 
@@ -87,7 +88,7 @@ def test_secret_steps_as_elsewhere() -> None:
     released = RNG.standard_normal((8, 5))
     options = {"sampling_probability": 0.25, "clip_norm": 0.5, "noise_std": 0.75}
     audited = rows(released, canaries=canaries, included=[1, 0, 1], **options)
-    np.testing.assert_allclose(audited.scores, ao.audit.sampled_scores(released, canaries, **options))
+    np.testing.assert_allclose(audited.scores, sampled_scores(released, canaries, **options))
     assert audited.mus is None
     assert audited.noise_std is None
 

@@ -12,8 +12,9 @@ import pytest
 
 import anyorder
 import anyorder as ao
-from anyorder.audit.faults import FAULTS, Case, Fault, FrontEnd, Reached, SumFault, audit_front_end, cases, patched
-from anyorder.audit.faults.core import one_step_closer
+from anyorder.audit.faults import Case, Fault, FrontEnd, audit_front_end, cases, patched
+from anyorder.audit.faults.core import FAULTS, one_step_closer
+from anyorder.audit.faults.front_end import Reached, SumFault
 from anyorder.audit.faults.judge import PARTS, Verdict, attack, echoes, noise
 from anyorder.audit.faults.trial import FaultTrial, SampledTrial, banded, tree
 from anyorder.audit.laws import NoiseLaw

@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader
 
 import anyorder as ao
 from anyorder.accounting import Gaussian, Sampled
-from anyorder.audit import Audited, Canaries, plant, random_steps, scores, worst_steps
+from anyorder.audit import Canaries, plant, random_steps, scores, worst_steps
+from anyorder.audit.canaries import sampled_scores
+from anyorder.audit.result import Audited
 from anyorder.errors import ArgumentError, ParticipationError, TrainingError
 from anyorder.ledger import Ledger
 from anyorder.noise import NoiseSource
@@ -190,7 +192,7 @@ def test_under_poisson_sampling_canaries_toss_coins_of_their_own():
     result = planted.result()
     assert result.noise_std is None
     assert result.mus is None
-    expected = ao.audit.sampled_scores(
+    expected = sampled_scores(
         planted.released, canaries, sampling_probability=0.25, clip_norm=plan.clip_norm, noise_std=plan.noise_std
     )
     np.testing.assert_allclose(result.scores, expected)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from anyorder.accounting import Gaussian
-from anyorder.audit import Audited, epsilon_lower_bound
-from anyorder.audit.result import Stated
+from anyorder.audit import epsilon_lower_bound
+from anyorder.audit.result import Audited, Stated
 from anyorder.report import AuditSummary
 
 COINS = np.arange(300) % 2 == 0

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from anyorder.audit import Canaries, as_released, sampled_scores, scores, visible
-from anyorder.audit.canaries import Scorer, forward
+from anyorder.audit import Canaries, as_released, scores, visible
+from anyorder.audit.canaries import Scorer, forward, sampled_scores
 from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.strategy import BandedInverse, Independent, Rescaled, SquareRoot, Tree
 from anyorder.strategy.registry import KINDS

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import anyorder as ao
 from anyorder.accounting import BoundedRange, Gaussian
-from anyorder.budget import Geometric, SearchClaim
+from anyorder.budget import Geometric
+from anyorder.budget.claim import SearchClaim
 from anyorder.budget.file import export, nist, opendp
 from anyorder.cli import app
 from anyorder.errors import ArgumentError, BudgetError

@@ -8,16 +8,8 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose
-from anyorder.budget import (
-    Fixed,
-    Geometric,
-    Logarithmic,
-    NegativeBinomial,
-    Poisson,
-    calibrate_search,
-    search_delta,
-    search_epsilon,
-)
+from anyorder.budget import Fixed, Geometric, Logarithmic, NegativeBinomial, Poisson, calibrate_search, search_epsilon
+from anyorder.budget.laws import search_delta
 from anyorder.errors import ArgumentError
 
 LAWS = [

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ArgumentError, ModelError
 
 Clipping = FunctionalClipping

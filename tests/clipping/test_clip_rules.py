@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import Adaptive, Automatic, ClipRule, Flat, FunctionalClipping, GhostClipping, PerGroup
+from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.clipping import per_example as engine
-from anyorder.clipping.clip_rules import Cut
+from anyorder.clipping.clip_rules import ClipRule, Cut
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ArgumentError
 from anyorder.release.schedules import Fixed
 from clipping.brute import assert_close, norm, per_example, run

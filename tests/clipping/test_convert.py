@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from anyorder.clipping import GhostClipping, check_model, convert
+from anyorder.clipping import check_model, convert
+from anyorder.clipping.per_example import GhostClipping
 from anyorder.errors import ArgumentError, ModelError
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from clipping.brute import assert_close, norm, run
 from clipping.test_layers_by_loop import Attention, Recurrent
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping
 from anyorder.clipping import per_example as clipping_engine
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ModelError, NonFiniteError, TrainingError
 from clipping.brute import assert_close, clipped_sum, norm, per_example, run
 

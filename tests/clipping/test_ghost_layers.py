@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import GhostClipping, norms
+from anyorder.clipping import norms
 from anyorder.clipping import per_example as engine
 from anyorder.clipping.norms import DirectUse, LinearUse
+from anyorder.clipping.per_example import GhostClipping
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, norm, per_example, run
 from clipping.test_layers_by_loop import CASES, IMAGE, SEQUENCE, TOKENS, LowRank, inputs
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from anyorder.clipping import FunctionalClipping
 from anyorder.clipping.bounded import ClippedSum
+from anyorder.clipping.per_example import FunctionalClipping
 from clipping.brute import run
 
 GRID = 2.0**-12

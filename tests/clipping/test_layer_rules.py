@@ -7,8 +7,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping import FunctionalClipping, GhostClipping, PerGroup, layer_rules, register_layer_rule
+from anyorder.clipping import PerGroup, layer_rules, register_layer_rule
 from anyorder.clipping import per_example as engine
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ArgumentError, ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 

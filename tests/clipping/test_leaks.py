@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from anyorder.clipping import FunctionalClipping, GhostClipping
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ModelError
 from clipping.brute import distance, norm
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 
 B = 6

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anyorder.clipping import GhostClipping, layer_rules, torch_private
+from anyorder.clipping import layer_rules, torch_private
+from anyorder.clipping.per_example import GhostClipping
 
 
 def clipped(model: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping
+from anyorder.clipping.per_example import FunctionalClipping
 from clipping.brute import assert_close, run
 
 opacus = pytest.importorskip("opacus", reason="opacus is not installed")

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, mapping
+from anyorder.clipping import mapping
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ModelError
 from clipping.brute import assert_close, clipped_sum, run
 

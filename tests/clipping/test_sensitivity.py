@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping
 from anyorder.clipping.bounded import ClippedSum
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from clipping.brute import clipped_sum, distance, norm, per_example, run
 
 Clipping = FunctionalClipping

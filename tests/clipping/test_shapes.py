@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from anyorder.clipping import FunctionalClipping, GhostClipping
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from clipping.brute import TOLERANCE, clipped_sum, distance, norm, per_example, run
 from clipping.test_layers_by_loop import Cells, Recurrent
 

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from anyorder.errors import TrainingError
-from anyorder.federated import LocalTraining, Server, UniformAvailability, assist, simulate, simulation
+from anyorder.federated import LocalTraining, Server, assist, simulate, simulation
+from anyorder.federated.cohorts import UniformAvailability
 from anyorder.participation import MinSeparation
 from plans import flat_plan
 

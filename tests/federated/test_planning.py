@@ -6,7 +6,8 @@ import pytest
 
 from anyorder.accounting import gdp_epsilon, poisson_epsilon
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.federated import at_same_error, epsilon_by_report_goal
+from anyorder.federated import epsilon_by_report_goal
+from anyorder.federated.planning import at_same_error
 from anyorder.participation import EpochShuffle, MinSeparation, PoissonSampling, SingleEpoch
 
 USERS = 342_477

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import anyorder.federated.server as rounds
-from anyorder.audit.faults import FAULTS, patched
+from anyorder.audit.faults import patched
+from anyorder.audit.faults.core import FAULTS
 from anyorder.clipping import Adaptive
 from anyorder.clipping.bounded import ClippedSum
 from anyorder.clipping.clip_rules import Cut

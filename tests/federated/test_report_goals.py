@@ -10,7 +10,8 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 from anyorder.cli import app
-from anyorder.federated import at_same_error, epsilon_by_report_goal
+from anyorder.federated import epsilon_by_report_goal
+from anyorder.federated.planning import at_same_error
 
 OPTIONS = "--population 342477 --rounds 1600 --noise-ratio 0.00149 --delta 1e-6"
 ARGUMENTS = ["report-goals", *OPTIONS.split()]

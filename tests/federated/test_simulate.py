@@ -13,8 +13,8 @@ from torch import nn
 import anyorder as ao
 import processes
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.federated import CheckIn, LocalTraining, Server, UniformAvailability, assist, simulate
-from anyorder.federated.cohorts import choose_cohort
+from anyorder.federated import CheckIn, LocalTraining, Server, assist, simulate
+from anyorder.federated.cohorts import UniformAvailability, choose_cohort
 from anyorder.federated.simulation import public_source
 from anyorder.participation import MinSeparation
 from anyorder.plan.planner import plan_at_sigma

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from anyorder.clipping import Adaptive, Automatic, ClipRule, Flat, PerGroup
+from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
+from anyorder.clipping.clip_rules import ClipRule
 from anyorder.participation import (
     BallsInBins,
     CyclicPoisson,

@@ -15,7 +15,7 @@ import numpy as np
 
 import anyorder
 from anyorder.accounting import Curve
-from anyorder.clipping import ClipRule
+from anyorder.clipping.clip_rules import ClipRule
 from anyorder.participation import Participation, Pattern
 from anyorder.participation.registry import ORDERS
 from anyorder.release.schedules import Fixed, Schedule

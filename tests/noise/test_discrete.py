@@ -10,7 +10,8 @@ from scipy.stats import chi2
 
 from anyorder.accounting import gdp_delta
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, StepsExhaustedError
-from anyorder.noise import GridStream, NoiseSource, discrete
+from anyorder.noise import NoiseSource, discrete
+from anyorder.noise.discrete import GridStream
 from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Rescaled, ToeplitzBanded, Tree
 
 KEY = bytes(range(32))

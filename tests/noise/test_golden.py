@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from anyorder.noise import GridStream, NoiseSource, NoiseStream
+from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.noise.discrete import GridStream
 from anyorder.strategy import (
     BLT,
     Banded,

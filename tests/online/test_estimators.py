@@ -20,7 +20,9 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.semi_supervised import SelfTrainingClassifier
 
 import anyorder as ao
-from anyorder.audit.faults import FAULTS, Reached, patched
+from anyorder.audit.faults import patched
+from anyorder.audit.faults.core import FAULTS
+from anyorder.audit.faults.front_end import Reached
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.online import Ball, LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression, Squared
 from anyorder.online.features import Groups, RowBound

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.online import CustomLoss, Hinge, Logistic, PoissonLoss, Softmax, Squared
+from anyorder.online import Hinge, Logistic, PoissonLoss, Softmax, Squared
+from anyorder.online.losses import CustomLoss
 
 GENERATOR = np.random.default_rng(5)
 LINEAR = [Logistic(), Softmax(4), Hinge(), Squared(), PoissonLoss()]

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.audit.faults import FAULTS, Reached, patched
+from anyorder.audit.faults import patched
+from anyorder.audit.faults.core import FAULTS
+from anyorder.audit.faults.front_end import Reached
 from anyorder.online import Ball, Everything, Hinge, Learner, Logistic, Softmax, learner, sums
 from online import test_ftrl, test_sums
 

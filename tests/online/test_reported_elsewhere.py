@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.online import Hinge, Learner, Logistic, PoissonLoss, Softmax, Squared, clipped_sum
+from anyorder.online import Hinge, Learner, Logistic, PoissonLoss, Softmax, Squared
+from anyorder.online.sums import clipped_sum
 from anyorder.run.fit import FitSettings, fit
 from anyorder.run.fit_bounds import Bounds
 from plans import flat_plan

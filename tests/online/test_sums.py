@@ -9,7 +9,9 @@ from scipy import sparse
 
 import anyorder as ao
 from anyorder.errors import ArgumentError
-from anyorder.online import CustomLoss, Hinge, Logistic, PoissonLoss, Softmax, Squared, clipped_sum, sums
+from anyorder.online import Hinge, Logistic, PoissonLoss, Softmax, Squared, sums
+from anyorder.online.losses import CustomLoss
+from anyorder.online.sums import clipped_sum
 
 D = 6
 LOSSES = [Logistic(), Softmax(3), Hinge(), Squared(), PoissonLoss()]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import anyorder as ao
 from anyorder.cli import app
-from anyorder.planner_page import Grid, export
+from anyorder.planner_page.exporting import Grid, export
 from browser import OVERFLOW
 from plans import flat_plan
 

@@ -14,8 +14,7 @@ import anyorder as ao
 from anyorder.accounting import poisson_epsilon
 from anyorder.cli import app
 from anyorder.errors import ArgumentError
-from anyorder.planner_page import Grid, export
-from anyorder.planner_page.exporting import _choices, _key, _number, _start, _work, answers_of
+from anyorder.planner_page.exporting import Grid, _choices, _key, _number, _start, _work, answers_of, export
 from planner_page.guesses import PATCHED, guessed
 from plans import flat_plan
 

@@ -6,7 +6,8 @@ import torch
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
-from anyorder.noise import GridStream, NoiseSource
+from anyorder.noise import NoiseSource
+from anyorder.noise.discrete import GridStream
 from laws.cases import STRATEGIES
 from release.runs import KEY, SIZE, N, expected, planned, state, taken, total, units
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from anyorder.accounting import Gaussian, Sampled
-from anyorder.audit import Audited
 from anyorder.audit.laws import NoiseLaw
-from anyorder.audit.result import Stated
-from anyorder.report import AuditSummary, audit_panel, plot_audit
-from anyorder.report.audits import not_refuted
+from anyorder.audit.result import Audited, Stated
+from anyorder.report import AuditSummary, plot_audit
+from anyorder.report.audits import audit_panel, not_refuted
 
 MU, DELTA = 2.0, 1e-5
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from anyorder.report import Attacked, Shown, html_refusal, html_report
+from anyorder.report import Shown, html_report
+from anyorder.report.html import Attacked, html_refusal
 from browser import Watched, chromium, served
 from report.pages import claims
 

@@ -19,10 +19,11 @@ from anyorder.plan.certificate import realised_claim
 from anyorder.plan.cost import is_large
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan_at_sigma, with_budget
-from anyorder.report import Attacked, Shown, html_refusal, html_report
+from anyorder.report import Shown, html_report
 from anyorder.report.beside import noise_beside, sampled_noise
 from anyorder.report.charts import _examples
 from anyorder.report.figures import Axis, Line, line_chart
+from anyorder.report.html import Attacked, html_refusal
 from anyorder.report.markup import Html, document, join, tag
 from anyorder.report.words import MEANS, best_guess
 from anyorder.strategy import Independent, Tree

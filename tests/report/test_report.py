@@ -15,11 +15,13 @@ from anyorder.accounting import Gaussian
 from anyorder.accounting.selection import Counts
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formatting import rounded_up
-from anyorder.report import card, comparison_table, facts_panel, plot_accuracy, plot_noise, plot_report_goals, plots
+from anyorder.report import card, plots
 from anyorder.report.beside import noise_beside
+from anyorder.report.card import comparison_table, facts_panel
 from anyorder.report.charts import accuracy_figure, curve_figure, noise_figure, order_figure
 from anyorder.report.figures import Axis, Line, lanes, line_chart
 from anyorder.report.html import html_report
+from anyorder.report.plots import plot_accuracy, plot_noise, plot_report_goals
 from anyorder.report.words import MEANS
 from anyorder.strategy import Independent, SquareRoot, Tree
 from plans import flat_plan

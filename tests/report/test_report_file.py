@@ -29,8 +29,10 @@ from anyorder.errors import ArgumentError
 from anyorder.formats import save_json
 from anyorder.participation import SingleEpoch
 from anyorder.plan.plan import Plan
-from anyorder.run import FederatedSettings, Settings, federate, report_file, train
+from anyorder.run import Settings, report_file, train
 from anyorder.run.datasets import Data
+from anyorder.run.federated_settings import FederatedSettings
+from anyorder.run.federation import federate
 from anyorder.run.fit import FitSettings, fit
 from anyorder.strategy import BLT, Independent
 from anyorder.workload import prefix_sum

@@ -15,9 +15,11 @@ from anyorder.participation import KnownOrder, PoissonSampling
 from anyorder.plan.certificate import Certificate, Verification
 from anyorder.plan.plan import Plan
 from anyorder.plan.receipt import Receipt
-from anyorder.report import Attacked, Shown, html_report, receipt_facts, search_verdict, verdict
+from anyorder.report import Shown, html_report
 from anyorder.report.charts import _examples
-from anyorder.report.html import _percent
+from anyorder.report.html import Attacked, _percent
+from anyorder.report.searches import search_verdict
+from anyorder.report.verification import receipt_facts, verdict
 from anyorder.report.words import best_guess, whom
 from anyorder.strategy import Independent
 from anyorder.workload import prefix_sum

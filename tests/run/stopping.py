@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from anyorder.run import Observer, resume, train
+from anyorder.run import train
+from anyorder.run.job import Observer, resume
 
 KEY = bytes(range(32))
 

@@ -13,14 +13,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.accounting import Gaussian
-from anyorder.audit import Audited, Canaries, worst_steps
+from anyorder.audit import Canaries, worst_steps
 from anyorder.audit.laws import noise_law
+from anyorder.audit.result import Audited
 from anyorder.clipping import Adaptive
 from anyorder.errors import AnyorderError, ArgumentError, TrainingError
 from anyorder.formatting import rounded_up
 from anyorder.plan.certificate import verify
 from anyorder.release import run as release_run
-from anyorder.report import METHODS, AuditSummary, plot_audit
+from anyorder.report import AuditSummary, plot_audit
+from anyorder.report.audits import METHODS
 from anyorder.run import Setup, audit_training, folder
 from anyorder.run.audit_job import Request, run
 from anyorder.run.auditing import attack, setup_of

@@ -22,13 +22,17 @@ import anyorder as ao
 from anyorder.cli import app
 from anyorder.cli.federated import _rows
 from anyorder.errors import ArgumentError, CheckpointError
-from anyorder.federated import CheckIn, Diurnal, Simulation, UniformAvailability
+from anyorder.federated import CheckIn, Diurnal
+from anyorder.federated.cohorts import UniformAvailability
+from anyorder.federated.simulation import Simulation
 from anyorder.plan.certificate import verify
 from anyorder.plan.plan import Plan
 from anyorder.release import checkpoint
-from anyorder.run import FederatedSettings, Observer, by_key, federate, models, resume_federation, split_by_class
-from anyorder.run.federated_data import accuracy, federation
-from anyorder.run.federation import FederatedResult
+from anyorder.run import by_key, models
+from anyorder.run.federated_data import accuracy, federation, split_by_class
+from anyorder.run.federated_settings import FederatedSettings
+from anyorder.run.federation import FederatedResult, federate, resume_federation
+from anyorder.run.job import Observer
 from processes import start
 
 KEY = bytes(range(32))
@@ -233,7 +237,7 @@ def test_every_option_is_in_the_settings(options, monkeypatch):
     def reached(settings, output, **others):
         raise Reached(settings, output, others["processes"])
 
-    monkeypatch.setattr("anyorder.run.federate", reached)
+    monkeypatch.setattr("anyorder.run.federation.federate", reached)
     outcome = invoke("federated", *words(**options), "--output", "there", "--processes", 3)
     settings, output, processes = outcome.exception.args
     assert settings == FederatedSettings.of(**options)

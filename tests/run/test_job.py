@@ -18,7 +18,8 @@ from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, Missi
 from anyorder.plan.certificate import verify
 from anyorder.plan.plan import Plan
 from anyorder.release.files import RunFiles
-from anyorder.run import Observer, Settings, folder, models, resume, train
+from anyorder.run import Settings, folder, models, train
+from anyorder.run.job import Observer, resume
 from processes import run as run_python
 
 KEY = bytes(range(32))
@@ -222,8 +223,8 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_and_its_folder_can_be_
         elif place == "journal":
             patch.setattr(RunFiles, "begin", stop)
         elif place == "checkpoint":
-            patch.setattr("anyorder.release.checkpoint.os.replace", stop)
-            patch.setattr(folder, "replace", lambda target, write: write(target))
+            move = os.replace
+            patch.setattr(os, "replace", lambda a, b: stop() if Path(b).name == "checkpoint.pt" else move(a, b))
         else:
             patch.setattr(folder, "replace", stop_at(place))
         with pytest.raises(Stop):

@@ -19,7 +19,7 @@ import anyorder as ao
 from anyorder.audit import Memorised
 from anyorder.cli import app
 from anyorder.errors import ArgumentError
-from anyorder.report import plot_ranks
+from anyorder.report.secrets import plot_ranks
 from anyorder.run.secret_sharer import Shared, own_training, perplexity, share
 from anyorder.run.text import Text, read_text
 from anyorder.run.word_model import NextWord, Trained, train_words

@@ -124,13 +124,13 @@ REFUSED = {
     "replacement": (lambda: DataLoader(DATA, sampler=data.RandomSampler(DATA, replacement=True)), "replacement=True"),
     "more": (lambda: DataLoader(DATA, sampler=data.RandomSampler(DATA, num_samples=N + 1)), f"num_samples={N + 1}"),
     "weighted": (lambda: DataLoader(DATA, sampler=data.WeightedRandomSampler([1.0] * N, 4)), "weight the loss"),
-    "own sampler": (lambda: DataLoader(DATA, sampler=Backwards()), "Backwards is not known.*participation="),
+    "own sampler": (lambda: DataLoader(DATA, sampler=Backwards()), "Backwards is not known.*order="),
     "subclass": (lambda: DataLoader(DATA, sampler=SubclassedRandom(DATA)), "SubclassedRandom is not known"),
     "own batches": (
         lambda: DataLoader(DATA, batch_sampler=Pairs()),
-        "batch sampler Pairs is not known.*participation=",
+        "batch sampler Pairs is not known.*order=",
     ),
-    "stream": (lambda: DataLoader(Stream()), "IterableDataset.*unit=.*participation="),
+    "stream": (lambda: DataLoader(Stream()), "IterableDataset.*unit=.*order="),
     "list": (lambda: [torch.zeros(3)], "torch DataLoader.*got list"),
     "no batches": (lambda: DataLoader(DATA, batch_size=None), "batch_size=None"),
     "own iteration": (lambda: OwnLoader(DATA), "OwnLoader overrides"),
@@ -149,7 +149,7 @@ def test_what_cannot_be_known_is_refused_with_advice(name):
 
 
 def test_participation_of_units_needs_an_order_that_is_known_beforehand():
-    with pytest.raises(LoaderError, match="participation="):
+    with pytest.raises(LoaderError, match="order="):
         find_participation(DataLoader(DATA, shuffle=True), 2, unit=0)
 
 

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping import Adaptive, Automatic, ClipRule, Flat
+from anyorder.clipping import Adaptive, Automatic, Flat
+from anyorder.clipping.clip_rules import ClipRule
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, MinSeparation, PoissonSampling

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import CertificateError, CheckpointError, PlanError
-from anyorder.noise import GridStream, NoiseSource
+from anyorder.noise import NoiseSource
+from anyorder.noise.discrete import GridStream
 from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
 from anyorder.release.release import SharedNoise
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree

@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
-from anyorder import sparse
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.noise.discrete import _digits, _tail
@@ -339,4 +338,3 @@ def test_thresholds_and_deviations_are_checked():
     ):
         with pytest.raises(ArgumentError, match=message):
             select_counts([1.0], threshold, std, source=SOURCE, step=0)
-    assert set(select.__all__) <= set(sparse.__all__)

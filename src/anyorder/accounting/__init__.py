@@ -7,10 +7,9 @@ delta(epsilon).
 Exact unless a looser conversion is asked for by name. Every number is rounded to the side that is safe to report.
 """
 
-from anyorder.accounting.amplification.bound import AmplifiedBound, amplified_epsilon, calibrate_amplified
+from anyorder.accounting.amplification.bound import amplified_epsilon
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld
-from anyorder.accounting.bounded_range import bounded_range_delta, bounded_range_mu
 from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.accounting.gaussian import (
     calibrate_gaussian,
@@ -25,7 +24,6 @@ from anyorder.accounting.poisson import calibrate_poisson, poisson_epsilon
 
 __all__ = [
     "Amplified",
-    "AmplifiedBound",
     "BoundedRange",
     "Composed",
     "Curve",
@@ -36,9 +34,6 @@ __all__ = [
     "Pld",
     "Sampled",
     "amplified_epsilon",
-    "bounded_range_delta",
-    "bounded_range_mu",
-    "calibrate_amplified",
     "calibrate_gaussian",
     "calibrate_poisson",
     "compose",

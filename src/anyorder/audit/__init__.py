@@ -2,29 +2,17 @@
 
 from anyorder.audit.arrays import from_file, from_rows, from_scores
 from anyorder.audit.bounds import epsilon_lower_bound, mu_estimate, p_value
-from anyorder.audit.canaries import Canaries, as_released, random_steps, sampled_scores, scores, visible, worst_steps
-from anyorder.audit.loader_check import CheckResult, Watch, Watched, check, watch
-from anyorder.audit.observations import Observed
-from anyorder.audit.planted import PlantedCanaries, plant
-from anyorder.audit.result import Audited, Stated
-from anyorder.audit.secrets import Memorised, Planted, Secrets, Uniformity, chi_squared, exposure, group_curve
+from anyorder.audit.canaries import Canaries, as_released, random_steps, scores, visible, worst_steps
+from anyorder.audit.loader_check import check, watch
+from anyorder.audit.planted import plant
+from anyorder.audit.secrets import Memorised, Secrets, exposure, group_curve
 
 __all__ = [
-    "Audited",
     "Canaries",
-    "CheckResult",
     "Memorised",
-    "Observed",
-    "Planted",
-    "PlantedCanaries",
     "Secrets",
-    "Stated",
-    "Uniformity",
-    "Watch",
-    "Watched",
     "as_released",
     "check",
-    "chi_squared",
     "epsilon_lower_bound",
     "exposure",
     "from_file",
@@ -35,7 +23,6 @@ __all__ = [
     "p_value",
     "plant",
     "random_steps",
-    "sampled_scores",
     "scores",
     "visible",
     "watch",

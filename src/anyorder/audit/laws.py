@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
+import scipy  # its statistics, which take half a second to load, are loaded where they are asked for
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, bdtrc, chdtr, chdtrc, ndtr
-from scipy.stats import binom, hypergeom
 
 from anyorder import checks
 from anyorder.audit.canaries import DENSE_STEPS, forward, whitener
@@ -375,7 +375,7 @@ def _evenness(counts: Integers) -> float:
     fits[0] = 1.0
     rest, inside = np.arange(units + 1)[:, None], np.arange(most + 1)
     for bins in range(1, b + 1):
-        chances = binom.pmf(inside, rest, 1 / bins)
+        chances = scipy.stats.binom.pmf(inside, rest, 1 / bins)
         fits = (chances * np.where(rest >= inside, fits[np.maximum(rest - inside, 0)], 0.0)).sum(axis=1)
     return _bonferroni([uneven, float(fits[units])])
 
@@ -425,7 +425,7 @@ def _even_batches(groups: list[Bools], q: float) -> float:
     near = 1.0
     for _, of in sizes:
         low, high = np.ceil(of * q - most), np.floor(of * q + most)
-        near *= float(binom.cdf(high, of, q) - binom.cdf(low - 1, of, q))
+        near *= float(scipy.stats.binom.cdf(high, of, q) - scipy.stats.binom.cdf(low - 1, of, q))
     return _bonferroni([far, near])
 
 
@@ -459,7 +459,7 @@ def _truncated(runs: list[Bools], rule: TruncatedPoisson) -> NoiseLaw:
 
 def _full(group: Bools, most: int, q: float) -> float:
     """The probability of a full batch."""
-    return float(binom.sf(most - 1, group.shape[1], q))
+    return float(scipy.stats.binom.sf(most - 1, group.shape[1], q))
 
 
 def _overlaps(pairs: list[tuple[Bools, Bools]]) -> float:
@@ -467,7 +467,9 @@ def _overlaps(pairs: list[tuple[Bools, Bools]]) -> float:
     total, law = 0, np.ones(1)
     for first, second in pairs:
         for one, other in zip(first, second, strict=True):
-            own = hypergeom.pmf(np.arange(min(one.sum(), other.sum()) + 1), len(one), one.sum(), other.sum())
+            own = scipy.stats.hypergeom.pmf(
+                np.arange(min(one.sum(), other.sum()) + 1), len(one), one.sum(), other.sum()
+            )
             law = np.convolve(law, own)
             total += int((one & other).sum())
     return min(1.0, 2 * float(min(law[: total + 1].sum(), law[total:].sum())) + 1e-12)

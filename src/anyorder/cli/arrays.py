@@ -11,7 +11,8 @@ from anyorder.audit.bounds import Method
 from anyorder.cli.options import Json
 from anyorder.cli.output import fail, print_json
 from anyorder.errors import AnyorderError
-from anyorder.report import METHODS, AuditSummary, audit_panel
+from anyorder.report import AuditSummary
+from anyorder.report.audits import METHODS, audit_panel
 
 __all__ = ["arrays"]
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from anyorder.audit.bounds import Method
 from anyorder.cli.options import Json
 from anyorder.cli.output import attacking, print_json
-from anyorder.report import METHODS
+from anyorder.report.audits import METHODS
 
 __all__ = ["run"]
 

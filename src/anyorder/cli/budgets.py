@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from anyorder.accounting.curves import Gaussian
-from anyorder.budget import Balance, Budget, Remaining
+from anyorder.budget import Budget
+from anyorder.budget.account import Balance, Remaining
 from anyorder.budget.claim import FORMAT as SEARCH
 from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.file import export

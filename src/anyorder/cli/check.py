@@ -13,7 +13,7 @@ from rich.console import Console
 from anyorder.cli.options import Json
 from anyorder.cli.output import fail, one_line_errors, print_json
 from anyorder.errors import ArgumentError
-from anyorder.report import facts_panel
+from anyorder.report.card import facts_panel
 
 __all__ = ["check"]
 

@@ -10,7 +10,7 @@ from anyorder.cli.options import MECHANISM, BudgetFile, Epsilon, Json, Noise
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.cli.running import run_or_resume
 from anyorder.formatting import counted, rounded_up
-from anyorder.report import facts_panel
+from anyorder.report.card import facts_panel
 
 __all__ = ["federated"]
 
@@ -105,17 +105,18 @@ def federated(
         "server_lr": server_lr, "momentum": momentum, "seed": seed,
     }  # fmt: skip
     given = {name: value for name, value in every.items() if value is not None}
-    from anyorder import run as job  # with torch, which no other command needs
+    from anyorder.run.federated_settings import FederatedSettings
+    from anyorder.run.federation import federate, resume_federation  # with torch, which no other command needs
     from anyorder.run.progress import RoundsBar
 
     console = Console(stderr=as_json)
     observer = RoundsBar(console)
     result = run_or_resume(
         "federated", observer, given, output, resume, budget=budget,
-        start=lambda: job.federate(
-            job.FederatedSettings.of(**given), output, observer=observer, processes=processes, budget=budget
+        start=lambda: federate(
+            FederatedSettings.of(**given), output, observer=observer, processes=processes, budget=budget
         ),
-        go_on=lambda folder: job.resume_federation(folder, observer=observer, processes=processes),
+        go_on=lambda folder: resume_federation(folder, observer=observer, processes=processes),
     )  # fmt: skip
     if as_json:
         print_json({"output": str(result.path), **result.to_dict()})

@@ -11,7 +11,7 @@ from anyorder.cli.output import one_line_errors, print_json, verify_command
 from anyorder.cli.running import run_or_resume
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted, rounded_up
-from anyorder.report import facts_panel
+from anyorder.report.card import facts_panel
 
 __all__ = ["fit"]
 

@@ -39,8 +39,9 @@ def planner(
     answers are computed beforehand, for a grid of settings that --batch-sizes
     250,500 and the like say.
     """
-    from anyorder.planner_page import Grid, serve
-    from anyorder.planner_page import export as write
+    from anyorder.planner_page.exporting import Grid
+    from anyorder.planner_page.exporting import export as write
+    from anyorder.planner_page.server import serve
 
     asked: dict[str, Any] = {
         "dataset_size": dataset_size, "momentum": momentum, "batch_sizes": _listed("batch-sizes", batch_sizes, int),

@@ -31,7 +31,8 @@ from anyorder.errors import MissingDependencyError
 from anyorder.formatting import counted, rounded_up
 from anyorder.plan.options import from_flat
 from anyorder.plan.planner import compare
-from anyorder.report import card, plot_noise
+from anyorder.report import card
+from anyorder.report.plots import plot_noise
 from anyorder.run import planning
 
 __all__ = ["epsilon", "plan"]

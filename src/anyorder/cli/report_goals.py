@@ -10,8 +10,8 @@ from anyorder.cli.options import Json, Momentum
 from anyorder.cli.output import one_line_errors, print_json
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted, rounded_up
-from anyorder.report import comparison_table, plot_report_goals
-from anyorder.report.plots import can_draw
+from anyorder.report.card import comparison_table
+from anyorder.report.plots import can_draw, plot_report_goals
 
 __all__ = ["report_goals"]
 

@@ -68,4 +68,4 @@ def report(
 
 def _own(place: str, flags: int) -> int:
     """Open a place that nobody named: a link or a pipe that a stranger's folder has there is not followed."""
-    return os.open(place, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    return os.open(place, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)

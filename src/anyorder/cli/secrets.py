@@ -11,9 +11,10 @@ from anyorder.cli.options import Json
 from anyorder.cli.output import attacking, print_json
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted, rounded_down, rounded_up
-from anyorder.report import exposure_phrase, facts_panel, plot_ranks
 from anyorder.report.audits import not_refuted
+from anyorder.report.card import facts_panel
 from anyorder.report.plots import can_draw
+from anyorder.report.secrets import exposure_phrase, plot_ranks
 from anyorder.run import secret_sharer
 from anyorder.run.secret_sharer import Shared, Train
 

@@ -10,7 +10,7 @@ from anyorder.cli.options import COMPLETION, ESTIMATOR, MECHANISM, ORDER, Budget
 from anyorder.cli.output import one_line_errors, print_json, verify_command
 from anyorder.cli.running import run_or_resume
 from anyorder.formatting import counted, rounded_up
-from anyorder.report import facts_panel
+from anyorder.report.card import facts_panel
 
 __all__ = ["train"]
 

@@ -19,7 +19,7 @@ from anyorder.cli.options import BudgetFile, Delta, Json
 from anyorder.cli.output import fail, one_line_errors, print_json
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.formats import read_json
-from anyorder.report import facts_panel
+from anyorder.report.card import facts_panel
 from anyorder.run import report_file
 from anyorder.run.names import load_function
 
@@ -140,7 +140,7 @@ def _quiet(made: Callable[..., Trial]) -> Callable[..., Trial]:
 
 @contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     kept = [(number, os.dup(number)) for number in (1, 2)]
     _flush()
     for number, _ in kept:

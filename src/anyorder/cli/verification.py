@@ -22,7 +22,10 @@ from anyorder.formatting import counted, rounded_up
 from anyorder.plan.certificate import Certificate, Realised
 from anyorder.plan.certificate import verify as verify_file
 from anyorder.plan.plan import CANDIDATE, Plan
-from anyorder.report import card, facts_panel, receipt_facts, search_verdict, verdict
+from anyorder.report import card
+from anyorder.report.card import facts_panel
+from anyorder.report.searches import search_verdict
+from anyorder.report.verification import receipt_facts, verdict
 from anyorder.run import audit_files
 
 __all__ = ["verify"]

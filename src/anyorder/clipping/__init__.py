@@ -6,31 +6,25 @@ from torch import nn
 
 from anyorder.clipping import native
 from anyorder.clipping.bounded import bounded_sum
-from anyorder.clipping.clip_rules import Automatic, ClipRule, Flat, PerGroup, Rule
+from anyorder.clipping.clip_rules import Automatic, Flat, PerGroup, Rule
 from anyorder.clipping.coupling import ExampleLoss
 from anyorder.clipping.layer_rules import register_layer_rule
-from anyorder.clipping.norms import Table, count_of
+from anyorder.clipping.norms import Table
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping, PerUnitClipping
-from anyorder.clipping.validate import Finding, check_model, convert
+from anyorder.clipping.validate import check_model, convert
 from anyorder.errors import ModelError
 from anyorder.release.schedules import Adaptive
 
 __all__ = [
     "Adaptive",
     "Automatic",
-    "ClipRule",
     "ExampleLoss",
-    "Finding",
     "Flat",
-    "FunctionalClipping",
-    "GhostClipping",
     "PerGroup",
-    "PerUnitClipping",
     "Table",
     "bounded_sum",
     "check_model",
     "convert",
-    "count_of",
     "register_layer_rule",
 ]
 

@@ -8,19 +8,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from anyorder.federated.clients import LocalTraining
-from anyorder.federated.cohorts import Availability, CheckIn, Diurnal, UniformAvailability
+from anyorder.federated.cohorts import CheckIn, Diurnal
 from anyorder.federated.device import DeviceRecord
-from anyorder.federated.joint import Joint, Split, fed_avg, full_dp, owner_level, silo, split, two_phase
-from anyorder.federated.planning import ReportGoal, at_same_error, epsilon_by_report_goal
+from anyorder.federated.joint import fed_avg, full_dp, owner_level, silo, split, two_phase
+from anyorder.federated.planning import epsilon_by_report_goal
 from anyorder.federated.server import Layout, Round, Server, clip_message
-from anyorder.federated.simulation import Simulation, assist, simulate
+from anyorder.federated.simulation import assist, simulate
 
 if TYPE_CHECKING:
     from anyorder.federated import flower as flower
 
 __all__ = [
-    "Availability", "CheckIn", "DeviceRecord", "Diurnal", "Joint", "Layout", "LocalTraining", "ReportGoal", "Round",
-    "Server", "Simulation", "Split", "UniformAvailability", "assist", "at_same_error", "clip_message",
+    "CheckIn", "DeviceRecord", "Diurnal", "Layout", "LocalTraining", "Round",
+    "Server", "assist", "clip_message",
     "epsilon_by_report_goal",
     "fed_avg", "full_dp", "owner_level", "silo", "simulate", "split", "two_phase",
 ]  # fmt: skip

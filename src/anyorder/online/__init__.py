@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from anyorder import checks
 from anyorder.online.learner import Learner
 from anyorder.online.least_squares import LeastSquares
-from anyorder.online.losses import CustomLoss, Hinge, Logistic, Loss, PoissonLoss, Softmax, Squared
-from anyorder.online.regret import RegretBound, best_regularization, regret_bound, risk_bound
-from anyorder.online.sets import Ball, Box, Everything, Set, Simplex
-from anyorder.online.sums import LinearSum, clipped_sum
+from anyorder.online.losses import Hinge, Logistic, Loss, PoissonLoss, Softmax, Squared
+from anyorder.online.regret import best_regularization, regret_bound, risk_bound
+from anyorder.online.sets import Ball, Box, Everything, Simplex
 
 if TYPE_CHECKING:
     from anyorder.online.estimators import (
@@ -30,28 +29,23 @@ __all__ = [
     "Ball",
     "Box",
     "ConvexLearner",
-    "CustomLoss",
     "Everything",
     "Hinge",
     "Learner",
     "LeastSquares",
     "LinearRegression",
     "LinearSVC",
-    "LinearSum",
     "Logistic",
     "LogisticRegression",
     "Loss",
     "PoissonLoss",
     "PoissonRegression",
-    "RegretBound",
     "Scaler",
-    "Set",
     "Simplex",
     "Softmax",
     "SoftmaxRegression",
     "Squared",
     "best_regularization",
-    "clipped_sum",
     "regret_bound",
     "risk_bound",
 ]  # fmt: skip

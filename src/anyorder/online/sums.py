@@ -105,7 +105,7 @@ def clipped_sum(loss: Loss, theta: Any, X: Any, y: Any, units: Iterable[Any], cl
 
     Example:
         >>> X, y = np.array([[3.0, 4.0], [0.0, 0.5], [np.nan, 0.0]]), np.array([-1.0, -1.0, -1.0])
-        >>> made = ao.online.clipped_sum(ao.online.Squared(), np.zeros((2, 1)), X, y, ["a", "b", "c"], clip_norm=1.0)
+        >>> made = clipped_sum(ao.online.Squared(), np.zeros((2, 1)), X, y, ["a", "b", "c"], clip_norm=1.0)
         >>> made.total.round(6).tolist()
         [[0.6], [1.3]]
     """

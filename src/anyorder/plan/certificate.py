@@ -10,9 +10,8 @@ from math import inf, nextafter, sqrt
 from pathlib import Path
 from typing import Any
 
-from anyorder.accounting import compose_mus
 from anyorder.accounting.curves import Gaussian
-from anyorder.accounting.gaussian import NEIGHBOURS
+from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus
 from anyorder.accounting.selection import step_mu
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError

@@ -30,7 +30,8 @@ from anyorder import checks
 from anyorder._draws import Draws, check_size
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.ledger import Ledger, Units
-from anyorder.noise import GridStream, NoiseSource, NoiseStream
+from anyorder.noise import NoiseSource, NoiseStream
+from anyorder.noise.discrete import GridStream
 from anyorder.noise.stream import round_up
 from anyorder.participation import Participation
 from anyorder.plan.certificate import Certificate, Evidence

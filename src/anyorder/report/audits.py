@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from anyorder import checks
 from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.curves import BoundedRange, Composed, Sampled
-from anyorder.audit import Audited
 from anyorder.audit.bounds import Method
 from anyorder.audit.laws import NoiseLaw
-from anyorder.audit.result import REFUTED, check_public, t_statistic
+from anyorder.audit.result import REFUTED, Audited, check_public, t_statistic
 from anyorder.formatting import counted, one_of, rounded_down, rounded_up
 from anyorder.plan.plan import Plan
 from anyorder.report.card import facts_panel

@@ -10,29 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anyorder.run.auditing import Setup, audit_training
-    from anyorder.run.federated_data import by_key, split_by_class
-    from anyorder.run.federated_settings import FederatedSettings
-    from anyorder.run.federation import FederatedResult, federate, resume_federation
+    from anyorder.run.federated_data import by_key
     from anyorder.run.input_canaries import audit_inputs, with_canaries
-    from anyorder.run.job import Observer, Result, resume, train
+    from anyorder.run.job import resume, train
     from anyorder.run.settings import Settings
 
-__all__ = [
-    "FederatedResult", "FederatedSettings", "Observer", "Result", "Settings", "Setup", "audit_inputs",
-    "audit_training", "by_key", "federate", "resume", "resume_federation", "split_by_class", "train", "with_canaries",
-]  # fmt: skip
+__all__ = ["Settings", "Setup", "audit_inputs", "audit_training", "by_key", "resume", "train", "with_canaries"]
 
 _FILES = {  # the others are in job
-    "FederatedResult": "federation",
-    "FederatedSettings": "federated_settings",
     "Settings": "settings",
     "Setup": "auditing",
     "audit_inputs": "input_canaries",
     "audit_training": "auditing",
     "by_key": "federated_data",
-    "federate": "federation",
-    "resume_federation": "federation",
-    "split_by_class": "federated_data",
     "with_canaries": "input_canaries",
 }
 

@@ -11,7 +11,8 @@ from anyorder.audit.bounds import Method
 from anyorder.audit.planted import known_curve
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan
-from anyorder.report import METHODS, AuditSummary, audit_panel, plot_audit
+from anyorder.report import AuditSummary, plot_audit
+from anyorder.report.audits import METHODS, audit_panel
 from anyorder.report.plots import can_draw
 from anyorder.run import audit_files, folder
 from anyorder.run.auditing import attack, setup_of

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from anyorder import checks
-from anyorder.audit import Audited, Canaries, plant
+from anyorder.audit import Canaries, plant
 from anyorder.audit.laws import NoiseLaw, noise_law, testable
+from anyorder.audit.result import Audited
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError, TrainingError
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan

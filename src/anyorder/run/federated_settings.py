@@ -5,7 +5,8 @@ from typing import Any
 
 from anyorder import checks
 from anyorder.errors import ArgumentError
-from anyorder.federated import Availability, CheckIn, Diurnal, UniformAvailability
+from anyorder.federated import CheckIn, Diurnal
+from anyorder.federated.cohorts import Availability, UniformAvailability
 from anyorder.run.planning import mechanism_words
 
 __all__ = ["FederatedSettings"]

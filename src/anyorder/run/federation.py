@@ -11,12 +11,13 @@ from torch import nn
 from anyorder import checks
 from anyorder.budget import Budget
 from anyorder.errors import ArgumentError, CheckpointError
-from anyorder.federated import LocalTraining, Server, Simulation, simulate
+from anyorder.federated import LocalTraining, Server, simulate
 from anyorder.federated.cohorts import cohort_size
+from anyorder.federated.simulation import Simulation
 from anyorder.formatting import counted, rounded_up
 from anyorder.participation import MinSeparation
 from anyorder.plan.plan import Plan
-from anyorder.report import plot_accuracy, plot_noise
+from anyorder.report.plots import plot_accuracy, plot_noise
 from anyorder.run import folder, report_file
 from anyorder.run.budgeted import charge, charge_again
 from anyorder.run.federated_data import Federation, accuracy, class_loss, federation

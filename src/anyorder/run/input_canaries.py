@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, default_collate
 
-from anyorder.audit import Audited
+from anyorder.audit.result import Audited
 from anyorder.errors import ArgumentError
 from anyorder.plan.plan import Plan
 

@@ -14,7 +14,7 @@ from anyorder.budget import Budget
 from anyorder.errors import CheckpointError
 from anyorder.formatting import counted, rounded_up
 from anyorder.plan.plan import Plan
-from anyorder.report import plot_accuracy, plot_noise
+from anyorder.report.plots import plot_accuracy, plot_noise
 from anyorder.run import folder, parts, report_file
 from anyorder.run.budgeted import charge, charge_again
 from anyorder.run.course import Course, rates

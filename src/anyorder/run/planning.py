@@ -15,7 +15,7 @@ from anyorder.plan.compare import OrderComparison
 from anyorder.plan.options import from_flat
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan, with_budget
-from anyorder.report import comparison_table
+from anyorder.report.card import comparison_table
 from anyorder.strategy import Combination, Independent, Strategy
 
 __all__ = [

@@ -6,8 +6,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from anyorder.clipping import count_of
-from anyorder.clipping.norms import accumulator_dtype
+from anyorder.clipping.norms import accumulator_dtype, count_of
 from anyorder.errors import ArgumentError, ModelError, PlanError, TrainingError
 from anyorder.plan.plan import Plan
 from anyorder.release import Release

@@ -8,18 +8,10 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import (
-    Amplified,
-    Deterministic,
-    Gaussian,
-    MonteCarlo,
-    Pld,
-    calibrate_amplified,
-    gdp_delta,
-    gdp_epsilon,
-)
+from anyorder.accounting import Amplified, Deterministic, Gaussian, MonteCarlo, Pld, gdp_delta, gdp_epsilon
 from anyorder.accounting.amplification import bound, claims
 from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon
+from anyorder.accounting.amplification.bound import calibrate_amplified
 from anyorder.accounting.amplification.exact import pld_delta, pld_epsilon
 from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.amplification.monte_carlo import TRIES

@@ -16,23 +16,18 @@ PYTEST_DONT_REWRITE: test modules import names from here, before pytest knows of
 
 from typing import Any
 
-from anyorder.audit.faults.core import FAULTS
-from anyorder.audit.faults.front_end import Fault, FrontEnd, Reached, SumFault, patched
+from anyorder.audit.faults.front_end import Fault, FrontEnd, patched
 from anyorder.audit.faults.judge import Case, Verdict, audit_front_end, cases
-from anyorder.audit.faults.trial import BinsTrial, FaultTrial, Moved, SampledTrial
+from anyorder.audit.faults.trial import BinsTrial, Moved, SampledTrial
 from anyorder.errors import ArgumentError
 
 __all__ = [
-    "FAULTS",
     "BinsTrial",
     "Case",
     "Fault",
-    "FaultTrial",
     "FrontEnd",
     "Moved",
-    "Reached",
     "SampledTrial",
-    "SumFault",
     "Verdict",
     "audit_front_end",
     "cases",

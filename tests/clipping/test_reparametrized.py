@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping import FunctionalClipping, GhostClipping
 from anyorder.clipping.mapping import reparametrized
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ModelError
 from clipping.brute import TOLERANCE, assert_close, clipped_sum, per_example, run
 
@@ -54,7 +54,7 @@ def test_everything_is_back_also_after_an_error():
 
 
 @pytest.mark.parametrize("change", ["parameter", "buffer", "two", "deleted", "of a part in two places"])
-def test_what_is_put_in_the_place_of_a_stand_in_is_refused_and_all_is_back(change):
+def test_what_is_put_in_the_place_of_a_parameter_is_refused_and_all_is_back(change):
     module = Again()
     before = held(module)
     tensors = {name: torch.zeros_like(t) for name, t in module.state_dict().items()}

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from anyorder.clipping import FunctionalClipping, GhostClipping, coupling
+from anyorder.clipping import coupling
+from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ModelError
 
 ENGINES = [GhostClipping, FunctionalClipping, lambda m: GhostClipping(m, 2), lambda m: FunctionalClipping(m, 2)]
