@@ -47,6 +47,16 @@ def test_order_in_words_is_the_participation_of_that_order():
     assert ao.plan(order=order, batch_size=1, epsilon=1, delta=1e-5, mechanism="tree").participation == order
 
 
+def test_exact_integers_are_for_neighbours_that_leave_batches_their_size():
+    """A batch with one unit less has another shape, in which floats of the others may be rounded otherwise."""
+    for order in (MinSeparation(6, 2), KnownOrder([[0], [1], [0], [2], [1], [0]]), PoissonSampling(6, 0.5)):
+        parts = {"participation": order, "strategy": Independent(6), "workload": ao.workload.prefix_sum(6)}
+        settings = {"clip_norm": 1.0, "sigma": 1.0, "delta": 1e-5, "batch_size": 2, "neighbours": "add-or-remove"}
+        assert ao.Plan(**parts, **settings).grid is None
+        with pytest.raises(PlanError, match="exact integers .* got 'add-or-remove'"):
+            ao.Plan(**parts, **settings, grid=2.0**-20)
+
+
 def test_the_truth_about_a_shuffled_loader():
     """3 epochs, sigma = 1, delta = 1e-5: mu = sqrt(3), epsilon 8.39, whatever a Poisson accountant says."""
     plan = small(mechanism="independent", epsilon=None, noise_multiplier=1.0)

@@ -17,6 +17,7 @@ PAGES = ROOT / "docs" / "api"
 INTERNAL = {
     "cli",
     "checks",
+    "durable",
     "formats",
     "formatting",
 }  # docs/cli.md describes commands; the others have no names for users
