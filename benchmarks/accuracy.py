@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from anyorder.run import Settings, parts, train
-from anyorder.run.datasets import Data
+from anyorder.app import Settings, train
+from anyorder.app import job as parts
+from anyorder.app.data import Data
 from benchmarks._report import Row
 
 ROOT = Path(__file__).resolve().parents[1]

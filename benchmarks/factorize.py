@@ -24,10 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from anyorder import workload as W
+from anyorder.app.planner_page.answers import Settings, answer
 from anyorder.optimize import choose, fit, fit_dense, lower_bound
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.planner_page.answers import answer
-from anyorder.planner_page.settings import Settings
 from anyorder.strategy import BLT, Banded, BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree, error
 from benchmarks import amplified, bins, fits, references
 from benchmarks._peers import interpreter

@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from anyorder.run import Settings, datasets, train
-from anyorder.run.datasets import Data
+from anyorder.app import Settings, train
+from anyorder.app import data as datasets
+from anyorder.app.data import Data
 from benchmarks._report import Row
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from anyorder.app import Settings, train
+from anyorder.app import data as datasets
+from anyorder.app.data import Data
 from anyorder.errors import ArgumentError
-from anyorder.run import Settings, datasets, train
-from anyorder.run.datasets import Data
 
 SIDE = 32
 _AT_A_TIME = 1000

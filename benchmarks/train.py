@@ -26,7 +26,7 @@ from statistics import mean
 import torch
 
 import anyorder as ao
-from anyorder.run import Settings, train
+from anyorder.app import Settings, train
 from benchmarks import accuracy, images
 from benchmarks._peers import OPACUS, interpreter
 from benchmarks._report import Row, show

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import anyorder as ao
+from anyorder.app import by_key
 from anyorder.federated import CheckIn, LocalTraining, Server, simulate
 from anyorder.participation import MinSeparation
-from anyorder.run import by_key
 
 LETTERS, LENGTH = " abcdefghijklmnopqrstuvwxyz", 16  # all else is a space
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "scipy.stats", "sklearn.datasets", "matplotlib.figure", "rich.console", "typer", "anyorder.cli",
-     "anyorder.training.engine", "anyorder.online", "anyorder.run", "anyorder.federated", "anyorder.report"]
+    ["torch", "scipy.stats", "sklearn.datasets", "matplotlib.figure", "rich.console", "typer", "anyorder.app.cli",
+     "anyorder.training.engine", "anyorder.online", "anyorder.app", "anyorder.federated", "anyorder.app"]
 )  # fmt: skip
 
 

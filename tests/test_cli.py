@@ -13,14 +13,15 @@ from typer.testing import CliRunner
 
 import anyorder
 import processes
-from anyorder import accounting, cli
+from anyorder import accounting
 from anyorder.__main__ import main
 from anyorder.accounting.selection import Counts, Top, Uniform
-from anyorder.cli import app, plans, run, training
+from anyorder.app import cli
+from anyorder.app.cli import app, plans, run, training
+from anyorder.app.job import Settings
 from anyorder.participation import EpochShuffle
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan_at_sigma
-from anyorder.run.settings import Settings
 from plans import flat_plan
 
 SIZES = ["--dataset-size", "2000", "--batch-size", "100", "--epochs", "3"]
@@ -162,7 +163,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("anyorder.run.progress.ProgressBar.stepped", interrupt)
+    monkeypatch.setattr("anyorder.app.progress.ProgressBar.stepped", interrupt)
     outcome = invoke(*TRAIN, "--output", tmp_path / "run")
     assert outcome.exit_code == 1
     assert outcome.stderr == f"anyorder: stopped; go on with: anyorder train --resume {tmp_path / 'run'}\n"
@@ -315,7 +316,7 @@ def test_verify_of_what_is_no_certificate(tmp_path):
 def own_setup(tmp_path, monkeypatch):
     (tmp_path / "own_setup.py").write_text(
         "import torch, anyorder as ao\n"
-        "from anyorder.run import Setup\n"
+        "from anyorder.app import Setup\n"
         "def make():\n"
         "    plan = ao.plan(dataset_size=40, batch_size=10, epochs=2, epsilon=8, delta=1e-5, mechanism='tree')\n"
         "    model = torch.nn.Linear(160, 1)\n"
@@ -424,7 +425,7 @@ def test_an_interrupted_audit_is_no_audit(own_setup, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("anyorder.run.progress.StepsBar.stepped", interrupt)
+    monkeypatch.setattr("anyorder.app.progress.StepsBar.stepped", interrupt)
     outcome = invoke(*own_setup)
     assert outcome.exit_code == 2
     assert outcome.stderr == "anyorder: stopped: there is no audit of half a run\n"
@@ -444,11 +445,11 @@ def test_stopped_by_a_key_it_leaves_one_line(stage, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     if stage == "running":
-        monkeypatch.setattr("anyorder.cli.run", interrupt)
+        monkeypatch.setattr("anyorder.app.cli.run", interrupt)
     else:
         real = builtins.__import__
         monkeypatch.setattr(
-            builtins, "__import__", lambda name, *rest: (interrupt if name == "anyorder.cli" else real)(name, *rest)
+            builtins, "__import__", lambda name, *rest: (interrupt if name == "anyorder.app.cli" else real)(name, *rest)
         )
     with pytest.raises(SystemExit) as left:
         program()

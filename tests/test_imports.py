@@ -86,7 +86,7 @@ def test_plans_files_and_cards_need_no_torch(tmp_path):
 {NO_TORCH}
 import anyorder as ao
 from anyorder.ledger import Ledger
-from anyorder.report import card
+from anyorder.app import card
 chosen = ao.plan(dataset_size=100, batch_size=10, epochs=2, epsilon=8, delta=1e-5)
 chosen.save({str(tmp_path / "plan.json")!r})
 assert ao.verify({str(tmp_path / "plan.json")!r}).plan == chosen
@@ -103,7 +103,7 @@ else:
 
 
 def test_an_audit_of_a_training_says_that_it_needs_torch():
-    code = f"{NO_TORCH}\nimport anyorder.cli\nanyorder.cli.run(['audit', 'run', 'own:setup'])"
+    code = f"{NO_TORCH}\nimport anyorder.app.cli\nanyorder.app.cli.run(['audit', 'run', 'own:setup'])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "anyorder: this audit needs torch, which is not installed: pip install torch\n"
@@ -113,8 +113,8 @@ def test_an_audit_of_a_training_says_that_it_needs_torch():
 def test_the_shell_plans_and_verifies_without_torch(tmp_path):
     code = f"""
 {NO_TORCH}
-import anyorder as ao, anyorder.cli
-anyorder.cli.find_spec = lambda name: None  # as where it is not installed
+import anyorder as ao, anyorder.app.cli
+anyorder.app.cli.find_spec = lambda name: None  # as where it is not installed
 PLAN = {str(tmp_path / "plan.json")!r}
 ao.plan(dataset_size=100, batch_size=10, epochs=2, epsilon=8, delta=1e-5, mechanism="tree").save(PLAN)
 for command in (
@@ -125,7 +125,7 @@ for command in (
     ["epsilon", "--dataset-size", "100", "--batch-size", "10", "--noise-multiplier", "1"],
     ["--version"],
 ):
-    code = anyorder.cli.run(command)
+    code = anyorder.app.cli.run(command)
     assert code == 0, (code, command)
 """
     run(code)
@@ -137,9 +137,9 @@ def test_a_command_loads_what_it_needs_and_no_more(command, tmp_path):
     arguments = [*command.split(), *([str(tmp_path / "plan.json")] if command == "verify" else [])]
     code = f"""
 import sys
-from anyorder.cli import run
+from anyorder.app.cli import run
 run({arguments!r})
-heavy = {{"torch", "scipy.stats", "matplotlib", "sklearn", "datasets", "starlette", "anyorder.planner_page"}}
+heavy = {{"torch", "scipy.stats", "matplotlib", "sklearn", "datasets", "starlette", "anyorder.app.planner_page"}}
 assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 """
     run(code)

@@ -11,9 +11,10 @@ ROOMS = [
     "errors", "durable", "checks", "formatting", "_filters", "formats", "_library", "patterns", "workload",
     "strategy", "noise", "accounting", "_draws", "participation", "optimize", "ledger",
     "sampling", "plan", "release", "audit", "clipping", "sparse", "training", "federated", "online", "budget",
-    "report", "run", "planner_page", "cli", "__main__",
+    "app", "__main__",
 ]  # fmt: skip
-PURE = [*ROOMS[: ROOMS.index("plan") + 1], "audit", "budget", "report"]  # an auditor and a planner
+PURE = [*ROOMS[: ROOMS.index("plan") + 1], "audit", "budget"]  # an auditor and a planner
+PURE += ["app.cards", "app.charts", "app.report", "app.planning", "app.cli", "app.planner_page"]
 PURE.remove("sampling")  # of torch's loaders; a plan asks for it where it is given one
 ROOT = Path(anyorder.__file__).parent
 

@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
+from anyorder.app.planning import make_plan
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formatting import rounded_up
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.plan.planner import plan_at_sigma
-from anyorder.run.planning import make_plan
 from anyorder.sampling import UnitOrderSampler
 from anyorder.strategy import Independent, Tree
 from plans import flat_plan

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import anyorder as ao
-from anyorder.cli import app
+from anyorder.app.cli import app
 from anyorder.errors import ArgumentError, MissingDependencyError, PlanError
 from anyorder.formatting import rounded_up
 from anyorder.participation import (

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon
-from anyorder.cli import app
+from anyorder.app import html_report
+from anyorder.app.cli import app
 from anyorder.errors import CertificateError
 from anyorder.formats import save_json
 from anyorder.formatting import rounded_up
 from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.plan.certificate import Certificate, realised_claim
-from anyorder.report import html_report
 from anyorder.strategy.sensitivity import sensitivity
 from laws.cases import STRATEGIES
 from plans import flat_plan

@@ -15,12 +15,11 @@ import anyorder
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "api"
 INTERNAL = {
-    "cli",
-    "checks",
     "durable",
+    "checks",
     "formats",
     "formatting",
-}  # docs/cli.md describes commands; the others have no names for users
+}  # these have no names for users
 
 SHOWN = [name for page in sorted(PAGES.glob("*.md")) for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
 ROOMS = [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tutorial_blocks
-from anyorder.report.audits import not_refuted
+from anyorder.app.charts import not_refuted
 from tutorial_blocks import CONSOLE, MODE, PYTHON, SMALL, compare
 
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import anyorder as ao
 from anyorder.accounting.amplification.monte_carlo import MonteCarlo, SampledInterval
-from anyorder.cli import app, verification
+from anyorder.app.cli import app, verification
 
 
 def plan_file(tmp_path, method):

@@ -55,7 +55,7 @@ def test_release_ledger_budget_device_and_verify(tmp_path):
     assert ao.Budget(folder / "people.budget").spend(Gaussian(0.1)).entries == 2
     DeviceRecord(folder / "device", (1, 2, 0.0)).take(0)
     assert not DeviceRecord(folder / "device", (1, 2, 0.0)).may(0)
-    from anyorder.cli import run
+    from anyorder.app.cli import run
     assert run(["verify", str(folder / "run.privacy.json")]) == 0
     assert run(["budget", str(folder / "people.budget"), "show"]) == 0
     """
@@ -65,7 +65,7 @@ def test_release_ledger_budget_device_and_verify(tmp_path):
 def test_a_training_and_its_resume(tmp_path):
     code = """
     from pathlib import Path
-    from anyorder.run import Observer, Settings, resume, train
+    from anyorder.app import Observer, Settings, resume, train
     class Stop(Observer):
         def stepped(self, step):
             if step > 2:

@@ -5,10 +5,10 @@ import math
 import pytest
 
 import anyorder as ao
+from anyorder.app import html_report
 from anyorder.formatting import counted, rounded_down, rounded_up
 from anyorder.participation import FixedOrder, SingleEpoch
 from anyorder.plan.planner import plan_at_sigma
-from anyorder.report import html_report
 
 
 @pytest.mark.parametrize(("value", "digits", "text"), [

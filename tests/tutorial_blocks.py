@@ -70,7 +70,7 @@ def _python(example):
 
 
 def _console(example):
-    from anyorder.cli import run
+    from anyorder.app.cli import run
 
     printed = io.StringIO()
     for line in example.parsed["source"].splitlines():
@@ -121,7 +121,7 @@ def compare(shown, printed, note, full):
 
 def _without_chance(text):
     """With one verdict for all that do not refute a claim: how many of its four bounds lie above it, noise decides."""
-    from anyorder.report.audits import not_refuted
+    from anyorder.app.charts import not_refuted
 
     for above in range(1, 5):
         text = text.replace(f" {not_refuted(above)}\n", f" {not_refuted(0)}\n")

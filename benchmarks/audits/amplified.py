@@ -25,11 +25,13 @@ from torch.utils.data import DataLoader
 import anyorder as ao
 from anyorder.accounting import gdp_mu
 from anyorder.accounting.amplification.monte_carlo import mc_epsilon
+from anyorder.app import Setup
+from anyorder.app import data as datasets
+from anyorder.app import job as parts
+from anyorder.app.audits import Attack, attack
 from anyorder.audit import epsilon_lower_bound, mu_estimate
 from anyorder.audit.result import Audited, Stated
 from anyorder.participation import BallsInBins, FixedOrder
-from anyorder.run import Setup, datasets, parts
-from anyorder.run.auditing import Attack, attack
 from anyorder.strategy import BandedInverse, Strategy, ToeplitzBanded
 from anyorder.strategy.sensitivity import known_sensitivity
 from anyorder.workload import prefix_sum

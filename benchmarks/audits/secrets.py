@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from anyorder.app.charts import plot_ranks
+from anyorder.app.data import Text, read_text
+from anyorder.app.secret_sharer import Shared, share, train_words
 from anyorder.audit import Memorised
-from anyorder.report.secrets import plot_ranks
-from anyorder.run.secret_sharer import Shared, share
-from anyorder.run.text import Text, read_text
-from anyorder.run.word_model import train_words
 from benchmarks._report import Row
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,9 +17,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
+from anyorder.app import data as datasets
 from anyorder.federated.clients import Examples
 from anyorder.federated.server import Layout
-from anyorder.run import datasets
 
 RECORDS, CLASSES, PER_OWNER = 10_000, 10, 8
 EPSILON, DELTA = 1.0, 1e-4

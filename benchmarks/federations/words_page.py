@@ -7,9 +7,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from anyorder.accounting import gdp_epsilon
+from anyorder.app.charts import plot_report_goals
 from anyorder.federated import epsilon_by_report_goal
 from anyorder.federated.planning import at_same_error
-from anyorder.report.plots import plot_report_goals
 from benchmarks.federations.words import DELTA, SMALL, plan_of, read_results
 
 ROOT = Path(__file__).resolve().parents[2]

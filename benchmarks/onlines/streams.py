@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import anyorder as ao
-from anyorder.run import datasets
+from anyorder.app import data as datasets
 from benchmarks._peers import DIFFPRIVLIB, OPACUS, interpreter
 from benchmarks._report import Row
 

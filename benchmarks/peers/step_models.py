@@ -72,7 +72,7 @@ def perceptron(*widths: int) -> nn.Module:
 
 
 def mnist_cnn() -> nn.Module:
-    """That of `anyorder.run.models.cnn`."""
+    """That of `anyorder.app.job.cnn`."""
     network = nn.Sequential(
         nn.Conv2d(1, 16, 8, stride=2, padding=3), nn.Tanh(), nn.MaxPool2d(2, stride=1),
         nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, stride=1),

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyorder.run.text import read_text
+from anyorder.app.data import read_text
 
 __all__ = ["Corpus", "read_pairs"]
 

@@ -32,9 +32,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from anyorder.app.data import read_text
 from anyorder.audit import Memorised, Secrets
 from anyorder.noise import NoiseSource
-from anyorder.run.text import read_text
 from benchmarks.wides.zhang_select import Exponential, Floats, Ints, Selector, Setting, SparseVector, Uniform
 
 ZERO_TABLE = 9 * float(np.log(2))

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import anyorder as ao
+from anyorder.app import data as datasets
 from anyorder.plan.plan import Plan
-from anyorder.run import datasets
 from reproductions import _runs
 from reproductions._claims import RESULTS, Run
 

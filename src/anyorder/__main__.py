@@ -25,7 +25,7 @@ def _main() -> NoReturn:
     except MissingDependencyError as problem:
         print(f"anyorder: {problem}", file=sys.stderr)
         sys.exit(2)
-    from anyorder.cli import run
+    from anyorder.app.cli import run
 
     sys.exit(run())
 

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 import anyorder as ao
 from anyorder.accounting import Gaussian
+from anyorder.app import AuditSummary
+from anyorder.app.cli import app
 from anyorder.audit.canaries import sampled_scores
 from anyorder.audit.result import Audited, Stated
-from anyorder.cli import app
 from anyorder.errors import ArgumentError
-from anyorder.report import AuditSummary
 from anyorder.strategy import BLT, Tree
 
 RNG = np.random.default_rng(0)

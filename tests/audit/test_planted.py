@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import anyorder as ao
 from anyorder.accounting import Gaussian, Sampled
+from anyorder.app import AuditSummary
 from anyorder.audit import Canaries, plant, random_steps, scores, worst_steps
 from anyorder.audit.canaries import sampled_scores
 from anyorder.audit.result import Audited
@@ -19,7 +20,6 @@ from anyorder.ledger import Ledger
 from anyorder.noise import NoiseSource
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, PoissonSampling
 from anyorder.release.release import SharedNoise
-from anyorder.report import AuditSummary
 from anyorder.strategy import Independent, RestartedBLT, ToeplitzBanded, Tree
 from laws.cases import PARTICIPATIONS, SAMPLED, STRATEGIES
 from plans import flat_plan

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import anyorder as ao
+from anyorder.app import AuditSummary
 from anyorder.audit import Canaries, plant, scores
 from anyorder.audit import planted as planted_of
 from anyorder.audit.canaries import as_released
@@ -22,7 +23,6 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 from anyorder.plan.plan import Plan
-from anyorder.report import AuditSummary
 from anyorder.strategy import BandedInverse, Independent, ToeplitzBanded, Tree
 from anyorder.workload import prefix_sum
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from anyorder.accounting import Gaussian
+from anyorder.app import AuditSummary
 from anyorder.audit import epsilon_lower_bound
 from anyorder.audit.result import Audited, Stated
-from anyorder.report import AuditSummary
 
 COINS = np.arange(300) % 2 == 0
 SCORES = 3.0 * COINS + np.random.default_rng(11).standard_normal(300)

@@ -446,7 +446,7 @@ def test_a_function_that_returns_a_loader(folder):
 def test_one_claim_of_several_that_does_not_hold_is_enough(held, code, folder, monkeypatch):
     from typer.testing import CliRunner
 
-    from anyorder.cli import app
+    from anyorder.app.cli import app
 
     def ran(line, **options):
         findings = [{"holds": one, "verdict": "holds" if one else "false", "facts": [["order", "any"]]} for one in held]
@@ -464,7 +464,7 @@ def test_one_claim_of_several_that_does_not_hold_is_enough(held, code, folder, m
 def test_what_cannot_be_checked_is_one_line(folder, monkeypatch):
     from typer.testing import CliRunner
 
-    from anyorder.cli import app
+    from anyorder.app.cli import app
 
     monkeypatch.chdir(folder)
     for target, words in (("mine:other", "no function"), ("no.py", "is there")):

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 import anyorder as ao
 from anyorder.accounting import BoundedRange, Gaussian
+from anyorder.app.cli import app
 from anyorder.budget import Geometric
 from anyorder.budget.claim import SearchClaim
 from anyorder.budget.file import export, nist, opendp
-from anyorder.cli import app
 from anyorder.errors import ArgumentError, BudgetError
 
 TRAIN = ["train", "--epsilon", "3", "--mechanism", "tree", "--epochs", "1", "--batch-size", "480"]
@@ -112,7 +112,7 @@ def test_a_training_run_is_entered_once_and_refused_before_it_writes(path, tmp_p
 
 
 def test_a_run_that_was_killed_before_its_first_step_begins_again_under_its_entry(path, tmp_path, plan):
-    from anyorder.run.budgeted import charge, charge_again
+    from anyorder.app.job import charge, charge_again
 
     made(path)
     folder = tmp_path / "run"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import anyorder as ao
+from anyorder.app import report as report_file
 from anyorder.budget import Trial
 from anyorder.budget.claim import SearchCertificate
 from anyorder.errors import ArgumentError, BudgetError, CertificateError, TrainingError
 from anyorder.formats import load_json, save_json
 from anyorder.plan.certificate import FORMAT
 from anyorder.plan.plan import CANDIDATE
-from anyorder.run import report_file
 from budget.searches import PLAN, TARGET
 from budget.test_search import never, quick, search
 from plans import flat_plan
@@ -61,7 +61,7 @@ def test_verify_says_so_and_is_not_green(copied):
     pytest.importorskip("typer")
     from typer.testing import CliRunner
 
-    from anyorder.cli import app
+    from anyorder.app.cli import app
 
     folder, found = copied
     for name in ("run.privacy.json", "plan.json"):

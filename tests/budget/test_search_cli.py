@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 import processes
-from anyorder.cli import app
+from anyorder.app.cli import app
 
 MODULE = """
 import os

@@ -9,7 +9,7 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from anyorder.cli import app
+from anyorder.app.cli import app
 from anyorder.federated import epsilon_by_report_goal
 from anyorder.federated.planning import at_same_error
 

@@ -13,13 +13,10 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner
 
 import processes
-from anyorder.cli import app
+from anyorder.app.cli import app
+from anyorder.app.fit import Bounds, FitSettings, Table, _Work, fit, load_model, resume_fit
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.plan.certificate import verify
-from anyorder.run.fit import FitSettings, _Work, fit, resume_fit
-from anyorder.run.fit_bounds import Bounds
-from anyorder.run.fit_csv import Table
-from anyorder.run.fit_model import load_model
 
 KEY = bytes(range(32))
 BOUNDS = {"features": {"age": [0, 100], "job": ["clerk", "nurse, ill"]}, "target": ["no", "yes"]}
@@ -158,7 +155,7 @@ def test_a_batch_is_the_next_rows_of_the_file_wherever_blocks_end(tmp_path, monk
     path = write(tmp_path / "t.csv")
     whole = everything(table(path))
     for block in (1, 7, 100):
-        monkeypatch.setattr("anyorder.run.fit_csv._BLOCK", block)
+        monkeypatch.setattr("anyorder.app.fit._BLOCK", block)
         parts = list(table(path).batches(48, 150))
         assert [(part.first, len(part.y)) for part in parts] == [(0, 48), (48, 48), (96, 48), (144, 6)]
         assert np.array_equal(np.concatenate([part.X for part in parts]), whole[0][:150])
@@ -491,7 +488,7 @@ def test_a_killed_run_goes_on_to_the_same_model(tmp_path, users):
     class Stop(Exception):
         pass
 
-    from anyorder.run.job import Observer
+    from anyorder.app.job import Observer
 
     class Breaks(Observer):
         def stepped(self, step):
@@ -531,7 +528,7 @@ def test_a_process_that_is_killed_is_resumed_by_the_command(tmp_path):
 
 
 def test_a_fit_that_is_going_on_is_not_resumed_beside_it(tmp_path):
-    from anyorder.run.job import Observer
+    from anyorder.app.job import Observer
 
     class Second(Observer):
         def stepped(self, step):

@@ -11,11 +11,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from anyorder.app.fit import Bounds, FitSettings, fit
 from anyorder.errors import ArgumentError
 from anyorder.online import Hinge, Learner, Logistic, PoissonLoss, Softmax, Squared
 from anyorder.online.sums import clipped_sum
-from anyorder.run.fit import FitSettings, fit
-from anyorder.run.fit_bounds import Bounds
 from plans import flat_plan
 
 KEY = bytes(range(32))

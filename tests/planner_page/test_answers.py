@@ -7,14 +7,11 @@ import pytest
 
 import anyorder as ao
 from anyorder.accounting import poisson_epsilon
+from anyorder.app.planner_page import Settings, answer
+from anyorder.app.planner_page.answers import MAX_STEPS, Sweep, cells, pieces, sampled
+from anyorder.app.planning import compare
 from anyorder.errors import ArgumentError
 from anyorder.optimize import choose, lower_bound
-from anyorder.planner_page import Settings, answer
-from anyorder.planner_page.answers import sampled
-from anyorder.planner_page.questions import pieces
-from anyorder.planner_page.settings import MAX_STEPS, Sweep
-from anyorder.planner_page.sweep import cells
-from anyorder.run.planning import compare
 from planner_page.guesses import PATCHED, guessed
 from plans import flat_plan
 

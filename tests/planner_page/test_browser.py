@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import anyorder as ao
-from anyorder.cli import app
-from anyorder.planner_page.exporting import Grid, export
+from anyorder.app.cli import app
+from anyorder.app.planner_page.export import Grid, export
 from browser import OVERFLOW
 from plans import flat_plan
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import anyorder as ao
 from anyorder.accounting import poisson_epsilon
-from anyorder.cli import app
+from anyorder.app.cli import app
+from anyorder.app.planner_page.export import Grid, _choices, _key, _number, _start, _work, answers_of, export
 from anyorder.errors import ArgumentError
-from anyorder.planner_page.exporting import Grid, _choices, _key, _number, _start, _work, answers_of, export
 from planner_page.guesses import PATCHED, guessed
 from plans import flat_plan
 
@@ -125,7 +125,7 @@ def test_the_page_states_its_grid_and_what_it_refuses(data):
 
 
 def test_a_page_that_would_be_too_large_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("anyorder.planner_page.exporting.MAX_BYTES", 40_000)
+    monkeypatch.setattr("anyorder.app.planner_page.export.MAX_BYTES", 40_000)
     with pytest.raises(ArgumentError, match="at most 40000 bytes"):
         export(tmp_path / "page.html", SMALL)
     assert not list(tmp_path.iterdir())
@@ -158,7 +158,7 @@ def test_a_wheel_holds_the_parts_of_the_page(tmp_path):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         copy.mkdir(exist_ok=True)
         (copy / name).write_bytes((ROOT / name).read_bytes())
-    parts = sorted((ROOT / "src/anyorder/planner_page").rglob("*.*"))
+    parts = sorted((ROOT / "src/anyorder/app/planner_page").rglob("*.*"))
     for path in [ROOT / "src/anyorder/__init__.py", *(p for p in parts if p.suffix in (".py", ".js", ".css", ".html"))]:
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)

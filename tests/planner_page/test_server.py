@@ -11,10 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from anyorder.planner_page import child
-from anyorder.planner_page.page import document, policy
-from anyorder.planner_page.server import MAX_BODY, refusal
-from anyorder.planner_page.worker import Worker
+from anyorder.app.planner_page import child
+from anyorder.app.planner_page.server import MAX_BODY, Worker, document, policy, refusal
 
 SIZES = {"dataset_size": 240, "batch_size": 20, "epochs": 2, "epsilon": 2.0, "delta": 1e-5, "order": "fixed"}
 

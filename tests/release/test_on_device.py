@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import anyorder as ao
+from anyorder.app.cards import verdict
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError, PlanError, StepsExhaustedError
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
-from anyorder.report.verification import verdict
 from release.runs import KEY, SIZE, planned, state, total
 
 RULE = MinSeparation(8, b=3, k=2)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from anyorder.accounting import Gaussian, Sampled
+from anyorder.app import AuditSummary, plot_audit
+from anyorder.app.charts import audit_panel, not_refuted
 from anyorder.audit.laws import NoiseLaw
 from anyorder.audit.result import Audited, Stated
-from anyorder.report import AuditSummary, plot_audit
-from anyorder.report.audits import audit_panel, not_refuted
 
 MU, DELTA = 2.0, 1e-5
 
@@ -178,7 +178,7 @@ def test_bounds_above_a_claim_are_counted_and_as_frequent_as_the_confidence_says
 
 def drawn(audited, monkeypatch):
     figures = []
-    monkeypatch.setattr("anyorder.report.audits.save_figure", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr("anyorder.app.charts.save_figure", lambda figure, path: figures.append(figure))
     plot_audit(audited, "none.png")
     return figures[0].axes[0]
 

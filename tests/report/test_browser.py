@@ -2,8 +2,8 @@
 
 import pytest
 
-from anyorder.report import Shown, html_report
-from anyorder.report.html import Attacked, html_refusal
+from anyorder.app import Shown, html_report
+from anyorder.app.report import Attacked, html_refusal
 from browser import Watched, chromium, served
 from report.pages import claims
 

@@ -10,6 +10,21 @@ import pytest
 
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon, gdp_mu, poisson_epsilon
+from anyorder.app import Shown, html_report
+from anyorder.app.cards import MEANS, best_guess
+from anyorder.app.charts import (
+    Axis,
+    Html,
+    Line,
+    _examples,
+    document,
+    join,
+    line_chart,
+    noise_beside,
+    sampled_noise,
+    tag,
+)
+from anyorder.app.report import Attacked, html_refusal
 from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Geometric
 from anyorder.errors import PlanError
@@ -19,13 +34,6 @@ from anyorder.plan.certificate import realised_claim
 from anyorder.plan.cost import is_large
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan_at_sigma, with_budget
-from anyorder.report import Shown, html_report
-from anyorder.report.beside import noise_beside, sampled_noise
-from anyorder.report.charts import _examples
-from anyorder.report.figures import Axis, Line, line_chart
-from anyorder.report.html import Attacked, html_refusal
-from anyorder.report.markup import Html, document, join, tag
-from anyorder.report.words import MEANS, best_guess
 from anyorder.strategy import Independent, Tree
 from anyorder.strategy.error import row_variances
 from anyorder.workload import prefix_sum

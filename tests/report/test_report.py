@@ -13,16 +13,26 @@ from torch.utils.data import DataLoader, TensorDataset
 import anyorder as ao
 from anyorder.accounting import Gaussian
 from anyorder.accounting.selection import Counts
+from anyorder.app import card
+from anyorder.app import charts as plots
+from anyorder.app.cards import MEANS, comparison_table, facts_panel
+from anyorder.app.charts import (
+    Axis,
+    Line,
+    accuracy_figure,
+    curve_figure,
+    lanes,
+    line_chart,
+    noise_beside,
+    noise_figure,
+    order_figure,
+    plot_accuracy,
+    plot_noise,
+    plot_report_goals,
+)
+from anyorder.app.report import html_report
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formatting import rounded_up
-from anyorder.report import card, plots
-from anyorder.report.beside import noise_beside
-from anyorder.report.card import comparison_table, facts_panel
-from anyorder.report.charts import accuracy_figure, curve_figure, noise_figure, order_figure
-from anyorder.report.figures import Axis, Line, lanes, line_chart
-from anyorder.report.html import html_report
-from anyorder.report.plots import plot_accuracy, plot_noise, plot_report_goals
-from anyorder.report.words import MEANS
 from anyorder.strategy import Independent, SquareRoot, Tree
 from plans import flat_plan
 from report.pages import claims

@@ -23,17 +23,17 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 import anyorder as ao
+from anyorder.app import Settings, train
+from anyorder.app import report as report_file
+from anyorder.app.cli import app
+from anyorder.app.data import Data
+from anyorder.app.federation import FederatedSettings, federate
+from anyorder.app.fit import FitSettings, fit
 from anyorder.budget import Trial, tune
-from anyorder.cli import app
 from anyorder.errors import ArgumentError
 from anyorder.formats import save_json
 from anyorder.participation import SingleEpoch
 from anyorder.plan.plan import Plan
-from anyorder.run import Settings, report_file, train
-from anyorder.run.datasets import Data
-from anyorder.run.federated_settings import FederatedSettings
-from anyorder.run.federation import federate
-from anyorder.run.fit import FitSettings, fit
 from anyorder.strategy import BLT, Independent
 from anyorder.workload import prefix_sum
 

@@ -8,6 +8,10 @@ from html import unescape
 import pytest
 
 from anyorder.accounting import MonteCarlo
+from anyorder.app import Shown, html_report
+from anyorder.app.cards import best_guess, receipt_facts, search_verdict, verdict, whom
+from anyorder.app.charts import _examples
+from anyorder.app.report import Attacked, _percent
 from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.laws import Fixed
 from anyorder.formatting import rounded_up
@@ -15,12 +19,6 @@ from anyorder.participation import KnownOrder, PoissonSampling
 from anyorder.plan.certificate import Certificate, Verification
 from anyorder.plan.plan import Plan
 from anyorder.plan.receipt import Receipt
-from anyorder.report import Shown, html_report
-from anyorder.report.charts import _examples
-from anyorder.report.html import Attacked, _percent
-from anyorder.report.searches import search_verdict
-from anyorder.report.verification import receipt_facts, verdict
-from anyorder.report.words import best_guess, whom
 from anyorder.strategy import Independent
 from anyorder.workload import prefix_sum
 from report.pages import claims, text

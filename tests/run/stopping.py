@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from anyorder.run import train
-from anyorder.run.job import Observer, resume
+from anyorder.app import train
+from anyorder.app.job import Observer, resume
 
 KEY = bytes(range(32))
 

@@ -13,6 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.accounting import Gaussian
+from anyorder.app import AuditSummary, Setup, audit_training, folder, plot_audit
+from anyorder.app.audits import Request, attack, run, setup_of
+from anyorder.app.charts import METHODS
 from anyorder.audit import Canaries, worst_steps
 from anyorder.audit.laws import noise_law
 from anyorder.audit.result import Audited
@@ -21,11 +24,6 @@ from anyorder.errors import AnyorderError, ArgumentError, TrainingError
 from anyorder.formatting import rounded_up
 from anyorder.plan.certificate import verify
 from anyorder.release import release as release_run
-from anyorder.report import AuditSummary, plot_audit
-from anyorder.report.audits import METHODS
-from anyorder.run import Setup, audit_training, folder
-from anyorder.run.audit_job import Request, run
-from anyorder.run.auditing import attack, setup_of
 from anyorder.strategy import BandedInverse
 from anyorder.training import PrivacyEngine
 from plans import flat_plan
@@ -157,7 +155,7 @@ def test_half_the_noise_of_balls_in_bins_is_refuted_by_who_knows_the_bins(half_t
 
 
 def test_a_run_too_large_for_its_sums_to_be_kept_is_told_by_its_scores(monkeypatch):
-    monkeypatch.setattr("anyorder.run.auditing._MOST_NUMBERS", 12)
+    monkeypatch.setattr("anyorder.app.audits._MOST_NUMBERS", 12)
     done = attack(setup(), canaries=100)
     assert done.law is None
     assert set(AuditSummary.of(done.audited).p_values) == {"gaussian"}
@@ -166,11 +164,11 @@ def test_a_run_too_large_for_its_sums_to_be_kept_is_told_by_its_scores(monkeypat
 @pytest.mark.parametrize("mechanism", ["independent", "tree", "banded, 4 bands"])
 def test_the_noise_of_a_large_run_is_looked_at_in_some_coordinates(mechanism, monkeypatch):
     """Forty secret coordinates of 302, in every step; and no more is kept than that."""
-    monkeypatch.setattr("anyorder.run.auditing._MOST_NUMBERS", 12 * 40 + 5)
+    monkeypatch.setattr("anyorder.app.audits._MOST_NUMBERS", 12 * 40 + 5)
     shapes = []
     real = noise_law
     monkeypatch.setattr(
-        "anyorder.run.auditing.noise_law", lambda r, t, *rest: shapes.append((r.shape, t.shape)) or real(r, t, *rest)
+        "anyorder.app.audits.noise_law", lambda r, t, *rest: shapes.append((r.shape, t.shape)) or real(r, t, *rest)
     )
     for _ in range(5):
         done = attack(setup(mechanism, order="sequential"), canaries=100)
@@ -181,7 +179,7 @@ def test_the_noise_of_a_large_run_is_looked_at_in_some_coordinates(mechanism, mo
 
 
 def test_no_noise_in_steps_without_canaries_is_found_in_a_large_run(monkeypatch):
-    monkeypatch.setattr("anyorder.run.auditing._MOST_NUMBERS", 12 * 40)
+    monkeypatch.setattr("anyorder.app.audits._MOST_NUMBERS", 12 * 40)
     made = setup("independent", order="sequential")
     watched = worst_steps(made.plan.strategy, made.plan.participation)
     assert len(watched) == 3
@@ -248,7 +246,7 @@ def test_a_verdict_is_at_one_in_a_million_for_all_tests_together():
 @pytest.mark.parametrize("neighbours", ["zero-out", "replace-one"])
 def test_a_picture_has_the_scores_and_the_law_of_each_side(neighbours, monkeypatch):
     figures = []
-    monkeypatch.setattr("anyorder.report.audits.save_figure", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr("anyorder.app.charts.save_figure", lambda figure, path: figures.append(figure))
     low, high, audited = two_sides(neighbours)
     plot_audit(audited, "none.png")
     [axes] = figures[0].axes
@@ -356,7 +354,7 @@ def test_what_cannot_be_audited_is_said_in_words():
         audit_training(replace(setup(), loss=lambda model, batch: 1.0))
     with pytest.raises(ArgumentError, match=r"coordinates must be at most 302"):
         audit_training(setup(), coordinates=303)
-    with pytest.raises(ArgumentError, match=r"must be an anyorder.run.Setup"):
+    with pytest.raises(ArgumentError, match=r"must be an anyorder.app.Setup"):
         audit_training(setup)
     made = setup()
     with pytest.raises(ArgumentError, match="part of the canaries"):
@@ -383,7 +381,7 @@ MODULE = """
 import torch
 from torch import nn
 import anyorder as ao
-from anyorder.run import Setup
+from anyorder.app import Setup
 
 def setup():
     plan = ao.plan(dataset_size=40, batch_size=10, epochs=2, epsilon=8, delta=1e-5, mechanism="tree")
@@ -496,7 +494,7 @@ def test_a_request_that_cannot_be_met_is_refused_before_the_training(wrong, phra
         ("own_audit.py:setup", "write it as a module, own_audit:setup, without ./ and .py"),
         ("./own_audit.py:setup", "write it as a module, own_audit:setup, without ./ and .py"),
         ("folder/own_audit:setup", "write it as a module, folder.own_audit:setup"),
-        ("own_audit:nothing", "must return an anyorder.run.Setup, got NoneType"),
+        ("own_audit:nothing", "must return an anyorder.app.Setup, got NoneType"),
         (".", "or the folder of a run"),
     ],
 )
@@ -506,7 +504,7 @@ def test_targets_that_are_none(target, phrase, own):
 
 
 def test_the_folder_of_a_run_is_repeated_and_stays_as_it_is(tmp_path):
-    from anyorder.run import Settings, train
+    from anyorder.app import Settings, train
 
     settings = Settings.of("digits", epsilon=8.0, mechanism="tree", epochs=1, batch_size=240)
     path = train(settings, tmp_path / "run").path

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from anyorder.app import data as datasets
+from anyorder.app import job as models
 from anyorder.errors import ArgumentError, ModelError
-from anyorder.run import datasets, models
 
 
 @pytest.fixture

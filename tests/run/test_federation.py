@@ -19,8 +19,20 @@ pytest.importorskip("sklearn")
 from typer.testing import CliRunner
 
 import anyorder as ao
-from anyorder.cli import app
-from anyorder.cli.federated import _rows
+from anyorder.app import by_key
+from anyorder.app import job as models
+from anyorder.app.cli import app
+from anyorder.app.cli.federated import _rows
+from anyorder.app.federation import (
+    FederatedResult,
+    FederatedSettings,
+    accuracy,
+    federate,
+    federation,
+    resume_federation,
+    split_by_class,
+)
+from anyorder.app.job import Observer
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.federated import CheckIn, Diurnal
 from anyorder.federated.cohorts import UniformAvailability
@@ -28,11 +40,6 @@ from anyorder.federated.simulation import Simulation
 from anyorder.plan.certificate import verify
 from anyorder.plan.plan import Plan
 from anyorder.release import checkpoint
-from anyorder.run import by_key, models
-from anyorder.run.federated_data import accuracy, federation, split_by_class
-from anyorder.run.federated_settings import FederatedSettings
-from anyorder.run.federation import FederatedResult, federate, resume_federation
-from anyorder.run.job import Observer
 from processes import start
 
 KEY = bytes(range(32))
@@ -237,7 +244,7 @@ def test_every_option_is_in_the_settings(options, monkeypatch):
     def reached(settings, output, **others):
         raise Reached(settings, output, others["processes"])
 
-    monkeypatch.setattr("anyorder.run.federation.federate", reached)
+    monkeypatch.setattr("anyorder.app.federation.federate", reached)
     outcome = invoke("federated", *words(**options), "--output", "there", "--processes", 3)
     settings, output, processes = outcome.exception.args
     assert settings == FederatedSettings.of(**options)
@@ -251,7 +258,7 @@ def about_to(settings, path, monkeypatch):
     def reached(*given, **options):
         raise Reached(given, options)
 
-    monkeypatch.setattr("anyorder.run.federation.simulate", reached)
+    monkeypatch.setattr("anyorder.app.federation.simulate", reached)
     with pytest.raises(Reached) as caught:
         federate(settings, path, key=KEY)
     return caught.value.args
@@ -298,7 +305,7 @@ def test_a_command_that_is_stopped_says_how_to_go_on_and_fails(tmp_path, monkeyp
     def stopped(*given, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("anyorder.run.federation.simulate", stopped)
+    monkeypatch.setattr("anyorder.app.federation.simulate", stopped)
     outcome = invoke("federated", *words(**SMALL), "--output", tmp_path / "run")
     assert outcome.exit_code == 1
     assert "stopped; go on with: anyorder federated --resume" in " ".join(outcome.stderr.split())

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
+from anyorder.app import audit_inputs, with_canaries
+from anyorder.app.audits import Setup, attack
 from anyorder.errors import ArgumentError
 from anyorder.plan.planner import plan_at_sigma
-from anyorder.run import audit_inputs, with_canaries
-from anyorder.run.auditing import Setup, attack
 from anyorder.training import PrivacyEngine
 
 SIZE = 600

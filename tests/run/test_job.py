@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import nn
 
+from anyorder.app import Settings, folder, train
+from anyorder.app import job as models
+from anyorder.app.job import Observer, resume
 from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, MissingDependencyError, ModelError
 from anyorder.plan.certificate import verify
 from anyorder.plan.plan import Plan
 from anyorder.release.files import RunFiles
-from anyorder.run import Settings, folder, models, train
-from anyorder.run.job import Observer, resume
 from processes import run as run_python
 
 KEY = bytes(range(32))
@@ -149,7 +150,7 @@ def test_it_learns(tmp_path):
 
 KILL = """
 import os, signal, sys
-from anyorder.run import Observer, Settings, train
+from anyorder.app import Observer, Settings, train
 class Killer(Observer):
     def stepped(self, step):
         if step == int(sys.argv[2]):

@@ -5,12 +5,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
+from anyorder.app import Settings, features, train
+from anyorder.app import features as patches
+from anyorder.app.data import Data
+from anyorder.app.features import Whitened, look, patched, scattered
 from anyorder.errors import ArgumentError, ModelError
 from anyorder.plan.certificate import verify
-from anyorder.run import Settings, features, patches, train
-from anyorder.run.datasets import Data
-from anyorder.run.features import Whitened, patched, scattered
-from anyorder.run.patches import look
 from run.stopping import assert_goes_on
 
 KEY = bytes(range(32))

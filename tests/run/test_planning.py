@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import anyorder as ao
+from anyorder.app.planning import best_of_each_kind, compare, make_plan, mechanism_words, noise_lines, poisson_claim
 from anyorder.errors import AnyorderError, ArgumentError, PlanError
 from anyorder.optimize import choose, fit
 from anyorder.participation import PoissonSampling
-from anyorder.run.planning import best_of_each_kind, compare, make_plan, mechanism_words, noise_lines, poisson_claim
 from anyorder.strategy import Independent, Tree
 
 SIZES = {"dataset_size": 2000, "batch_size": 100, "delta": 1e-5}

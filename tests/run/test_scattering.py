@@ -9,13 +9,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
+from anyorder.app import Settings, train
+from anyorder.app.data import Data
+from anyorder.app.features import Features, Whitened, _mirrored, scatter, scattered
+from anyorder.app.job import rates
 from anyorder.errors import ArgumentError, ModelError
 from anyorder.plan.certificate import verify
-from anyorder.run import Settings, train
-from anyorder.run.course import rates
-from anyorder.run.datasets import Data
-from anyorder.run.features import Features, Whitened, _mirrored, scattered
-from anyorder.run.scattering import scatter
 from run.stopping import assert_goes_on
 
 KEY = bytes(range(32))

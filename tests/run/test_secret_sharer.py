@@ -16,13 +16,12 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import anyorder as ao
+from anyorder.app.charts import plot_ranks
+from anyorder.app.cli import app
+from anyorder.app.data import Text, read_text
+from anyorder.app.secret_sharer import NextWord, Shared, Trained, own_training, perplexity, share, train_words
 from anyorder.audit import Memorised
-from anyorder.cli import app
 from anyorder.errors import ArgumentError
-from anyorder.report.secrets import plot_ranks
-from anyorder.run.secret_sharer import Shared, own_training, perplexity, share
-from anyorder.run.text import Text, read_text
-from anyorder.run.word_model import NextWord, Trained, train_words
 
 BROWN = Path(__file__).parents[3] / "shared" / "data" / "brown"
 KEY = bytes(range(32))

@@ -142,7 +142,7 @@ def test_every_public_name_is_on_the_page_of_its_room(site):
     ]
     assert not missing, (
         "give each a docstring, or take it out of __all__; where a file of the room has its name, the page names it "
-        f"by its whole path, as docs/api/report.md does: {missing}"
+        f"by its whole path, as docs/api/app.md does: {missing}"
     )
 
 

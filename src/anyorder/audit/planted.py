@@ -52,7 +52,7 @@ def plant(
     without noise: no epsilon covers that. The result is then as secret as the data, and `to_dict` refuses to write it.
     If neither the release nor anything made of it is left, the result is a function of noise, coins and claim
     alone, the same whatever the data are (but for the rounding of floats, far below the noise that nobody knows any
-    more), and tells nothing of the units: so `anyorder.run.audit_training` trains a copy and discards it.
+    more), and tells nothing of the units: so `anyorder.app.audit_training` trains a copy and discards it.
 
     Under secret sampling a canary draws its steps by the law of the plan's rule, with coins of its own, and its score
     is the log likelihood ratio of `anyorder.audit.secret_steps`: the best test for who does not know the steps. Steps

@@ -1,0 +1,338 @@
+"""What a person reads in a terminal: privacy cards, tables, and what a verification checked, in sentences."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy.special import ndtr, ndtri
+
+from anyorder import checks
+from anyorder.accounting.amplification import methods
+from anyorder.accounting.amplification.methods import MonteCarlo
+from anyorder.budget.claim import SearchCertificate
+from anyorder.budget.laws import Fixed
+from anyorder.formats import printable, quoted
+from anyorder.formatting import rounded_up
+from anyorder.plan.certificate import Certificate, Verification
+from anyorder.plan.compatibility import trusted_text
+from anyorder.plan.plan import Plan
+from anyorder.plan.receipt import Receipt
+
+# ----------------------------------------------------------------------------------------------------
+# What a claim means, in words for the person who signs it off.
+
+
+MEANS = {
+    "privacy": "the promise: a smaller epsilon says more, and delta is the chance that is left out of it",
+    "beware": "delta is what the promise leaves out: far below one over the number of units it leaves out little",
+    "realised": "the same promise for how often units really came, which may be less than was allowed",
+    "search": "why the epsilon above is no price: who chooses among runs has used the data in all of them",
+    "protects": "whose data is hidden as a whole, and what two neighbouring data sets differ in",
+    "order": "in which order data came to the steps of training",
+    "amplification": "whether the promise also rests on a secret draw of who is in which step",
+    "if known": "what is left of the promise for somebody who learns that draw",
+    "needs": "what the draw asks of the program that trains",
+    "mechanism": "how the noise of different steps belongs together, so that most of it cancels in the model",
+    "clipping": "how far one unit can move a step at most, whatever its data is",
+    "sensitivity": "how far one unit can move all steps together; the noise is measured by it",
+    "its own steps": "how much others learn who know in which steps a unit was; it differs from unit to unit",
+    "selection": "which rows of a table are released is itself chosen with noise, and paid for",
+    "trusts": "what is not done by the program, but trusted to the users' own devices",
+    "arithmetic": "numbers are added so that no digit behind the noise can tell anything",
+    "noise": "the size of the random noise, in units of the clip norm",
+    "error": "the noise that is left in the trained model, on average over the steps",
+    "memory": "what the mechanism keeps between steps; it says nothing of privacy",
+    "steps": "how many of the planned steps were taken; fewer cost nothing",
+    "runs": "how many trainings the search made: by chance where that is part of the promise",
+    "each run": "what one training of the search costs",
+    "score": "what the runs were compared by",
+    "best": "the settings that the search chose",
+    "alone": "what the chosen run would have cost by itself",
+}
+"""Name of a fact on a card -> what it means."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What the best possible attacker reaches, by the claim; both rounded up.
+
+    Attributes:
+        right: the probability to guess right whether one unit's data was used, where a coin decided.
+        found: the share of units that are found out, if one in a hundred others may be accused wrongly.
+    """
+
+    right: float
+    found: float
+
+
+def best_guess(epsilon: float, delta: float, mu: float | None, known_mu: float | None = None) -> Guess:
+    """The limits that a claim sets to every attacker: of two that hold, the smaller one.
+
+        right = Phi(mu / 2),  found = Phi(Phi^-1(a) + mu)                            of a mu-GDP claim, a = 0.01
+        right = (e^eps + delta) / (e^eps + 1)
+        found = min(e^eps a + delta, 1 - e^-eps (1 - delta - a))                     of any other, at its own delta
+
+    Both follow from what two neighbouring data sets allow any test between them [Dong, Roth, Su 2022, section 2].
+
+    Args:
+        epsilon, delta: the claim.
+        mu: of the claim, where it has one. Or
+        known_mu: of secret batches, should they become known: who does not know them can tell no more.
+    """
+    wrong = 0.01
+    if mu is not None:
+        return Guess(float(ndtr(mu / 2)), float(ndtr(ndtri(wrong) + mu)))
+    if known_mu is not None:
+        secret, known = best_guess(epsilon, delta, None), best_guess(epsilon, delta, known_mu)
+        return Guess(min(secret.right, known.right), min(secret.found, known.found))
+    if epsilon > 700:
+        return Guess(1.0, 1.0)
+    grown = math.exp(epsilon)
+    right = (grown + delta) / (grown + 1)
+    return Guess(right, min(1.0, grown * wrong + delta, 1 - (1 - delta - wrong) / grown))
+
+
+def whom(plan: Plan, *, searched: bool = False) -> list[tuple[str, list[str]]]:
+    """(question, answers): who is protected, against whom, and who may know the order.
+
+    Args:
+        searched: whether the plan is that of the run that a search chose, whose promise is the search's.
+    """
+    unit = plan.unit
+    return [
+        ("Who is protected", [_unit_words(plan)]),
+        ("What is compared", [_neighbour_words(plan)]),
+        ("Against whom", [
+            "Against anybody who has the trained model, every model on the way to it, the settings and this page, and "
+            f"who knows the data of everybody else: the promise is that even they cannot tell well what one {unit} "
+            "brought.",
+            "Not against who runs the training: the program sees the data itself. Not against who has the checkpoint, "
+            "which holds the key of the noise, or the evidence, which says who took part when.",
+        ]),
+        ("Who knows the order", _order_words(plan, searched)),
+    ]  # fmt: skip
+
+
+def _unit_words(plan: Plan) -> str:
+    if plan.unit == "example":
+        return (
+            "Each single example (a row, an image, a text) of the training data. Somebody whose data is in several "
+            "examples is protected less: each of them counts."
+        )
+    return f"Each {plan.unit} as a whole, with all data that belongs to the {plan.unit}, in all steps together."
+
+
+def _neighbour_words(plan: Plan) -> str:
+    unit = plan.unit
+    match plan.neighbours:
+        case "zero-out":
+            return (
+                f"The run as it was, and the same run with everything that one {unit} contributes replaced by "
+                "nothing. From what came out, nobody can tell the two apart better than the promise says."
+            )
+        case "replace-one":
+            return (
+                f"The run as it was, and the same run with the data of one {unit} replaced by any other data. From "
+                "what came out, nobody can tell the two apart better than the promise says."
+            )
+        case "add-or-remove":
+            return (
+                f"The run as it was, and the same run without one {unit}. From what came out, nobody can tell the two "
+                "apart better than the promise says; not even whether somebody was there."
+            )
+        case _:
+            raise AssertionError(plan.neighbours)
+
+
+def _order_words(plan: Plan, searched: bool) -> list[str]:
+    if not plan.participation.secret:
+        return [
+            "Everybody may know it, and who was in which step: the promise does not rest on any secret in the order."
+        ]
+    known = f"epsilon {rounded_up(plan.known_epsilon or 0.0)}"
+    if (plan.known_epsilon or 0.0) <= plan.epsilon:
+        return [
+            "It was drawn by secret coins, and the promise would hold as well if everybody knew it: the secret is not "
+            "counted."
+        ]
+    return [
+        "Nobody but the sampler: who was in which step was drawn by secret coins, and the promise rests on "
+        "their staying secret.",
+        f"If the batches became known (from a log, from how long steps took, from who went offline), {known} is "
+        f"what is left, at delta {plan.delta:g}"
+        + (" of the chosen run alone; of the promise of the whole search less is left." if searched else "."),
+    ]
+
+
+def assumptions(plan: Plan, certificate: Certificate | None) -> list[str]:
+    """What the claim rests on, and no file can show."""
+    unit = plan.unit
+    rests = [
+        "The noise was added, and drawn from a key that nobody else has. Two reports with one key fingerprint used the "
+        "same noise twice, and neither promise holds.",
+        f"What one {unit} contributes was clipped as the card says, and depends on no other {unit}'s data.",
+        f"The order, and who counts as one {unit}, are what the file says: one identity is one {unit}.",
+        "Order, settings and the end of the run were not chosen by looking at the private data.",
+    ]
+    if plan.participation.secret:
+        rests.append("The coins were fair, were drawn as the order says, and only the sampler has seen the batches.")
+    if type(plan.method) is MonteCarlo:
+        rests.append(f"The amplified epsilon is found {methods.describe(plan.method)}: their chance is inside delta.")
+    if plan.on_device:
+        rests.append(f"Users' devices are trusted: {trusted_text(plan.on_device)}.")
+    if plan.grid is None:
+        rests.append(
+            "Numbers with a floating point stand for real numbers: an attack on the last digits of the noise is not "
+            "covered (the exact arithmetic of a 'secure' plan is)."
+        )
+    if certificate is not None and certificate.realised is not None:
+        rests.append(
+            "For the realised number: neither who took part nor the end of the run was chosen by what was released. "
+            "Where that is in doubt, go by the planned one."
+        )
+    return rests
+
+
+def limits(plan: Plan) -> list[str]:
+    """What the claim does not say."""
+    unit = plan.unit
+    return [
+        "It does not say that the model reveals nothing of the data as a whole: what is true of many is learnt, and is "
+        "meant to be.",
+        f"It is about one {unit}. For a group of {unit}s that belong together the promise is weaker, the more so the "
+        "larger the group.",
+        "It is about this run. Other runs on the same data add to it: keep one budget for a data set.",
+        "It is about confidentiality alone: it says nothing of fairness, of the right to use the data, or of how good "
+        "the model is.",
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------
+# What a verification checked and could not see, in sentences.
+
+
+_SHOWN = 40  # steps
+
+
+def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[str]]:
+    """(what was checked, and holds; what no file, or none that was given, can show).
+
+    Args:
+        fresh: whether fresh samples were drawn for a claim by samples, beside its own.
+    """
+    checked = ["the file's hash", "sensitivity, noise, mu and epsilon, recomputed from the plan"]
+    if found.plan.method is not None:
+        checked += [f"the amplified epsilon, {methods.describe(found.plan.method)}; and the one if batches were known"]
+    unseen = ["that the noise was added, and that order, units and clipping were what the file says"]
+    if type(found.plan.method) is MonteCarlo and not fresh:
+        unseen += [
+            "that the samples, which salt and settings decide, are not the luckiest of more than 256 tries: --fresh "
+            "draws others"
+        ]
+    if found.certificate is None:
+        unseen += ["that anything was trained: this is a plan, and not the certificate of a run"]
+    if found.plan.candidate_of is not None:
+        unseen += ["what the search spent, of which this is one candidate: verify the search's certificate"]
+    if found.plan.participation.secret:
+        unseen += ["that the coins were those of the order, and that nobody but the sampler knows the batches"]
+    if found.certificate is not None and found.certificate.realised is not None:
+        checked += ["the realised mu and epsilon, recomputed from how often units came and how far apart"]
+        unseen += [
+            "that neither who took part nor the end of the run was chosen by what was released: see the realised"
+        ]
+    named = "record" not in found.plan.on_device
+    if found.plan.on_device:
+        unseen += [f"what the plan trusts: {trusted_text(found.plan.on_device)}"]
+    if found.evidence is not None:
+        steps = found.evidence.ledger.step
+        kept = f"that every unit kept to the order in {'its one step' if steps == 1 else f'all {steps} steps'}"
+        checked += [
+            kept if named else "that the evidence names nobody",
+            "that the evidence is the one that the certificate was made of",
+        ]
+        if found.certificate is not None and found.certificate.realised is not None:
+            checked += ["that no unit came more often or nearer than the realised participation says"]
+    elif found.certificate is not None and named:
+        realised = found.certificate.realised
+        if realised is not None and realised.says_nobody(found.certificate.steps):
+            unseen += [
+                "that nobody took part in any step, as the file says: it is implausible, and the planned epsilon counts"
+            ]
+        unseen += ["who took part in which step: pass --evidence, if you are the owner or the auditor"]
+    if found.receipt is not None:
+        checked += ["that the certificate is bound to the receipt's steps, which keep to the order, and their mu"]
+    return checked, unseen
+
+
+def receipt_facts(own: Receipt, plan: Plan) -> list[tuple[str, str]]:
+    """(name, text) rows of a unit's own receipt, for `facts_panel`."""
+    shown = ", ".join(map(str, own.steps[:_SHOWN])) + (", .." if len(own.steps) > _SHOWN else "")
+    mu = f"{own.mu:.5g}"
+    if plan.participation.secret:
+        mu += " against those who know these steps; the plan's claim is against all others"
+    elif plan.mu is not None:
+        mu += f" (the plan's: {plan.mu:.5g})"
+    return [("unit", quoted(own.unit)), ("steps", f"{len(own.steps)}: {shown}"), ("its own mu", mu)]
+
+
+# ----------------------------------------------------------------------------------------------------
+# What the verification of a search checked and could not see, in sentences.
+
+
+def search_verdict(found: SearchCertificate) -> tuple[list[str], list[str]]:
+    """(what was checked, and holds; what no file can show)."""
+    checked = ["the file's hash", "epsilon of the whole search, recomputed from the law, the curve of a run and delta"]
+    unseen = []
+    if found.best is not None:
+        checked += ["that the best run's plan, recomputed from its own numbers, tells no more than the search counts"]
+    if type(found.claim.law) is Fixed:
+        checked += ["that no two runs have the same noise key"]
+    else:
+        unseen += ["that the number of runs was drawn from the law, and that nothing of the other runs was shown"]
+    unseen += ["that each run added its noise, and used the data in no other way"]
+    if found.claim.score is None:
+        unseen += ["that scores were made without private data"]
+    else:
+        unseen += ["that scores have the sensitivity that is stated"]
+    return checked, unseen
+
+
+# ----------------------------------------------------------------------------------------------------
+# The privacy card and tables, for a terminal.
+
+
+def card(claim: Plan | Certificate, title: str = "privacy card") -> Any:
+    """A plan, or the certificate of its run, as a rich panel."""
+    return facts_panel(title, claim.facts())
+
+
+def facts_panel(title: str, rows: Iterable[tuple[str, str]], style: str = "cyan") -> Any:
+    """(name, text) rows as a rich panel."""
+    table = _rich("table").Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="bold")
+    table.add_column(overflow="fold")
+    plain = _rich("text").Text  # text of a file or of a user is never read as markup
+    for name, text in rows:
+        table.add_row(plain(printable(name)), plain(printable(text)))
+    return _rich("panel").Panel(table, title=plain(title, style="bold"), border_style=style, expand=False)
+
+
+def comparison_table(title: str, columns: Mapping[str, str], rows: Iterable[Sequence[str]]) -> Any:
+    """A rich table.
+
+    Args:
+        columns: heading -> "left" or "right".
+        rows: one text for each column.
+    """
+    table = _rich("table").Table(title=title, title_justify="left")
+    for heading, justify in columns.items():
+        table.add_column(heading, justify=justify, overflow="fold")
+    plain = _rich("text").Text
+    for row in rows:
+        table.add_row(*(plain(printable(cell)) for cell in row))
+    return table
+
+
+def _rich(module: str) -> Any:
+    return checks.optional(f"rich.{module}", extra="cli", purpose="printing a privacy card")

@@ -1,0 +1,71 @@
+"""`anyorder report`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from anyorder.app import report as report_file
+from anyorder.app.cli.output import Json, fail, one_line_errors, print_json
+from anyorder.budget.search import REPORT
+from anyorder.errors import ArgumentError
+
+__all__ = ["report"]
+
+
+@one_line_errors
+def report(
+    path: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run or a search that has ended, or one certificate or plan: public files."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The page. Default: report.html in the folder; of a file, beside it with .html at the end."),
+    ] = None,
+    large: Annotated[
+        bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the report of a run: one page to read, print and sign off.
+
+    $ anyorder report runs/digits-20250101-120000
+
+    $ anyorder report run.privacy.json --output report.html
+
+    Made of public files alone: the certificate, whose claims are recomputed, and
+    beside it metrics.json, audit.json and budget.json. The page needs no network
+    and no script. Runs write it themselves at their end; made again it is the
+    same, byte for byte.
+
+    Exit code 0, or 1 where the claim did not pass: the page then says so in red,
+    and shows no claim. 2 where there is nothing to report on, and where a page is
+    there already and the claim takes --large to read: it is left as it is.
+    """
+    made = report_file.make(path, large=large)
+    place = output or (path / REPORT if path.is_dir() else path.with_suffix(".html"))
+    if place.exists() and os.path.samefile(place, path):
+        raise ArgumentError(f"output must be another file than {path}, which is what the report is of")
+    if made.unread and place.exists():
+        raise ArgumentError(f"{place} is there, and is left as it is: {made.problem}. For a page of it, pass --large")
+    try:
+        with open(place, "w", encoding="utf-8", opener=_own if output is None else None) as file:
+            file.write(made.text)
+    except OSError as problem:
+        raise ArgumentError(f"cannot write the report {place}: {problem.strerror or problem}") from problem
+    if as_json:
+        print_json({"ok": made.problem is None, "output": str(place), "problem": made.problem})
+        if made.problem is not None:
+            raise typer.Exit(1)
+        return
+    if made.problem is not None:
+        fail(f"NOT {'checked' if made.unread else 'verified'}, as {place} says: {made.problem}", 1)
+    Console().print(f"report: {place}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _own(place: str, flags: int) -> int:
+    """Open a place that nobody named: a link or a pipe that a stranger's folder has there is not followed."""
+    return os.open(place, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)

@@ -1,0 +1,120 @@
+"""`anyorder train`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from anyorder.app.cards import facts_panel
+from anyorder.app.cli.output import (
+    COMPLETION,
+    ESTIMATOR,
+    MECHANISM,
+    ORDER,
+    BudgetFile,
+    Epsilon,
+    Json,
+    Noise,
+    RestartEvery,
+    one_line_errors,
+    print_json,
+    run_or_resume,
+    verify_command,
+)
+from anyorder.formatting import counted, rounded_up
+
+__all__ = ["train"]
+
+
+@one_line_errors
+def train(
+    dataset: Annotated[
+        str | None, typer.Option(help="digits, mnist, fashion_mnist, cifar10, or module:function -> (train, test).")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="patches, scattering, mlp, cnn, linear, or module:function, called with (input_shape, num_classes)."
+        ),
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Folder with the data set's parquet files.")] = None,
+    epsilon: Epsilon = None,
+    delta: Annotated[float | None, typer.Option(help="Target delta. Default: 1e-5.")] = None,
+    noise_multiplier: Noise = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples in a step.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of SGD or FTRL. Default: 0.9.")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="L2 bound on one example's gradient.")] = None,
+    mechanism: Annotated[str | None, typer.Option(help=MECHANISM)] = None,
+    estimator: Annotated[str | None, typer.Option(help=ESTIMATOR)] = None,
+    restart_every: RestartEvery = None,
+    completion: Annotated[str | None, typer.Option(help=COMPLETION)] = None,
+    order: Annotated[
+        str | None, typer.Option(help=ORDER + " Default: fixed for digits, patches and scattering, else shuffled.")
+    ] = None,
+    secure: Annotated[
+        bool | None, typer.Option("--secure", help="Exact integers in place of floating-point noise; not with poisson.")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd or ftrl.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Of the learning rate: constant, or linear, down to 0.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of initial weights and data order; never of the noise.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, .. Default: cpu.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps from one checkpoint to the next. Default: each epoch's end.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="New folder. Default: runs/<dataset>-<time>.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder; it has the settings.")] = None,
+    budget: BudgetFile = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard event files.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model privately; leaves a folder with model, metrics, plots and certificate.
+
+    $ anyorder train --dataset digits --epsilon 8
+
+    $ anyorder train --dataset mnist --data-dir data/mnist --epsilon 8
+
+    $ anyorder train --dataset mydata:load --model mymodels:build --epsilon 2
+
+    $ anyorder train --resume runs/digits-20250101-120000
+
+    No loss or accuracy on training data is shown: it would be a release that
+    the guarantee does not cover. Secret, as the data is: checkpoint.pt (the
+    noise key), its journal, and run.evidence.json (who was in which step); the
+    folder's .gitignore names them. Public: model.pt, run.privacy.json (the
+    certificate), plan.json, metrics.json and the pictures.
+    """
+    every: dict[str, Any] = {
+        "dataset": dataset, "model": model, "data_dir": data_dir, "epsilon": epsilon, "delta": delta,
+        "noise_multiplier": noise_multiplier, "batch_size": batch_size, "epochs": epochs, "lr": lr,
+        "momentum": momentum, "clip_norm": clip_norm, "mechanism": mechanism, "estimator": estimator,
+        "restart_every": restart_every, "completion": completion, "order": order, "secure": secure,
+        "optimizer": optimizer, "schedule": schedule,
+        "seed": seed, "device": device, "checkpoint_every": checkpoint_every,
+    }  # fmt: skip
+    given = {name: value for name, value in every.items() if value is not None}
+    from anyorder import app as job  # with torch, which no other command needs
+    from anyorder.app.progress import ProgressBar
+
+    console = Console(stderr=as_json)
+    observer = ProgressBar(console)
+    result = run_or_resume(
+        "train", observer, given, output, resume, budget=budget,
+        start=lambda: job.train(
+            job.Settings.of(**given), output, observer=observer, tensorboard=tensorboard, budget=budget
+        ),
+        go_on=lambda folder: job.resume(folder, observer=observer, tensorboard=tensorboard),
+    )  # fmt: skip
+    if as_json:
+        print_json({"output": str(result.path), **result.to_dict()})
+        return
+    rows = [
+        ("test accuracy", f"{100 * result.accuracy[-1]:.2f} %"),
+        ("privacy", f"epsilon <= {rounded_up(result.plan.epsilon)} at delta = {result.plan.delta:g}"),
+        ("time", f"{result.seconds:.1f} s for {counted(result.steps, 'step')}"),
+        ("files", str(result.path)),
+        ("check it", verify_command(result.path, result.plan)),
+    ]
+    console.print(facts_panel("result", rows, style="green"))

@@ -1,0 +1,191 @@
+"""`anyorder verify`."""
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from anyorder.accounting import Amplified
+from anyorder.accounting.amplification.claims import fresh_interval, watched
+from anyorder.app import report as audit_files
+from anyorder.app.cards import card, facts_panel, receipt_facts, search_verdict, verdict
+from anyorder.app.cli.output import Json, fail, one_line_errors, print_json
+from anyorder.budget.claim import FORMAT as SEARCH
+from anyorder.budget.claim import SearchCertificate
+from anyorder.errors import AnyorderError, ArgumentError, CertificateError, LimitError
+from anyorder.formats import mentions
+from anyorder.formatting import counted, rounded_up
+from anyorder.plan.certificate import Certificate, Realised
+from anyorder.plan.certificate import verify as verify_file
+from anyorder.plan.plan import CANDIDATE, Plan
+
+__all__ = ["verify"]
+
+
+@one_line_errors
+def verify(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A certificate (run.privacy.json, search.privacy.json) or a plan (plan.json): public files."
+        ),
+    ],
+    evidence: Annotated[
+        Path | None,
+        typer.Option(
+            help="The certificate's evidence (run.evidence.json), which its owner keeps as secret as the data."
+        ),
+    ] = None,
+    receipt: Annotated[
+        Path | None, typer.Option(help="One unit's receipt, which it has from the run's owner: its steps, its own mu.")
+    ] = None,
+    audit: Annotated[
+        Path | None, typer.Option(help="audit.json of a run of the same plan, as anyorder audit run writes it.")
+    ] = None,
+    large: Annotated[
+        bool, typer.Option("--large", help="No bounds on time and memory: for files that you trust, of long runs.")
+    ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Of a claim by samples: draw others as well, and hold the claim against them."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Recompute every claim of a certificate or plan from the file alone.
+
+    $ anyorder verify runs/digits-20250101-120000/run.privacy.json
+
+    $ anyorder verify run.privacy.json --evidence run.evidence.json
+
+    $ anyorder verify run.privacy.json --receipt mine.receipt.json
+
+    $ anyorder verify run.privacy.json --audit audits/digits/audit.json
+
+    With the evidence it also checks that the two belong together, and that
+    every unit kept to the order; with a receipt, that the certificate is bound
+    to this unit's steps, and its own mu; with an audit, that it is of the same
+    plan, and did not refute its claim. What no file can show: that the noise was
+    added, and that order, units and clipping were what the file says.
+
+    Of the certificate of a search (search.privacy.json) epsilon of the whole
+    search is recomputed.
+
+    Exit code 0 if all holds, 1 if anything does not, the file cannot be read, or
+    it takes more time than a stranger's file is given: then pass --large.
+    """
+    try:
+        if mentions(file, f'"{SEARCH}"', large=large):
+            if (evidence, receipt, audit) != (None, None, None):
+                raise ArgumentError("evidence, receipt and audit belong to a run, and the file is of a search")
+            _verify_search(file, large, as_json)
+            return
+        with _bar() as tell, watched(tell):
+            found = verify_file(file, evidence=evidence, receipt=receipt, large=large)
+            drawn = _drawn_again(found.plan) if fresh else None
+        attacked = None if audit is None else audit_files.read(audit, found.plan)
+    except AnyorderError as problem:
+        if as_json:
+            print_json({"ok": False, "file": str(file), "problem": str(problem)})
+            raise typer.Exit(1) from problem
+        if isinstance(problem, LimitError):
+            fail(f"NOT checked to its end, and nothing in it is known to be wrong: {problem}", 1)
+        fail(f"NOT verified: {problem}", 1)
+    checked, unseen = verdict(found, fresh)
+    if attacked is not None:
+        checked.append(f"as its file says: {attacked}")
+    checked += [] if drawn is None else [drawn]
+    plan, certificate, own = found.plan, found.certificate, found.receipt
+    if as_json:
+        steps = None if certificate is None else certificate.steps
+        outcome = {"ok": True, "file": str(file), "claims": plan.claims(), "checked": checked, "not_checked": unseen}
+        mine = None if own is None else {"unit": own.unit, "steps": own.steps, "mu": own.mu}
+        after = None if certificate is None or certificate.realised is None else certificate.realised.to_dict()
+        searched = {} if plan.candidate_of is None else {"candidate_of": plan.candidate_of}
+        receipt_of = {} if mine is None else {"receipt": mine}
+        print_json({**outcome, "steps": steps, "realised": after, **searched, **receipt_of})
+        return
+    console = Console()
+    console.print(card(plan if certificate is None else certificate))
+    for text in checked:
+        console.print(f"ok  {text}", highlight=False, markup=False)
+    for text in unseen:
+        console.print(f"--  not checked: {text}", highlight=False, markup=False)
+    if own is not None:
+        console.print(facts_panel("receipt", receipt_facts(own, plan)))
+    kind = "plan" if certificate is None else "certificate"
+    promise, style = f"epsilon <= {rounded_up(plan.epsilon)} at delta = {plan.delta:g}", "green"
+    if certificate is not None and certificate.realised is not None:
+        told, sound = _realised(certificate, certificate.realised, found.evidence is not None)
+        promise, style = f"{promise}; realised, {told}", "green" if sound else "yellow"
+    if plan.candidate_of is not None:
+        promise, style = f"{promise}, of a run by itself. It is {CANDIDATE}", "yellow"
+    console.print(f"verified: this {kind} claims {promise}", style=style)
+
+
+def _realised(certificate: Certificate, realised: Realised, backed: bool) -> tuple[str, bool]:
+    """What is said of the realised epsilon at the end, and whether it may pass for a good result.
+
+    Args:
+        backed: by the evidence, which has who took part.
+    """
+    epsilon, steps = f"epsilon <= {rounded_up(realised.epsilon)}", counted(certificate.steps, "step")
+    if realised.says_nobody(certificate.steps):
+        told = "as the evidence has it" if backed else "which is unchecked and implausible. Rest on the planned epsilon"
+        return f"nothing: nobody took part in any of {steps}, {told}", False
+    return f"of who took part{'' if backed else ' as the file says, which is unchecked'}: {epsilon}", True
+
+
+def _drawn_again(plan: Plan) -> str:
+    """What fresh samples say of a claim by samples. Raises: CertificateError where they show more than it claims."""
+    curve = plan.curve
+    limits = None
+    if type(curve) is Amplified:
+        limits = fresh_interval(curve, plan.delta, secrets.randbits(62))
+    if limits is None:
+        return "nothing to draw afresh: this claim is not by samples, and has no chance in it"
+    if limits.lower > plan.epsilon:
+        raise CertificateError(
+            f"the claim epsilon = {plan.epsilon:.6g} is below {limits.lower:.6g}, which fresh samples show but for a "
+            "chance of 0.001: its own were chosen, or unlucky"
+        )
+    return f"fresh samples, which nobody chose: epsilon from {limits.lower:.5g} to {limits.upper:.5g}"
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, that shows itself once samples are drawn."""
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task("samples", total=None)
+
+    def tell(done: int, total: int) -> None:
+        if not bar.live.is_started:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield tell
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def _verify_search(file: Path, large: bool, as_json: bool) -> None:
+    found = SearchCertificate.load(file, large=large)
+    checked, unseen = search_verdict(found)
+    if as_json:
+        outcome = {"ok": True, "file": str(file), "claims": found.claims(), "checked": checked, "not_checked": unseen}
+        print_json({**outcome, "search": found.claim.to_dict(), "settings": found.settings})
+        return
+    console = Console()
+    console.print(facts_panel("search", found.facts()))
+    for text in checked:
+        console.print(f"ok  {text}", highlight=False, markup=False)
+    for text in unseen:
+        console.print(f"--  not checked: {text}", highlight=False, markup=False)
+    promise = f"epsilon <= {rounded_up(found.epsilon)} at delta = {found.claim.delta:g}"
+    console.print(f"verified: this search claims {promise}", style="green")

@@ -1,0 +1,763 @@
+"""The main job: one private training run, from the name of a data set to a folder that says what was done."""
+
+import gc
+import inspect
+import multiprocessing
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from itertools import chain, repeat
+from math import inf, prod
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from anyorder import checks
+from anyorder.app import data as datasets
+from anyorder.app import folder
+from anyorder.app import report as report_file
+from anyorder.app.charts import plot_accuracy, plot_noise
+from anyorder.app.data import Data, load_function
+from anyorder.app.features import STAGES, Features, Whitened, joined, patched, scattered, whitened
+from anyorder.app.planning import make_plan, mechanism_words, noise_lines
+from anyorder.budget import Budget
+from anyorder.clipping.validate import refuse_unfit
+from anyorder.errors import AnyorderError, ArgumentError, BudgetError, CheckpointError, ModelError, TrainingError
+from anyorder.formatting import counted, rounded_up
+from anyorder.participation.registry import order_word
+from anyorder.plan.plan import Plan
+from anyorder.sampling import EpochShuffleSampler, FixedOrderSampler
+from anyorder.training import FTRL, PrivacyEngine
+
+# ----------------------------------------------------------------------------------------------------
+# What the main job is asked to do, with defaults that suit each data set.
+
+
+OF_FEATURES = ("scattering", "patches")  # the models on features that are a fixed function of each image
+
+_DEFAULTS: dict[str, dict[str, Any]] = {  # for other models than that of _IMAGES
+    "digits": {"model": "mlp", "batch_size": 128, "epochs": 20, "lr": 0.2, "order": "fixed"},
+    "mnist": {"model": "cnn", "batch_size": 250, "epochs": 5, "lr": 0.2},
+    "fashion_mnist": {"model": "cnn", "batch_size": 250, "epochs": 5, "lr": 0.2},
+    "cifar10": {"model": "cnn", "batch_size": 500, "epochs": 10, "lr": 0.2},
+}
+_IMAGES = {"mnist": 6000, "fashion_mnist": 6000, "cifar10": 5000}  # tenths of the examples: ten steps an epoch
+_FEATURES: dict[str, Any] = {"epochs": 60, "clip_norm": 0.02, "order": "fixed", "schedule": "linear"}
+# at epsilon 1, and the power of epsilon, up to 4, that it grows with: the less noise, the further a run may go
+_LR = {"scattering": (500.0, 1.5), "patches": (250.0, 1.0)}
+_LR_WITHOUT_COLOUR = {("mnist", "patches"): (500.0, 1.0), ("fashion_mnist", "patches"): (500.0, 1.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One training run; `Settings.of` fills in what suits the data set.
+
+    Attributes:
+        dataset, data_dir: see `anyorder.app.data.load`.
+        model: see `anyorder.app.job.build`.
+        epsilon, noise_multiplier, delta: the budget; exactly one of the first two. The multiplier is the std of the
+            noise over the clip norm, as DP-SGD means it.
+        batch_size, epochs, lr, momentum: of SGD on sums of clipped gradients divided by batch_size.
+        clip_norm: L2 bound on one example's gradient.
+        mechanism, estimator, restart_every, completion: see `anyorder.app.planning.mechanism_words`.
+        order: "shuffled" (anew in each epoch), "fixed" (shuffled once, then kept: least noise over several epochs),
+            "sequential" (as stored, in each epoch), "poisson" (secret random sampling), or another order by secret
+            coins: "balls-in-bins", "random-allocation", "cyclic-poisson", "truncated-poisson",
+            "min-separation-sampling"; see `anyorder.plan`.
+        secure: exact integers in place of floating-point noise; see `anyorder.plan`.
+        optimizer: "sgd" or "ftrl".
+        schedule: of the learning rate: "constant", or "linear", which falls to 0 after the last step; of SGD alone.
+        seed: of the initialisation and of the fixed order; never of the noise.
+        device: "cpu", "cuda", ..
+        checkpoint_every: steps from one checkpoint to the next; None for each epoch's end only.
+    """
+
+    dataset: str
+    data_dir: str | None = None
+    model: str = "mlp"
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    batch_size: int = 100
+    epochs: int = 5
+    lr: float = 0.1
+    momentum: float = 0.9
+    clip_norm: float = 1.0
+    mechanism: str = "auto"
+    estimator: str = "full"
+    restart_every: int | None = None
+    completion: str = "auto"
+    order: str = "shuffled"
+    secure: bool = False
+    optimizer: str = "sgd"
+    schedule: str = "constant"
+    seed: int = 0
+    device: str = "cpu"
+    checkpoint_every: int | None = None
+
+    @classmethod
+    def of(cls, dataset: str = "digits", **given: Any) -> "Settings":
+        """Settings for a data set: what is given and not None, else the data set's defaults."""
+        chosen = {name: value for name, value in given.items() if value is not None}
+        if "poisson" in (chosen.get("order"), chosen.get("mechanism")):
+            chosen = {"order": "poisson", "mechanism": "poisson", **chosen}
+        return cls(dataset=dataset, **{**_defaults(dataset, chosen), **chosen})
+
+    def __post_init__(self) -> None:
+        checks.integer("batch_size", self.batch_size, low=1)
+        checks.integer("epochs", self.epochs, low=1)
+        checks.integer("seed", self.seed, low=0, high=2**63 - 1)
+        checks.positive("lr", self.lr)
+        object.__setattr__(self, "order", order_word(self.order))
+        checks.choice("optimizer", self.optimizer, {"sgd", "ftrl"})
+        checks.choice("schedule", self.schedule, {"constant", "linear"})
+        if self.optimizer == "ftrl" and (self.schedule == "linear" or self.model in OF_FEATURES):
+            raise ArgumentError(
+                "optimizer 'ftrl' multiplies all past gradients by its rate, and so needs a constant one; schedule "
+                "'linear' and models 'scattering' and 'patches' are for 'sgd'"
+            )
+        if self.model in OF_FEATURES and self.epochs < 3:
+            raise ArgumentError(
+                f"epochs must be at least 3 for model {self.model!r}, whose first two are for the mean and the spread "
+                f"of features, got {self.epochs}"
+            )
+        if self.checkpoint_every is not None:
+            checks.integer("checkpoint_every", self.checkpoint_every, low=1)
+        if (self.order == "poisson") != (self.mechanism == "poisson"):
+            raise ArgumentError(
+                "order 'poisson' and mechanism 'poisson' are one thing, amplified DP-SGD; got "
+                f"order {self.order!r} with mechanism {self.mechanism!r}"
+            )
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as problem:  # torch says so when it was built without a device
+            raise ArgumentError(f"device {self.device!r} cannot be used: {str(problem).splitlines()[0]}") from problem
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """The mechanism in words."""
+        return mechanism_words(self.mechanism, self.estimator, self.restart_every, self.completion)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; `Settings(**values)` makes equal settings."""
+        return asdict(self)
+
+
+def _defaults(dataset: str, chosen: dict[str, Any]) -> dict[str, Any]:
+    """What suits a data set and its model, given the rest."""
+    model = chosen.get("model", "patches" if dataset in _IMAGES else None)
+    if model not in _LR:
+        return _DEFAULTS.get(dataset, {})
+    own = {"batch_size": _IMAGES[dataset]} if dataset in _IMAGES else {}
+    budget = chosen.get("epsilon", 4.0)
+    known = isinstance(budget, int | float) and 0 < budget < inf  # a bad one is refused later
+    first, power = _LR_WITHOUT_COLOUR.get((dataset, model), _LR[model])
+    return {**_FEATURES, **own, "model": model, "lr": round(first * min(budget if known else 4.0, 4.0) ** power, 1)}
+
+
+# ----------------------------------------------------------------------------------------------------
+# Models by name.
+
+
+Shape = tuple[int, ...]
+
+
+def linear(input_shape: Shape, num_classes: int) -> nn.Module:
+    """Softmax regression on the flattened input."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_classes))
+
+
+def mlp(input_shape: Shape, num_classes: int) -> nn.Module:
+    """One hidden layer of 32 units with tanh, which bounds activations and so suits clipped gradients."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), 32), nn.Tanh(), nn.Linear(32, num_classes))
+
+
+def cnn(input_shape: Shape, num_classes: int) -> nn.Module:
+    """The network for MNIST of [Kairouz et al. 2021, Table 2(a)]; 26 010 parameters at 28 x 28 and 10 classes.
+
+    The table names two convolutions (16 of 8 x 8, 32 of 4 x 4, strides 2) and a layer of 32 units. Padding 3, pooling
+    2 x 2 with stride 1 after each convolution, and tanh are those of the prior work that it refers to
+    [Papernot et al. 2020, Making the Shoe Fit].
+    """
+    if len(input_shape) != 3 or min(input_shape[1:]) < 20:
+        raise ModelError(
+            f"model 'cnn' takes images of shape (channels, height, width), 20 pixels or more a side, got "
+            f"{input_shape}; use 'mlp' or 'linear', or module:function with a model of your own"
+        )
+    channels, height, width = input_shape
+    rows, columns = (_side(side) for side in (height, width))
+    network = nn.Sequential(
+        nn.Conv2d(channels, 16, 8, stride=2, padding=3), nn.Tanh(), nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, stride=1),
+        nn.Flatten(), nn.Linear(32 * rows * columns, 32), nn.Tanh(), nn.Linear(32, num_classes),
+    )  # fmt: skip
+    # On a CPU a private step takes half the time in this layout; torch's types leave the argument out.
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
+
+
+def _side(pixels: int) -> int:
+    first = (pixels + 2 * 3 - 8) // 2 + 1 - 1
+    return (first - 4) // 2 + 1 - 1
+
+
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "cnn": cnn,
+    "linear": linear,
+    "mlp": mlp,
+    "patches": whitened,
+    "scattering": whitened,
+}
+
+
+def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
+    """The model of that name, or what `module:function` returns.
+
+    A function of one's own is called with (input_shape, num_classes) if it takes arguments, else without.
+    """
+    if ":" not in name:
+        if name not in MODELS:
+            raise ArgumentError(f"model must be one of {', '.join(MODELS)} or module:function, got {name!r}")
+        return MODELS[name](input_shape, num_classes)
+    function = load_function(name, "model")
+    model = function(input_shape, num_classes) if inspect.signature(function).parameters else function()
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model {name!r} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+# ----------------------------------------------------------------------------------------------------
+# What changes from step to step of the main job: the learning rate, and of a `Whitened` model what it learns.
+
+
+def rates(settings: Settings, dataset_size: int) -> NDArray[np.float64] | None:
+    """(n,) learning rates over the first, for the plan; None where they are constant."""
+    if settings.schedule == "constant":
+        return None
+    n = settings.epochs * -(-dataset_size // settings.batch_size)
+    return 1 - np.arange(n) / n
+
+
+class Course:
+    """Sets what a step needs before it, and puts to use what a stage has learned after its last step.
+
+    Attributes:
+        data: the data set, as the steps take it: an object of its own where stages change it.
+
+    All of it is a function of the number of the step and of what was released: a resumed run goes on with the same.
+
+    In the stages before the last, the optimizer adds up the gradients of one parameter over the epoch,
+
+        sum over steps of gradient B / (N min(1, clip_norm)),    gradient = sum over the step of clip(-z) / B,
+
+    which is the mean of -z over the N examples, |z| = 1; the others stand still.
+    """
+
+    def __init__(self, settings: Settings, plan: Plan, model: nn.Module, data: Data) -> None:
+        self._settings, self._n = settings, plan.n
+        self._module = model if isinstance(model, Whitened) else None
+        self.data = data if self._module is None else _copy(data)
+        size = plan.dataset_size
+        assert size is not None
+        self._of_a_mean = plan.batch_size / (size * min(1.0, plan.clip_norm))
+
+    def stage(self, step: int) -> int:
+        """The stage that a step belongs to, as a place in STAGES."""
+        return min(step * self._settings.epochs // self._n, len(STAGES) - 1)
+
+    def before(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        """Called before the forward pass of a step."""
+        rate = self._settings.lr * (1 - step / self._n if self._settings.schedule == "linear" else 1.0)
+        if self._module is None:
+            if self._settings.schedule == "linear":
+                _set(optimizer.param_groups[0], lr=rate)
+            return
+        stage = self.stage(step)
+        self._module.stage = STAGES[stage]
+        for i, group in enumerate(optimizer.param_groups):
+            if i == len(STAGES) - 1 == stage:
+                _set(group, lr=rate, momentum=self._settings.momentum)
+            else:
+                _set(group, lr=self._of_a_mean if i == stage else 0.0, momentum=0.0)
+
+    def after(self, steps: int) -> None:
+        """Called when so many steps are done."""
+        if self._module is not None and self.stage(steps) > self.stage(steps - 1):
+            self._module.finish(STAGES[self.stage(steps - 1)])
+            self.go_on(steps)
+
+    def go_on(self, steps: int) -> None:
+        """Called when so many steps are done, here or before a resume: the data as the next stage takes them."""
+        if self._module is not None and self.stage(steps) == len(STAGES) - 1:
+            for part in (self.data.train, self.data.test):
+                assert isinstance(part, Features)
+                part.x = self._module.prepared(part).x
+
+
+def _copy(data: Data) -> Data:
+    """Features of its own, which may be replaced."""
+    train, test = data.train, data.test
+    if not (isinstance(train, Features) and isinstance(test, Features)):
+        raise ModelError(
+            "models 'scattering' and 'patches' take the features that anyorder.app.features makes of images"
+        )
+    return replace(data, train=Features(train.x, train.y), test=Features(test.x, test.y))
+
+
+def _set(group: dict[str, Any], **values: float) -> None:
+    group.update(values)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The parts of a run by its settings: model, loader, optimizer, loss.
+
+
+def settings_of(found: dict[str, Any], path: Path) -> Settings:
+    """The settings in the metrics of the run in a folder. Raises CheckpointError if there are none."""
+    try:
+        return Settings(**found["settings"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise CheckpointError(f"{path / folder.METRICS} holds no settings of a run: {problem}") from problem
+
+
+def make_data(settings: Settings, data: Data | None = None) -> Data:
+    """The data set, loaded where it is not given, in the form that the model takes."""
+    data = data or datasets.load(settings.dataset, settings.data_dir)
+    if settings.model not in OF_FEATURES:
+        return data
+    gc.collect()  # a run before this one holds its features, which may be gigabytes, in a cycle that torch makes
+    if isinstance(data.train, Features):
+        return data
+    return patched(data) if settings.model == "patches" else scattered(data)
+
+
+def make_model(settings: Settings, data: Data) -> nn.Module:
+    """The model, weights drawn by the seed; torch's generator stays as it was. Raises ModelError, ArgumentError."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = build(settings.model, data.input_shape, data.num_classes).to(settings.device)
+    refuse_unfit(model)
+    return model
+
+
+def make_loader(settings: Settings, data: Data) -> DataLoader[Any]:
+    """The training data in the settings' order."""
+    samplers = {"fixed": FixedOrderSampler, "shuffled": EpochShuffleSampler}
+    kind = samplers.get(settings.order)
+    sampler = None if kind is None else kind(len(data.train), settings.seed)  # type: ignore[arg-type]
+    return batches(data.train, settings.batch_size, sampler)
+
+
+def batches(part: Any, size: int, sampler: Any = None) -> DataLoader[Any]:
+    """A loader of (inputs, classes)."""
+    return DataLoader(part, size, sampler=sampler, collate_fn=joined if isinstance(part, Features) else None)
+
+
+def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
+    """The settings' optimizer over all trainable parameters."""
+    if isinstance(model, Whitened):
+        learned = dict(zip(STAGES, (model.centre, model.spread, model.classify), strict=True))
+        groups = [{"params": list(layer.parameters())} for layer in learned.values()]
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if settings.optimizer == "ftrl":
+        return FTRL(parameters, lr=settings.lr, momentum=settings.momentum)
+    return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum)
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor], device: torch.device) -> Tensor:
+    """Mean cross entropy of a batch of (inputs, classes), on a device; the mean of what a `Whitened` model measures."""
+    x, y = batch
+    outputs = model(x.to(device))
+    if getattr(model, "stage", STAGES[-1]) != STAGES[-1]:
+        return outputs.mean()  # type: ignore[no-any-return]
+    return F.cross_entropy(outputs, y.to(device))
+
+
+# ----------------------------------------------------------------------------------------------------
+# A run under a budget: its plan is entered before its first step, and once, however often it is resumed.
+#
+# The folder of a run has `budget.json`: the budget's file, its id, the plan's digest, and a word drawn for the run,
+# under which the budget was charged. The word is written before the budget is, so that a run that was killed between
+# the two asks again under the same word.
+
+
+def charge(path: Path, budget: str | Path | None, plan: Plan) -> None:
+    """Enter the plan of a run in this folder, which is about to begin. Nothing for a run without a budget.
+
+    Args:
+        path: the folder, held by this process.
+        budget: file of the budget, which must be there.
+    Raises: BudgetError if the plan does not fit, or cannot be brought to the disk: then the run must not begin.
+    """
+    if budget is None:
+        return
+    found = Budget(budget)
+    digest = plan.public().digest
+    record = path / folder.BUDGET
+    word = secrets.token_hex(16)
+    if record.exists():  # of a run that was killed before its first checkpoint, and took no step
+        before = folder.read_json(record)
+        if (before.get("id"), before.get("plan")) == (found.id, digest):
+            word = str(before.get("run"))
+    found.check(plan, run=word)
+    folder.write_json(record, {"budget": str(found.path), "id": found.id, "plan": digest, "run": word})
+    found.spend(plan, path.name, run=word)
+
+
+def charge_again(path: Path, plan: Plan) -> None:
+    """Make sure that the run in this folder, which goes on, has its entry; a run without a budget has none.
+
+    Raises: BudgetError if its budget is not there, is another, or says that the run is over.
+    """
+    record = path / folder.BUDGET
+    if not record.exists():
+        return
+    kept: dict[str, Any] = folder.read_json(record)
+    found = Budget(str(kept["budget"]))
+    if found.id != kept["id"]:
+        raise BudgetError(
+            f"{found.path} is not the budget in which this run was entered: put that one back, or say where it is in "
+            f"{record}"
+        )
+    found.spend(plan, path.name, run=str(kept["run"]))
+
+
+def word_of(certificate: Path, budget: Budget) -> str | None:
+    """The word under which the run of this certificate was entered; None where its folder does not say so.
+
+    Args:
+        certificate: the file, where its run left it.
+    """
+    record = certificate.parent / folder.BUDGET
+    if certificate.name != folder.CERTIFICATE or not record.exists():
+        return None
+    kept = folder.read_json(record)
+    return str(kept["run"]) if kept.get("id") == budget.id else None
+
+
+# ----------------------------------------------------------------------------------------------------
+# Processes on this machine that help the first one, joined in a torch.distributed group on the loopback.
+
+
+_PATIENCE = timedelta(minutes=30)
+
+
+@contextmanager
+def helpers(processes: int, work: Callable[..., object], *arguments: Any) -> Iterator[None]:
+    """A group of so many processes, of which this is the first; each of the others calls `work(*arguments)` in it.
+
+    With one process nothing is started. At the end they are given a while to leave, and are then stopped.
+
+    Args:
+        work: a function of a module, and arguments that can be pickled.
+    """
+    if processes == 1:
+        yield
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as room, _on_loopback():
+        store = str(Path(room) / "store")
+        others = [
+            spawn.Process(target=_begin, args=(store, rank, processes, work, arguments), daemon=True)
+            for rank in range(1, processes)
+        ]
+        for one in others:
+            one.start()
+        try:
+            _join(store, 0, processes, others)
+            yield
+            for one in others:
+                one.join(30)
+        finally:
+            for one in others:
+                one.terminate()
+                one.join()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _begin(store: str, rank: int, processes: int, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    """A helper's life. Errors of the package are told to the first process, which says them; it may be gone itself."""
+    torch.set_num_threads(1)
+    try:
+        _join(store, rank, processes, [])
+        work(*arguments)
+    except (AnyorderError, KeyboardInterrupt):
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stderr.flush()
+    os._exit(0)  # gloo's threads may abort the interpreter's own end (pytorch/pytorch, issue 190489)
+
+
+def _join(path: str, rank: int, processes: int, others: Sequence[BaseProcess]) -> None:
+    """Meet the others; the first process notices one that ends before it came."""
+    store = dist.FileStore(path, processes)  # type: ignore[attr-defined]
+    store.set(f"came {rank}", "")
+    while others and not store.check([f"came {one}" for one in range(processes)]):
+        if not all(one.is_alive() for one in others):
+            raise TrainingError("a helping process ended before the simulation began; what it printed says why")
+        time.sleep(0.02)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=_PATIENCE)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Gloo speaks without encryption or passwords: on the loopback alone, unless somebody chose another interface."""
+    name, before = "GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME")
+    loop = next((each for _, each in socket.if_nameindex() if each.startswith("lo")), None)
+    if before is None and loop is not None:
+        os.environ[name] = loop
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The main job: one private training run, from a data set's name to a folder that says what was done.
+
+
+_TEST_BATCH = 1000
+
+
+class Observer:
+    """Hears how a run goes; this one says nothing. Nothing that it hears depends on the data without noise."""
+
+    def planning(self) -> None:
+        """The data set is read, and the plan made: minutes where features are made, or batches are secret."""
+
+    def started(self, plan: Plan, path: Path, step: int) -> None:
+        """The run begins, or goes on, after `step` steps."""
+
+    def stepped(self, step: int) -> None:
+        """`step` steps are done."""
+
+    def epoch_ended(self, epoch: int, accuracy: float) -> None:
+        """`epoch` epochs are done, and the model was tested."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        path: its folder.
+        plan: what was run.
+        accuracy: on the test set after each epoch, as fractions.
+        steps: taken.
+        seconds: of training and testing, all sessions of the run together.
+    """
+
+    path: Path
+    settings: Settings
+    plan: Plan
+    accuracy: list[float] = field(repr=False)
+    steps: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values: what metrics.json holds."""
+        return {
+            "settings": self.settings.to_dict(),
+            "claims": self.plan.claims(),
+            "order": self.plan.participation.describe(),
+            "mechanism": self.plan.strategy.describe(),
+            "test_accuracy": self.accuracy,
+            "steps": self.steps,
+            "seconds": round(self.seconds, 3),
+            "finished": len(self.accuracy) == self.settings.epochs,
+        }
+
+
+def train(
+    settings: Settings,
+    output: str | Path | None = None,
+    *,
+    data: Data | None = None,
+    observer: Observer | None = None,
+    tensorboard: str | Path | None = None,
+    key: bytes | None = None,
+    budget: str | Path | None = None,
+) -> Result:
+    """Train on a data set by name, and write the folder of the run.
+
+    The folder holds model.pt (state dict), metrics.json (test accuracy by epoch, claims, settings), plan.json,
+    run.privacy.json (the certificate), report.html, accuracy.png and noise.png, which may be shown; and checkpoint.pt
+    and run.evidence.json, which are as secret as the data, and which its .gitignore names. No loss or accuracy on
+    training data is computed or written: that would be a release of its own.
+
+    Args:
+        settings: see `Settings.of`.
+        output: the folder, new, empty, or of a run that was killed before its first checkpoint; None for
+            runs/<dataset>-<time>.
+        data: the data set, where it is loaded already; for model "scattering", its images or their features.
+        observer: hears of progress.
+        tensorboard: a folder for event files of the test accuracy.
+        key: 32 bytes for reproducible tests; a run whose key is known has no privacy.
+        budget: file of an `anyorder.Budget`, in which the plan is entered before the first step.
+    Raises: ArgumentError, PlanError for settings that do not fit; BudgetError for a plan that the budget refuses;
+        TrainingError if the run fails.
+    """
+    checks.optional("matplotlib.figure", extra="train", purpose="drawing a run")  # now, not after the training
+    observer = observer or Observer()
+    observer.planning()
+    data = make_data(settings, data)
+    plan = make_plan(
+        **settings.noise, order=settings.order, epsilon=settings.epsilon, noise_multiplier=settings.noise_multiplier,
+        delta=settings.delta, dataset_size=len(data.train), batch_size=settings.batch_size,  # type: ignore[arg-type]
+        epochs=settings.epochs, momentum=settings.momentum, clip_norm=settings.clip_norm,
+        secure=settings.secure, learning_rates=rates(settings, len(data.train)),  # type: ignore[arg-type]
+    )  # fmt: skip
+    model = make_model(settings, data)  # before the folder: what can be refused is refused before anything is written
+    if budget is not None:
+        Budget(budget).check(plan)
+    with folder.fresh(output, settings.dataset) as path:
+        folder.hide_secrets(path)
+        charge(path, budget, plan)
+        folder.replace(path / folder.PLAN, plan.save)
+        folder.write_json(path / folder.METRICS, Result(path, settings, plan, [], 0, 0.0).to_dict())
+        return _Run(settings, data, plan, model, path, key).finish(observer, tensorboard)
+
+
+def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: str | Path | None = None) -> Result:
+    """Go on with the run in a folder, from its last checkpoint to its end, bit for bit as if never interrupted.
+
+    A run that was killed before its first checkpoint took no step, and begins again with its settings.
+    Raises: CheckpointError if the folder holds no run, or one whose checkpoint cannot be resumed without harm.
+        ArgumentError if the run is going on.
+    """
+    path = Path(path)
+    found = folder.read_json(path / folder.METRICS)
+    settings = settings_of(found, path)
+    with folder.held(path):
+        began = found.get("steps") != 0 or not folder.took_no_step(path)
+        if began and not (path / folder.CHECKPOINT).exists():
+            raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took steps: start a new one")
+        plan = Plan.load(path / folder.PLAN, large=True)
+        data = make_data(settings)
+        model = make_model(settings, data)
+        charge_again(path, plan)
+        return _Run(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
+
+
+class _Run:
+    """One session of a run: everything that lives in memory."""
+
+    def __init__(
+        self, settings: Settings, data: Data, plan: Plan, model: nn.Module, path: Path, key: bytes | None
+    ) -> None:
+        self.settings, self.plan, self.path = settings, plan, path
+        self.device = torch.device(settings.device)
+        self.model: nn.Module = model
+        self.course = Course(settings, plan, model, data)
+        self.data = self.course.data
+        self.engine = PrivacyEngine(plan, checkpoint=path / folder.CHECKPOINT, key=key)
+        self.accuracy: list[float] = []
+        self.seconds = 0.0
+
+    def finish(self, observer: Observer, tensorboard: str | Path | None) -> Result:
+        """Run to the end."""
+        writer = _tensorboard(tensorboard)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            self._prepare()
+            observer.started(self.plan, self.path, self.engine.step)
+            while len(self.accuracy) < self.settings.epochs:
+                self._epoch(observer)
+                observer.epoch_ended(len(self.accuracy), self.accuracy[-1])
+                if writer is not None:
+                    writer.add_scalar("test accuracy", self.accuracy[-1], self.engine.step)
+        if writer is not None:
+            writer.close()
+        return self._write_results()
+
+    def _prepare(self) -> None:
+        """Build the parts, and resume if there is a checkpoint; else write the first one, before any step."""
+        torch.manual_seed(self.settings.seed)
+        optimizer = make_optimizer(self.settings, self.model)
+        loader = make_loader(self.settings, self.data)
+        self.model, self.optimizer, batches = self.engine.make_private(self.model, optimizer, loader)
+        self._batches = chain.from_iterable(repeat(batches))  # each pass over the loader is its next epoch
+        self.accuracy = list(self.engine.extra.get("accuracy", []))
+        self.seconds = self.engine.extra.get("seconds", 0.0)
+        self.course.go_on(self.engine.step)
+        self._began = time.perf_counter()
+        if self.engine.step == 0:
+            self._save()
+
+    def _epoch(self, observer: Observer) -> None:
+        """The rest of an epoch, its test, and a checkpoint."""
+        end = (len(self.accuracy) + 1) * self.plan.n // self.settings.epochs
+        self.model.train()
+        while self.engine.step < end:  # not entered if the session before ended between the last step and the test
+            self._step(next(self._batches))
+            observer.stepped(self.engine.step)
+        self.accuracy.append(self._test())
+        self._save()
+        folder.write_json(self.path / folder.METRICS, self._result().to_dict())
+
+    def _step(self, batch: tuple[Tensor, Tensor]) -> None:
+        self.course.before(self.engine.step, self.optimizer)
+        self.optimizer.zero_grad()
+        loss(self.model, batch, self.device).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.course.after(self.engine.step)
+        every = self.settings.checkpoint_every
+        if every is not None and self.engine.step % every == 0:
+            self._save()
+
+    def _test(self) -> float:
+        """The fraction of the test set that is classified correctly."""
+        self.model.eval()
+        right = 0
+        with torch.no_grad():
+            for x, y in batches(self.data.test, _TEST_BATCH):
+                right += int((self.model(x.to(self.device)).argmax(1).cpu() == y).sum())
+        return right / len(self.data.test)  # type: ignore[arg-type]
+
+    def _save(self) -> None:
+        self.engine.save({"accuracy": self.accuracy, "seconds": self._elapsed()})
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.perf_counter() - self._began
+
+    def _result(self) -> Result:
+        return Result(self.path, self.settings, self.plan, self.accuracy, self.engine.step, self._elapsed())
+
+    def _write_results(self) -> Result:
+        result, settings, plan = self._result(), self.settings, self.plan
+        state = {name: value.cpu() for name, value in self.model.state_dict().items()}
+        folder.replace(self.path / folder.MODEL, lambda beside: torch.save(state, beside))
+        self.engine.evidence().save(self.path / folder.EVIDENCE)
+        folder.replace(self.path / folder.CERTIFICATE, self.engine.certificate().save)
+        promise = f"epsilon {rounded_up(plan.epsilon, 3)}, delta {plan.delta:g}"
+        plot_accuracy(self.accuracy, self.path / folder.ACCURACY_PLOT, f"{settings.dataset}, {promise}")
+        title = f"{settings.dataset}: noise over {counted(plan.n, 'step')}, {promise}"
+        plot_noise(noise_lines(plan), self.path / folder.NOISE_PLOT, title)
+        folder.write_json(self.path / folder.METRICS, result.to_dict())
+        report_file.write(self.path)
+        return result
+
+
+def _tensorboard(path: str | Path | None) -> Any:
+    if path is None:
+        return None
+    checks.optional("tensorboard", extra="tensorboard", purpose="writing event files")
+    writer = checks.optional("torch.utils.tensorboard", extra="tensorboard", purpose="writing event files")
+    return writer.SummaryWriter(str(path))

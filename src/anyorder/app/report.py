@@ -1,0 +1,682 @@
+"""The report of a run: one page in one file, read from public files alone, so that anybody makes the same."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from typing import Any, assert_never
+
+from anyorder.app import folder
+from anyorder.app.cards import MEANS, assumptions, best_guess, limits, search_verdict, verdict, whom
+from anyorder.app.charts import (
+    Html,
+    accuracy_figure,
+    curve_figure,
+    document,
+    figures,
+    join,
+    noise_figure,
+    order_figure,
+    tag,
+)
+from anyorder.audit.result import REFUTED
+from anyorder.budget.claim import FORMAT as SEARCH_FORMAT
+from anyorder.budget.claim import SearchCertificate
+from anyorder.budget.search import BEST, REPORT, SHOWN, hide_times
+from anyorder.budget.search import CERTIFICATE as SEARCH
+from anyorder.errors import ArgumentError, CertificateError, LimitError
+from anyorder.formats import brief, load_json, mentions, printable, read_json, save_json
+from anyorder.formatting import counted, one_of, rounded_down, rounded_up
+from anyorder.plan.certificate import Certificate, Verification, verify
+from anyorder.plan.cost import is_large
+from anyorder.plan.plan import CANDIDATE, Plan, check_claims
+
+# ----------------------------------------------------------------------------------------------------
+# The report of a run: one page in one file, a pure function of what may be shown.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacked:
+    """What an audit of a run of the same plan found, which did not refute the claim.
+
+    Attributes:
+        canaries: gradients that were in or out by secret coins.
+        p_value: of the claim.
+        at_least: the largest lower bound on epsilon, at the audit's own delta; None where it gave none.
+        claimed: the plan's epsilon at that delta; None where that is the plan's own.
+        confidence: of the bound.
+    """
+
+    canaries: int
+    p_value: float
+    at_least: float | None = None
+    claimed: float | None = None
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What is public of a run beside its certificate; all of it may be left out.
+
+    Attributes:
+        title: of the page.
+        training: (name, text): settings of the training.
+        accuracy: (epochs or rounds done, fraction of a public test set that is right).
+        label: what accuracy is counted by, "epoch" or "round".
+        score: (name, text) of other results on public test rows.
+        audit: of a run of the same plan.
+        budget: id of the budget that the run was entered in.
+        notes: what was found in the folder and is not shown, each in a sentence.
+    """
+
+    title: str = ""
+    training: tuple[tuple[str, str], ...] = ()
+    accuracy: tuple[tuple[int, float], ...] = ()
+    label: str = "epoch"
+    score: tuple[tuple[str, str], ...] = ()
+    audit: Attacked | None = None
+    budget: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def html_report(claim: Plan | Certificate | SearchCertificate, shown: Shown | None = None) -> str:
+    """The report of a run, a plan or a search as a page of HTML in one text: no script, nothing from elsewhere.
+
+    It says what is promised to whom, what that rests on, how to check it, and draws noise, order and curve. All text
+    is escaped. A function of its arguments alone: the same bytes for the same claim.
+
+    Args:
+        claim: `Certificate.load(path)`, or what `engine.certificate()` gave: their numbers were recomputed.
+        shown: public results and settings to show beside it.
+    Returns: the text of a file, below 60 kB; no key, seed, path, name of a machine, time, count or id of a unit is in
+        it, but what the certificate itself holds.
+    Cost: about half a second for 1000 steps.
+    """
+    shown = shown or Shown()
+    match claim:
+        case Plan() | Certificate():
+            return _run_page(claim, shown)
+        case SearchCertificate():
+            return _search_page(claim, shown)
+        case _:
+            assert_never(claim)
+
+
+def html_refusal(problem: str, shown: Shown | None = None, *, unread: bool = False) -> str:
+    """The report of what was not verified: a page that says so in red, why, and no claim.
+
+    Args:
+        problem: the first thing that does not hold.
+        unread: whether that is no more than what the file asks for, which is more than a stranger's is given.
+    """
+    title = (shown or Shown()).title or "A file that claims privacy"
+    if unread:
+        head, what = "NOT CHECKED. Do not rely on this file yet.", "Why"
+        told = "Nothing in it is known to be wrong, and it was not checked to its end, so no promise is shown here."
+        todo = ["If you trust where the file comes from, make the report again with --large, and check it with it."]
+    else:
+        head, what = "NOT VERIFIED. Do not rely on this file.", "What did not hold"
+        told = "What it claims did not pass its checks, so no promise is shown here."
+        todo = [
+            "Ask whoever gave you the file for the one that the run wrote: a file that was damaged or edited fails.",
+            "If an audit refuted the claim, the noise was not what the plan says: do not publish the model.",
+        ]
+    box = tag("div", tag("p", tag("strong", head)), tag("p", told), class_="banner bad", role="alert")
+    return document(
+        f"{head.split('.')[0]}: {title}", tag("h1", "Privacy report"), box, tag("h2", what), tag("p", problem),
+        tag("h2", "What to do"), tag("ul", *map(_item, todo)), _command(large=unread),
+    )  # fmt: skip
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def _run_page(claim: Plan | Certificate, shown: Shown) -> str:
+    plan = claim.plan if isinstance(claim, Certificate) else claim.public()
+    certificate = claim if isinstance(claim, Certificate) else None
+    checked, unseen = verdict(Verification(plan, certificate))
+    if certificate is not None and certificate.realised is not None:
+        unseen.append("how often units came and how far apart, which the realised number follows from")
+    title = shown.title or ("A training run" if certificate is not None else "A plan, which has not run")
+    drawn = [noise_figure(plan), curve_figure(plan), order_figure(plan)]
+    if shown.accuracy:
+        drawn.insert(0, accuracy_figure(shown.accuracy, shown.label))
+    return document(
+        f"Privacy report: {title}",
+        tag("h1", "Privacy report"), tag("p", title, class_="soft"), _passed(certificate),
+        _searched(plan), _nobody(certificate), _headline(plan, certificate), _notes(shown),
+        tag("h2", "Who is protected, and from whom"), _list(whom(plan)),
+        tag("h2", "Pictures"), figures(*drawn),
+        tag("h2", "The privacy card"), _card(claim.facts() if certificate is not None else plan.facts()),
+        _training(shown),
+        tag("h2", "What the promise rests on"), tag("ul", *map(_item, assumptions(plan, certificate))),
+        tag("h2", "What it does not say"), tag("ul", *map(_item, limits(plan))),
+        tag("h2", "Audit"), _audit(shown.audit, plan.epsilon),
+        tag("h2", "Budget and search"), _budget(shown),
+        *_verifying(checked, unseen, large=is_large(plan.to_dict())), _digests(plan, certificate),
+    )  # fmt: skip
+
+
+def _passed(certificate: Certificate | SearchCertificate | None) -> Html:
+    what = "plan" if certificate is None else "certificate"
+    told = f"Checked: every number of the {what} was recomputed from what it fixes, and agrees. "
+    rest = "That the program really did what the file says, no file can show: see what the promise rests on."
+    return tag("div", tag("p", told, rest), class_="banner good")
+
+
+def _searched(plan: Plan) -> Html:
+    if plan.candidate_of is None:
+        return Html()
+    told = "The number below is of this run by itself: a run that was chosen among others costs more than it says."
+    which = f"That certificate names the draws of the search {plan.candidate_of}."
+    return tag("div", tag("p", f"This run is {CANDIDATE}. {told} {which}"), class_="banner bad")
+
+
+def _of_nobody(certificate: Certificate) -> bool:
+    return certificate.realised is not None and certificate.realised.says_nobody(certificate.steps)
+
+
+def _nobody(certificate: Certificate | None) -> Html:
+    if certificate is None or not _of_nobody(certificate):
+        return Html()
+    told = (
+        f"The file says that nobody took part in any of {counted(certificate.steps, 'step')}. That is implausible of a "
+        "run, and nothing here checks it: no realised epsilon is shown. Rest on the planned one, below. The evidence, "
+        "or the receipt of somebody who took part, shows whether it is so."
+    )
+    return tag("div", tag("p", told), class_="banner bad")
+
+
+def _headline(plan: Plan, certificate: Certificate | None) -> Html:
+    guess = best_guess(plan.epsilon, plan.delta, plan.mu, plan.known_mu)
+    number = _promise(plan.epsilon, plan.delta)
+    cells = [
+        _cell(f"{_percent(guess.right)} %", _right_text(plan.unit, plan.neighbours)),
+        _cell(f"{_percent(guess.found)} of 100", f"{plan.unit}s that are found out at most, by somebody who accuses "
+              "one of 100 others wrongly"),
+    ]  # fmt: skip
+    if plan.known_epsilon is not None and plan.known_epsilon > plan.epsilon:
+        cells.append(
+            _cell(f"epsilon {rounded_up(plan.known_epsilon)}", "what is left if the secret batches became known")
+        )
+    realised = None if certificate is None or _of_nobody(certificate) else certificate.realised
+    if realised is not None and rounded_up(realised.epsilon) != rounded_up(plan.epsilon):
+        cells.append(
+            _cell(f"epsilon {rounded_up(realised.epsilon)}", f"realised: for how often {plan.unit}s really came, as "
+                  "the file says and nothing here checks; it rests on more than the planned number does")
+        )  # fmt: skip
+    told = f"The promise, for one {plan.unit}: all that came out of this run tells others at most so much about it."
+    if certificate is None:
+        told = f"What a run of this plan would promise to one {plan.unit}."
+    if plan.candidate_of is not None:
+        told = f"Of this run by itself, for one {plan.unit}, had no other been looked at. What was spent is above this."
+    return tag(
+        "section", tag("div", number, class_="number"), tag("p", told),
+        tag("p", "Epsilon limits how much more likely any conclusion about it can become: 0 is nothing, up to about 1 "
+            "is strong, 8 is common in practice, and far above 10 little is promised by the number alone. Delta, here "
+            f"1 in {1 / plan.delta:,.0f}, is the small chance that this limit is left out of.", class_="small soft"),
+        tag("div", *cells, class_="cells"), class_="headline",
+    )  # fmt: skip
+
+
+def _training(shown: Shown) -> Html:
+    rows = [*shown.score, *shown.training]
+    if not rows:
+        return Html()
+    note = tag("p", "From the run's own metrics file, which the certificate does not cover.", class_="small soft")
+    return join(tag("h2", "The training"), note, _list([(name, [text]) for name, text in rows]))
+
+
+def _audit(found: Attacked | None, claimed: float) -> Html:
+    if found is None:
+        return tag(
+            "p", "No audit is kept here. An audit attacks a run of the same plan with planted gradients, and sees "
+            "whether the claim can be refuted: ", tag("code", "anyorder audit run FOLDER --out AUDIT"),
+            ", then copy its ", tag("code", "audit.json"), " into the folder of the run and make the report again.",
+        )  # fmt: skip
+    told = "the attack saw nothing that the claim excludes. That is no proof of the claim."
+    own = claimed if found.claimed is None else found.claimed
+    if found.at_least is not None and found.at_least > own:
+        told = (
+            f"but it saw more than the claim, as up to one true claim of {one_of(found.confidence)} has it: audit "
+            "again, with more canaries."
+        )
+    rows = [
+        ("Verdict", [f"Not refuted: {told}"]),
+        ("Attack", [f"{counted(found.canaries, 'planted gradient')}, each in or out by a secret coin"]),
+        ("p-value of the claim", [f"{found.p_value:.2g}"]),
+    ]
+    if found.at_least is not None:
+        rows.append(("Seen", [f"epsilon of at least {rounded_down(found.at_least, 3)}, at the audit's own delta"]))
+    note = "By the audit's own file, which nobody signed; it may be of another run of the same plan."
+    return join(_list(rows), tag("p", note, class_="small soft"))
+
+
+def _budget(shown: Shown) -> Html:
+    if shown.budget is None:
+        return tag(
+            "p", "No budget is named in the folder. Other runs on the same data, a search for settings among them, add "
+            "to what is promised here: keep one budget for a data set (", tag("code", "anyorder budget"), ").",
+        )  # fmt: skip
+    return tag(
+        "p", "The run was entered in a budget of its data set before its first step, as the folder says. Budget id: ",
+        tag("code", shown.budget),
+    )  # fmt: skip
+
+
+def _digests(plan: Plan, certificate: Certificate | None) -> Html:
+    rows = [("plan", [plan.digest, "names the plan; an audit of the same plan has it too"])]
+    if certificate is not None:
+        rows += [
+            ("noise key", [certificate.key_fingerprint, "a fingerprint that leads to no key; no two runs share it"]),
+            ("record", [certificate.record_digest, "who took part when, under a key that only the owner has: it tells "
+                        "nothing, and holds the owner to one record"]),
+            ("receipts", [certificate.receipt_root, "what each unit's own receipt leads to"]),
+        ]  # fmt: skip
+    listed = [(name, [tag("code", digest), tag("span", told, class_="small soft")]) for name, (digest, told) in rows]
+    return join(tag("h2", "Digests"), _list(listed))
+
+
+# -- a search ---------------------------------------------------------------------------------------------------------
+
+
+def _search_page(found: SearchCertificate, shown: Shown) -> str:
+    checked, unseen = search_verdict(found)
+    unit, delta = found.claim.unit, found.claim.delta
+    guess = best_guess(found.epsilon, delta, None)
+    best = found.best
+    cells = [_cell(f"{_percent(guess.right)} %", _right_text(unit, found.claim.neighbours))]
+    if best is not None:
+        cells.append(_cell(f"epsilon {rounded_up(best.plan.epsilon)}", "the chosen run by itself: it was chosen by "
+                           "what came out, so this is no promise"))  # fmt: skip
+    headline = tag(
+        "section", tag("div", _promise(found.epsilon, delta), class_="number"),
+        tag("p", f"The promise, for one {unit}, of the whole search: all that it shows, together."),
+        tag("div", *cells, class_="cells"), class_="headline",
+    )  # fmt: skip
+    body: list[str] = []
+    if best is not None:
+        body = [
+            tag("h2", "Who is protected, and from whom"), _list(whom(best.plan, searched=True)),
+            tag("h2", "Pictures of the chosen run"), figures(noise_figure(best.plan), order_figure(best.plan)),
+            tag("h2", "What the promise rests on"), tag("ul", *map(_item, assumptions(best.plan, None))),
+            tag("h2", "What it does not say"), tag("ul", *map(_item, limits(best.plan))),
+        ]  # fmt: skip
+    digests = _digests(best.plan, best) if best is not None else Html()
+    own = _list([("draws of the search", [tag("code", found.key_fingerprint)])])
+    return document(
+        "Privacy report: a search for settings",
+        tag("h1", "Privacy report"), tag("p", shown.title or "A search for settings", class_="soft"), _passed(found),
+        headline, _notes(shown), tag("h2", "The card of the search"), _card(found.facts()), *body,
+        *_verifying(checked, unseen, "search.privacy.json", large=found.is_large), digests, own,
+    )  # fmt: skip
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _verifying(checked: list[str], unseen: list[str], name: str = "run.privacy.json", *, large: bool) -> list[Html]:
+    head = tag("tr", tag("th", "what"), tag("th", "outcome"))
+    rows = [tag("tr", tag("td", text), tag("td", "holds")) for text in checked]
+    rows += [tag("tr", tag("td", text), tag("td", "not checked: no file shows it, or it needs one that is not public"))
+             for text in unseen]  # fmt: skip
+    return [
+        tag("h2", "How to check it yourself"),
+        _command(name, large),
+        tag("table", tag("thead", head), tag("tbody", *rows)),
+    ]
+
+
+def _command(name: str = "run.privacy.json", large: bool = False) -> Html:
+    option = " --large" if large else ""
+    told = (
+        "--large is there because this claim takes more time to recompute than a stranger's file is given: pass it if "
+        "you trust where the file comes from."
+    )
+    return join(
+        tag("p", "Whoever has the file needs nothing else: no data, no model, no key, no network."),
+        tag("pre", join("pip install 'anyorder[cli]'", f"anyorder verify{option} {name}", between="\n")),
+        tag("p", told) if large else Html(),
+        tag("p", "It recomputes every claim from the file. Expected: the last line begins with ",
+            tag("code", "verified:"), " and the exit code is 0; anything else is a reason not to rely on the file. ",
+            tag("code", f"anyorder report{option} FOLDER"), " makes this page again, byte for byte."),
+    )  # fmt: skip
+
+
+def _card(facts: list[tuple[str, str]]) -> Html:
+    return _list([(name, [text, tag("span", MEANS.get(name, ""), class_="small soft")]) for name, text in facts])
+
+
+def _notes(shown: Shown) -> Html:
+    return join(*(tag("div", tag("p", note), class_="banner bad") for note in shown.notes))
+
+
+def _list(rows: Sequence[tuple[str, Sequence[str]]]) -> Html:
+    return tag("dl", *(join(tag("dt", name), tag("dd", *(tag("p", text) for text in texts))) for name, texts in rows))
+
+
+def _item(text: str) -> Html:
+    return tag("li", text)
+
+
+def _promise(epsilon: float, delta: float) -> Html:
+    parts = (f"epsilon ≤ {rounded_up(epsilon)}", f"at delta {delta:g}")
+    return join(*(tag("span", part, class_="whole") for part in parts), between=" ")
+
+
+def _cell(number: str, told: str) -> Html:
+    return tag("div", tag("b", number), tag("span", told, class_="small"), class_="cell")
+
+
+def _right_text(unit: str, neighbours: str) -> str:
+    about = "which of two things its data was" if neighbours == "replace-one" else "whether it was used"
+    return (
+        f"how often the best guesser is right about one {unit}, {about}, where a coin decided (50 % is blind guessing)"
+    )
+
+
+def _percent(share: float) -> str:
+    """A share in percent, three digits, rounded up: an attack is never shown weaker than it may be."""
+    percent = 100 * share
+    digits = 1 if percent < 99.9 else 3
+    return f"{min(100.0, ceil(percent * 10**digits - 1e-9) / 10**digits):g}"
+
+
+# ----------------------------------------------------------------------------------------------------
+# What an audit leaves: audit.json, its picture, and the certificate of the run that was audited.
+
+
+AUDIT = "audit.json"
+PICTURE = "audit.png"
+FORMAT = "anyorder-audit/1"
+NOTE = (
+    "The audited run had canaries in it: the model that it trained is for the audit, not for use. Its certificate is "
+    "that of the audited run, and holds for the units of the data."
+)
+
+
+def fresh(out: Path) -> Path:
+    """The folder, made if it is not there. Raises ArgumentError if it holds files or cannot be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise ArgumentError(f"output folder {out} holds files already: choose another")
+    except OSError as problem:
+        raise ArgumentError(f"output folder {out} cannot be written: {problem.strerror or problem}") from problem
+    return out
+
+
+def save(path: Path, described: dict[str, Any]) -> None:
+    """Write audit.json, with its sha256."""
+    save_json(path, {"format": FORMAT, "note": NOTE, **described})
+
+
+def read(path: str | Path, plan: Plan) -> str:
+    """What an audit.json says of a plan, in a sentence. It may be of any run of the plan; nobody signed it.
+
+    Raises: CertificateError if the file is none, was altered, is of another plan, or says that the claim was refuted.
+    """
+    attacked, refuted = found(path, plan)
+    if refuted is not None:
+        raise CertificateError(refuted)
+    return (
+        f"an audit of a run of this plan, with {counted(attacked.canaries, 'canary')}, did not refute its claim "
+        f"(p = {attacked.p_value:.2g})"
+    )
+
+
+def found(path: str | Path, plan: Plan) -> tuple[Attacked, str | None]:
+    """(what the attack found, how it refuted the claim or None), see `read`.
+
+    Raises: CertificateError if the file is none, was altered, or is of another plan.
+    """
+    data = load_json(path, FORMAT)
+    if data.get("plan_digest") != plan.public().digest:
+        raise CertificateError(
+            "the audit is of another plan, and says nothing of this claim: audit a training with this file's plan"
+        )
+    try:
+        seen = data["audit"]
+        refuted, p_value = seen["refuted"], float(seen["p_value"])
+        counts = int(seen["canaries"]["in"]), int(seen["canaries"]["out"])
+        bound = seen.get("epsilon_at_least", {}).get("one_run")
+        at_least = None if bound is None else float(bound)
+        delta = float(seen.get("claimed", {}).get("delta", plan.delta))
+        confidence = float(seen.get("confidence", 0.95))
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
+        raise CertificateError(f"the audit has no verdict: {brief(problem)}") from problem
+    agrees = refuted is not False or REFUTED <= p_value <= 1
+    possible = min(counts) >= 0 and 0 < delta < 1 and 0 < confidence < 1 and not math.isnan(at_least or 0.0)
+    if not (agrees and possible):
+        raise CertificateError(
+            "the audit does not agree with itself: its verdict is not that of its p-value and counts"
+        )
+    count = sum(counts)
+    claimed = None if delta == plan.delta else plan.curve.epsilon(delta)  # a bound says nothing at another delta
+    attacked = Attacked(canaries=count, p_value=p_value, at_least=at_least, claimed=claimed, confidence=confidence)
+    if refuted is not False:
+        canaries = counted(count, "canary")
+        return attacked, f"an audit of this plan, with {canaries}, refuted its claim (p = {p_value:.2g})"
+    return attacked, None
+
+
+# ----------------------------------------------------------------------------------------------------
+# report.html of a folder, or of one file: read from public files alone, so that anybody makes the same bytes again.
+
+
+_SETTINGS = {  # those of a run that a reader asks for; no path, no seed
+    "model": "model", "learner": "model", "optimizer": "optimizer", "server_optimizer": "server's optimizer",
+    "lr": "learning rate", "server_lr": "server's learning rate", "client_lr": "clients' learning rate",
+    "momentum": "momentum", "epochs": "epochs", "rounds": "rounds", "local_epochs": "epochs on a client",
+    "availability": "who is there",
+}  # fmt: skip
+_WORD = re.compile(r"[\w.,:+ -]{1,80}", re.ASCII)
+_NAME = re.compile(r"[\w.:+-]{1,60}", re.ASCII)  # no sentence: it stands at the head of the page
+_ID = re.compile(r"[0-9a-f]{8,64}")
+_MOST_POINTS = 10_000
+
+
+@dataclass(frozen=True)
+class Made:
+    """A report.
+
+    Attributes:
+        text: the page.
+        problem: why the claim is not shown; None for one that passed its checks.
+        unread: whether that is for its size alone: it takes `large`, and nothing in it is known to be wrong.
+    """
+
+    text: str
+    problem: str | None
+    unread: bool = False
+
+
+def write_search(path: Path) -> Made:
+    """The same for the folder of a search, whose files then have one time again: it tells nothing of the runs."""
+    made = write(path)
+    hide_times(path)
+    return made
+
+
+def write(path: Path) -> Made:
+    """Write report.html into the folder of a run that has ended, whose own files are read without bounds."""
+    made = make(path, large=True)
+    folder.replace(path / REPORT, lambda beside: beside.write_text(made.text, encoding="utf-8"))
+    return made
+
+
+def make(path: str | Path, *, large: bool = False) -> Made:
+    """The report of a folder, or of one certificate or plan.
+
+    Read are, where they are there: run.privacy.json or search.privacy.json, metrics.json, audit.json, budget.json. All
+    are taken for a stranger's: claims are recomputed, texts escaped, nothing but known numbers and words is shown.
+
+    Args:
+        path: the folder of a run or a search that has ended, or a file.
+        large: no bounds on time and memory: for what you trust.
+    Raises: ArgumentError where there is nothing to report on.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if not path.exists():
+            raise ArgumentError(f"there is no file or folder {path}: give the folder of a run, or its certificate")
+        return _of_file(path, large)
+    if (path / folder.CERTIFICATE).exists() and (path / SEARCH).exists():
+        raise ArgumentError(f"{path} holds {folder.CERTIFICATE} and {SEARCH}: give the one file that the report is of")
+    if (path / folder.CERTIFICATE).exists():
+        return _of_run(path, large)
+    if (path / SEARCH).exists():
+        return _of_file(path / SEARCH, large)
+    raise ArgumentError(
+        f"{path} is not the folder of a run that has ended: it holds no {folder.CERTIFICATE} (anyorder train, "
+        f"federated, fit) and no {SEARCH} (anyorder tune)"
+    )
+
+
+def _of_file(path: Path, large: bool) -> Made:
+    try:
+        if mentions(path, f'"{SEARCH_FORMAT}"', large=large):
+            return Made(html_report(SearchCertificate.load(path, large=large)), None)
+        found = verify(path, large=large)
+    except CertificateError as problem:
+        return _refused(path, problem, Shown())
+    return Made(html_report(found.plan if found.certificate is None else found.certificate), None)
+
+
+def _of_run(path: Path, large: bool) -> Made:
+    file = path / folder.CERTIFICATE
+    try:
+        certificate = verify(file, large=large).certificate
+    except CertificateError as problem:
+        return _refused(file, problem, Shown())
+    if certificate is None:
+        return _refused(file, CertificateError("the file is a plan, which has not run, and not a certificate"), Shown())
+    plan = certificate.plan
+    shown = _with_metrics(_with_search(Shown(), path), path, plan, large)
+    shown = _with_budget(shown, path, plan)
+    if (path / AUDIT).exists():
+        try:
+            attacked, refuted = found(path / AUDIT, plan)
+        except CertificateError as problem:
+            shown = _noted(shown, f"{AUDIT} is in the folder and does not count: {_named(path, problem)}")
+        else:
+            if refuted is not None:
+                return Made(html_refusal(refuted, Shown()), refuted)
+            shown = replace(shown, audit=attacked)
+    return Made(html_report(certificate, shown), None)
+
+
+def _with_search(shown: Shown, path: Path) -> Shown:
+    """That the run is one of a search, whose folder it lies in: by itself it promises less than it says."""
+    whole = path.resolve()
+    if (whole.name == BEST and (whole.parent / SEARCH).exists()) or (
+        whole.parent.name == SHOWN and (whole.parent.parent / SEARCH).exists()
+    ):
+        told = f"the number below is of this run alone. What was chosen or shown by the search costs what {SEARCH} says"
+        return _noted(shown, f"This run lies in the folder of a search, and {told}.")
+    return shown
+
+
+def _with_metrics(shown: Shown, path: Path, plan: Plan, large: bool) -> Shown:
+    """What metrics.json says, if it is of a run of this plan that has ended."""
+    if not (path / folder.METRICS).exists():
+        return shown
+    try:
+        found = read_json(path / folder.METRICS, large=large)
+        check_claims(plan, found.get("claims", {}))
+        settings = found.get("settings")
+        if found.get("finished") is not True or not isinstance(settings, dict):
+            raise CertificateError("it is of a run that has not ended")
+        points, label = _accuracy(found)
+    except CertificateError as problem:
+        return _noted(shown, f"{folder.METRICS} is in the folder and is not shown: {_named(path, problem)}")
+    dataset = settings.get("dataset")
+    title = (
+        f"A training on {dataset}" if _is_word(dataset, _NAME) else "A model of a table" if "csv" in settings else ""
+    )
+    training = [(label, _told(settings.get(name))) for name, label in _SETTINGS.items()]
+    told = tuple((name, text) for name, text in training if text)
+    score = _score(found, settings)
+    return replace(shown, title=title, training=told, accuracy=points, label=label, score=score)
+
+
+def _accuracy(found: dict[str, Any]) -> tuple[tuple[tuple[int, float], ...], str]:
+    """(epochs or rounds done, fraction) of train, which has fractions, and of federated, which has pairs."""
+    given = found.get("test_accuracy", [])
+    if not isinstance(given, list) or len(given) > _MOST_POINTS:
+        raise CertificateError(f"test_accuracy must be a list of at most {_MOST_POINTS} fractions")
+    paired = bool(given) and isinstance(given[0], list)
+    pairs = given if paired else list(enumerate(given, start=1))
+    points = []
+    for pair in pairs:
+        if (
+            not isinstance(pair, (list, tuple))
+            or len(pair) != 2
+            or type(pair[0]) is not int
+            or not 0 <= pair[0] < 1 << 40
+            or not _is_share(pair[1])
+        ):
+            raise CertificateError("test_accuracy must hold fractions from 0 to 1, each of an epoch or a round")
+        points.append((pair[0], float(pair[1])))
+    if any(b <= a for (a, _), (b, _) in pairwise(points)):
+        raise CertificateError("test_accuracy must go forward in epochs or rounds")
+    return tuple(points), "round" if paired else "epoch"
+
+
+def _score(found: dict[str, Any], settings: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Of a fit, on the rows of a public table."""
+    value, rows = found.get("test_score"), found.get("test_rows")
+    if not isinstance(value, float) or type(rows) is not int:
+        return ()
+    regression = settings.get("learner") in ("linear", "poisson")
+    told = f"R² {value:.4g}" if regression else f"{100 * value:.2f} % right"
+    return (("test score", f"{told}, on {rows} rows of a table of nobody in need of protection"),)
+
+
+def _with_budget(shown: Shown, path: Path, plan: Plan) -> Shown:
+    """The id of the budget that the folder names; its place on the disk is nobody's concern."""
+    if not (path / folder.BUDGET).exists():
+        return shown
+    try:
+        found = read_json(path / folder.BUDGET)
+        name = found.get("id")
+        if found.get("plan") != plan.public().digest or not isinstance(name, str) or not _ID.fullmatch(name):
+            raise CertificateError("it is of another plan")
+    except CertificateError as problem:
+        return _noted(shown, f"{folder.BUDGET} is in the folder and does not count: {_named(path, problem)}")
+    return replace(shown, budget=name)
+
+
+def _noted(shown: Shown, note: str) -> Shown:
+    return replace(shown, notes=(*shown.notes, note))
+
+
+def _refused(path: Path, problem: CertificateError, shown: Shown) -> Made:
+    told = _named(path.parent, problem)
+    unread = isinstance(problem, LimitError)
+    return Made(html_refusal(told, shown, unread=unread), told, unread=unread)
+
+
+def _named(path: Path, problem: Exception) -> str:
+    """The problem, with files called by their names: where they lie is not for the page."""
+    told = str(problem)
+    return told if str(path) == "." else told.replace(f"{path}/", "").replace(f"{printable(str(path))}/", "")
+
+
+def _told(value: Any) -> str:
+    if type(value) is float:
+        return f"{value:g}"
+    if type(value) is int:
+        return str(value)
+    return value if _is_word(value) else ""
+
+
+def _is_word(value: Any, form: re.Pattern[str] = _WORD) -> bool:
+    return isinstance(value, str) and form.fullmatch(value) is not None
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= 1
