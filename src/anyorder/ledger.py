@@ -626,17 +626,16 @@ class Ledger:
         self._written = ids, digest
 
     def _checked(self, t: int, units: Iterable[Any]) -> Units:
+        step, allowed = self.step, self._allowed
+        # What was allowed at this step is not looked up again: nobody can write an array of it; lists are compared.
+        again = units is allowed or (isinstance(allowed, list) and _same_names(units, allowed))
+        if again and allowed is not None and type(t) is int and t == step:
+            return allowed
         t = checks.integer("t", t, low=0)
         if t >= self.participation.n:
             raise self._past_the_plan(t)
-        if t != self.step:
-            raise TrainingError(f"steps must be recorded in order: the next step is {self.step}, got t={t}")
-        # What was allowed at this step is not looked up again: nobody can write an array of it; lists are compared.
-        allowed = self._allowed
-        if allowed is not None and units is allowed:
-            return allowed
-        if isinstance(allowed, list) and type(units) is list and set(map(type, units)) == {str} and units == allowed:
-            return allowed
+        if t != step:
+            raise TrainingError(f"steps must be recorded in order: the next step is {step}, got t={t}")
         ids = distinct(units)
         self._check_kind(ids)
         if len(ids):
@@ -750,6 +749,10 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger({self.participation!r}, step={self.step})"
+
+
+def _same_names(units: Iterable[Any], allowed: list[str]) -> bool:
+    return isinstance(units, list) and set(map(type, units)) == {str} and units == allowed
 
 
 def replay(participation: Participation, history: Iterable[Iterable[Any]]) -> Ledger:

@@ -520,6 +520,10 @@ class NoiseState(Generic[A]):
         arrays: the strategy's state before it.
         most: number of arrays to hold at most; what the state leaves of it holds rows of Z that the next step uses too.
         new: makes an array.
+
+    Attributes:
+        broken: a path sets it before a step writes anything, and clears it when all is done: so whatever ends a step in
+            between leaves it set.
     """
 
     def __init__(self, strategy: Strategy, t: int, arrays: list[A], most: int, new: Callable[[], A]) -> None:
@@ -569,19 +573,3 @@ class NoiseState(Generic[A]):
         following = trace(self._strategy, self.t + 1, len(traced.state)).rows
         shared = [row for row in following if row in traced.rows or row in self.rows]
         return set(sorted(shared, key=lambda row: row not in self.rows)[: self._most - len(traced.state)])
-
-
-class Unfinished:
-    """Around what must not be left half done: an error leaves the state broken, if it is not a harmless one.
-
-    The harmless errors come before anything is done.
-    """
-
-    def __init__(self, state: NoiseState[Any], harmless: tuple[type[Exception], ...] = ()) -> None:
-        self._state, self._harmless = state, harmless
-
-    def __enter__(self) -> None:
-        self._state.broken = True
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._state.broken = kind is not None and not issubclass(kind, self._harmless)
