@@ -528,6 +528,7 @@ class NoiseState(Generic[A]):
 
     def __init__(self, strategy: Strategy, t: int, arrays: list[A], most: int, new: Callable[[], A]) -> None:
         self._strategy, self._most, self._new = strategy, most, new
+        self._kept = max(most, strategy.state_rows)  # arrays between two steps
         self.t, self.arrays = t, arrays
         self.rows: dict[int, A] = {}
         self.free: list[A] = []
@@ -562,8 +563,8 @@ class NoiseState(Generic[A]):
         self.arrays = [arrays[i] for i in made.state]
         self.rows = {row: arrays[i] for row, i in made.rows.items()}
         used = {*made.state, *made.rows.values()}
-        most = max(self._most, self._strategy.state_rows) - len(used)
-        self.free = [array for i, array in enumerate(arrays) if i not in used][: max(most, 0)]
+        unused = [array for i, array in enumerate(arrays) if i not in used]
+        self.free = unused[: max(self._kept - len(used), 0)]
         self.t += 1
 
     def _rows_to_keep(self, traced: Trace) -> set[int]:
