@@ -14,13 +14,13 @@ class Broken(BaseException):
 @pytest.mark.parametrize("units", [[3, 7], ["ann", "bob"]])
 def test_who_was_in_a_step_that_was_broken_off_is_refused_in_the_next(units, monkeypatch):
     ledger = Ledger(MinSeparation(10, b=4, k=2))
-    keep = type(ledger._store).keep
+    keep = Ledger._keep
 
     def interrupted(self, ids):
         keep(self, ids)
         raise Broken
 
-    monkeypatch.setattr(type(ledger._store), "keep", interrupted)
+    monkeypatch.setattr(Ledger, "_keep", interrupted)
     with pytest.raises(Broken):
         ledger.record(0, units)
     monkeypatch.undo()

@@ -27,6 +27,8 @@ from anyorder.participation import (
 )
 from anyorder.participation.known_order import with_names, without_names
 from anyorder.participation.packing import packed, unpacked
+from anyorder.participation.registry import ORDERS, recognised
+from anyorder.patterns import LoaderFacts
 
 EXAMPLES = [
     SingleEpoch(5),
@@ -220,3 +222,17 @@ def test_a_unit_comes_back_from_its_distance_on_and_no_step_before(b: int, gap: 
         ((_, early), *_) = rule.refusals(4 + gap, np.array([4]), np.array([1]))
         assert early.tolist() == [not comes]
         assert rule.pattern.allows([4, 4 + gap]) == comes
+
+
+def test_no_two_orders_take_a_loader_for_their_own() -> None:
+    for epochs, per_epoch in [(1, 4), (2, 4), (3, 1)]:
+        for steps in {epochs * per_epoch, epochs * per_epoch - 1} - {0}:
+            facts = LoaderFacts(steps, epochs, per_epoch)
+            by_kind = [
+                facts._replace(is_once=True, is_fixed=True), facts._replace(is_once=True),
+                facts._replace(probability=0.25), facts._replace(units=[[0]] * steps), facts,
+            ]  # fmt: skip
+            taken = [[type(found) for cls in ORDERS if (found := cls.recognise(one)) is not None] for one in by_kind]
+            assert [len(found) for found in taken] == [1, 1, 1, 1, 0]
+            assert [[type(recognised(one))] for one in by_kind[:-1]] == taken[:-1]
+            assert recognised(facts) is None

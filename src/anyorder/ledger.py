@@ -45,12 +45,12 @@ def as_units(units: Iterable[Any]) -> Units:
     kinds = set(map(type, values))
     if kinds == {str}:
         return values
-    if values and all(issubclass(kind, str) for kind in kinds):
-        return [str.__str__(value) for value in values]  # the characters: a subclass's own str() may say another name
-    if not all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise ArgumentError(f"units must be all integers or all strings, got {names}")
-    if kinds != {int}:  # the number itself, whatever a subclass says that it is
+    if kinds != {int}:  # the characters or the number itself, whatever a subclass says that it is
+        if values and all(issubclass(kind, str) for kind in kinds):
+            return [str.__str__(value) for value in values]
+        if not all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise ArgumentError(f"units must be all integers or all strings, got {names}")
         values = [int.__int__(value) if isinstance(value, int) else np.generic.item(value) for value in values]
     try:
         return np.array(values, dtype=np.int64)
@@ -116,9 +116,10 @@ class UnitHistory:
 
     def look_up(self, ids: Units) -> tuple[Integers, Integers]:
         """(last step or -1, number of steps) of each unit."""
-        return self._of(self._find(ids))
+        return self.look_up_numbers(self._find(ids))
 
-    def _of(self, slots: Integers) -> tuple[Integers, Integers]:
+    def look_up_numbers(self, slots: Integers) -> tuple[Integers, Integers]:
+        """`look_up` for units by their `numbers`."""
         last, count = np.full(len(slots), -1, np.int64), np.zeros(len(slots), np.int64)
         there = (slots >= 0) & (slots < len(self._last))
         last[there], count[there] = self._last[slots[there]], self._count[slots[there]]
@@ -172,13 +173,13 @@ class UnitHistory:
         known.update(zip(new, range(len(known), len(known) + len(new)), strict=True))
         self._add(t, slots)
 
-    def look_up_numbers(self, slots: Integers) -> tuple[Integers, Integers]:
-        """`look_up` for units by their `numbers`."""
-        return self._of(slots)
-
     def _add(self, t: int, slots: Integers) -> None:
         self._found = None
-        self._grow(int(slots.max()) + 1)
+        size = int(slots.max()) + 1
+        if size > len(self._last):
+            more = max(size, 2 * len(self._last)) - len(self._last)
+            self._last = np.concatenate([self._last, np.full(more, -1, np.int32)])
+            self._count = np.concatenate([self._count, np.zeros(more, np.int32)])
         last = self._last[slots]
         before = last[last >= 0]
         if len(before):
@@ -194,46 +195,16 @@ class UnitHistory:
         self._last, self._count = self._last[seen], self._count[seen]
         self._found = None
 
-    def _grow(self, size: int) -> None:
-        more = max(size, 2 * len(self._last)) - len(self._last)
-        if size > len(self._last):
-            self._last = np.concatenate([self._last, np.full(more, -1, np.int32)])
-            self._count = np.concatenate([self._count, np.zeros(more, np.int32)])
-
 
 # ----------------------------------------------------------------------------------------------------
 # The history in memory: each step compressed, about one byte for each participation of an integer id.
-
-
-class Memory:
-    """Keeps what was recorded in a list."""
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-
-    def __len__(self) -> int:
-        return len(self.chunks)
-
-    def write(self, t: int, ids: Units, seen: UnitHistory, digest: bytes) -> None:
-        """Nothing that could fail."""
-
-    def keep(self, ids: Units) -> None:
-        """Take the step in."""
-        self.chunks.append(pack(ids))
-
-    def history(self, seen: UnitHistory) -> Iterator[Units]:
-        """The units of each step."""
-        return map(unpack, self.chunks)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def integers_raw(ids: Integers) -> tuple[bytes, bytes]:
     """(one digit, the width; the first id and the distances to the next in that width): of sorted ids."""
     # Distances of sorted int64 values fit uint64, where the subtraction wraps around to the right result.
     distances = np.diff(ids.astype(np.uint64))
-    width = next(w for w in (1, 2, 4, 8) if w == 8 or distances.max(initial=0) < 1 << (8 * w))
+    width = np.min_scalar_type(distances.max(initial=0)).itemsize
     return str(width).encode(), ids[:1].astype("<i8").tobytes() + distances.astype(f"<u{width}").tobytes()
 
 
@@ -424,7 +395,7 @@ class Disk:
             ) from problem
         self._next = chain
 
-    def keep(self, ids: Units) -> None:
+    def keep(self) -> None:
         """What was written last counts."""
         assert self._next
         self._log.keep()
@@ -515,12 +486,12 @@ class Ledger:
         self.participation = participation
         self._seen = UnitHistory()
         self._is_string: bool | None = None  # unknown until a unit comes
-        self._store: Memory | Disk = Memory()
+        self._disk: Disk | None = None
+        self._packed: list[bytes] = []  # without a disk: each step, packed
         self._hash = sha256(_RECORD_MAGIC).digest()
         self._allowed: Units | None = None  # at the next step; nobody else has it, or it cannot be written
-        self._written: tuple[Units, bytes] | None = (
-            None  # (units, digest): what the store has for the next step, beside what counts
-        )
+        # (units, digest) of the next step: what a disk has of it, beside what counts.
+        self._written: tuple[Units, bytes] | None = None
 
     @classmethod
     def create(cls, participation: Participation, path: str | Path, run: str) -> Self:
@@ -532,7 +503,7 @@ class Ledger:
         Raises: CheckpointError if the file cannot be written, or is none of a ledger.
         """
         ledger = cls(participation)
-        ledger._store = Disk.create(Path(path), run)
+        ledger._disk = Disk.create(Path(path), run)
         return ledger
 
     @classmethod
@@ -545,11 +516,11 @@ class Ledger:
         Cost: for 13 million participations of 10^6 units with names some seconds and 250 MB.
         """
         ledger, disk = cls(participation), Disk.resume(Path(path), run, mark)
-        ledger._store = disk
+        ledger._disk = disk
         names: list[str] = []
         try:
-            if len(disk):
-                ledger._check_in_plan(len(disk) - 1)
+            if len(disk) > participation.n:
+                raise ledger._past_the_plan(len(disk) - 1)
             for t, step in enumerate(disk.steps()):
                 ledger._take_over(t, step, names)
         except BaseException:
@@ -578,7 +549,7 @@ class Ledger:
     @property
     def step(self) -> int:
         """The next step; also the number of steps recorded."""
-        return len(self._store)
+        return len(self._packed) if self._disk is None else len(self._disk)
 
     def check(self, t: int, units: Iterable[Any]) -> Units:
         """Raise unless the units may take part in step t, which must be the next one. Changes nothing.
@@ -635,24 +606,36 @@ class Ledger:
         assert self._written is not None
         self._allowed = None
         self._seen.add(t, ids)  # first: interrupted after it, the ledger refuses too much, and never too little
-        self._store.keep(ids)
+        self._keep(ids)
         self._hash = self._written[1]
         if len(ids):
             self._is_string = isinstance(ids, list)
         self._written = None
 
+    def _keep(self, ids: Units) -> None:
+        """The step counts."""
+        if self._disk is None:
+            self._packed.append(pack(ids))
+        else:
+            self._disk.keep()
+
     def _write(self, t: int, ids: Units) -> None:
         digest = sha256(self._hash + t.to_bytes(8, "little") + canonical_bytes(ids)).digest()
-        self._store.write(t, ids, self._seen, digest)
+        if self._disk is not None:
+            self._disk.write(t, ids, self._seen, digest)
         self._written = ids, digest
 
     def _checked(self, t: int, units: Iterable[Any]) -> Units:
+        step, allowed = self.step, self._allowed
+        # What was allowed at this step is not looked up again: nobody can write an array of it; lists are compared.
+        again = units is allowed or (isinstance(allowed, list) and _same_names(units, allowed))
+        if again and allowed is not None and type(t) is int and t == step:
+            return allowed
         t = checks.integer("t", t, low=0)
-        self._check_in_plan(t)
-        if t != self.step:
-            raise TrainingError(f"steps must be recorded in order: the next step is {self.step}, got t={t}")
-        if self._allowed is not None and _same(units, self._allowed):
-            return self._allowed
+        if t >= self.participation.n:
+            raise self._past_the_plan(t)
+        if t != step:
+            raise TrainingError(f"steps must be recorded in order: the next step is {step}, got t={t}")
         ids = distinct(units)
         self._check_kind(ids)
         if len(ids):
@@ -660,12 +643,11 @@ class Ledger:
         self._allowed = ids if isinstance(ids, list) else frozen(ids)
         return self._allowed
 
-    def _check_in_plan(self, t: int) -> None:
-        if t >= self.participation.n:
-            raise StepsExhaustedError(
-                f"step {t} is past the plan: its {self.participation.n} steps are 0 to {self.participation.n - 1}, and "
-                "the noise is calibrated for no more; make a plan with more steps before training"
-            )
+    def _past_the_plan(self, t: int) -> StepsExhaustedError:
+        return StepsExhaustedError(
+            f"step {t} is past the plan: its {self.participation.n} steps are 0 to {self.participation.n - 1}, and "
+            "the noise is calibrated for no more; make a plan with more steps before training"
+        )
 
     def _check_kind(self, ids: Units) -> None:
         if len(ids) and self._is_string is not None and isinstance(ids, list) != self._is_string:
@@ -702,7 +684,7 @@ class Ledger:
 
     def history(self) -> Iterator[Units]:
         """The units of each recorded step, sorted: (m,) int64 arrays, or lists of strings."""
-        return self._store.history(self._seen)
+        return map(unpack, self._packed) if self._disk is None else self._disk.history(self._seen)
 
     def realised_bounds(self) -> tuple[int, int]:
         """(max_participations, min_separation) of the steps so far. Kept as steps are recorded: O(1).
@@ -719,7 +701,7 @@ class Ledger:
 
     def to_bytes(self) -> bytes:
         """The history and its digest, compact; `from_bytes` restores the ledger. The rule is the plan's to keep."""
-        chunks = self._store.chunks if isinstance(self._store, Memory) else map(pack, self.history())
+        chunks = self._packed if self._disk is None else map(pack, self.history())
         body = b"".join(len(chunk).to_bytes(4, "little") + chunk for chunk in chunks)
         head = _RECORD_MAGIC + self.step.to_bytes(4, "little") + self._hash
         return head + body + sha256(head + body).digest()
@@ -756,22 +738,20 @@ class Ledger:
 
         Raises: CheckpointError if the disk does not take it; ArgumentError for a ledger in memory.
         """
-        if isinstance(self._store, Memory):
+        if self._disk is None:
             raise ArgumentError("settle() is for a ledger on disk; one in memory is kept by to_bytes()")
-        return self._store.settle()
+        return self._disk.settle()
 
     def close(self) -> None:
         """Let go of the file, if there is one: nothing is recorded from here on."""
-        self._store.close()
+        if self._disk is not None:
+            self._disk.close()
 
     def __repr__(self) -> str:
         return f"Ledger({self.participation!r}, step={self.step})"
 
 
-def _same(units: Iterable[Any], allowed: Units) -> bool:
-    """Whether these are the units that were allowed: nobody can write an array of them; lists are compared."""
-    if not isinstance(allowed, list):
-        return units is allowed
+def _same_names(units: Iterable[Any], allowed: list[str]) -> bool:
     return isinstance(units, list) and set(map(type, units)) == {str} and units == allowed
 
 

@@ -19,7 +19,7 @@ from anyorder.release.tables import SelectedRows
 from anyorder.sparse import Counts, Top, Uniform, select_counts, select_top, select_uniform
 from anyorder.sparse.select import SelectedTables
 from anyorder.strategy import BandedInverse, Independent, Tree
-from anyorder.training.optimizers import BoundParameters
+from anyorder.training.engine import BoundParameters
 from anyorder.training.tables import TrainedTables, tables_in
 from training import wide
 from training.wide import KEY, STEPS, B, D, N, V, Words, backward, clipped_sum, per_unit, planned, private, train

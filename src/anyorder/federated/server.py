@@ -26,7 +26,8 @@ from anyorder.release import Release
 from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.ranks import OneProcess
 from anyorder.training.distributed import is_sharded
-from anyorder.training.optimizers import BoundParameters, warn_of_unfitted
+from anyorder.training.engine import BoundParameters
+from anyorder.training.optimizers import warn_of_unfitted
 
 # ----------------------------------------------------------------------------------------------------
 # Messages: what one user sends in a round, as one vector; whatever is no message is the zero vector.

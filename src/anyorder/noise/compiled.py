@@ -30,7 +30,6 @@ from anyorder.noise.program import (
     NoiseState,
     Operation,
     Program,
-    Unfinished,
     compile_step,
     execute,
     trace,
@@ -516,37 +515,45 @@ class CompiledPath:
         noise = np.empty(self._size, np.float32)
         segments = np.array([(noise.ctypes.data, self._start, self._size)], SEGMENT)
         made = self._run(state, segments, np.zeros(1, np.int32), add=False, scale=1.0)
+        state.broken = False
         return noise if made is None else made
 
     def add(self, state: NoiseState[Vector], targets: Targets, scale: float) -> None:
         """Write (target + noise of the next step) * scale to targets on the CPU."""
         segments, types, stand_ins = targets.segments(self._start)
         made = self._run(state, segments, types, add=True, scale=scale)
-        with Unfinished(state):
-            if made is None:
-                targets.take_back(stand_ins)
-            else:
-                targets.add(made, scale)
+        if made is None:
+            targets.take_back(stand_ins)
+        else:
+            targets.add(made, scale)
+        state.broken = False
 
     def _run(
         self, state: NoiseState[Vector], segments: NDArray[Any], types: NDArray[np.int32], *, add: bool, scale: float
     ) -> Vector | None:
-        """The step. None where the kernel has written the segments, else the noise, which is nowhere yet."""
+        """The step. None where the kernel has written the segments, else the noise, which is nowhere yet.
+
+        The state stays marked as broken until the caller is done with it.
+        """
         made, arrays = state.prepare()
         source = None if self._kernel is None else self._source.of_all(made.program.rows())
         if self._kernel is None or source is None:
             arrays = [array.copy() for array in arrays]  # a step that fails changes nothing
             noise = by_numpy(made.program, self._source, arrays, self._origin, self._length)
-            with Unfinished(state):
-                state.advance(made, arrays)
+            state.broken = True
+            state.advance(made, arrays)
             return noise[self._own] * self._std
-        with Unfinished(state, harmless=(MemoryError,)):
+        addresses = np.array([array.ctypes.data for array in arrays] or [0], np.uint64)
+        state.broken = True
+        try:
             self._kernel.run(
-                source.key_words, source.rounds, made.program, segments, types,
-                arrays=np.array([array.ctypes.data for array in arrays] or [0], np.uint64), origin=self._origin,
+                source.key_words, source.rounds, made.program, segments, types, arrays=addresses, origin=self._origin,
                 std=float(self._std), add=add, scale=scale,
             )  # fmt: skip
-            state.advance(made, arrays)
+        except MemoryError:  # before anything was done
+            state.broken = False
+            raise
+        state.advance(made, arrays)
         return None
 
 

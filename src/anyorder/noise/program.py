@@ -520,10 +520,15 @@ class NoiseState(Generic[A]):
         arrays: the strategy's state before it.
         most: number of arrays to hold at most; what the state leaves of it holds rows of Z that the next step uses too.
         new: makes an array.
+
+    Attributes:
+        broken: a path sets it before a step writes anything, and clears it when all is done: so whatever ends a step in
+            between leaves it set.
     """
 
     def __init__(self, strategy: Strategy, t: int, arrays: list[A], most: int, new: Callable[[], A]) -> None:
         self._strategy, self._most, self._new = strategy, most, new
+        self._kept = max(most, strategy.state_rows)  # arrays between two steps
         self.t, self.arrays = t, arrays
         self.rows: dict[int, A] = {}
         self.free: list[A] = []
@@ -558,8 +563,8 @@ class NoiseState(Generic[A]):
         self.arrays = [arrays[i] for i in made.state]
         self.rows = {row: arrays[i] for row, i in made.rows.items()}
         used = {*made.state, *made.rows.values()}
-        most = max(self._most, self._strategy.state_rows) - len(used)
-        self.free = [array for i, array in enumerate(arrays) if i not in used][: max(most, 0)]
+        unused = [array for i, array in enumerate(arrays) if i not in used]
+        self.free = unused[: max(self._kept - len(used), 0)]
         self.t += 1
 
     def _rows_to_keep(self, traced: Trace) -> set[int]:
@@ -569,19 +574,3 @@ class NoiseState(Generic[A]):
         following = trace(self._strategy, self.t + 1, len(traced.state)).rows
         shared = [row for row in following if row in traced.rows or row in self.rows]
         return set(sorted(shared, key=lambda row: row not in self.rows)[: self._most - len(traced.state)])
-
-
-class Unfinished:
-    """Around what must not be left half done: an error leaves the state broken, if it is not a harmless one.
-
-    The harmless errors come before anything is done.
-    """
-
-    def __init__(self, state: NoiseState[Any], harmless: tuple[type[Exception], ...] = ()) -> None:
-        self._state, self._harmless = state, harmless
-
-    def __enter__(self) -> None:
-        self._state.broken = True
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._state.broken = kind is not None and not issubclass(kind, self._harmless)

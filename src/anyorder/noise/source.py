@@ -27,6 +27,10 @@ class NoiseSource:
         rounds: of ChaCha: 8 (the best attacks known reach 7, in theory), 12, or 20 (as in TLS).
         kernel: what makes the bits, which are the same: "best" (the compiled kernel where it is, else NumPy),
             "avx512", "avx2", "portable", or "reference" (NumPy).
+
+    Attributes:
+        rounds: as given.
+        key_words: the key as eight little-endian words.
     Raises: ArgumentError for another key or rounds, or a kernel that cannot run here; the message never shows the key.
     """
 
@@ -38,8 +42,8 @@ class NoiseSource:
         if checks.integer("rounds", rounds, low=8) not in transform.ROUNDS:
             raise ArgumentError(f"rounds must be 8, 12 or 20, got {rounds!r}")
         self._key = key
-        self._rounds = int(rounds)
-        self._key_words = np.frombuffer(key, "<u4").astype(np.uint32)
+        self.rounds = int(rounds)
+        self.key_words = np.frombuffer(key, "<u4").astype(np.uint32)
         self._kernel_name = kernel
         self._later: tuple[tuple[int, NoiseSource], ...] = ()  # from which row on, ascending
         compiled.kernel(kernel)  # refuses one that cannot run
@@ -57,17 +61,7 @@ class NoiseSource:
     @property
     def own(self) -> "NoiseSource":
         """The source without its renewals."""
-        return NoiseSource(self._key, self._rounds, kernel=self._kernel_name) if self._later else self
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of ChaCha."""
-        return self._rounds
-
-    @property
-    def key_words(self) -> NDArray[np.uint32]:
-        """The key as eight little-endian words."""
-        return self._key_words
+        return NoiseSource(self._key, self.rounds, kernel=self._kernel_name) if self._later else self
 
     @property
     def kernel(self) -> compiled.Kernel | None:
@@ -82,7 +76,7 @@ class NoiseSource:
         if not isinstance(label, bytes):
             raise ArgumentError(f"label must be bytes, got {label!r}")
         key = hashlib.blake2b(label, digest_size=32, key=self._key, person=b"anyorder derive").digest()
-        result = NoiseSource(key, self._rounds, kernel=self._kernel_name)
+        result = NoiseSource(key, self.rounds, kernel=self._kernel_name)
         result._later = tuple((row, source.derive(label)) for row, source in self._later)
         return result
 
@@ -99,7 +93,7 @@ class NoiseSource:
         row = checks.integer("row", row, low=self._later[-1][0] if self._later else 0, high=MAX_ROW)
         if not isinstance(nonce, bytes) or len(nonce) < 16:
             raise ArgumentError("nonce must be 16 bytes or more, as os.urandom gives them")
-        result = NoiseSource(self._key, self._rounds, kernel=self._kernel_name)
+        result = NoiseSource(self._key, self.rounds, kernel=self._kernel_name)
         result._later = (*self._later, (row, self.own.derive(b"renewed " + nonce)))
         return result
 
@@ -121,7 +115,7 @@ class NoiseSource:
     def fingerprint(self) -> str:
         """32 hexadecimal digits that tell two sources apart, renewals included, and reveal nothing of the key."""
         later = "".join(f", from {row} {source.fingerprint()}" for row, source in self._later)
-        text = f"layout 1, ChaCha{self._rounds}{later}".encode()
+        text = f"layout 1, ChaCha{self.rounds}{later}".encode()
         return hashlib.blake2b(text, digest_size=16, key=self._key, person=b"anyorder finger").hexdigest()
 
     def normal(self, row: int, start: int, stop: int) -> NDArray[np.float32]:
@@ -138,10 +132,10 @@ class NoiseSource:
             return self.of(row).normal(row, start, stop)
         result = np.empty(stop - start, np.float32)
         if self.kernel is not None:
-            self.kernel.fill(self._key_words, self._rounds, row, start, result)
+            self.kernel.fill(self.key_words, self.rounds, row, start, result)
             return result
 
-        _fill(result, start, lambda counters: transform.normal_blocks(self._key_words, counters, row, self._rounds))
+        _fill(result, start, lambda counters: transform.normal_blocks(self.key_words, counters, row, self.rounds))
         return result
 
     def normal_at(self, rows: ArrayLike, starts: ArrayLike, width: int) -> NDArray[np.float32]:
@@ -179,14 +173,14 @@ class NoiseSource:
             return self.of(row).words(row, start, stop)
         result = np.empty(stop - start, np.uint32)
         if self.kernel is not None:
-            self.kernel.fill(self._key_words, self._rounds, row, start, result)
+            self.kernel.fill(self.key_words, self.rounds, row, start, result)
             return result
-        _fill(result, start, lambda counters: transform.blocks(self._key_words, counters | RAW, row, self._rounds))
+        _fill(result, start, lambda counters: transform.blocks(self.key_words, counters | RAW, row, self.rounds))
         return result
 
     def _fill_at(self, rows: NDArray[np.int64], starts: NDArray[np.int64], result: NDArray[np.float32]) -> None:
         if self.kernel is not None and result.size:
-            self.kernel.fill_at(self._key_words, self._rounds, rows, starts, result)
+            self.kernel.fill_at(self.key_words, self.rounds, rows, starts, result)
             return
         width = result.shape[1]
         blocks = np.arange((width + 2 * BLOCK - 2) // BLOCK, dtype=np.uint64)  # wherever a range begins in its first
@@ -196,12 +190,12 @@ class NoiseSource:
             first, skip = np.divmod(starts[here], BLOCK)
             counters = (first.astype(np.uint64)[:, None] + blocks).ravel()
             nonces = np.repeat(rows[here].astype(np.uint64), len(blocks))
-            made = transform.normal_blocks(self._key_words, counters, nonces, self._rounds)
+            made = transform.normal_blocks(self.key_words, counters, nonces, self.rounds)
             whole = made.T.reshape(len(first), -1)
             result[here] = np.take_along_axis(whole, skip[:, None] + np.arange(width), axis=1)
 
     def __repr__(self) -> str:
-        return f"NoiseSource(fingerprint={self.fingerprint()!r}, rounds={self._rounds})"
+        return f"NoiseSource(fingerprint={self.fingerprint()!r}, rounds={self.rounds})"
 
 
 def _check_range(row: int, start: int, stop: int) -> None:

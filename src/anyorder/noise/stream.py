@@ -103,7 +103,7 @@ class NoiseStream:
         start: int = 0,
         memory: int | str | None = None,
     ) -> None:
-        self._strategy = strategy
+        self._strategy, self._n = strategy, strategy.n
         self._source = source
         self._std = round_up(checks.real("std", std, low=1e-30, high=1e30))
         self._size = checks.integer("size", size, low=0, high=_MAX_ELEMENT)
@@ -162,7 +162,7 @@ class NoiseStream:
         self._state.t += 1
 
     def _check_next(self) -> None:
-        check_step_left(self._state.t, self._strategy.n)
+        check_step_left(self._state.t, self._n)
         self._state.check_whole()
 
     def rows(self, t: int, rows: ArrayLike, width: int, *, offset: int = 0) -> Vector:
@@ -187,7 +187,7 @@ class NoiseStream:
         return self._chosen(t, integers("elements", elements), 1, 0)[:, 0]
 
     def _chosen(self, t: int, rows: NDArray[np.int64], width: int, offset: int) -> Vector:
-        t = checks.integer("t", t, low=0, high=self._strategy.n - 1)
+        t = checks.integer("t", t, low=0, high=self._n - 1)
         if self._strategy.state_rows:
             raise ArgumentError(
                 f"the noise of chosen rows needs a strategy without a state, got {self._strategy!r}: its noise at a "
@@ -223,7 +223,7 @@ class NoiseStream:
         """What a saved stream must share with the one it is loaded into."""
         return {
             "kind": type(self._strategy).__name__,
-            "n": self._strategy.n,
+            "n": self._n,
             "start": self._start,
             "size": self._size,
             "std": float(self._std),
@@ -243,7 +243,7 @@ class NoiseStream:
 
         Raises: CheckpointError if it is of another stream, or malformed; nothing changes.
         """
-        t, state = check_saved(saved, self._identity(), self._strategy.n), saved.get("state")
+        t, state = check_saved(saved, self._identity(), self._n), saved.get("state")
         if not isinstance(state, list | tuple) or not all(self._is_state(array) for array in state):
             raise CheckpointError(f"state of a saved noise stream must be float32 arrays over {self._size} coordinates")
         self._go_on(CompiledPath(*self._where), t, state)

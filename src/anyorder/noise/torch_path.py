@@ -27,7 +27,7 @@ from torch import Tensor
 
 from anyorder.noise import transform
 from anyorder.noise.compiled import Targets
-from anyorder.noise.program import NoiseState, Program, Unfinished, execute
+from anyorder.noise.program import NoiseState, Program, execute
 from anyorder.noise.source import NoiseSource
 from anyorder.noise.transform import BLOCK
 from anyorder.strategy import State
@@ -211,20 +211,22 @@ class TorchPath:
         # -0 + x is x, where x is -0 too
         noise = torch.full((self._size,), -0.0, dtype=torch.float32, device=self.device)
         self.add(state, Targets([noise], self._size), 1.0)
-        with Unfinished(state):
-            made: NDArray[np.float32] = noise.cpu().numpy()
+        state.broken = True
+        made: NDArray[np.float32] = noise.cpu().numpy()
+        state.broken = False
         return made
 
     def add(self, state: NoiseState[Tensor], targets: Targets, scale: float) -> None:
         """Write (target + noise of the next step) * scale to targets on the device."""
         outs = [tensor.contiguous().view(-1) for tensor in targets.tensors]
         made, arrays = state.prepare()
-        with Unfinished(state):
-            run(made.program, self._source, arrays, self._start, outs, self._std, scale, self.device)
-            state.advance(made, arrays)
-            for x, out in zip(targets.tensors, outs, strict=True):
-                if not x.is_contiguous():
-                    x.copy_(out.view(x.shape))
+        state.broken = True
+        run(made.program, self._source, arrays, self._start, outs, self._std, scale, self.device)
+        state.advance(made, arrays)
+        for x, out in zip(targets.tensors, outs, strict=True):
+            if not x.is_contiguous():
+                x.copy_(out.view(x.shape))
+        state.broken = False
 
 
 def run(

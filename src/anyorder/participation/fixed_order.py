@@ -1,6 +1,7 @@
 """The same order in every epoch."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,7 @@ class FixedOrder(Rule):
                 f"times; got n={self.n}"
             )
 
-    @property
+    @cached_property
     def pattern(self) -> Listed:
         """One pattern for each step of an epoch."""
         return Listed.strided(self.n, self.b)

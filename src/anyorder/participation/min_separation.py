@@ -1,6 +1,7 @@
 """Arrivals that a timer spaces out."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,14 +42,15 @@ class MinSeparation(Rule):
         if self.k is not None:
             object.__setattr__(self, "k", checks.integer("k", self.k, low=1))
 
-    @property
+    @cached_property
     def pattern(self) -> Separated:
         """Every set of at most k steps that are b apart."""
         return Separated(self.n, self.b, self.k)
 
     def refusals(self, t: int, last: Integers, count: Integers) -> Refusals:
         """Those who come too early after their last step, or too often."""
-        k = self.max_participations
+        k = self.pattern.k
+        assert k is not None  # what fits, where none was given
         return [
             (f"a unit may come back at least b={self.b} steps after its last", (count > 0) & (t - last < self.b)),
             (f"a unit may come at most k={k} times", count >= k),

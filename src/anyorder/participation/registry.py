@@ -77,10 +77,12 @@ def covers(planned: Participation, actual: Participation) -> bool:
 
 
 def recognised(facts: LoaderFacts) -> Participation | None:
-    """The order that a loader has, by what its samplers say; None where it is none of these."""
-    found = [order for cls in ORDERS if (order := cls.recognise(facts)) is not None]
-    assert len(found) <= 1, "two orders take a loader for their own"
-    return found[0] if found else None
+    """The order that a loader has, by what its samplers say; None where it is none of these. No two take it."""
+    for cls in ORDERS:
+        found = cls.recognise(facts)
+        if found is not None:
+            return found
+    return None
 
 
 def order_word(order: str) -> str:

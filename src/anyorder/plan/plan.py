@@ -139,7 +139,10 @@ class Plan:
         )
         if self.grid is not None:
             check_exact(self.neighbours, self.strategy)
-            check_grid(self.grid, self.clip_norm, self.noise_std)
+        # What a run rests on follows now, so that a plan that is made can be run: `sensitivity`, `rounding`.
+        noise_std = self.noise_std
+        if self.grid is not None:
+            check_grid(self.grid, self.clip_norm, noise_std)
 
     @property
     def n(self) -> int:
@@ -162,7 +165,7 @@ class Plan:
         """By how much, relatively, float32 coefficients may raise the sensitivity; 0 for independent noise."""
         return rounding(self.strategy, self.participation)
 
-    @property
+    @cached_property
     def noise_std(self) -> float:
         """Standard deviation of each entry of the noise std * Z, in gradient units; rounded up."""
         return nextafter(self.sigma * self.clip_norm * self.sensitivity.value * (1 + self.rounding), inf)

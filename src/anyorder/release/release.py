@@ -294,13 +294,14 @@ class Release:
         if units is None:
             return []
         ids = self.ledger.check(step, units)
-        self._check_unnamed(ids)
+        if self._unnamed:
+            self._check_unnamed(ids)
         if self._draws is not None:
             self._draws.check(step, ids)
         return ids
 
     def _check_unnamed(self, ids: Units) -> None:
-        if self._unnamed and len(ids):
+        if len(ids):
             raise ArgumentError(
                 "units must be None or empty: the plan leaves the record to the users' devices, so that ids are not "
                 "learnt here, and got some. Leave them out, or plan without on_device='record' and let the ledger guard"
@@ -325,8 +326,9 @@ class Release:
         step, divisor = self.ledger.step, self.divisor
         if self._tables is not None:
             self._tables.flush_again(step)  # where an interrupt came between the step before and its flush
-        parts = self._in_order(tables)
-        self._check_unnamed(units)
+        parts = self._in_order(tables) if tables or self._tables is not None else ()
+        if self._unnamed:
+            self._check_unnamed(units)
         # units: those of the step, which the ledger lets in, and writes where they do not count yet
         ids = self.ledger.prepare(step, units)
         self._begun = True
@@ -434,9 +436,7 @@ class Release:
 
     def _in_order(self, tables: Sequence[Part]) -> Sequence[Part]:
         """The parts of a step, one for each attached table, in their order."""
-        if self._tables is None:
-            return in_order([], tables) if tables else ()
-        return in_order(self._tables.attached, tables)
+        return in_order([] if self._tables is None else self._tables.attached, tables)
 
     @property
     def whole_size(self) -> int:

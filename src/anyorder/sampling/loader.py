@@ -35,17 +35,13 @@ class Batch:
         padding: rows behind those of the examples, which fill the batch up and count for nothing.
         position: its number, counted over all epochs.
         iteration: the number of the iteration that gave it.
+        rows: that the model is called on, those of the padding too.
         used: whether a backward pass has used it.
     """
 
     def __init__(self, units: Units, position: int, iteration: int, padding: int = 0) -> None:
         self.units, self.position, self.iteration, self.padding = units, position, iteration, padding
-        self.used = False
-
-    @property
-    def rows(self) -> int:
-        """Rows that the model is called on."""
-        return len(self.units) + self.padding
+        self.rows, self.used = len(units) + padding, False
 
 
 class _KnownTensor:

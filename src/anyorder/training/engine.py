@@ -15,17 +15,20 @@ group of ranks, shards, a sharded model, tables, the count of a clip norm that m
 
 import functools
 import random
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, assert_never, cast
+from weakref import WeakSet
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from anyorder import checks
 from anyorder.clipping import make_clipping
@@ -34,16 +37,19 @@ from anyorder.clipping.coupling import LossWatch
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
 from anyorder.clipping.validate import refuse_unfit
-from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.participation import PoissonSampling
+from anyorder.participation import KnownOrder, PoissonSampling, covers
+from anyorder.patterns import Listed, PerEpoch, Separated
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
 from anyorder.release import Release
 from anyorder.release.ranks import OneProcess
-from anyorder.sampling import PrivateLoader, Unit
+from anyorder.sampling import PrivateLoader, Unit, find_participation
+from anyorder.sampling.found import planned_order
 from anyorder.sampling.loader import Batch
+from anyorder.sampling.read_loader import check_loader, is_plain, read_order
 from anyorder.sampling.secret import secret_loader
 from anyorder.training.distributed import (
     Group,
@@ -54,10 +60,10 @@ from anyorder.training.distributed import (
     forward_together,
     is_sharded,
     load_whole,
+    local,
     whole,
 )
-from anyorder.training.optimizers import BoundParameters, ask_for_scale, refuse_scale, warn_of_unfitted
-from anyorder.training.order import BY_LEDGER, check_absence, check_order, check_unit, warn_of_scattered_units
+from anyorder.training.optimizers import warn_of_unfitted
 from anyorder.training.tables import TrainedTables, tables_in
 
 P = ParamSpec("P")
@@ -662,6 +668,280 @@ def _into_the_module(private: nn.Module, state_dict: dict[str, Any], prefix: str
     del private
     for name in [name for name in state_dict if name.startswith(prefix)]:
         state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The parameters that are trained: those that the optimizer holds. All others stay as they are.
+
+
+_IS_TRAINED = attrgetter("requires_grad")
+_BOUND: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""The optimizers whose steps are those of a release."""
+
+
+class BoundParameters:
+    """The trainable parameters of a model that an optimizer holds; the model's others are left out, and frozen.
+
+    What is left out is in no clipped gradient, gets no noise, and takes no part in the size of the release. It is
+    frozen (`requires_grad=False`) so that no gradient of private data can come to it by any way.
+
+    Args:
+        model: the user's.
+        optimizer: over parameters of the model.
+
+    Attributes:
+        named: the parameters that are trained, in the model's order.
+    Raises: ArgumentError for what is no optimizer, holds parameters that are not the model's, or is of another run;
+        nothing is frozen.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ArgumentError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ArgumentError("LBFGS takes several gradients of a batch in a step, and the plan covers one: use SGD")
+        if optimizer in _BOUND:
+            raise ArgumentError(
+                "optimizer belongs to another private run, whose noise comes with each of its steps; make a new "
+                "one over the model's parameters (its load_state_dict takes over what the old one has)"
+            )
+        self._optimizer = optimizer
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._check_known({id(p) for p in trainable.values()})
+        held = {id(p) for p in self._parameters()}
+        self.named = {name: p for name, p in trainable.items() if id(p) in held}
+        self._known = {id(p) for p in self.named.values()}
+        self._left_out = {name: p for name, p in trainable.items() if id(p) not in held}
+        self._others = [p for p in model.parameters() if id(p) not in self._known]  # frozen before, or left out
+        self._written: dict[nn.Parameter, tuple[Any, int]] = {}
+        for p in self._left_out.values():
+            p.requires_grad_(False)
+
+    def bind(self) -> None:
+        """The optimizer's steps are those of one release from here on, and of no other."""
+        _BOUND.add(self._optimizer)
+
+    def thaw(self) -> None:
+        """Undo the freezing, where the model is not bound after all."""
+        for p in self._left_out.values():
+            p.requires_grad_(True)
+
+    def _parameters(self) -> list[Any]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _check_known(self, known: set[int]) -> None:
+        held = self._parameters()
+        own = [p for p in held if id(p) in known]
+        strange = 0 if len(own) == len(held) else len([p for p in held if id(p) not in known and p.requires_grad])
+        if strange or not own:
+            raise ArgumentError(
+                f"optimizer must hold parameters of the model that require gradients, and no others; {strange} of its "
+                f"{len(held)} parameters are not among the model's {len(known)} trainable ones. Make it of this very "
+                "model's parameters: after anyorder.clipping.convert, torch.compile or an adapter"
+            )
+
+    def check(self) -> None:
+        """Raise TrainingError if a parameter was frozen since, or one that is left out is trained after all."""
+        if not all(map(_IS_TRAINED, self.named.values())):
+            raise TrainingError("a parameter was frozen after make_private; freeze before it, so that noise fits")
+        if any(map(_IS_TRAINED, self._others)):
+            raise TrainingError(
+                "a parameter that was left out, because the optimizer did not hold it or it was frozen, requires a "
+                "gradient now: no noise is planned for it. Give it to the optimizer before make_private, or freeze it"
+            )
+
+    def check_optimizer(self) -> None:
+        """Refuse a step of the optimizer that would move more than what is released.
+
+        A gradient that was left on a frozen parameter, by an earlier training perhaps, would go in without noise, and
+        again in every step; so would those of a group that was added later.
+        """
+        self.check()
+        own = 0
+        for group in self._optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) in self._known:
+                    own += 1
+                elif p.requires_grad:
+                    self._check_known(self._known)
+                elif p.grad is not None:
+                    raise TrainingError(
+                        "the optimizer holds a frozen parameter that has a gradient, which each step would add to it: "
+                        "no noise covers it. Set the gradient to None, or leave the parameter out of the optimizer"
+                    )
+        if not own:
+            self._check_known(self._known)
+
+    def check_step(self) -> None:
+        """Refuse a step of another optimizer state, and gradients that did not come through the private model.
+
+        They would be lost, or not be private.
+        """
+        self.check_optimizer()
+        for name, p in self.named.items():
+            if p.grad is None:
+                continue
+            own, version = self._written.get(p, (None, 0))
+            if (p.grad is own and own._version == version) or not _has_numbers(p.grad):
+                continue
+            raise TrainingError(
+                f"parameter {name} has a gradient that did not come through the private model, from a penalty on "
+                "weights or another loss perhaps; use the optimizer's weight_decay, and zero_grad() before each step"
+            )
+        for name, p in self._left_out.items():
+            if p.grad is not None and _has_numbers(p.grad):
+                raise TrainingError(
+                    f"parameter {name}, which the optimizer does not hold, has a gradient: no noise covers it, and "
+                    "another optimizer that steps on it would train on private data in the open. Give all parameters "
+                    "that are trained on this data to the one private optimizer, and set this gradient to None"
+                )
+
+    def write(self, p: nn.Parameter, gradient: Any) -> None:
+        """Put a private gradient in place."""
+        p.grad = gradient
+        self._written[p] = (p.grad, gradient._version)
+
+
+def _has_numbers(gradient: Tensor) -> bool:
+    """Whether a gradient is not all zeros."""
+    if gradient.is_sparse:
+        gradient = gradient._values()
+    return bool(local(gradient).any())
+
+
+# ----------------------------------------------------------------------------------------------------
+# Gradient scaling for float16: it would cut units at another norm, and finds no gradients to look at.
+
+
+def ask_for_scale(optimizer: torch.optim.Optimizer) -> None:
+    """Let a GradScaler hand its scale to the optimizer, as to those that unscale by themselves, so that it is seen."""
+    vars(optimizer)["_step_supports_amp_scaling"] = True
+
+
+def refuse_scale(optimizer: Any, kwargs: dict[str, Any]) -> None:
+    """Raise TrainingError if a GradScaler takes this step."""
+    scaled = "grad_scaler" in kwargs
+    for name in ("grad_scale", "found_inf"):
+        scaled |= vars(optimizer).pop(name, None) is not None
+    if scaled:
+        raise TrainingError(
+            "a GradScaler takes this step: it scales the loss, and units would be cut at clip_norm over that scale. "
+            "Leave it out, or make it with enabled=False: with torch.autocast in bfloat16 no scaling is needed"
+        )
+
+
+# ----------------------------------------------------------------------------------------------------
+# Whether the order of a loader, and what it clips, are the plan's.
+
+
+BY_LEDGER = "not read off the loader; the ledger enforces the plan's"
+
+
+def check_order(plan: Plan, loader: Any, accumulate: int) -> str:
+    """The order in words; an order that is not known is left to the ledger.
+
+    Args:
+        accumulate: batches that make up one step.
+    Raises: LoaderError if the order is known and not the plan's, or examples are dealt out to ranks with repetitions.
+    """
+    check_loader(loader)
+    stated = not plan.participation.absence_moves_others  # a rule of arrivals, or an order that lists its units
+    try:
+        order = read_order(loader, 0)
+    except LoaderError:
+        if isinstance(loader.sampler, DistributedSampler):
+            raise  # it repeats examples, and so would fail at the end of the first epoch
+        return BY_LEDGER
+    try:
+        planned_order(loader, 1)
+    except LoaderError:
+        if not stated:
+            raise  # an example that is listed twice would stop the run in its first epoch
+        return BY_LEDGER
+    if order.ranks > 1 and not (dist.is_available() and dist.is_initialized()):
+        raise LoaderError(
+            f"the DistributedSampler deals the examples out to {order.ranks} ranks, and this process trains alone; "
+            "call torch.distributed.init_process_group before make_private"
+        )
+    epochs = -(-plan.n // -(-order.steps // accumulate))
+    found = find_participation(loader, epochs, accumulate=accumulate)
+    if not covers(plan.participation, found.participation):
+        joined = (
+            f"; {accumulate} batches make a step here: plan with batch_size={found.batch_size * accumulate}"
+            if accumulate > 1
+            else ""
+        )
+        raise LoaderError(
+            f"the plan is for {plan.participation.describe()}, but this loader gives {found.participation.describe()} "
+            f"({found.order}); make the plan with ao.plan(loader=..., epochs=...) or change the loader{joined}"
+        )
+    if found.batch_size * accumulate != plan.batch_size:
+        raise LoaderError(
+            f"the plan divides by batch_size={plan.batch_size}, but the loader's batches of "
+            f"{found.batch_size} times accumulate={accumulate} make {found.batch_size * accumulate}"
+        )
+    return found.order
+
+
+def check_absence(plan: Plan, loader: Any) -> None:
+    """Raise PlanError where the plan's neighbours differ by the absence of a unit, which would move others."""
+    if plan.neighbours != "add-or-remove" or not is_plain(loader):
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        if loader.batch_size is None:
+            return  # the stream makes the batches itself
+        phrase = f"every {loader.batch_size} examples of a stream"
+    else:
+        try:
+            phrase = read_order(loader, 0).phrase
+        except LoaderError:
+            return  # a batch sampler of one's own, whose batches may stay
+    raise PlanError(
+        "the plan's neighbours are 'add-or-remove', which needs batches that stay where a unit is absent. This loader "
+        f"fills batches by number ({phrase}), and would put others into the place of one that is not there: plan for "
+        "'zero-out' (its gradients replaced by zero) or 'replace-one', or give batches as they arrive"
+    )
+
+
+def check_unit(plan: Plan, unit: Unit) -> None:
+    """Raise PlanError unless the plan protects what is clipped: examples, or the units that a key names."""
+    if unit is None and plan.unit != "example":
+        raise PlanError(
+            f"the plan protects one {plan.unit}, but without unit= each example is clipped on its own; pass unit= with "
+            f"the place of each example's {plan.unit} in a batch (a field of a dict, a position in a tuple, a "
+            "callable), or plan for unit='example'"
+        )
+    if unit is not None and plan.unit == "example":
+        raise PlanError(
+            "unit= names units by a key, but the plan protects one example; say whom the key names in the plan: "
+            "ao.plan(.., unit='user')"
+        )
+
+
+def warn_of_scattered_units(plan: Plan, loader: Any) -> None:
+    """Warn where the examples of a unit come in any steps of an epoch, and the plan wants its steps apart."""
+    rule = plan.participation
+    match rule.pattern:
+        case Separated(b=1):
+            return
+        case Listed() | Separated() | PerEpoch():
+            pass
+        case _:
+            assert_never(rule.pattern)
+    if not is_plain(loader):
+        return
+    try:
+        order = read_order(loader, 0)
+    except LoaderError:
+        return
+    planned = type(rule) is KnownOrder and order.known_beforehand
+    if order.kind == "shuffled" and not planned:
+        warnings.warn(
+            f"this loader shuffles examples, so that those of one {plan.unit} come in any steps, while the plan covers "
+            f"{rule.describe()}: the ledger refuses the first step that does not fit. Keep the examples of each "
+            f"{plan.unit} together, or plan for ao.participation.MinSeparation(n, b=1, k=..)",
+            stacklevel=2,
+        )
 
 
 # ----------------------------------------------------------------------------------------------------

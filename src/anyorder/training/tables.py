@@ -1,7 +1,7 @@
 """Wide tables of a model: which weights they are, and how a step goes through them, beside the dense parameters."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,9 @@ from anyorder.release.tables import coalesced
 from anyorder.sparse.lazy_table import LazyTable, stand_ins_allowed
 from anyorder.sparse.select import SelectedTables, warn_of_chances
 from anyorder.training.distributed import is_sharded
-from anyorder.training.optimizers import BoundParameters
+
+if TYPE_CHECKING:
+    from anyorder.training.engine import BoundParameters
 
 _DENSE = "with sparse=False the weight is trained with noise on the whole of it at every step"
 _UNFLUSHED = (
@@ -41,7 +43,7 @@ class TrainedTables:
     """
 
     def __init__(
-        self, model: nn.Module, bound: BoundParameters, optimizer: torch.optim.Optimizer, plan: Plan,
+        self, model: nn.Module, bound: "BoundParameters", optimizer: torch.optim.Optimizer, plan: Plan,
         found: dict[str, nn.Embedding | nn.EmbeddingBag], ranks: int,
     ) -> None:  # fmt: skip
         self._model, self._bound, self._optimizer, self._plan = model, bound, optimizer, plan

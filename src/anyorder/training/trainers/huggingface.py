@@ -15,8 +15,7 @@ from anyorder.clipping.torch_private import check_names
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
 from anyorder.plan.plan import Plan
 from anyorder.sampling import PrivateLoader, UnitOrderSampler
-from anyorder.training.engine import PrivacyEngine, PrivateModule
-from anyorder.training.order import check_unit
+from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
 

@@ -10,8 +10,7 @@ from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.plan.plan import Plan
 from anyorder.sampling import PrivateLoader, Unit
-from anyorder.training.engine import PrivacyEngine
-from anyorder.training.order import check_unit
+from anyorder.training.engine import PrivacyEngine, check_unit
 
 __all__ = ["PrivacyCallback"]
 
