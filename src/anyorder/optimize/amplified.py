@@ -33,10 +33,10 @@ from anyorder.patterns import Listed, Participation, PerEpoch
 from anyorder.strategy import cache
 from anyorder.strategy.banded import fit_banded
 from anyorder.strategy.banded_inverse import BandedInverse, fits_banded_inverse
-from anyorder.strategy.base import Strategy
+from anyorder.strategy.base import DENSE_STEPS, Strategy
 from anyorder.strategy.blt import blt_of, grown, series_loss
 from anyorder.strategy.error import squared_error
-from anyorder.strategy.fitting import DENSE_STEPS, Valued, check_optimisable, descend
+from anyorder.strategy.fitting import Valued, check_optimisable, descend
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.registry import kind_of
 from anyorder.strategy.rescaled import normalised
