@@ -304,7 +304,11 @@ def _of_momentum(plan: Plan, optimizer: torch.optim.Optimizer, fitted: float) ->
     if all(abs(momentum - fitted) < _NEAR for momentum in found):
         return None
     words = " and ".join(f"{momentum:g}" for momentum in found)
-    advice = f"Plan with momentum={words}" if len(found) == 1 else f"Give all groups the momentum {fitted:g}"
+    advice = (
+        f"Plan with optimizer=ao.SGD(momentum={words})"
+        if len(found) == 1
+        else f"Give all groups the momentum {fitted:g}"
+    )
     return (
         f"the noise of this plan, {plan.strategy.describe()}, was fitted to momentum {fitted:g}, and this optimizer "
         f"has {words}: the guarantee is the same, but more noise is left in the model than need be. {advice}"

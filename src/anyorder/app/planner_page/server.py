@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from anyorder import checks
-from anyorder.app.planner_page.answers import KINDS
+from anyorder.app.planner_page.answers import KINDS, ORDERS
 
 # ----------------------------------------------------------------------------------------------------
 # The one document of the page: its parts put into each other, so that nothing is loaded from anywhere.
@@ -34,8 +34,7 @@ CHOICES: dict[str, list[Any]] = {
     "delta": [1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10],
     "memory": [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, None],
     "momentum": [0, 0.5, 0.8, 0.9, 0.95, 0.99],
-    "order": ["shuffled", "single", "fixed", "poisson", "balls-in-bins", "random-allocation", "cyclic-poisson",
-              "truncated-poisson"],
+    "order": ["shuffled", "single", *(word for word in ORDERS if word not in ("shuffled", "sequential"))],
     "ratio": [1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5],
 }  # fmt: skip
 """The stops of the sliders of the served page, whose number boxes take any value between; and the orders."""

@@ -14,6 +14,7 @@ const ORDER_WORDS = {
   "random-allocation": "random allocation: split anew", "cyclic-poisson": "cyclic poisson: coins, groups",
   "truncated-poisson": "truncated poisson: coins, cut", // coins and splits are secret, as `needs` says; no more fits
 };
+const inWords = (order) => ORDER_WORDS[order] || order;
 const FIELDS = [
   ["dataset_size", "Data set size", "examples; public"], ["batch_size", "Batch size", "examples in a step"],
   ["epochs", "Epochs", "passes over the data"], ["epsilon", "Epsilon", "the privacy budget"],

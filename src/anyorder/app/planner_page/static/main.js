@@ -119,7 +119,7 @@ async function askSweep() {
   const question = {base: s, batch_sizes: batches, epoch_counts: epochs, mechanism: state.sweep.mechanism.value, measure, ratio: state.sweep.ratio.value};
   state.sweep.ratio.disabled = measure === "noise";
   $("sweep-title").replaceChildren(measure === "noise" ? `Noise to batch at epsilon ${show(s.epsilon)}` : `Epsilon at noise to batch ${show(question.ratio)}`,
-    make("small", {}, `delta ${show(s.delta)}, ${s.dataset_size} examples, ${ORDER_WORDS[s.order]}; bright is better. Tab or the pointer reads a cell, Enter or a click plans it.`));
+    make("small", {}, `delta ${show(s.delta)}, ${s.dataset_size} examples, ${inWords(s.order)}; bright is better. Tab or the pointer reads a cell, Enter or a click plans it.`));
   const told = (words) => { $("readout").textContent = words; };
   const take = (batch, count) => { // the plan of a cell
     state.controls.batch_size.value = batch;
@@ -154,7 +154,7 @@ function begin() {
   for (const [name, label, hint] of FIELDS) {
     const stops = config.choices[name];
     if (stops.length < 2 && name === "momentum") { state.controls[name] = {value: stops[0]}; continue; }
-    const control = name === "order" ? choice(name, label, hint, stops.map((o) => [o, ORDER_WORDS[o]]), config.start.order, changed)
+    const control = name === "order" ? choice(name, label, hint, stops.map((o) => [o, inWords(o)]), config.start.order, changed)
       : slider(name, label, hint, stops, config.start[name], changed, !config.grid);
     state.controls[name] = control;
     $("controls").append(control.field);
