@@ -141,9 +141,9 @@ class Kind(NamedTuple):
         worst: its sensitivity.
         variances: the noise in the iterates.
         rounding: what float32 does to it.
+        examples: by name, strategies for any n >= 1 on which every law is tested: odd ones, not the nicest.
         fit: how it is fitted; None where there is nothing to fit.
         sizes: in the order in which they are said.
-        examples: by name, strategies for any n >= 1 on which every law is tested: odd ones, not the nicest.
     """
 
     cls: type[Strategy]
@@ -154,9 +154,9 @@ class Kind(NamedTuple):
     worst: Worst
     variances: Variances
     rounding: Rounding
-    fit: Fit | None
-    sizes: tuple[Size, ...]
     examples: dict[str, Example]
+    fit: Fit | None = None
+    sizes: tuple[Size, ...] = ()
 
 
 _BANDS = Size("band", "bands", "num_bands")
@@ -226,82 +226,108 @@ def _rescaled_under_coins(strategy: Rescaled, change: Change) -> float:
 
 KINDS: tuple[Kind, ...] = (
     Kind(
-        Independent, "independent", "independent", Independent,
-        Structure.IDENTITY, Worst(independent.bound, independent.units), Variances(independent.way, closed=True),
-        Rounding(independent.change, independent.under_coins), None, (),
-        {"independent": Independent},
+        Independent, "independent", "independent", Independent, Structure.IDENTITY,
+        worst=Worst(independent.bound, independent.units),
+        variances=Variances(independent.way, closed=True),
+        rounding=Rounding(independent.change, independent.under_coins),
+        examples={"independent": Independent},
     ),
     Kind(
-        Dense, "dense", "dense", Dense._from_dict,
-        Structure.DENSE, _OF_MATRIX, _BY_COLUMNS,
-        Rounding(dense.change, under_coins), Fit("dense", dense.fit), (),
-        {"dense": lambda n: Dense(_mixed(n))},
+        Dense, "dense", "dense", Dense._from_dict, Structure.DENSE,
+        worst=_OF_MATRIX,
+        variances=_BY_COLUMNS,
+        rounding=Rounding(dense.change, under_coins),
+        fit=Fit("dense", dense.fit),
+        examples={"dense": lambda n: Dense(_mixed(n))},
     ),
     Kind(
-        Banded, "banded", "banded", Banded._from_dict,
-        Structure.BANDED, Worst(banded.bound, banded.units), Variances(banded.way),
-        Rounding(banded.change, banded.under_coins), Fit("banded", banded.fit), (_BANDS,),
-        {"banded": _three_bands},
+        Banded, "banded", "banded", Banded._from_dict, Structure.BANDED,
+        worst=Worst(banded.bound, banded.units),
+        variances=Variances(banded.way),
+        rounding=Rounding(banded.change, banded.under_coins),
+        fit=Fit("banded", banded.fit),
+        sizes=(_BANDS,),
+        examples={"banded": _three_bands},
     ),
     Kind(
-        ToeplitzBanded, "toeplitz_banded", "banded toeplitz", ToeplitzBanded,
-        Structure.TOEPLITZ_BANDED, _OF_TOEPLITZ, Variances(toeplitz.way_of_banded),
-        Rounding(toeplitz.change_of_banded, toeplitz.under_coins_of_banded), Fit("toeplitz", toeplitz.fit), (_BANDS,),
-        {
+        ToeplitzBanded, "toeplitz_banded", "banded toeplitz", ToeplitzBanded, Structure.TOEPLITZ_BANDED,
+        worst=_OF_TOEPLITZ,
+        variances=Variances(toeplitz.way_of_banded),
+        rounding=Rounding(toeplitz.change_of_banded, toeplitz.under_coins_of_banded),
+        fit=Fit("toeplitz", toeplitz.fit),
+        sizes=(_BANDS,),
+        examples={
             "toeplitz banded": lambda n: ToeplitzBanded([1.0, 0.5, 0.25][:n], n),
             "toeplitz banded mixed": lambda n: ToeplitzBanded([1.0, -0.4, 0.0, 0.7][:n], n),
             "toeplitz banded rising": lambda n: ToeplitzBanded([1.0, 1.3, -0.09, -0.405][:n], n),
         },
     ),
     Kind(
-        SquareRoot, "square_root", "square root", SquareRoot,
-        Structure.TOEPLITZ, _OF_TOEPLITZ, Variances(toeplitz.way),
-        _OF_SERIES, None, (),
-        {"square root": SquareRoot},
+        SquareRoot, "square_root", "square root", SquareRoot, Structure.TOEPLITZ,
+        worst=_OF_TOEPLITZ,
+        variances=Variances(toeplitz.way),
+        rounding=_OF_SERIES,
+        examples={"square root": SquareRoot},
     ),
     Kind(
-        BandedInverse, "banded_inverse", "banded inverse", BandedInverse,
-        Structure.TOEPLITZ, _OF_TOEPLITZ, Variances(toeplitz.way),
-        _OF_SERIES, Fit("banded_inverse", banded_inverse.fit), (_BANDS,),
-        {
+        BandedInverse, "banded_inverse", "banded inverse", BandedInverse, Structure.TOEPLITZ,
+        worst=_OF_TOEPLITZ,
+        variances=Variances(toeplitz.way),
+        rounding=_OF_SERIES,
+        fit=Fit("banded_inverse", banded_inverse.fit),
+        sizes=(_BANDS,),
+        examples={
             "banded inverse": _four_bands,
             "banded inverse mixed": lambda n: BandedInverse([0.8, 0.3, -0.5][:n], n),
             "banded inverse rising": lambda n: BandedInverse([0.8, -1.0, 0.5][:n], n),
         },
     ),
     Kind(
-        BLT, "blt", "blt", BLT,
-        Structure.BUFFERED, Worst(blt.bound, blt.units), Variances(blt.way),
-        Rounding(blt.change, toeplitz.under_coins), Fit("blt", blt.fit_blt), (_BUFFERS,),
-        {
+        BLT, "blt", "blt", BLT, Structure.BUFFERED,
+        worst=Worst(blt.bound, blt.units),
+        variances=Variances(blt.way),
+        rounding=Rounding(blt.change, toeplitz.under_coins),
+        fit=Fit("blt", blt.fit_blt),
+        sizes=(_BUFFERS,),
+        examples={
             "blt": lambda n: BLT([0.9, 0.4], [0.2, 0.1], n),
             "blt mixed": lambda n: BLT([0.9, -0.7], [0.3, -0.8], n),
             "blt rising": lambda n: BLT([-0.7, -0.2], [-0.2, 1.3], n),
         },
     ),
     Kind(
-        BandedLowRank, "banded_low_rank", "banded low rank", BandedLowRank._from_dict,
-        Structure.LOW_RANK, _OF_MATRIX, _BY_COLUMNS,
-        Rounding(low_rank.change, under_coins), Fit("banded_low_rank", low_rank.fit), (_BANDS, _RANK),
-        {"low rank": _low_rank},
+        BandedLowRank, "banded_low_rank", "banded low rank", BandedLowRank._from_dict, Structure.LOW_RANK,
+        worst=_OF_MATRIX,
+        variances=_BY_COLUMNS,
+        rounding=Rounding(low_rank.change, under_coins),
+        fit=Fit("banded_low_rank", low_rank.fit),
+        sizes=(_BANDS, _RANK),
+        examples={"low rank": _low_rank},
     ),
     Kind(
         Rescaled, "rescaled", "rescaled", lambda strategy, scales: Rescaled(from_dict(strategy), scales),
-        Structure.RESCALED, Worst(rescaled.bound, rescaled.units), _BY_COLUMNS,
-        Rounding(_change_of_rescaled, _rescaled_under_coins), None, (),
-        {"rescaled": lambda n: Rescaled(SquareRoot(n), np.linspace(1, 2, n))},
+        Structure.RESCALED,
+        worst=Worst(rescaled.bound, rescaled.units),
+        variances=_BY_COLUMNS,  # scales are taken off before
+        rounding=Rounding(_change_of_rescaled, _rescaled_under_coins),
+        examples={"rescaled": lambda n: Rescaled(SquareRoot(n), np.linspace(1, 2, n))},
     ),
     Kind(
-        RestartedBLT, "restarted_blt", "restarted blt", RestartedBLT,
-        Structure.RESTARTED, Worst(restarted.bound, restarted.units), Variances(restarted.way),
-        Rounding(restarted.change, restarted.under_coins), Fit("restarted_blt", restarted.fit_restarted), (_BUFFERS,),
-        {"restarted": _restarted, "restarted twice": lambda n: _restarted(n, 2)},
+        RestartedBLT, "restarted_blt", "restarted blt", RestartedBLT, Structure.RESTARTED,
+        worst=Worst(restarted.bound, restarted.units),
+        variances=Variances(restarted.way),
+        rounding=Rounding(restarted.change, restarted.under_coins),
+        fit=Fit("restarted_blt", restarted.fit_restarted),
+        sizes=(_BUFFERS,),
+        examples={"restarted": _restarted, "restarted twice": lambda n: _restarted(n, 2)},
     ),
     Kind(
-        Tree, "tree", "tree", Tree,
-        Structure.TREE, Worst(tree.bound, tree.units), Variances(tree.way, closed=True),
-        Rounding(tree.change, under_coins), Fit("tree", tree.fit_tree), (),
-        _TREES,
+        Tree, "tree", "tree", Tree, Structure.TREE,
+        worst=Worst(tree.bound, tree.units),
+        variances=Variances(tree.way, closed=True),
+        rounding=Rounding(tree.change, under_coins),
+        fit=Fit("tree", tree.fit_tree),
+        examples=_TREES,
     ),
 )  # fmt: skip
 
