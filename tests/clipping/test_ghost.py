@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from anyorder.clipping import FunctionalClipping, GhostClipping, layer_rules, make_clipping
 from anyorder.clipping import per_example as clipping_engine
 from anyorder.clipping.norms import round_down
-from anyorder.errors import ClippingWarning, ModelError
+from anyorder.errors import ClippingWarning, ModelError, TrainingError
 from clipping.brute import assert_close, clipped_sum, norm, per_example, run
 
 
@@ -326,3 +326,59 @@ def test_factors_are_rounded_to_the_number_nearest_to_zero():
     further = torch.nextafter(rounded, torch.full_like(rounded, torch.inf).copysign(factors.float()))
     assert (further.double().abs() > factors.abs())[factors != 0].all()
     assert torch.equal(round_down(factors, torch.float64), factors)
+
+
+class TimesInPlace(torch.autograd.Function):
+    """Its backward writes into the gradient that other layers were given too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.mul_(1000)
+
+
+class Beside(nn.Module):
+    """Two layers whose sum has one gradient; that of the second is written in place."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x):
+        second = TimesInPlace.apply(self.second(x) * 1e-3)
+        return self.first(x) + second  # made last, whose backward is first
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (lambda: nn.Linear(32, 32), torch.randn(6, 32)),
+        (lambda: nn.Linear(128, 128), torch.randn(6, 3, 128)),
+        (lambda: nn.Conv1d(64, 64, 3), torch.randn(6, 64, 5)),
+        (lambda: nn.Embedding(400, 3), torch.arange(24).view(6, 4)),
+    ],
+    ids=["linear", "positions", "convolution", "table"],
+)
+@pytest.mark.parametrize("chunk_size", [None, 3])
+def test_a_gradient_that_is_written_in_place_after_its_norm_is_in_no_sum(layer, x, chunk_size):
+    """A sum is either of what the norms are of, or refused: never longer than clip_norm for each unit."""
+    module, received = Beside(layer(), layer()), []
+    outputs = GhostClipping(module, chunk_size).forward(
+        (x,), {}, groups=torch.arange(len(x)), clip_norm=1.0, scale=1.0, receive=received.append
+    )
+    try:
+        outputs.square().sum().backward()
+    except TrainingError as error:
+        assert "in place" in str(error)  # noqa: PT017
+        assert not received
+    else:
+        assert norm(received[0]) <= len(x)

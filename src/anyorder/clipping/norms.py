@@ -42,6 +42,7 @@ from torch.nn import functional as F
 
 from anyorder import checks
 from anyorder.clipping import native
+from anyorder.clipping import torch_private as private
 from anyorder.errors import ArgumentError
 
 # -- sums and squares ------------------------------------------------------------------------------------------------
@@ -266,6 +267,14 @@ class Use(ABC):
     def without(self, examples: Tensor) -> Self:
         """The use with zeros in the place of what it holds of some examples, (B,) bool: a weight of 0 leaves NaN."""
 
+    def versions(self) -> list[int]:
+        """How often each tensor that it holds was written: a norm is of these values, and so must the sum be."""
+        return [private.version(tensor) for tensor in self.held()]
+
+    @abstractmethod
+    def held(self) -> tuple[Tensor, ...]:
+        """The tensors of the passes."""
+
 
 @dataclass
 class DirectUse(Use):
@@ -276,6 +285,9 @@ class DirectUse(Use):
 
     def __post_init__(self) -> None:
         self.shape = self.values.shape[1:]
+
+    def held(self) -> tuple[Tensor, ...]:
+        return (self.values,)
 
     def gradients(self, rows: Rows) -> Tensor:
         return self.values[rows].to(self.dtype)
@@ -349,6 +361,9 @@ class LinearUse(FactoredUse):
         self.batch, self.positions, self.inputs = self.activations.shape
         self.outputs, self.groups, self.unfolds = self.output_gradients.shape[2], 1, False
         self.shape = torch.Size((self.outputs, self.inputs))
+
+    def held(self) -> tuple[Tensor, ...]:
+        return self.activations, self.output_gradients
 
     def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
         a, g = self.activations[rows].to(self.dtype), self.output_gradients[rows].to(self.dtype)
@@ -436,6 +451,9 @@ class ConvolutionUse(FactoredUse):
             and bool(torch.backends.mkldnn.enabled)
             and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         )
+
+    def held(self) -> tuple[Tensor, ...]:
+        return self.x, self.output_gradients
 
     def factors(self, rows: Rows) -> tuple[Tensor, Tensor]:
         x, g = (_by_example(t, self.batch)[rows].to(self.dtype) for t in (self.x, self.output_gradients))
@@ -535,6 +553,9 @@ class EmbeddingUse(Use):
         self.shape = torch.Size((self.size, self.output_gradients.shape[2]))
         if self.padding is not None:
             self.output_gradients = self.output_gradients.masked_fill((self.ids == self.padding)[..., None], 0)
+
+    def held(self) -> tuple[Tensor, ...]:
+        return self.ids, self.output_gradients
 
     def gradients(self, rows: Rows) -> Tensor:
         ids, g = self.ids[rows], self.output_gradients[rows].to(self.dtype)

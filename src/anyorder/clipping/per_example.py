@@ -249,6 +249,7 @@ class Pass:
         self._expected: Counter[str] = Counter()
         self._uses: defaultdict[str, list[tuple[ParameterView, Use]]] = defaultdict(list)
         self._settled: dict[str, tuple[ParameterView, Settled]] = {}
+        self._versions: list[tuple[str, Use, list[int]]] = []  # of uses whose norm is taken before their sum is made
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
@@ -346,10 +347,12 @@ class Pass:
         if self._expected[part.name] > 1 or isinstance(use, DirectUse):
             self._uses[part.name].append((part, use))
             return
+        versions = use.versions()
         with full_precision(self._device):
             settled = self._settle_uses(part.name, [use])
         self._settled[part.name] = part, settled
         if settled.kept is None:
+            self._versions.append((part.name, use, versions))
             self._uses[part.name].append((part, use))
 
     @torch.no_grad()
@@ -361,14 +364,25 @@ class Pass:
         """
         if self._tables.by_name:
             self._refuse(name for name, values in zip(self.parameters, direct, strict=True) if values is not None)
+        self._check_versions()
         with full_precision(self._device):
             settled = {}
             for name, values in zip(self.parameters, direct, strict=True):
                 one = self._settle(name, values)
                 if one is not None:
                     settled[name] = one
-            self._uses, self._settled = defaultdict(list), {}
+            self._uses, self._settled, self._versions = defaultdict(list), {}, []
             self._receive(self._clipped(settled))
+
+    def _check_versions(self) -> None:
+        """Refuse a sum of other numbers than the norms are of: it would be longer than clip_norm."""
+        written = [name for name, use, versions in self._versions if use.versions() != versions]
+        if written:
+            raise TrainingError(
+                f"backward wrote, in place, into what the norms of {', '.join(written)} were taken of: a gradient or "
+                "an activation, in an autograd.Function or a hook of the model; have it return a new tensor (g * 2, "
+                "not g.mul_(2))"
+            )
 
     def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
         parameter, uses = self.parameters[name], self._uses[name]
