@@ -181,6 +181,29 @@ def test_a_units_coin_decides_for_all_its_examples(rule, accumulate):
         assert sorted(unit for units in expected[:4] for unit in units) == ids.tolist()
 
 
+class Renaming(torch.utils.data.Dataset):
+    """Gives its examples to other users once it has been read."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, i):
+        self.reads += 1
+        x, y, user = DATA[i]
+        return x, y, user + (self.reads > ROWS)
+
+
+@pytest.mark.parametrize("rows", [None, 30])
+def test_a_batch_names_the_units_that_were_drawn(rows):
+    run = private(planned(PoissonSampling(6, 0.4), unit="user"), unit=2, dataset=Renaming(), micro_batch=rows)
+    with pytest.raises(LoaderError, match="other units than those that were drawn"):
+        take(run, 6)
+    assert run[0].step == 0 or not any(history(run[0]))
+
+
 def test_units_by_key_with_rows_that_fill_up():
     plan = planned(PoissonSampling(6, 0.4), unit="user")
     whole = [take(private(plan, unit=2, accumulate=a, micro_batch=m), 6, a) for a, m in ((1, None), (1, 30), (3, 12))]

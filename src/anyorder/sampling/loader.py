@@ -16,7 +16,7 @@ from anyorder.errors import ArgumentError, LoaderError, TrainingError
 from anyorder.ledger import Units, as_units
 from anyorder.noise import NoiseSource
 from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
-from anyorder.sampling.samplers import PaddedBatch, key_of
+from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
 
 _LOOKS = 3  # batches whose copies are compared with the originals: what a loop does to one, it does to all
 _DEEP = 4  # containers within containers that are searched for tensors
@@ -456,7 +456,14 @@ class PrivateLoader:
             units = extract_units(batch, self._unit)
             if padding and len(units) != len(listed):
                 raise LoaderError("unit= must give one id for each example of a batch, which is filled up to its size")
-            return units[: len(units) - padding], padding
+            units = units[: len(units) - padding]
+            sampler = getattr(self._user_loader, "batch_sampler", None)
+            if isinstance(sampler, SecretBatchSampler) and not sampler.names(units, listed[: len(listed) - padding]):
+                raise LoaderError(
+                    "a batch names other units than those that were drawn: the data set, or what collates it, must "
+                    "give each example the same id whenever it is read"
+                )
+            return units, padding
         indices = as_units(listed[: len(listed) - padding])
         if not isinstance(indices, list) and indices.min(initial=0) < 0:
             raise LoaderError(f"the sampler gave index {indices.min()}: a negative index is an example's second name")

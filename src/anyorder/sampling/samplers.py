@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 from anyorder import checks
 from anyorder._draws import Draws
 from anyorder.errors import ArgumentError
+from anyorder.ledger import Units
 from anyorder.noise import NoiseSource
 from anyorder.participation import PoissonSampling
 
@@ -238,16 +239,17 @@ class SecretBatchSampler(Sampler[list[int]]):
         rows: to how many examples each micro-batch is filled up, by examples of its own again, or the first of all
             where it has none. Only what is more than that tells how many were drawn. None: as many as were drawn.
         rank, ranks: of which this one's share is given.
+        ids: of the unit of each member, ascending; None where every example is a unit.
     """
 
     def __init__(
         self, draws: Draws, owned: Owned, *, accumulate: int = 1, rows: int | None = None, rank: int = 0,
-        ranks: int = 1,
+        ranks: int = 1, ids: Units | None = None,
     ) -> None:  # fmt: skip
         self.rule, self._draws, self._owned = draws.rule, draws, owned
         self._accumulate, self._rows, self._rank, self._ranks = accumulate, rows, rank, ranks
         self._step: tuple[int, list[list[int]]] | None = None
-        self.members = np.sort(owned.examples)
+        self.members, self._ids = np.sort(owned.examples), ids
         self.steps = accumulate * draws.rule.steps_per_epoch
         most = draws.rule.most_units
         units = len(owned) * draws.rule.rate
@@ -269,6 +271,13 @@ class SecretBatchSampler(Sampler[list[int]]):
             units = self._draws.step(step)[self._rank :: self._ranks]
             self._step = step, [self._padded(own) for own in self._dealt(units)]
         return self._step[1][part]
+
+    def names(self, units: Units, indices: list[int]) -> bool:
+        """Whether these are the ids of the units that were drawn, by the examples of these indices."""
+        if self._ids is None:
+            return True
+        places = np.searchsorted(self.members, indices).tolist()
+        return len(units) == len(places) and all(self._ids[i] == unit for i, unit in zip(places, units, strict=True))
 
     def _dealt(self, units: NDArray[np.int64]) -> list[list[int]]:
         """The examples of the units in as many parts as a step has micro-batches, units whole, of like sizes."""

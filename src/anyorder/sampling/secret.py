@@ -89,15 +89,17 @@ def secret_loader(
             f"{_name(participation)} needs a loader that collates examples, got batch_size=None; set a batch_size"
         )
     members = _members(loader, participation)
+    ids = None
     if unit is None:
         Origins(loader.dataset).check_distinct(members)  # who is listed twice has two coins
         owned = Owned.each_its_own(members)
     else:
-        owned = Owned.by(members, numbered(read_owners(loader, members, unit)))
+        ids = read_owners(loader, members, unit)
+        owned = Owned.by(members, numbered(ids))
     draws = Draws(participation, check_size(participation, len(owned)), source)
     if micro_batch is None and unit is None and draws.rule.most_units is not None:
         micro_batch = -(-draws.rule.most_units // (accumulate * ranks))
-    sampler = SecretBatchSampler(draws, owned, accumulate=accumulate, rows=micro_batch, rank=rank, ranks=ranks)
+    sampler = SecretBatchSampler(draws, owned, accumulate=accumulate, rows=micro_batch, rank=rank, ranks=ranks, ids=ids)
     if micro_batch is not None and sampler.batch_size > checks.integer("micro_batch", micro_batch, low=1):
         raise ArgumentError(
             f"micro_batch must be at least {sampler.batch_size}, the examples that each of accumulate={accumulate} "
