@@ -65,7 +65,7 @@ def test_release_ledger_budget_device_and_verify(tmp_path):
 def test_a_training_and_its_resume(tmp_path):
     code = """
     from pathlib import Path
-    from anyorder.app import Observer, Settings, resume, train
+    from anyorder.app.job import Observer, Settings, resume, train
     class Stop(Observer):
         def stepped(self, step):
             if step > 2:

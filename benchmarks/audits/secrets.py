@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from anyorder.app.charts import plot_ranks
-from anyorder.app.data import Text, read_text
-from anyorder.app.secret_sharer import Shared, share, train_words
+from anyorder.app.secret_sharer import Shared, share
+from anyorder.app.text import Text, read_text
+from anyorder.app.word_model import train_words
 from anyorder.audit import Memorised
 from benchmarks._report import Row
 

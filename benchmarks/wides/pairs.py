@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyorder.app.data import read_text
+from anyorder.app.text import read_text
 
 __all__ = ["Corpus", "read_pairs"]
 

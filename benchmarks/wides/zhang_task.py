@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from anyorder.app.data import read_text
+from anyorder.app.text import read_text
 from anyorder.audit import Memorised, Secrets
 from anyorder.noise import NoiseSource
 from benchmarks.wides.zhang_select import Exponential, Floats, Ints, Selector, Setting, SparseVector, Uniform

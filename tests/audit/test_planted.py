@@ -398,7 +398,7 @@ def test_what_cannot_be_planted_changes_nothing(tmp_path):
     with pytest.raises(TrainingError, match="bound to no model"):
         plant(ao.PrivacyEngine(plan), CANARIES)
     several = ao.Release(plan, SIZE)
-    several._group = type("Two", (), {"size": 2})()
+    several._ranks = type("Two", (), {"size": 2})()
     with pytest.raises(TrainingError, match="among several ranks"):
         plant(several, CANARIES)
     assert all(r._guest is None and not r._observers for r in (begun, saved, closed, several))
@@ -489,7 +489,7 @@ def test_without_canaries_a_release_is_what_it_was():
     """The hook is one look at an attribute: same bits, nothing imported."""
     plan = claim()
     one, other = bare(plan), bare(plan)
-    assert ao.Release._guest is None
+    assert ao.Release(plan, SIZE)._guest is None
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -28,7 +28,7 @@ def data():
 def bound(dataset=None, *, engine=None, private=None, accumulate=1, **given):
     """(engine, model, optimizer, loader), of two epochs."""
     loader = DataLoader(data() if dataset is None else dataset, batch_size=10, shuffle=True)
-    budget = {"loader": loader, "accumulate": accumulate}
+    budget = {"loader": loader, "batch_size": 10 * accumulate}
     if "order" in given:
         budget = {"dataset_size": N, "batch_size": 10}
     plan = flat_plan(**budget, epochs=2, epsilon=6, delta=DELTA, mechanism="independent", **given)

@@ -18,6 +18,9 @@ from anyorder.errors import TrainingError
 from anyorder.federated import LocalTraining, Server, assist, simulate, simulation
 from anyorder.federated.cohorts import UniformAvailability
 from anyorder.participation import MinSeparation
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where this is run by itself
+
 from plans import flat_plan
 
 KEY = bytes(range(32))

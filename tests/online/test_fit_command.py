@@ -318,7 +318,13 @@ def test_plan_and_regularization_are_those_of_the_public_settings(tmp_path, lear
     assert 0.99 * epsilon < plan.epsilon <= epsilon
     noise = plan.noise_std * 3**0.5  # of independent noise in sums of 1 to 5 steps, root mean square
     assert made.regularization == pytest.approx(max(16 * steep / 2 * row**2, row * noise / (2 - steep)))
-    names = {"logistic": "Logistic", "svc": "Hinge", "softmax": "Softmax", "poisson": "Poisson", "linear": "Squared"}
+    names = {
+        "logistic": "Logistic",
+        "svc": "Hinge",
+        "softmax": "Softmax",
+        "poisson": "PoissonLoss",
+        "linear": "Squared",
+    }
     assert type(_Work(job).loss).__name__ == names[learner]
 
 

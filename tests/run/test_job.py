@@ -150,7 +150,7 @@ def test_it_learns(tmp_path):
 
 KILL = """
 import os, signal, sys
-from anyorder.app import Observer, Settings, train
+from anyorder.app.job import Observer, Settings, train
 class Killer(Observer):
     def stepped(self, step):
         if step == int(sys.argv[2]):

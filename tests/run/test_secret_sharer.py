@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 import anyorder as ao
 from anyorder.app.charts import plot_ranks
 from anyorder.app.cli import app
-from anyorder.app.data import Text, read_text
-from anyorder.app.secret_sharer import NextWord, Shared, Trained, own_training, perplexity, share, train_words
+from anyorder.app.secret_sharer import Shared, own_training, perplexity, share
+from anyorder.app.text import Text, read_text
+from anyorder.app.word_model import NextWord, Trained, train_words
 from anyorder.audit import Memorised
 from anyorder.errors import ArgumentError
 

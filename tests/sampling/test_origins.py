@@ -134,7 +134,16 @@ def test_poisson_needs_to_know_the_examples_of_the_sampler():
             assert i in (4, 5)  # the batch of none is cut from an example of the sampler's too
             return torch.tensor(i)
 
+    class Unknown(Sampler):
+        def __iter__(self):
+            return iter([4, 5])
+
+        def __len__(self):
+            return 2
+
     with pytest.raises(LoaderError, match="not known here.*SubsetRandomSampler"):
-        secret_loader(DataLoader(Own(), batch_size=2, sampler=[4, 5]), PoissonSampling(40, 0.1), SOURCE)
+        secret_loader(DataLoader(Own(), batch_size=2, sampler=Unknown()), PoissonSampling(40, 0.1), SOURCE)
+    listed = DataLoader(Own(), batch_size=2, sampler=[4, 5])  # which says its examples
+    assert sum(len(x) for x in secret_loader(listed, PoissonSampling(40, 0.1), SOURCE)) > 0
     loader = DataLoader(Own(), batch_size=2, sampler=SubsetRandomSampler([5, 4]))
     assert sum(len(x) for x in secret_loader(loader, PoissonSampling(40, 0.1), SOURCE)) > 0

@@ -244,7 +244,7 @@ def test_rounds_up() -> None:
 def test_unknown_participation() -> None:
     class Other(SingleEpoch.__base__):  # type: ignore[name-defined, misc]
         n, pattern = 8, Separated(8, 8, 1)
-        covers = refusals = describe = lambda self, *asked: None
+        covers = refusals = describe = to_dict = read = needs = lambda self, *asked: None
 
     with pytest.raises(PlanError, match="must be one of"):
         sensitivity(Tree(8), Other())

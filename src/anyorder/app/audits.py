@@ -22,9 +22,9 @@ from anyorder.app import folder
 from anyorder.app import job as parts
 from anyorder.app import report as audit_files
 from anyorder.app.charts import METHODS, AuditSummary, audit_panel, can_draw, plot_audit
-from anyorder.app.data import load_function
 from anyorder.app.job import OF_FEATURES
 from anyorder.app.progress import StepsBar
+from anyorder.app.text import load_function
 from anyorder.audit import Canaries, plant
 from anyorder.audit.bounds import Method
 from anyorder.audit.laws import NoiseLaw, noise_law, testable

@@ -19,9 +19,9 @@ from anyorder.app import folder
 from anyorder.app import job as models
 from anyorder.app import report as report_file
 from anyorder.app.charts import plot_accuracy, plot_noise
-from anyorder.app.data import load_function
 from anyorder.app.job import Observer, charge, charge_again, helpers
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
+from anyorder.app.text import load_function
 from anyorder.budget import Budget
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.federated import CheckIn, Diurnal, LocalTraining, Server, simulate

@@ -32,9 +32,10 @@ from anyorder.app import data as datasets
 from anyorder.app import folder
 from anyorder.app import report as report_file
 from anyorder.app.charts import plot_accuracy, plot_noise
-from anyorder.app.data import Data, load_function
+from anyorder.app.data import Data
 from anyorder.app.features import STAGES, Features, Whitened, joined, patched, scattered, whitened
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
+from anyorder.app.text import load_function
 from anyorder.budget import Budget
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import AnyorderError, ArgumentError, BudgetError, CheckpointError, ModelError, TrainingError

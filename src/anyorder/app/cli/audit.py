@@ -12,8 +12,8 @@ from anyorder.app import secret_sharer
 from anyorder.app.cards import facts_panel
 from anyorder.app.charts import METHODS, AuditSummary, audit_panel, can_draw, exposure_phrase, not_refuted, plot_ranks
 from anyorder.app.cli.output import Json, attacking, fail, print_json
-from anyorder.app.data import read_text
 from anyorder.app.secret_sharer import Shared, Train
+from anyorder.app.text import read_text
 from anyorder.audit import from_file
 from anyorder.audit.bounds import Method
 from anyorder.errors import AnyorderError, ArgumentError
@@ -202,7 +202,7 @@ def _training(name: str | None, built_in: dict[str, Any], delta: float, seed: in
             extra = ", ".join(f"--{option}" for option in given)
             raise ArgumentError(f"a training of your own has its own settings: leave out {extra}")
         return secret_sharer.own_training(name)
-    from anyorder.app.secret_sharer import train_words  # with torch, which no model of one's own may need
+    from anyorder.app.word_model import train_words  # with torch, which no model of one's own may need
 
     def train(corpus: Any, vocabulary: int) -> Any:
         trained = train_words(corpus, vocabulary, delta=delta, seed=seed, stepped=bar.stepped, **given)

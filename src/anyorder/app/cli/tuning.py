@@ -15,7 +15,7 @@ from rich.console import Console
 from anyorder.app import report as report_file
 from anyorder.app.cards import facts_panel
 from anyorder.app.cli.output import BudgetFile, Delta, Json, fail, one_line_errors, print_json
-from anyorder.app.data import load_function
+from anyorder.app.text import load_function
 from anyorder.budget.file import Budget
 from anyorder.budget.search import CERTIFICATE, PRINTED, REPORT, PrivateScore, Search, Trial
 from anyorder.budget.search import tune as search
