@@ -29,7 +29,7 @@ from anyorder.participation import (
 from anyorder.plan.plan import Plan, check_claims
 from anyorder.plan.planner import with_budget
 from anyorder.strategy import BLT, Independent, RestartedBLT, ToeplitzBanded, Tree
-from anyorder.strategy.rounding import rounding
+from anyorder.strategy.sensitivity import rounding
 from anyorder.workload import Workload
 from plans import flat_plan
 

@@ -19,6 +19,7 @@ INTERNAL = {
     "checks",
     "formats",
     "formatting",
+    "roots",
 }  # these have no names for users
 
 SHOWN = [name for page in sorted(PAGES.glob("*.md")) for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]

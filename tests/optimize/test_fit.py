@@ -235,7 +235,7 @@ def test_fits_are_kept_and_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     first = fit("blt", A, participation, buffers=2)
     assert len(list(folder.iterdir())) == 1
     ranking = choose(A, participation)
-    monkeypatch.setattr("anyorder.optimize.candidates.fit_blt", None)  # not called again
+    monkeypatch.setattr("anyorder.strategy.blt.grown", None)  # not called again
     assert fit("blt", A, participation, buffers=2) == first
     assert choose(A, participation) == ranking
 

@@ -7,6 +7,7 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     Dataset,
+    Sampler,
     StackDataset,
     Subset,
     SubsetRandomSampler,

@@ -22,8 +22,8 @@ from anyorder.strategy import (
     ToeplitzBanded,
     Tree,
 )
-from anyorder.strategy.rounding import _change, rounding
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.registry import kind_of
+from anyorder.strategy.sensitivity import rounding, sensitivity
 from laws.cases import PARTICIPATIONS, STRATEGIES
 from oracles import attained_squared
 
@@ -175,4 +175,4 @@ def test_inverses_by_back_substitution_are_counted_as_a_whole() -> None:
     for strategy in (STRATEGIES["dense"](9), STRATEGIES["low rank"](9)):
         for one in (strategy, Rescaled(strategy, np.full(9, 2.0))):
             C, K = strategy.matrix(), strategy.noising_matrix()
-            assert _change(one).whole >= 9 * 2.0**-52 * np.linalg.norm(C, 2) * np.linalg.norm(K, 2)
+            assert kind_of(one).rounding.change(one).whole >= 9 * 2.0**-52 * np.linalg.norm(C, 2) * np.linalg.norm(K, 2)

@@ -8,7 +8,6 @@ The relation of neighbours is that of mu: zero-out or add-or-remove-one, as the 
 """
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -17,6 +16,7 @@ from scipy.special import erfcx, exprel, ndtr
 
 from anyorder import checks
 from anyorder.errors import ArgumentError
+from anyorder.roots import bisect, crossing
 
 NEIGHBOURS = {"zero-out": 1.0, "replace-one": 2.0, "add-or-remove": 1.0}
 """Neighbouring relation -> how far one unit moves a sum, in sensitivities."""
@@ -111,7 +111,7 @@ def gdp_epsilon(mu: float, delta: float, conversion: str = "exact") -> float:
     if gdp_delta(mu, 0.0) <= delta:
         return 0.0
     inside = upper * (1 + 2.0**-40)  # delta there is at most half of delta, also as rounded, whatever mu is
-    return _bisect(lambda epsilon: gdp_delta(mu, epsilon) <= delta, inside=inside, outside=0.0)
+    return bisect(lambda epsilon: gdp_delta(mu, epsilon) <= delta, inside=inside, outside=0.0)
 
 
 def gdp_mu(epsilon: float, delta: float) -> float:
@@ -142,7 +142,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     inside = outside / 2
     while not holds(inside):
         outside, inside = inside, inside / 2
-    return _bisect(holds, inside=inside, outside=outside)
+    return bisect(holds, inside=inside, outside=outside)
 
 
 def calibrate_gaussian(epsilon: float, delta: float) -> float:
@@ -231,62 +231,11 @@ def _best_order(mu: float, delta: float) -> float:
     The left side rises and the right side falls in alpha, and their difference is the derivative up to a positive
     factor: the minimum is the only one.
     """
-    from scipy.optimize import brentq  # half of the time of an import, for a conversion that is asked for by name
-
     log_inverse = -math.log(delta)
 
     def slope(gap: float) -> float:
         return (mu * gap) ** 2 / 2 + math.log1p(gap) - log_inverse
 
     end = min(math.sqrt(2 * log_inverse) / mu, math.expm1(min(log_inverse, 700.0)))
-    gap = brentq(slope, 0.0, end, xtol=1e-14 * end, rtol=1e-14) if slope(end) > 0 else end
+    gap = crossing(slope, 0.0, end, absolute=1e-14 * end, relative=1e-14) if slope(end) > 0 else end
     return float(max(1 + gap, math.nextafter(1.0, 2.0)))  # every order is valid
-
-
-def _bisect(holds: Callable[[float], bool], *, inside: float, outside: float) -> float:
-    """The last float that holds between one that does and one that does not."""
-    while True:
-        middle = inside / 2 + outside / 2
-        if middle in (inside, outside):
-            return inside
-        if holds(middle):
-            inside = middle
-        else:
-            outside = middle
-
-
-# ----------------------------------------------------------------------------------------------------
-# The place where a falling function is just below zero, in few looks: each may take seconds.
-
-
-_STEP = 0.5  # the longest
-_STEEPER = 3.0  # a slope may be so many times as much as it was; else the function jumps there
-
-
-def just_below(
-    value: Callable[[float], float], x: float, slope: float, tolerance: float, looks: int = 12
-) -> tuple[float, float] | None:
-    """An x with -tolerance <= value(x) <= 0, by secants, and the last slope.
-
-    Args:
-        value: of a number, falling.
-        x: where the search starts.
-        slope: near there, below 0.
-        tolerance: above 0.
-        looks: values that are asked for, at most.
-    Returns: None where it was not found, as where the function jumps over zero.
-    """
-    before: tuple[float, float] | None = None
-    for _ in range(looks):
-        y = value(x)
-        if -tolerance <= y <= 0:
-            return x, slope
-        if before is not None and y != before[1]:
-            found = (y - before[1]) / (x - before[0])
-            if _STEEPER * slope < found < slope / _STEEPER:
-                slope = found
-        before = x, y
-        x -= min(max((y + tolerance / 2) / slope, -_STEP), _STEP)
-        if x == before[0]:
-            return None
-    return None

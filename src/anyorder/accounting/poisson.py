@@ -19,8 +19,9 @@ from anyorder.accounting.bounded_range import (
     draws_losses,
     pair_losses,
 )
-from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon, gdp_mu, just_below, zcdp_rho
+from anyorder.accounting.gaussian import compose_mus, gdp_delta, gdp_epsilon, gdp_mu, zcdp_rho
 from anyorder.checks import final
+from anyorder.roots import bisect, crossing, just_below
 
 __all__ = [
     "Part",
@@ -131,8 +132,6 @@ def _rough_search(epsilon: float, delta: float, q: float, steps: int) -> tuple[f
 
 @lru_cache(maxsize=64)
 def _calibrated(epsilon: float, delta: float, q: float, steps: int) -> float:
-    from scipy.optimize import brentq  # slow to load
-
     aim = epsilon * (1 - _TOLERANCE / 2)
     start, slope = _rough_search(epsilon, delta, q, steps)
     found = just_below(_epsilon_at(q, steps, delta, epsilon, 1.0), start, slope, _TOLERANCE)
@@ -149,7 +148,7 @@ def _calibrated(epsilon: float, delta: float, q: float, steps: int) -> float:
         high, low, width = low, low - width, 2 * width
     while excess(high) > 0:
         low, high, width = high, high + width, 2 * width
-    result = brentq(excess, low, high, xtol=_TOLERANCE / 16, rtol=1e-14)
+    result = crossing(excess, low, high, absolute=_TOLERANCE / 16, relative=1e-14)
     while excess(result) > aim * _TOLERANCE / 4:
         result += _TOLERANCE / 16
     return math.exp(result)
@@ -234,14 +233,11 @@ def _concentrated(parts: Sequence[Part]) -> float:
 
 def _concentrated_delta(mu: float, epsilon: float) -> float:
     """A delta at which zero-concentrated DP of mu^2 / 2 keeps epsilon: the inverse of the conversion "rdp"."""
-    outside, inside = -700.0, 0.0
-    for _ in range(50):
-        middle = (outside + inside) / 2
-        if gdp_epsilon(mu, math.exp(middle), "rdp") <= epsilon:
-            inside = middle
-        else:
-            outside = middle
-    return math.exp(inside)
+
+    def holds(log_delta: float) -> bool:
+        return gdp_epsilon(mu, math.exp(log_delta), "rdp") <= epsilon
+
+    return math.exp(bisect(holds, inside=0.0, outside=-700.0, steps=50))
 
 
 def _rounding(parts: Sequence[Part]) -> float:

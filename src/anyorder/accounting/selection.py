@@ -45,6 +45,7 @@ from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formats import check_names, quoted
 from anyorder.formatting import counted
 from anyorder.patterns import Participation, check_order
+from anyorder.roots import crossing
 from anyorder.strategy import Strategy
 
 _SHARE = 0.1
@@ -480,8 +481,6 @@ def _search(
     epsilon: float, total: float, selection: Top, visits: int, cost: Callable[[float, Selection], float]
 ) -> tuple[float, Selection]:
     """For a selection that is no Gaussian: the least sigma, between that without a selection and 10^5 times it."""
-    from scipy.optimize import brentq  # slow to load
-
     aim = epsilon * (1 - _TOLERANCE / 2)
 
     def beside(log_sigma: float) -> tuple[float, Selection]:
@@ -499,7 +498,7 @@ def _search(
         low, high = high, high + 2 * (high - low)
         if high > log(total) + log(1e5):
             raise _too_dear(selection)
-    result = brentq(excess, low, high, xtol=_TOLERANCE / 16, rtol=1e-14)
+    result = crossing(excess, low, high, absolute=_TOLERANCE / 16, relative=1e-14)
     while excess(result) > aim * _TOLERANCE / 4:
         result += _TOLERANCE / 16
     return beside(result)

@@ -29,6 +29,7 @@ from anyorder.participation import KnownOrder, Participation, PoissonSampling
 from anyorder.patterns import Listed, PerEpoch, Separated
 from anyorder.plan.cost import check_plan
 from anyorder.plan.plan import Plan
+from anyorder.roots import doubled
 from anyorder.strategy import Independent, Strategy, Tree
 from anyorder.strategy.error import row_variances
 from anyorder.strategy.registry import Structure, kind_of
@@ -408,11 +409,11 @@ def sampled_noise(q: float, n: int, epsilon: float, delta: float) -> float | Non
     Returns: None where noise between 0.3 and 10^5 clip norms does not meet it.
     Cost: about 0.3 s.
     """
-    low, high = _LEAST_SIGMA, 1.0
-    while _sampled_delta(q, n, high, epsilon) > delta:
-        low, high = high, 2 * high
-        if high > _MOST_SIGMA:
-            return None
+    low, high = doubled(
+        lambda sigma: _sampled_delta(q, n, sigma, epsilon) <= delta, _LEAST_SIGMA, 1.0, most=_MOST_SIGMA
+    )
+    if math.isinf(high):
+        return None
     if low == _LEAST_SIGMA and _sampled_delta(q, n, low, epsilon) <= delta:
         return None
     while high / low > 1.002:

@@ -28,6 +28,7 @@ from anyorder.accounting.gaussian import gdp_mu
 from anyorder.audit import f_dp, many_runs, one_run
 from anyorder.audit.f_dp import Claim
 from anyorder.errors import ArgumentError
+from anyorder.roots import crossing
 
 # ----------------------------------------------------------------------------------------------------
 # Aligned scores as two normals with one standard deviation: the t statistic, and the exact interval of mu.
@@ -165,7 +166,6 @@ def limits(scores: NDArray[np.float64], included: NDArray[np.bool_], below: floa
 
 def _solved(log_p: Callable[[float], float], aim: float, near: float) -> float:
     """The shift, rounded down, at which a probability that rises in it is e^aim; nearly linear as a normal quantile."""
-    from scipy.optimize import brentq
 
     def excess(shift: float) -> float:
         return float(ndtri_exp(max(log_p(shift), -1e15)) - ndtri_exp(aim))
@@ -176,7 +176,7 @@ def _solved(log_p: Callable[[float], float], aim: float, near: float) -> float:
         low, step = low - step, 2 * step
     while excess(high) < 0:
         high, step = high + step, 2 * step
-    return float(brentq(excess, low, high, xtol=1e-12, rtol=1e-12)) - 1e-9 * (1 + abs(near))
+    return crossing(excess, low, high, absolute=1e-12, relative=1e-12) - 1e-9 * (1 + abs(near))
 
 
 Method = Literal["clopper_pearson", "f_dp", "gaussian", "one_run"]

@@ -17,7 +17,7 @@ from anyorder.noise import NoiseSource
 from anyorder.participation import Participation
 from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
 from anyorder.strategy import Strategy
-from anyorder.strategy.base import Combination
+from anyorder.strategy.base import DENSE_STEPS, Combination
 from anyorder.strategy.dense import Dense
 from anyorder.strategy.registry import Structure, kind_of
 from anyorder.strategy.rescaled import Rescaled
@@ -30,7 +30,6 @@ from anyorder.strategy.tree import Tree
 
 Floats = NDArray[np.float64]
 
-DENSE_STEPS = 4096
 """Steps up to which a matrix over pairs of them is made."""
 
 

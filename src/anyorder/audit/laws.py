@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, bdtrc, chdtr, chdtrc, ndtr
 
 from anyorder import checks
-from anyorder.audit.canaries import DENSE_STEPS, forward, whitener
+from anyorder.audit.canaries import forward, whitener
 from anyorder.audit.secret_steps import sampled_rule
 from anyorder.errors import ArgumentError
 from anyorder.participation import (
@@ -24,6 +24,7 @@ from anyorder.participation import (
 )
 from anyorder.patterns import Participation
 from anyorder.strategy import Rescaled, Strategy, Tree
+from anyorder.strategy.base import DENSE_STEPS
 
 Floats = NDArray[np.float64]
 

@@ -34,6 +34,7 @@ from anyorder.formatting import counted, rounded_up
 from anyorder.participation import Participation
 from anyorder.plan.plan import CANDIDATE, Plan
 from anyorder.plan.planner import plan
+from anyorder.roots import bisect, doubled
 
 _ACCOUNTANTS = ("prv", "rdp")
 _LOUDEST = 1e4  # noise multiplier that is looked up to
@@ -317,15 +318,12 @@ def _needed(visits: Visits, claimed: float, sigma: float, delta: float) -> float
         return math.inf
     if isinstance(visits, AtMost):
         return math.sqrt(visits.weight) / gdp_mu(claimed, delta)
-    low, high = sigma, 2 * sigma
-    while epsilon_of(visits, high, delta) > claimed:
-        low, high = high, 2 * high
-        if high > _LOUDEST:
-            return math.inf
-    while high - low > 1e-3 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if epsilon_of(visits, middle, delta) > claimed else (low, middle)
-    return high
+
+    def holds(sigma: float) -> bool:
+        return not epsilon_of(visits, sigma, delta) > claimed
+
+    low, high = doubled(holds, sigma, 2 * sigma, most=_LOUDEST)
+    return bisect(holds, inside=high, outside=low, relative=1e-3)
 
 
 def _advice(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import betainccinv
 
 from anyorder.audit.f_dp import Errors
+from anyorder.roots import bisect
 
 __all__ = ["chance", "largest_epsilon"]
 
@@ -71,18 +72,12 @@ def _least(
         alarms, misses = _upper_errors(scores, included, thresholds, math.exp(log_level))
         return np.asarray(errors(1 - alarms) - misses)
 
-    low, high = -700.0, math.log(0.5)
+    high = math.log(0.5)
     best = margins(high)
     if best.max() <= 0:
         return None, float(thresholds[np.argmax(best)])
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        found = margins(middle)
-        if found.max() > 0:
-            high, best = middle, found
-        else:
-            low = middle
-    return high, float(thresholds[np.argmax(best)])
+    high = bisect(lambda level: bool(margins(level).max() > 0), inside=high, outside=-700.0, steps=_BISECTIONS)
+    return high, float(thresholds[np.argmax(margins(high))])
 
 
 def _chosen(scores: NDArray[np.float64], included: NDArray[np.bool_], delta: float, significance: float) -> float:

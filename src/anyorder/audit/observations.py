@@ -18,6 +18,7 @@ from anyorder.accounting import gdp_delta, gdp_epsilon, poisson_epsilon
 from anyorder.checks import final
 from anyorder.errors import AnyorderError, LoaderError
 from anyorder.formatting import counted
+from anyorder.roots import bisect
 
 Indices = NDArray[np.int64]
 
@@ -289,10 +290,7 @@ def _least(excess: Callable[[float], float], high: float) -> float:
     low = 0.0
     if excess(low) <= 0:
         return low
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
-    return high
+    return bisect(lambda epsilon: excess(epsilon) <= 0, inside=high, outside=low, relative=1e-9)
 
 
 def epsilon_at_least(visits: Visits, noise_multiplier: float, delta: float) -> float:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from anyorder.checks import integer
+from anyorder.roots import bisect, doubled
 
 __all__ = ["SHARES", "chance", "chances", "largest_epsilon", "right_guesses"]
 
@@ -126,13 +127,5 @@ def largest_epsilon(m: int, counts: list[tuple[int, int]], delta: float, signifi
 def _largest(p: Callable[[float, float], float], delta: float, significance: float) -> float:
     if p(0.0, delta) > significance:
         return 0.0
-    inside, outside = 0.0, 1.0
-    while p(outside, delta) <= significance:
-        inside, outside = outside, 2 * outside
-    for _ in range(_BISECTIONS):
-        middle = (inside + outside) / 2
-        if p(middle, delta) <= significance:
-            inside = middle
-        else:
-            outside = middle
-    return inside
+    inside, outside = doubled(lambda epsilon: not p(epsilon, delta) <= significance, 0.0, 1.0)
+    return bisect(lambda epsilon: p(epsilon, delta) <= significance, inside=inside, outside=outside, steps=_BISECTIONS)

@@ -26,6 +26,7 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted
 from anyorder.noise import NoiseSource
+from anyorder.roots import bisect, doubled
 
 Floats = NDArray[np.float64]
 
@@ -113,15 +114,8 @@ class NegativeBinomial:
     @property
     def gamma(self) -> float:
         """The law's other number, in (0, 1): the largest at which the mean is not below the one asked for."""
-        low, high = math.log(_LEAST_GAMMA), -1e-9
-        while True:
-            middle = (low + high) / 2
-            if middle in (low, high):
-                return math.exp(low)
-            if _mean_of(self.eta, middle) >= self.mean:
-                low = middle
-            else:
-                high = middle
+        least = math.log(_LEAST_GAMMA)
+        return math.exp(bisect(lambda at: _mean_of(self.eta, at) >= self.mean, inside=least, outside=-1e-9))
 
     def pgf(self, x: float) -> float:
         """E[x^K] for x in [0, 1]."""
@@ -628,20 +622,10 @@ class _Profile:
         return min(1.0, float(self.rises @ self._one(epsilon - self.shifts)) * (1 + 1e-9))
 
     def epsilon(self, delta: float) -> float:
-        low, high = 0.0, 1.0
         if self.delta(0.0) <= delta:
             return 0.0
-        while self.delta(high) > delta:
-            low, high = high, 2 * high
-            if high > 1e6:
-                return math.inf
-        while high - low > 1e-10 * high:
-            middle = (low + high) / 2
-            if self.delta(middle) <= delta:
-                high = middle
-            else:
-                low = middle
-        return high
+        low, high = doubled(lambda epsilon: self.delta(epsilon) <= delta, 0.0, 1.0, most=1e6)
+        return bisect(lambda epsilon: self.delta(epsilon) <= delta, inside=high, outside=low, relative=1e-10)
 
     def _one(self, at: Floats) -> Floats:
         """Of one run: convex in e^eps, so a chord between knots is above; below 0 by the other direction."""

@@ -30,13 +30,14 @@ from anyorder.accounting.poisson import rough_poisson
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import FixedOrder, PoissonSampling, SingleEpoch
 from anyorder.patterns import Listed, Participation, PerEpoch
+from anyorder.roots import crossing
 from anyorder.strategy import cache
 from anyorder.strategy.banded import fit_banded
 from anyorder.strategy.banded_inverse import BandedInverse, fits_banded_inverse
-from anyorder.strategy.base import Strategy
+from anyorder.strategy.base import DENSE_STEPS, Strategy
 from anyorder.strategy.blt import blt_of, grown, series_loss
 from anyorder.strategy.error import squared_error
-from anyorder.strategy.fitting import DENSE_STEPS, Valued, check_optimisable, descend
+from anyorder.strategy.fitting import Valued, check_optimisable, descend
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.registry import kind_of
 from anyorder.strategy.rescaled import normalised
@@ -125,7 +126,6 @@ class Guess:
 
     def solve(self, delta: Callable[[float], float], largest: float) -> float:
         """The sigma at which the curve is at delta, not above that of known bins of the largest squared mean."""
-        from scipy.optimize import brentq  # slow to load
 
         def excess(log_sigma: float) -> float:
             return math.log(max(delta(math.exp(log_sigma)), 1e-300) / self.delta)
@@ -136,7 +136,7 @@ class Guess:
         low = high - _STEP
         while excess(low) < 0:
             high, low = low, low - _STEP
-        return math.exp(brentq(excess, low, high, xtol=1e-4))
+        return math.exp(crossing(excess, low, high, absolute=1e-4))
 
 
 class _Spread:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache as cached
 from functools import partial
-from typing import Any, NamedTuple, assert_never
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -15,23 +15,21 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize.amplified import Judge, amplified_fits, check_claim, fit_amplified, known_bins
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy import cache, error
-from anyorder.strategy.banded import Banded, fit_banded
-from anyorder.strategy.banded_inverse import BandedInverse, fit_banded_inverse, fits_banded_inverse
-from anyorder.strategy.base import Combination, Strategy
-from anyorder.strategy.blt import BLT, fit_blt, fit_blts
+from anyorder.strategy.banded_inverse import fits_banded_inverse
+from anyorder.strategy.base import DENSE_STEPS, Combination, Strategy
+from anyorder.strategy.blt import fit_blts
 from anyorder.strategy.bounds import lower_bound
-from anyorder.strategy.dense import Dense, Optimum, fit_dense, solve_dense
-from anyorder.strategy.error import has_variances, row_variances, squared_error
-from anyorder.strategy.fitting import DENSE_STEPS, OBJECTIVES, by_rows, describes_all, mostly_last, shuffled
+from anyorder.strategy.dense import Dense, Optimum, solve_dense
+from anyorder.strategy.error import has_variances, squared_error
+from anyorder.strategy.fitting import OBJECTIVES, describes_all, shuffled
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.low_rank import BandedLowRank
-from anyorder.strategy.registry import ALL_SIZES, KINDS, Kind, Size, Structure, from_dict, in_words, kind_of, sized
+from anyorder.strategy.registry import ALL_SIZES, KINDS, Fit, Kind, Structure, from_dict, in_words, kind_of, sized
 from anyorder.strategy.rescaled import Rescaled, normalised, rescale
-from anyorder.strategy.restarted import RestartedBLT, fit_restarted, fits_restarted, restartable
-from anyorder.strategy.rounding import rounding
-from anyorder.strategy.sensitivity import sensitivity
-from anyorder.strategy.toeplitz import Problem, ToeplitzBanded, fit_toeplitz, fits_toeplitz
-from anyorder.strategy.tree import Tree, fit_tree
+from anyorder.strategy.restarted import fits_restarted, restartable
+from anyorder.strategy.sensitivity import rounding, sensitivity
+from anyorder.strategy.toeplitz import Problem, fits_toeplitz
+from anyorder.strategy.tree import fit_tree
 from anyorder.workload import GivenWorkload, Workload
 
 MAX_COST = 32.0
@@ -205,17 +203,11 @@ def _bound(workload: Workload, participation: Participation, objective: str, opt
         return lower_bound(workload, participation, objective, **options)
 
     return cache.remember(
-        _question("bound", workload, participation, objective) | options,
+        cache.question("bound", workload, participation, objective) | options,
         answer,
         encode=float,
         decode=float,
     )
-
-
-def _question(kind: str, workload: Workload, participation: Participation, objective: str) -> dict[str, Any]:
-    return {
-        "kind": kind, "workload": workload.to_dict(), "participation": participation.to_dict(), "objective": objective,
-    }  # fmt: skip
 
 
 def _fits(
@@ -326,7 +318,7 @@ def _different(found: Sequence[Strategy]) -> Iterator[Strategy]:
 def _kept(kind: str, sizes: Any, answer: Callable[[], Sequence[Strategy]], **question: Any) -> Sequence[Strategy]:
     """The strategies of several sizes of one kind, from the cache or the fits."""
     return cache.remember(
-        _question(kind, **question) | {"sizes": sizes},
+        cache.question(kind, **question) | {"sizes": sizes},
         answer,
         encode=lambda found: [strategy.to_dict() for strategy in found],
         decode=lambda values: [from_dict(value) for value in values],
@@ -346,31 +338,7 @@ def _best_of_each(series: list[Strategy], workload: Workload, participation: Par
 # -- one kind --------------------------------------------------------------------------------------------------------
 
 
-class Fit(NamedTuple):
-    """How the strategies of one class are fitted.
-
-    Attributes:
-        name: what `fit` calls the kind.
-        cls: the class, with a row in `anyorder.strategy.registry.KINDS`, which says the sizes and the words.
-        function: from workload, participation, objective, and the sizes by name.
-    """
-
-    name: str
-    cls: type[Strategy]
-    function: Callable[..., Strategy]
-
-    @property
-    def kind(self) -> Kind:
-        """The row of the class."""
-        found = [kind for kind in KINDS if kind.cls is self.cls]
-        if not found:
-            raise PlanError(f"{self.cls.__name__} has a fit, and no row among the kinds of strategies")
-        return found[0]
-
-    @property
-    def sizes(self) -> tuple[Size, ...]:
-        """The sizes that the function takes."""
-        return self.kind.sizes
+_FITTED: dict[str, tuple[Kind, Fit]] = {kind.fit.name: (kind, kind.fit) for kind in KINDS if kind.fit is not None}
 
 
 def fit(
@@ -413,82 +381,33 @@ def fit(
     Raises: ArgumentError for a wrong kind or size, and for a claim with an order that asks for none; PlanError where n
         is too large for the kind, and where a secret order has no fit of it.
     """
-    found = _BY_NAME[checks.choice("kind", kind, _BY_NAME)]
+    row, fitting = _FITTED[checks.choice("kind", kind, _FITTED)]
     checks.choice("objective", objective, OBJECTIVES)
     given = {"bands": bands, "buffers": buffers, "rank": rank}
     sizes = {name: value for name, value in given.items() if value is not None}
-    needed = [size.argument for size in found.sizes]
+    needed = [size.argument for size in row.sizes]
     if set(sizes) != set(needed):
         raise ArgumentError(f"kind {kind!r} needs the sizes {needed}, got {sorted(sizes)}")
     if workload.n != participation.n:
         raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
     claim = check_claim(participation, epsilon, delta)
-    question = {
-        "kind": kind, "workload": workload.to_dict(), "participation": participation.to_dict(),
-        "objective": objective, "size": sizes,
-    } | ({} if claim is None else {"claim": claim})  # fmt: skip
+    question = cache.question(kind, workload, participation, objective) | {"size": sizes}
+    if claim is not None:
+        question["claim"] = claim
 
     def answer() -> Strategy:
         if claim is not None:
             return fit_amplified(kind, Judge(workload, participation, objective, *claim), sizes)
-        return found.function(workload, participation, objective, **sizes)
+        return fitting.function(workload, participation, objective=objective, **sizes)
 
     return cache.remember(question, answer, encode=lambda found: found.to_dict(), decode=from_dict)
-
-
-def _fit_dense(workload: Workload, participation: Participation, objective: str) -> Strategy:
-    return Dense(fit_dense(workload, participation, objective).C)
-
-
-def _fit_banded(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
-    if objective == "max":
-        return by_rows(lambda weighting: fit_banded(weighting, participation, bands), workload, row_variances)
-    return fit_banded(mostly_last(workload) if objective == "last" else workload, participation, bands)
-
-
-def _fit_blt(workload: Workload, participation: Participation, objective: str, buffers: int) -> Strategy:
-    return fit_blt(workload, participation, buffers, objective)
-
-
-def _fit_restarted(workload: Workload, participation: Participation, objective: str, buffers: int) -> Strategy:
-    return fit_restarted(workload, participation, buffers, objective)
-
-
-def _fit_toeplitz(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
-    return fit_toeplitz(Problem(workload, participation, objective), bands)
-
-
-def _fit_banded_inverse(workload: Workload, participation: Participation, objective: str, bands: int) -> Strategy:
-    return fit_banded_inverse(Problem(workload, participation, objective), bands)
-
-
-def _fit_low_rank(workload: Workload, participation: Participation, objective: str, bands: int, rank: int) -> Strategy:
-    optimum = fit("dense", workload, participation, objective)
-    return BandedLowRank.approximate(optimum, num_bands=bands, rank=rank)
-
-
-def _fit_tree(workload: Workload, participation: Participation, objective: str) -> Strategy:
-    return fit_tree(workload, participation, objective=objective)
-
-
-FITS: tuple[Fit, ...] = (
-    Fit("banded", Banded, _fit_banded),
-    Fit("banded_inverse", BandedInverse, _fit_banded_inverse),
-    Fit("banded_low_rank", BandedLowRank, _fit_low_rank),
-    Fit("blt", BLT, _fit_blt),
-    Fit("dense", Dense, _fit_dense),
-    Fit("toeplitz", ToeplitzBanded, _fit_toeplitz),
-    Fit("restarted_blt", RestartedBLT, _fit_restarted),
-    Fit("tree", Tree, _fit_tree),
-)
-_BY_NAME = {one.name: one for one in FITS}
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
 
 
 _SIZE_WORDS = re.compile(r"^([0-9]+) ([a-z]+)$")
-_BY_WORDS = {one.kind.words: one for one in FITS}
+_BY_WORDS = {kind.words: (kind, one.name) for kind, one in _FITTED.values()}
 
 
 def fit_named(
@@ -541,14 +460,15 @@ def fit_named(
     kind, *rest = words.split(", ")
     sizes = _sizes(kind, rest)
     if sizes is not None:
-        found = fit(_BY_WORDS[kind].name, workload, participation, objective, **sizes, **claim)
-        return found if at_most else _of_size(found, _BY_WORDS[kind], sizes)
+        row, name = _BY_WORDS[kind]
+        found = fit(name, workload, participation, objective, **sizes, **claim)
+        return found if at_most else _of_size(found, row, sizes)
     known = choose(workload, participation, max_state, objective, max_cost=max_cost, **claim)
     for candidate in known:
         if words in ("auto", candidate.name, kind_in(candidate.name)):
             return candidate.strategy
     if words in _BY_WORDS:
-        example = ", ".join([words, *(sized(16, size.word) for size in _BY_WORDS[words].sizes)])
+        example = ", ".join([words, *(sized(16, size.word) for size in _BY_WORDS[words][0].sizes)])
         raise ArgumentError(
             f"mechanism {words!r} is not among the candidates for this order and workload, of which {known[0].name!r} "
             f"has least error; with its size, such as {example!r}, it is fitted all the same"
@@ -567,7 +487,7 @@ def kind_in(name: str) -> str:
 
 def _sizes(kind: str, words: Sequence[str]) -> dict[str, int] | None:
     """By argument: all that the words say, if it is sizes of that kind; None if it is something else."""
-    if kind not in _BY_WORDS or (_BY_WORDS[kind].sizes and not words):
+    if kind not in _BY_WORDS or (_BY_WORDS[kind][0].sizes and not words):
         return None
     arguments = {word: size.argument for size in ALL_SIZES for word in (size.word, size.argument)}
     found = [_SIZE_WORDS.match(word) for word in words]
@@ -575,7 +495,7 @@ def _sizes(kind: str, words: Sequence[str]) -> dict[str, int] | None:
     return sizes if len(sizes) == len(words) else None
 
 
-def _of_size(found: Strategy, kind: Fit, asked: dict[str, int]) -> Strategy:
+def _of_size(found: Strategy, kind: Kind, asked: dict[str, int]) -> Strategy:
     """The strategy, if it has the sizes that were asked for. A fit stops where more of them gain nothing."""
     if any(getattr(found, size.attribute) != asked[size.argument] for size in kind.sizes):
         raise PlanError(

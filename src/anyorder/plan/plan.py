@@ -42,8 +42,7 @@ from anyorder.strategy import Independent, Strategy
 from anyorder.strategy.bound import Bound
 from anyorder.strategy.error import has_variances, row_variances
 from anyorder.strategy.registry import check_kind as check_strategy
-from anyorder.strategy.rounding import rounding
-from anyorder.strategy.sensitivity import known_sensitivity, sensitivity, unit_sensitivities
+from anyorder.strategy.sensitivity import known_sensitivity, rounding, sensitivity, unit_sensitivities
 from anyorder.workload import Workload, prefix_sum
 
 CANDIDATE = "one candidate of a search: the search's certificate tells what was spent"

@@ -43,8 +43,7 @@ from anyorder.plan.options import (
 )
 from anyorder.plan.plan import Plan
 from anyorder.strategy import Strategy
-from anyorder.strategy.rounding import rounding
-from anyorder.strategy.sensitivity import sensitivity
+from anyorder.strategy.sensitivity import rounding, sensitivity
 from anyorder.workload import Workload, from_optimizer
 from anyorder.workload import check_kind as check_workload
 

@@ -14,9 +14,11 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern, Separated
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, check_lower_triangular, pack, unpack
 from anyorder.strategy.bound import Bound, better, roots, visits
-from anyorder.strategy.fitting import Valued, descend, shuffled, stride
+from anyorder.strategy.fitting import Valued, by_rows, descend, mostly_last, shuffled, stride
 from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, banded_terms, gram_bound
+from anyorder.strategy.rounding import Change, by_entry, root, rounded
 from anyorder.strategy.toeplitz import Problem, delays, fit_toeplitz
+from anyorder.strategy.variances import Way, by_bands, of_iterates, substituted
 from anyorder.workload import Workload, prefix_sum
 
 Floats = NDArray[np.float64]
@@ -250,6 +252,18 @@ def fit_banded(workload: Workload, participation: Participation, bands: int, *, 
     return Banded(_fit_columns(A, workload, pattern, bands, max_iterations)[0])
 
 
+def fit(workload: Workload, participation: Participation, objective: str, bands: int) -> Banded:
+    """`fit_banded` for any objective."""
+    if objective == "max":
+        return by_rows(lambda weighting: fit_banded(weighting, participation, bands), workload, _errors)
+    return fit_banded(mostly_last(workload) if objective == "last" else workload, participation, bands)
+
+
+def _errors(strategy: Banded, workload: Workload) -> Floats:
+    """(n,) squared errors of the iterates."""
+    return of_iterates(strategy, workload, way(strategy))
+
+
 def _fit_columns(A: Floats, like: Workload, pattern: Pattern, bands: int, max_iterations: int) -> tuple[Floats, float]:
     """C and its squared loss: from the Toeplitz fit to a workload of the kind of A, with columns normalised."""
     n = len(A)
@@ -326,3 +340,26 @@ class _BandedLoss:
         for steps in self.groups:
             shares[steps] = along[steps].sum(axis=1)[:, None]
         return value, self.pack((gradient - bands * shares) / norms)
+
+
+# -- error -----------------------------------------------------------------------------------------------------------
+
+
+def way(strategy: Banded) -> Way:
+    """Of iterates: a step takes off the last outputs."""
+    return lambda M, N: by_bands(substituted(strategy.bands, strategy.n), M, N)
+
+
+# -- rounding --------------------------------------------------------------------------------------------------------
+
+
+def change(strategy: Banded) -> Change:
+    """Every column has its own entries, rounded."""
+    squares = np.square(rounded(strategy.bands) - strategy.bands).sum(axis=0)
+    return Change(root(squares / strategy.column_norms_squared()))
+
+
+def under_coins(strategy: Banded, change: Change) -> float:
+    """Entries of C themselves are rounded."""
+    del change
+    return by_entry(rounded(strategy.bands), strategy.bands)

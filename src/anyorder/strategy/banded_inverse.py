@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
 from anyorder.checks import final
+from anyorder.patterns import Participation
 from anyorder.strategy.base import Combination, Recurrence, Terms
 from anyorder.strategy.fitting import Valued
 from anyorder.strategy.toeplitz import (
@@ -95,6 +96,11 @@ class BandedInverse(Toeplitz, Combination):
 def fit_banded_inverse(problem: Problem, bands: int) -> BandedInverse:
     """The C of banded Toeplitz inverse of least loss: from the inverse square root, and from half the bands."""
     return fits_banded_inverse(problem, [bands])[0]
+
+
+def fit(workload: Workload, participation: Participation, objective: str, bands: int) -> BandedInverse:
+    """`fit_banded_inverse` to a workload."""
+    return fit_banded_inverse(Problem(workload, participation, objective), bands)
 
 
 def fits_banded_inverse(problem: Problem, sizes: Sequence[int]) -> list[BandedInverse]:

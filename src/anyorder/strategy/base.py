@@ -16,6 +16,8 @@ from anyorder.errors import ArgumentError, PlanError
 
 Floats = NDArray[np.float64]
 
+DENSE_STEPS = 4096  # up to which an n x n matrix is made in full: C, K, X = C^T C, or A where it is not Toeplitz
+
 Vector = NDArray[np.float32]
 
 Row = Callable[[int], Vector]

@@ -14,12 +14,13 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy import toeplitz
-from anyorder.strategy.base import Recurrence, Row, State, Vector
+from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Vector
 from anyorder.strategy.bound import Bound, UnitSquares, Visits, better, from_sum, largest, roots, visits
-from anyorder.strategy.fitting import DENSE_STEPS, OBJECTIVES, Valued, check_optimisable, descend, stride
+from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, stride
 from anyorder.strategy.gram import convex_bound
+from anyorder.strategy.rounding import Change, of_series, rounded, rounded_decays
 from anyorder.strategy.toeplitz import Problem, Toeplitz, reciprocal, repeated, worst_steps
-from anyorder.strategy.variances import joined
+from anyorder.strategy.variances import Way, by_recurrence, joined
 from anyorder.workload import GivenWorkload, Workload
 
 Floats = NDArray[np.float64]
@@ -206,7 +207,7 @@ def bound(strategy: BLT, pattern: Pattern) -> Bound:
         case Listed(stride=None):
             return largest(_unit_squares(strategy, visits(pattern)), terms)
         case PerEpoch(steps_per_epoch=s) if k > 1:
-            if not is_positive(strategy) or n <= toeplitz.MAX_GRAM:
+            if not is_positive(strategy) or n <= DENSE_STEPS:
                 return toeplitz.bound(strategy, pattern)
             return from_sum(_shuffled(strategy, k, s), terms + k * k, exact=False)
         case Separated() if k > 1:
@@ -219,7 +220,7 @@ def bound(strategy: BLT, pattern: Pattern) -> Bound:
         return toeplitz.bound(strategy, pattern)
     squared = _equidistant(strategy, head, pattern.min_separation, k)
     found = from_sum(squared, terms, exact=head == 1)
-    if found.exact or n > toeplitz.MAX_GRAM:
+    if found.exact or n > DENSE_STEPS:
         return found
     return better(found, toeplitz.bound(strategy, pattern))
 
@@ -558,3 +559,20 @@ def _power(F: Numbers, exponent: int) -> Numbers:
 def _transposed(matrices: Numbers) -> Numbers:
     """Without conjugation, which is not analytic."""
     return np.swapaxes(matrices, 1, 2)
+
+
+# -- error -----------------------------------------------------------------------------------------------------------
+
+
+def way(strategy: BLT) -> Way:
+    """Of iterates: by the buffers."""
+    return partial(by_recurrence, strategy.recurrences)
+
+
+# -- rounding --------------------------------------------------------------------------------------------------------
+
+
+def change(strategy: BLT) -> Change:
+    """A BLT with `1 - decays` and `scales` rounded."""
+    made = BLT(rounded_decays(strategy.decays), rounded(strategy.scales), strategy.n)
+    return of_series(strategy.toeplitz_coefficients(), made.toeplitz_coefficients())

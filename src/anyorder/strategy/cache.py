@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from anyorder.patterns import Participation
+from anyorder.workload import Workload
+
 _VERSION = 3  # of the optimisers: raise it when they find better optima
 
 T = TypeVar("T")
@@ -36,6 +39,13 @@ def key(question: dict[str, Any]) -> str:
     """SHA-256 of the question as canonical JSON, with the version of the optimisers."""
     text = json.dumps({"version": _VERSION, **question}, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def question(kind: str, workload: Workload, participation: Participation, objective: str) -> dict[str, Any]:
+    """That of a fit: JSON values."""
+    return {
+        "kind": kind, "workload": workload.to_dict(), "participation": participation.to_dict(), "objective": objective,
+    }  # fmt: skip
 
 
 def remember(

@@ -15,8 +15,9 @@ from anyorder.checks import final, frozen
 from anyorder.errors import PlanError
 from anyorder.patterns import Groups, Listed, Participation, PerEpoch, Separated, grouped
 from anyorder.strategy.banded import epoch_factors, epoch_shares, fit_banded
-from anyorder.strategy.base import Combination, Terms, check_lower_triangular, pack, unpack
+from anyorder.strategy.base import DENSE_STEPS, Combination, Terms, check_lower_triangular, pack, unpack
 from anyorder.strategy.fitting import by_rows, disjoint, mostly_last
+from anyorder.strategy.rounding import Change, inversion, norm, resolvent, rounded
 from anyorder.strategy.variances import by_columns
 from anyorder.workload import Workload
 
@@ -522,9 +523,6 @@ def _lower_factor(X: Floats) -> Floats:
 # -- fit -------------------------------------------------------------------------------------------------------------
 
 
-_MAX_STEPS = 4096
-
-
 def fit_dense(
     workload: Workload, participation: Participation, objective: str = "mean", *, tolerance: float | None = None
 ) -> Optimum:
@@ -564,8 +562,8 @@ def _over_all(participation: Participation) -> bool:
 
 def solve_dense(workload: Workload, participation: Participation, objective: str, *, tolerance: float) -> Optimum:
     """`fit_dense` for callers that look at the gap themselves."""
-    if workload.n > _MAX_STEPS:
-        raise PlanError(f"dense strategies are fitted for at most {_MAX_STEPS} steps, got {workload.n}")
+    if workload.n > DENSE_STEPS:
+        raise PlanError(f"dense strategies are fitted for at most {DENSE_STEPS} steps, got {workload.n}")
     groups = disjoint(participation)
     if objective == "last":
         workload, objective = mostly_last(workload), "mean"
@@ -611,3 +609,17 @@ def _errors(workload: Workload, C: Floats) -> Floats:
     """(n,) squared norms of the rows of A C^-1."""
     K = solve_triangular(C, np.eye(len(C)), lower=True)
     return np.asarray(np.square(workload.apply(K)).sum(axis=1))
+
+
+def fit(workload: Workload, participation: Participation, objective: str) -> Dense:
+    """The C of `fit_dense`."""
+    return Dense(fit_dense(workload, participation, objective).C)
+
+
+# -- rounding --------------------------------------------------------------------------------------------------------
+
+
+def change(strategy: Dense) -> Change:
+    """K~ = K + E, and what K C = I lacks."""
+    C, K = strategy.matrix(), strategy.noising_matrix()
+    return Change(0.0, resolvent(norm(C, rounded(K) - K) + inversion(C, K)))

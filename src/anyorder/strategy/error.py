@@ -4,19 +4,20 @@ The iterate p is the second number of a state w = (velocity, p) that moves with 
 
     w <- M_t w + N_t s_t eta_t,      eta = K Z,
 
-M_t and N_t of the workload (`Workload.recurrence`), s_t a factor of `Rescaled`. What eta is to w decides the way:
+M_t and N_t of the workload (`Workload.recurrence`), s_t a factor of `Rescaled`. What eta is to w decides the way, which
+the row of a kind in `registry` says and its file holds:
 
 - Toeplitz C and A: the rows of A K are those of one series, its cumulative energy (O(n) after the coefficients).
-- recurrences of a state of few numbers: the covariance of state and w, many blocks of steps side by side (`blocks`).
-- bands: a block of steps is a small dense map of the last p - 1 outputs or rows of Z (`blocks`).
-- trees: subtrees of a size side by side, from the leaves up (`trees`).
+- recurrences of a state of few numbers: the covariance of state and w, many blocks of steps side by side (`variances`).
+- bands: a block of steps is a small dense map of the last p - 1 outputs or rows of Z (`variances`).
+- trees: subtrees of a size side by side, from the leaves up (`tree`).
 - else K itself, column by column.
 """
 
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -24,15 +25,13 @@ from numpy.typing import NDArray
 
 from anyorder.errors import PlanError
 from anyorder.patterns import Participation
-from anyorder.strategy.banded import Banded
-from anyorder.strategy.base import Strategy
+from anyorder.strategy.base import DENSE_STEPS, Strategy
 from anyorder.strategy.fitting import of_objective
-from anyorder.strategy.registry import Structure, kind_of
+from anyorder.strategy.registry import kind_of
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.sensitivity import sensitivity
-from anyorder.strategy.toeplitz import Toeplitz, ToeplitzBanded
-from anyorder.strategy.tree import Tree, tree_variances
-from anyorder.strategy.variances import by_bands, by_columns, by_recurrence, combined, substituted
+from anyorder.strategy.toeplitz import Toeplitz
+from anyorder.strategy.variances import by_columns, of_iterates
 from anyorder.workload import GivenWorkload, Workload
 
 __all__ = ["last_error", "max_error", "rmse", "row_variances"]
@@ -40,9 +39,7 @@ __all__ = ["last_error", "max_error", "rmse", "row_variances"]
 Floats = NDArray[np.float64]
 
 
-DENSE_STEPS = 4096  # for which K is made in full
-COLUMN_STEPS = 16384  # and for which its columns are made one after the other
-_MOST_BANDS = 1024
+COLUMN_STEPS = 16384  # up to which the columns of K are made one after the other
 
 
 def has_variances(strategy: Strategy, workload: Workload) -> bool:
@@ -55,14 +52,7 @@ def has_variances(strategy: Strategy, workload: Workload) -> bool:
         return True
     if isinstance(workload, GivenWorkload):
         return series and workload.n <= COLUMN_STEPS
-    match kind_of(inner).structure:
-        case Structure.DENSE | Structure.LOW_RANK:
-            return False
-        case Structure.TOEPLITZ:
-            assert isinstance(inner, Toeplitz)
-            return workload.n <= COLUMN_STEPS or len(_trimmed(inner.noising_coefficients())) <= _MOST_BANDS
-        case _:
-            return True
+    return kind_of(inner).variances.way(inner) is not None or (series and workload.n <= COLUMN_STEPS)
 
 
 def row_variances(strategy: Strategy, workload: Workload) -> Floats:
@@ -81,46 +71,15 @@ def row_variances(strategy: Strategy, workload: Workload) -> Floats:
             f"the error of {strategy!r} for {workload!r} must be made from the matrix C^-1, for at most {most} steps, "
             f"got {n}; a strategy with a small state (BLT, Banded, BandedInverse, Tree) has no such limit"
         )
-    if workload.is_prefix_sum and kind_of(strategy).structure in (Structure.IDENTITY, Structure.TREE):
-        return strategy.prefix_variance()  # in closed form
+    if workload.is_prefix_sum and kind_of(strategy).variances.closed:
+        return strategy.prefix_variance()
     inner, scales = _unscaled(strategy)
     if isinstance(inner, Toeplitz) and scales is None and workload.is_toeplitz:
         return np.asarray(np.cumsum(np.square(workload.apply(inner.noising_coefficients()))))
-    if isinstance(workload, GivenWorkload):
+    way = None if isinstance(workload, GivenWorkload) else kind_of(inner).variances.way(inner)
+    if way is None:
         return _by_columns(inner, scales, workload)
-    M, N = workload.recurrence()
-    if scales is not None:
-        N = N * scales[:, None]
-    return _moved(inner, M, N, scales, workload)
-
-
-def _moved(strategy: Strategy, M: Floats, N: Floats, scales: Floats | None, workload: Workload) -> Floats:
-    squares = np.square(workload.weights)
-    structure = kind_of(strategy).structure
-    match structure:
-        case Structure.IDENTITY | Structure.BUFFERED | Structure.RESTARTED:
-            return by_recurrence(strategy.recurrences, M, N) * squares
-        case Structure.BANDED:
-            assert isinstance(strategy, Banded)
-            return by_bands(substituted(strategy.bands, strategy.n), M, N) * squares
-        case Structure.TOEPLITZ_BANDED:
-            assert isinstance(strategy, ToeplitzBanded)
-            return by_bands(substituted(strategy.coefficients[:, None], strategy.n), M, N) * squares
-        case Structure.TREE:
-            assert isinstance(strategy, Tree)
-            return tree_variances(strategy, M, N) * squares
-        case Structure.TOEPLITZ:
-            assert isinstance(strategy, Toeplitz)
-            g = _trimmed(strategy.noising_coefficients())
-            if len(g) <= _MOST_BANDS:
-                return by_bands(combined(g, strategy.n), M, N) * squares
-            return _by_columns(strategy, scales, workload)
-        case Structure.DENSE | Structure.LOW_RANK:
-            return _by_columns(strategy, scales, workload)
-        case Structure.RESCALED:
-            raise AssertionError("scales were taken off")
-        case _:
-            assert_never(structure)
+    return of_iterates(inner, workload, way, scales)
 
 
 def _unscaled(strategy: Strategy) -> tuple[Strategy, Floats | None]:
@@ -139,11 +98,6 @@ def _by_columns(strategy: Strategy, scales: Floats | None, workload: Workload) -
         return by_columns(strategy.noising_matrix(), workload, scales)
     padded = np.concatenate([np.zeros(n), strategy.noising_coefficients()])
     return by_columns(sliding_window_view(padded, n)[::-1].T[:, :n], workload, scales)  # [t, s] = g_{t-s}
-
-
-def _trimmed(series: Floats) -> Floats:
-    """Without the zeros at its end."""
-    return series[: int(np.flatnonzero(series)[-1]) + 1]
 
 
 # -- measures --------------------------------------------------------------------------------------------------------

@@ -124,7 +124,6 @@ def by_rows(fit: Callable[[Workload], S], workload: Workload, variances: Callabl
 
 # -- the search ------------------------------------------------------------------------------------------------------
 
-DENSE_STEPS = 4096  # steps up to which a workload that is not Toeplitz is handled as a matrix
 _WALL = 60.0  # the logarithm of a loss beyond all that are of use, so that a search turns back
 
 

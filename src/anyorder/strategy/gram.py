@@ -12,14 +12,13 @@ from scipy.fft import irfft, next_fast_len, rfft
 from anyorder.errors import PlanError
 from anyorder.formats import check_work
 from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
-from anyorder.strategy.base import Strategy
+from anyorder.strategy.base import DENSE_STEPS, Strategy
 from anyorder.strategy.bound import TOLERANCE, Bound, UnitSquares, Visits, from_sum, largest, roots, visits
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-_MAX_STEPS = 4096
 _MAX_PATTERNS = 2000  # tried one by one; the closed bounds take about as long
 _NOISE = 1e-12  # entries of X this small against its diagonal are rounding errors
 
@@ -88,9 +87,9 @@ def _one_by_one(X: Floats, pattern: Pattern, terms: int) -> Bound:
 
 
 def _gram(strategy: Strategy) -> Floats:
-    if strategy.n > _MAX_STEPS:
+    if strategy.n > DENSE_STEPS:
         raise PlanError(
-            f"the sensitivity of {strategy!r} needs its dense matrix, which is made for at most {_MAX_STEPS} steps, "
+            f"the sensitivity of {strategy!r} needs its dense matrix, which is made for at most {DENSE_STEPS} steps, "
             f"got {strategy.n}; use a structured strategy"
         )
     check_work(f"the dense matrix of {strategy.n} steps", numbers=strategy.n * strategy.num_rows)

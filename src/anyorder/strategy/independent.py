@@ -1,5 +1,6 @@
 """C = I: independent noise at every step, as in DP-SGD."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from anyorder.checks import final
 from anyorder.patterns import Listed, Pattern
 from anyorder.strategy.base import Combination, Recurrence, Terms
 from anyorder.strategy.bound import Bound, from_integer, roots
+from anyorder.strategy.rounding import NO_CHANGE, Change
+from anyorder.strategy.variances import Way, by_recurrence
 
 
 @final
@@ -77,3 +80,26 @@ def bound(strategy: Independent, pattern: Pattern) -> Bound:
 def units(strategy: Independent, listed: Listed) -> NDArray[np.float64]:
     """Of each unit: the root of its number of steps."""
     return roots(np.bincount(listed.indices), 1)
+
+
+# -- error -----------------------------------------------------------------------------------------------------------
+
+
+def way(strategy: Independent) -> Way:
+    """Of iterates: a recurrence without a state."""
+    return partial(by_recurrence, strategy.recurrences)
+
+
+# -- rounding --------------------------------------------------------------------------------------------------------
+
+
+def change(strategy: Independent) -> Change:
+    """None: 1 is a float32."""
+    del strategy
+    return NO_CHANGE
+
+
+def under_coins(strategy: Independent, change: Change) -> float:
+    """Nor here."""
+    del strategy, change
+    return 0.0

@@ -9,8 +9,13 @@ from scipy.linalg import solve_triangular
 from anyorder import checks
 from anyorder.checks import final
 from anyorder.errors import ArgumentError
+from anyorder.patterns import Participation
+from anyorder.strategy import cache, dense
 from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector, pack, unpack
+from anyorder.strategy.dense import Dense
+from anyorder.strategy.rounding import Change, inversion, norm, resolvent, root, rounded
 from anyorder.strategy.toeplitz import delays
+from anyorder.workload import Workload
 
 Floats = NDArray[np.float64]
 
@@ -180,3 +185,28 @@ def _complete(B: Floats, p: int, rank: int, sweeps: int) -> tuple[Floats, Floats
         moments = np.cumsum(right[:, :, None] * right[:, None, :], axis=0)
         left[p:] = np.linalg.solve(moments[: n - p] + penalty, (lower @ right)[p:, :, None])[..., 0]
     return left, right
+
+
+# -- fit -------------------------------------------------------------------------------------------------------------
+
+
+def fit(workload: Workload, participation: Participation, objective: str, bands: int, rank: int) -> BandedLowRank:
+    """The dense optimum made short [Denisov et al. 2022, App. H]; the optimum is kept on disk for other sizes."""
+    optimum = cache.remember(
+        cache.question("dense", workload, participation, objective) | {"size": {}},
+        lambda: dense.fit(workload, participation, objective),
+        encode=Dense.to_dict,
+        decode=lambda data: Dense._from_dict(data["n"], data["lower"]),
+    )
+    return BandedLowRank.approximate(optimum, num_bands=bands, rank=rank)
+
+
+# -- rounding --------------------------------------------------------------------------------------------------------
+
+
+def change(strategy: BandedLowRank) -> Change:
+    """By columns, of C~ with `bands`, `left` and `right` rounded; as a whole, what the two inverses lack."""
+    C, K = strategy.matrix(), strategy.noising_matrix()
+    used = BandedLowRank(rounded(strategy.bands), rounded(strategy.left), rounded(strategy.right)).matrix()
+    columns = root(np.square(used - C).sum(axis=0) / strategy.column_norms_squared())
+    return Change(columns, resolvent(2 * inversion(C, K) * norm(C, K)))

@@ -1,9 +1,9 @@
 """The kinds of strategies: one row each, and no other place that lists them.
 
 A claim rests on what a strategy's class does, so the set is closed: a row is found by the exact type, a type without a
-row is refused. The sensitivity of a kind is said in its row; what noise, roundings and renewals take for granted of it
-is decided by `match` over `Structure`, of which the type checker sees that no case is missing. See
-docs/extend/strategy.md for how to add one.
+row is refused. Its sensitivity, errors, rounding and fit are functions of its file that its row names; what noise and
+renewals take for granted of it is decided by `match` over `Structure`, of which the type checker sees that no case is
+missing. See docs/extend/strategy.md for how to add one.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,19 @@ from anyorder import checks
 from anyorder.errors import PlanError
 from anyorder.formatting import counted
 from anyorder.patterns import Listed, Pattern
-from anyorder.strategy import banded, blt, gram, independent, rescaled, restarted, toeplitz, tree
+from anyorder.strategy import (
+    banded,
+    banded_inverse,
+    blt,
+    dense,
+    gram,
+    independent,
+    low_rank,
+    rescaled,
+    restarted,
+    toeplitz,
+    tree,
+)
 from anyorder.strategy.banded import Banded
 from anyorder.strategy.banded_inverse import BandedInverse
 from anyorder.strategy.base import Strategy
@@ -28,14 +40,16 @@ from anyorder.strategy.independent import Independent
 from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.restarted import RestartedBLT
+from anyorder.strategy.rounding import Change, under_coins
 from anyorder.strategy.toeplitz import SquareRoot, ToeplitzBanded
 from anyorder.strategy.tree import Tree
+from anyorder.strategy.variances import Way
 
 
 class Structure(Enum):
     """What is proven of a kind: the form of C, and which float32 numbers its noise is made with.
 
-    Roundings, renewals, errors and costs are decided by it. With all but RESCALED and TREE, C is square, lower
+    Noise, renewals and costs are decided by it. With all but RESCALED and TREE, C is square, lower
     triangular, with a positive diagonal.
     """
 
@@ -71,14 +85,52 @@ class Worst(NamedTuple):
     units: Callable[[Any, Listed], NDArray[np.float64]]
 
 
+class Variances(NamedTuple):
+    """The noise in the iterates, for strategies of a kind; see `anyorder.strategy.error`.
+
+    Attributes:
+        way: the variances from a workload's recurrence; None for those that are made from K, column by column.
+        closed: whether `prefix_variance` is a closed form.
+    """
+
+    way: Callable[[Any], Way | None]
+    closed: bool = False
+
+
+class Rounding(NamedTuple):
+    """What float32 does to the strategies of a kind; see `anyorder.strategy.rounding`.
+
+    Attributes:
+        change: of C.
+        under_coins: given that change, (1 + e) (1 + w) - 1.
+    """
+
+    change: Callable[[Any], Change]
+    under_coins: Callable[[Any, Change], float]
+
+
+class Fit(NamedTuple):
+    """How the strategies of a kind are fitted.
+
+    Attributes:
+        name: what `anyorder.optimize.fit` calls the kind.
+        function: the strategy, from workload, participation, and by name the objective and the sizes.
+    """
+
+    name: str
+    function: Callable[..., Strategy]
+
+
 _OF_TOEPLITZ = Worst(toeplitz.bound, toeplitz.units)
 _OF_MATRIX = Worst(gram.matrix_bound, gram.matrix_units)  # of any C, for n up to 4096
+_BY_COLUMNS = Variances(lambda strategy: None)  # of any C, likewise
+_OF_SERIES = Rounding(toeplitz.change, toeplitz.under_coins)
 
 Example = Callable[[int], Strategy]
 
 
 class Kind(NamedTuple):
-    """All that the package has to know of one kind of strategy, beside its class and how it is fitted.
+    """All that the package has to know of one kind of strategy, beside its class.
 
     Attributes:
         cls: the class, final.
@@ -87,8 +139,11 @@ class Kind(NamedTuple):
         make: the strategy from the other values in JSON.
         structure: what is proven of it.
         worst: its sensitivity.
-        sizes: in the order in which they are said.
+        variances: the noise in the iterates.
+        rounding: what float32 does to it.
         examples: by name, strategies for any n >= 1 on which every law is tested: odd ones, not the nicest.
+        fit: how it is fitted; None where there is nothing to fit.
+        sizes: in the order in which they are said.
     """
 
     cls: type[Strategy]
@@ -97,8 +152,11 @@ class Kind(NamedTuple):
     make: Callable[..., Strategy]
     structure: Structure
     worst: Worst
-    sizes: tuple[Size, ...]
+    variances: Variances
+    rounding: Rounding
     examples: dict[str, Example]
+    fit: Fit | None = None
+    sizes: tuple[Size, ...] = ()
 
 
 _BANDS = Size("band", "bands", "num_bands")
@@ -155,65 +213,122 @@ _TREES: dict[str, Example] = {
     "tree full completed regenerated": lambda n: Tree(n, "full", _restarts(n), completion=True, regenerate=True),
 }
 
+
+def _change_of_rescaled(strategy: Rescaled) -> Change:
+    return rescaled.change(strategy, kind_of(strategy.strategy).rounding.change(strategy.strategy))
+
+
+def _rescaled_under_coins(strategy: Rescaled, change: Change) -> float:
+    del change
+    inner = kind_of(strategy.strategy).rounding
+    return rescaled.under_coins(strategy, inner.under_coins(strategy.strategy, inner.change(strategy.strategy)))
+
+
 KINDS: tuple[Kind, ...] = (
     Kind(
-        Independent, "independent", "independent", Independent,
-        Structure.IDENTITY, Worst(independent.bound, independent.units), (),
-        {"independent": Independent},
+        Independent, "independent", "independent", Independent, Structure.IDENTITY,
+        worst=Worst(independent.bound, independent.units),
+        variances=Variances(independent.way, closed=True),
+        rounding=Rounding(independent.change, independent.under_coins),
+        examples={"independent": Independent},
     ),
     Kind(
-        Dense, "dense", "dense", Dense._from_dict, Structure.DENSE, _OF_MATRIX, (),
-        {"dense": lambda n: Dense(_mixed(n))},
+        Dense, "dense", "dense", Dense._from_dict, Structure.DENSE,
+        worst=_OF_MATRIX,
+        variances=_BY_COLUMNS,
+        rounding=Rounding(dense.change, under_coins),
+        fit=Fit("dense", dense.fit),
+        examples={"dense": lambda n: Dense(_mixed(n))},
     ),
     Kind(
-        Banded, "banded", "banded", Banded._from_dict, Structure.BANDED, Worst(banded.bound, banded.units), (_BANDS,),
-        {"banded": _three_bands},
+        Banded, "banded", "banded", Banded._from_dict, Structure.BANDED,
+        worst=Worst(banded.bound, banded.units),
+        variances=Variances(banded.way),
+        rounding=Rounding(banded.change, banded.under_coins),
+        fit=Fit("banded", banded.fit),
+        sizes=(_BANDS,),
+        examples={"banded": _three_bands},
     ),
     Kind(
-        ToeplitzBanded, "toeplitz_banded", "banded toeplitz", ToeplitzBanded,
-        Structure.TOEPLITZ_BANDED, _OF_TOEPLITZ, (_BANDS,),
-        {
+        ToeplitzBanded, "toeplitz_banded", "banded toeplitz", ToeplitzBanded, Structure.TOEPLITZ_BANDED,
+        worst=_OF_TOEPLITZ,
+        variances=Variances(toeplitz.way_of_banded),
+        rounding=Rounding(toeplitz.change_of_banded, toeplitz.under_coins_of_banded),
+        fit=Fit("toeplitz", toeplitz.fit),
+        sizes=(_BANDS,),
+        examples={
             "toeplitz banded": lambda n: ToeplitzBanded([1.0, 0.5, 0.25][:n], n),
             "toeplitz banded mixed": lambda n: ToeplitzBanded([1.0, -0.4, 0.0, 0.7][:n], n),
             "toeplitz banded rising": lambda n: ToeplitzBanded([1.0, 1.3, -0.09, -0.405][:n], n),
         },
     ),
     Kind(
-        SquareRoot, "square_root", "square root", SquareRoot, Structure.TOEPLITZ, _OF_TOEPLITZ, (),
-        {"square root": SquareRoot},
+        SquareRoot, "square_root", "square root", SquareRoot, Structure.TOEPLITZ,
+        worst=_OF_TOEPLITZ,
+        variances=Variances(toeplitz.way),
+        rounding=_OF_SERIES,
+        examples={"square root": SquareRoot},
     ),
     Kind(
-        BandedInverse, "banded_inverse", "banded inverse", BandedInverse, Structure.TOEPLITZ, _OF_TOEPLITZ, (_BANDS,),
-        {
+        BandedInverse, "banded_inverse", "banded inverse", BandedInverse, Structure.TOEPLITZ,
+        worst=_OF_TOEPLITZ,
+        variances=Variances(toeplitz.way),
+        rounding=_OF_SERIES,
+        fit=Fit("banded_inverse", banded_inverse.fit),
+        sizes=(_BANDS,),
+        examples={
             "banded inverse": _four_bands,
             "banded inverse mixed": lambda n: BandedInverse([0.8, 0.3, -0.5][:n], n),
             "banded inverse rising": lambda n: BandedInverse([0.8, -1.0, 0.5][:n], n),
         },
     ),
     Kind(
-        BLT, "blt", "blt", BLT, Structure.BUFFERED, Worst(blt.bound, blt.units), (_BUFFERS,),
-        {
+        BLT, "blt", "blt", BLT, Structure.BUFFERED,
+        worst=Worst(blt.bound, blt.units),
+        variances=Variances(blt.way),
+        rounding=Rounding(blt.change, toeplitz.under_coins),
+        fit=Fit("blt", blt.fit_blt),
+        sizes=(_BUFFERS,),
+        examples={
             "blt": lambda n: BLT([0.9, 0.4], [0.2, 0.1], n),
             "blt mixed": lambda n: BLT([0.9, -0.7], [0.3, -0.8], n),
             "blt rising": lambda n: BLT([-0.7, -0.2], [-0.2, 1.3], n),
         },
     ),
     Kind(
-        BandedLowRank, "banded_low_rank", "banded low rank", BandedLowRank._from_dict, Structure.LOW_RANK, _OF_MATRIX,
-        (_BANDS, _RANK), {"low rank": _low_rank},
+        BandedLowRank, "banded_low_rank", "banded low rank", BandedLowRank._from_dict, Structure.LOW_RANK,
+        worst=_OF_MATRIX,
+        variances=_BY_COLUMNS,
+        rounding=Rounding(low_rank.change, under_coins),
+        fit=Fit("banded_low_rank", low_rank.fit),
+        sizes=(_BANDS, _RANK),
+        examples={"low rank": _low_rank},
     ),
     Kind(
         Rescaled, "rescaled", "rescaled", lambda strategy, scales: Rescaled(from_dict(strategy), scales),
-
-        Structure.RESCALED, Worst(rescaled.bound, rescaled.units), (),
-        {"rescaled": lambda n: Rescaled(SquareRoot(n), np.linspace(1, 2, n))},
+        Structure.RESCALED,
+        worst=Worst(rescaled.bound, rescaled.units),
+        variances=_BY_COLUMNS,  # scales are taken off before
+        rounding=Rounding(_change_of_rescaled, _rescaled_under_coins),
+        examples={"rescaled": lambda n: Rescaled(SquareRoot(n), np.linspace(1, 2, n))},
     ),
     Kind(
-        RestartedBLT, "restarted_blt", "restarted blt", RestartedBLT,
-        Structure.RESTARTED, Worst(restarted.bound, restarted.units), (_BUFFERS,),
-        {"restarted": _restarted, "restarted twice": lambda n: _restarted(n, 2)},
+        RestartedBLT, "restarted_blt", "restarted blt", RestartedBLT, Structure.RESTARTED,
+        worst=Worst(restarted.bound, restarted.units),
+        variances=Variances(restarted.way),
+        rounding=Rounding(restarted.change, restarted.under_coins),
+        fit=Fit("restarted_blt", restarted.fit_restarted),
+        sizes=(_BUFFERS,),
+        examples={"restarted": _restarted, "restarted twice": lambda n: _restarted(n, 2)},
     ),
-    Kind(Tree, "tree", "tree", Tree, Structure.TREE, Worst(tree.bound, tree.units), (), _TREES),
+    Kind(
+        Tree, "tree", "tree", Tree, Structure.TREE,
+        worst=Worst(tree.bound, tree.units),
+        variances=Variances(tree.way, closed=True),
+        rounding=Rounding(tree.change, under_coins),
+        fit=Fit("tree", tree.fit_tree),
+        examples=_TREES,
+    ),
 )  # fmt: skip
 
 _BY_CLASS = {kind.cls: kind for kind in KINDS}

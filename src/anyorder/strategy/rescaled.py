@@ -12,12 +12,13 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Groups, Listed, Participation, Pattern
 from anyorder.strategy import banded, blt, toeplitz
 from anyorder.strategy.banded import Banded
-from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
+from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
 from anyorder.strategy.bound import Bound, UnitSquares, Visits, from_sum, largest, roots, visits
-from anyorder.strategy.fitting import DENSE_STEPS, Valued, descend, describes_all, disjoint
+from anyorder.strategy.fitting import Valued, descend, describes_all, disjoint
 from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, gram_bound, matrix_bound, matrix_units
 from anyorder.strategy.independent import Independent
+from anyorder.strategy.rounding import Change, by_entry, rounded
 from anyorder.strategy.toeplitz import Toeplitz, ToeplitzBanded
 from anyorder.workload import Workload
 
@@ -132,7 +133,7 @@ def bound(strategy: Rescaled, pattern: Pattern) -> Bound:
     if isinstance(pattern, Listed) and isinstance(inner, Toeplitz):
         return largest(_unit_squares(inner, weights, visits(pattern)), _terms(strategy, pattern))
     if isinstance(inner, Toeplitz):
-        if strategy.n > toeplitz.MAX_GRAM:
+        if strategy.n > DENSE_STEPS:
             whole = blt.bound(inner, pattern) if type(inner) is BLT else toeplitz.bound(inner, pattern)
             return Bound(nextafter(whole.value * float(weights.max()), inf), exact=False)
         X = toeplitz.gram_matrix(inner.toeplitz_coefficients()) * weights * weights[:, None]
@@ -247,3 +248,18 @@ class _RescaledLoss:
         for steps, share in zip(self.groups, shares, strict=True):
             gradient[steps] -= share * along[steps].sum(axis=1)[:, None]
         return float(s @ product), gradient
+
+
+# -- rounding --------------------------------------------------------------------------------------------------------
+
+
+def change(strategy: Rescaled, inner: Change) -> Change:
+    """`inner` of the strategy inside, and every column over a scale that is rounded."""
+    step = float(np.abs(strategy.scales / rounded(strategy.scales) - 1).max())
+    return Change(inner.columns + step + inner.columns * step, inner.whole)
+
+
+def under_coins(strategy: Rescaled, inner: float) -> float:
+    """`inner` of the strategy inside, times entries over scales that are rounded."""
+    own = by_entry(1 / rounded(strategy.scales), 1 / strategy.scales)
+    return inner + own + inner * own

@@ -13,13 +13,14 @@ from anyorder._filters import fftconvolve
 from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.strategy.base import Recurrence, Row, State, Strategy, Vector
+from anyorder.strategy.base import DENSE_STEPS, Recurrence, Row, State, Strategy, Vector
 from anyorder.strategy.blt import BLT
 from anyorder.strategy.bound import Bound, Visits, from_sum, roots, visits
-from anyorder.strategy.fitting import DENSE_STEPS, Valued, by_rows, descend, mostly_last, shuffled
+from anyorder.strategy.fitting import Valued, by_rows, descend, mostly_last, shuffled
 from anyorder.strategy.gram import matrix_bound, matrix_units
+from anyorder.strategy.rounding import Change, as_operator, inverse_norm, root, rounded, rounded_decays
 from anyorder.strategy.toeplitz import inverse_series
-from anyorder.strategy.variances import by_recurrence, of_iterates
+from anyorder.strategy.variances import Way, by_recurrence, of_iterates
 from anyorder.workload import GivenWorkload, Workload
 
 Floats = NDArray[np.float64]
@@ -193,9 +194,6 @@ def _tables(blt: BLT, total: float) -> Floats:
 # RestartedBLT: X is 0 between its epochs, and X_tt is the epoch's share^2.
 
 
-_MAX_GRAM = 4096  # steps up to which X itself is an option
-
-
 def bound(strategy: RestartedBLT, pattern: Pattern) -> Bound:
     """The sensitivity of a RestartedBLT.
 
@@ -215,10 +213,10 @@ def bound(strategy: RestartedBLT, pattern: Pattern) -> Bound:
             return from_sum(float(squares.reshape(-1, inside).max(axis=1).sum()), terms, exact=True)
         case Listed():
             totals, once = _unit_squares(strategy, visits(pattern))
-            if once or strategy.n > _MAX_GRAM:
+            if once or strategy.n > DENSE_STEPS:
                 return from_sum(float(totals.max()), terms, exact=once)
         case Separated() | PerEpoch():
-            if strategy.n > _MAX_GRAM:
+            if strategy.n > DENSE_STEPS:
                 return from_sum(_counted(strategy, pattern), terms, exact=False)
         case _:
             assert_never(pattern)
@@ -228,7 +226,7 @@ def bound(strategy: RestartedBLT, pattern: Pattern) -> Bound:
 def units(strategy: RestartedBLT, listed: Listed) -> Floats:
     """Of each unit: sum |X| over its steps squared; beyond 4096 steps sum (c share)^2 over its epochs."""
     totals, once = _unit_squares(strategy, visits(listed))
-    if once or strategy.n > _MAX_GRAM:
+    if once or strategy.n > DENSE_STEPS:
         return roots(totals, strategy.n + strategy.num_epochs)
     return matrix_units(strategy, listed)
 
@@ -340,7 +338,7 @@ def _losses(workload: Workload, pattern: PerEpoch) -> dict[int, "_EpochLoss"]:
 
 def _errors(strategy: RestartedBLT, workload: Workload) -> Floats:
     """(n,) squared errors of the iterates."""
-    return of_iterates(strategy, workload, partial(by_recurrence, strategy.recurrences))
+    return of_iterates(strategy, workload, way(strategy))
 
 
 def _refit(points: dict[int, Floats], pattern: PerEpoch, workload: Workload) -> RestartedBLT:
@@ -510,3 +508,76 @@ def _add_skew_sums(sums: Floats, table: Floats) -> None:
 def _correlated(x: Floats, y: Floats) -> Floats:
     """(n,) sum_t x_t y_{t - l} for each l."""
     return np.asarray(fftconvolve(x[::-1], y)[: len(x)][::-1])
+
+
+# -- error -----------------------------------------------------------------------------------------------------------
+
+
+def way(strategy: RestartedBLT) -> Way:
+    """Of iterates: by the buffers and the noisy total."""
+    return partial(by_recurrence, strategy.recurrences)
+
+
+# -- rounding --------------------------------------------------------------------------------------------------------
+
+
+def change(strategy: RestartedBLT) -> Change:
+    """The largest || (C~ - C) e_t || / || C e_t ||, by the energy that an impulse at step t leaves behind.
+
+    C turns noise y into z: x = s . u + y / d, z = (x + v q) / own, then u <- decays u + y / d, q <- q + gain z, with d
+    the column's factor. Next to its state stands the difference from that of the rounded system, so that what is
+    small is not what is left of two large numbers. Cost: O(s m^2) for epochs of s steps.
+    """
+    k, s, m = strategy.num_epochs, strategy.steps_per_epoch, strategy.num_buffers + 1
+    tables = strategy.tables()  # own, v, gain, factor of each step
+    padded = np.ones((4, k * s))
+    padded[:, : strategy.n] = tables
+    exact = padded.reshape(4, k, s)
+    used = rounded(exact)
+    real = (np.arange(k * s) < strategy.n).reshape(k, s)
+    parameters = rounded_decays(strategy.decays), rounded(strategy.scales)
+    worst = np.zeros(k)
+    energy = np.zeros((k, 2 * m, 2 * m))  # quadratic form: of all later z, from both states
+    for i in reversed(range(s)):
+        A, b, h, g = _inverse_system(strategy.decays, strategy.scales, exact[:, :, i])
+        A_used, b_used, h_used, g_used = _inverse_system(*parameters, used[:, :, i])
+        B = np.concatenate([b, b_used - b], axis=1)
+        H = np.concatenate([h_used - h, h_used], axis=1)
+        J = np.block([[A, np.zeros_like(A)], [A_used - A, A_used]])
+        own = np.square(g_used - g) + np.einsum("ki,kij,kj->k", B, energy, B)
+        worst = np.maximum(worst, np.where(real[:, i], own, 0.0))
+        energy = H[:, :, None] * H[:, None, :] + J.transpose(0, 2, 1) @ energy @ J
+        energy[~real[:, i]] = 0.0
+    return Change(root(worst / np.square(strategy.shares)))
+
+
+def under_coins(strategy: RestartedBLT, whole: Change) -> float:
+    """T has a block for each epoch, as C has."""
+    del whole
+    return max(as_operator(epoch, change(epoch), inverse_norm(epoch)) for epoch in _epochs(strategy))
+
+
+def _epochs(strategy: RestartedBLT) -> list[RestartedBLT]:
+    """A strategy for each epoch."""
+    n, s = strategy.n, strategy.steps_per_epoch
+    return [
+        RestartedBLT(
+            strategy.decays[e : e + 1], strategy.scales[e : e + 1], strategy.totals[e : e + 1],
+            strategy.shares[e : e + 1], min(s, n - e * s), s,
+        )
+        for e in range(strategy.num_epochs)
+    ]  # fmt: skip
+
+
+def _inverse_system(decays: Floats, scales: Floats, step: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """A, b, h, g of each epoch: z = h . (u, q) + g y, (u, q) <- A (u, q) + b y."""
+    own, v, gain, factor = step
+    k, m = decays.shape
+    h = np.concatenate([scales, v[:, None]], axis=1) / own[:, None]
+    g = 1 / (factor * own)
+    A = np.zeros((k, m + 1, m + 1))
+    A[:, np.arange(m), np.arange(m)] = decays
+    A[:, m] = gain[:, None] * h
+    A[:, m, m] += 1.0
+    b = np.concatenate([np.repeat(1 / factor[:, None], m, axis=1), (gain * g)[:, None]], axis=1)
+    return A, b, h, g

@@ -5,7 +5,12 @@
 
 The row of a kind in `registry` says its `bound` and `units`, which stand in the file of the kind; what allows no
 more than X itself takes those of `gram`.
+
+`rounding` is by how much more a unit can move it with the float32 numbers that noise is made with; the proof stands in
+the module of that name, what a kind adds to it in the file of the kind.
 """
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +21,7 @@ from anyorder.strategy.base import Strategy
 from anyorder.strategy.bound import Bound
 from anyorder.strategy.gram import refined
 from anyorder.strategy.registry import check_kind, kind_of
+from anyorder.strategy.rounding import MOST, Change
 
 __all__ = ["Bound", "known_sensitivity", "sensitivity", "unit_sensitivities"]
 
@@ -80,3 +86,32 @@ def _check_steps(strategy: Strategy, participation: Participation) -> None:
         raise PlanError(
             f"participation and strategy must have the same number of steps, got {participation.n} and {strategy.n}"
         )
+
+
+def rounding(strategy: Strategy, participation: Participation) -> float:
+    """By how much, relatively, the sensitivity of the noise in float32 coefficients may exceed sens(C).
+
+    Returns: 0 where every coefficient is a float32 (independent noise, vanilla trees); else about 1e-7, times the root
+        of the number of participations, and for regenerated trees 5e-7 times the root of n log n.
+    Guarantee: sens(C~, participation) <= sens(C, participation) (1 + rounding); and where the participation is drawn by
+        secret coins, its delta with C~ and std (1 + rounding) is at most that with C and std.
+    Cost: O(n) for Toeplitz C, O(n^3) for Dense and BandedLowRank, else about that of one pass over the parameters; for
+        secret coins also O(n^2) for RestartedBLT and trees.
+    Raises: PlanError where coefficients leave the range of float32, or C is so ill-conditioned that they matter.
+    """
+    row = kind_of(strategy).rounding
+    with np.errstate(all="ignore"):
+        try:
+            change = row.change(strategy)
+            hidden = row.under_coins(strategy, change) if participation.secret else 0.0
+        except ArgumentError:  # what is left of a parameter, 0 or infinity, is none
+            change, hidden = Change(math.inf), math.inf
+    result = (1 + change.whole) * (1 + change.columns * math.sqrt(participation.max_participations)) - 1
+    result = max(result, hidden)  # the first is for those who know the coins
+    if not result <= MOST:
+        raise PlanError(
+            f"the noise of {strategy!r} cannot be made in float32: rounding its coefficients could change the "
+            f"sensitivity by {result:.1e}, at most {MOST} is allowed; use parameters of ordinary size, or a C that is "
+            "better conditioned"
+        )
+    return result * (1 + 1e-6) + 1e-15 if result else 0.0

@@ -18,10 +18,12 @@ from anyorder.checks import final, frozen
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import check_work
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
-from anyorder.strategy.base import Combination, Recurrence, Row, State, Strategy, Terms, Vector
+from anyorder.strategy.base import DENSE_STEPS, Combination, Recurrence, Row, State, Strategy, Terms, Vector
 from anyorder.strategy.bound import TOLERANCE, Bound, UnitSquares, Visits, better, from_sum, largest, roots, visits
-from anyorder.strategy.fitting import DENSE_STEPS, OBJECTIVES, Valued, check_optimisable, descend, shuffled, stride
+from anyorder.strategy.fitting import OBJECTIVES, Valued, check_optimisable, descend, shuffled, stride
 from anyorder.strategy.gram import BandedGram, banded_bound, banded_squares, gram_bound, refined, toeplitz_bound
+from anyorder.strategy.rounding import Change, as_operator, by_entry, of_series, rounded, trimmed
+from anyorder.strategy.variances import Way, by_bands, combined, substituted
 from anyorder.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -310,7 +312,6 @@ def _padded(series: Floats, m: int) -> Floats:
 # Toeplitz C: the first participation as early as possible, the others as close as possible.
 
 
-MAX_GRAM = 4096  # steps up to which X itself is an option
 _MAX_COLUMNS = 100_000  # steps up to which the columns of X are made one after the other: about ten seconds
 _BLOCK_ENTRIES = 1 << 22  # entries of X in hand
 
@@ -342,7 +343,7 @@ def bound(strategy: Toeplitz, pattern: Pattern) -> Bound:
             found = _banded(strategy, pattern, _epochs(strategy, pattern))
         case _:
             assert_never(pattern)
-    if not found.exact and strategy.n <= MAX_GRAM:
+    if not found.exact and strategy.n <= DENSE_STEPS:
         X = gram_matrix(strategy.toeplitz_coefficients())
         found = better(found, gram_bound(X, pattern, terms=strategy.n))
     return found
@@ -356,7 +357,7 @@ def _listed(strategy: Toeplitz, pattern: Listed) -> Bound:
     if found.exact:
         return found
     steps = np.arange(0, strategy.n, b)
-    if len(steps) * strategy.n > MAX_GRAM**2:
+    if len(steps) * strategy.n > DENSE_STEPS**2:
         return found
     columns = strategy.columns(steps)
     one = Listed.strided(len(steps), 1)
@@ -711,6 +712,11 @@ def fit_toeplitz(problem: Problem, bands: int) -> ToeplitzBanded:
     return fits_toeplitz(problem, [bands])[0]
 
 
+def fit(workload: Workload, participation: Participation, objective: str, bands: int) -> ToeplitzBanded:
+    """`fit_toeplitz` to a workload."""
+    return fit_toeplitz(Problem(workload, participation, objective), bands)
+
+
 def fits_toeplitz(problem: Problem, sizes: Sequence[int]) -> list[ToeplitzBanded]:
     """`fit_toeplitz` for many sizes, each fit made once."""
 
@@ -773,3 +779,44 @@ def _fit_series(
         x, _ = descend(partial(loss, stiffness), x, gain=gain, restarts=restarts, max_iterations=300)
     tried = [descend(partial(loss, np.inf), x), (longer, loss(np.inf, longer)[0])]
     return np.concatenate([[1.0], min(tried, key=lambda result: result[1])[0]])
+
+
+# -- error -----------------------------------------------------------------------------------------------------------
+
+_MOST_BANDS = 1024  # of a noising matrix that is handled as banded
+
+
+def way(strategy: Toeplitz) -> Way | None:
+    """Of iterates: a step adds up the last rows of Z; none where they are too many, and K is made in full."""
+    g = trimmed(strategy.noising_coefficients())
+    return (lambda M, N: by_bands(combined(g, strategy.n), M, N)) if len(g) <= _MOST_BANDS else None
+
+
+def way_of_banded(strategy: ToeplitzBanded) -> Way:
+    """Of iterates: a step takes off the last outputs."""
+    return lambda M, N: by_bands(substituted(strategy.coefficients[:, None], strategy.n), M, N)
+
+
+# -- rounding --------------------------------------------------------------------------------------------------------
+
+
+def change(strategy: Toeplitz) -> Change:
+    """Of steps that add up rows of Z: C~ has the inverse of the rounded series."""
+    g = check_series("coefficients", trimmed(rounded(strategy.noising_coefficients())), strategy.n)
+    return of_series(strategy.toeplitz_coefficients(), accurate_inverse_series(g, strategy.n))
+
+
+def change_of_banded(strategy: ToeplitzBanded) -> Change:
+    """Coefficients of C themselves are rounded."""
+    return of_series(strategy.coefficients, rounded(strategy.coefficients))
+
+
+def under_coins(strategy: Toeplitz, change: Change) -> float:
+    """|| K || is at most the sum of its series."""
+    return as_operator(strategy, change, float(np.abs(strategy.noising_coefficients()).sum()))
+
+
+def under_coins_of_banded(strategy: ToeplitzBanded, change: Change) -> float:
+    """Entries of C themselves are rounded."""
+    del change
+    return by_entry(rounded(strategy.coefficients), strategy.coefficients)

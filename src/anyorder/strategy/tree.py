@@ -17,7 +17,8 @@ from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separate
 from anyorder.strategy.base import Combination, Row, State, Terms, Vector
 from anyorder.strategy.bound import Bound, from_integer, roots
 from anyorder.strategy.fitting import OBJECTIVES, epoch, of_objective
-from anyorder.strategy.variances import of_iterates
+from anyorder.strategy.rounding import NO_CHANGE, UNIT, Change, resolvent
+from anyorder.strategy.variances import Way, of_iterates
 from anyorder.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -693,6 +694,11 @@ def tree_variances(tree: Tree, M: Floats, N: Floats) -> Floats:
     return _full(tree, M, N) if tree.estimator == "full" else _from_below(tree, M, N)
 
 
+def way(tree: Tree) -> Way:
+    """Of iterates."""
+    return partial(tree_variances, tree)
+
+
 def _full(tree: Tree, M: Floats, N: Floats) -> Floats:
     covariance = np.zeros((2, 2))
     result = np.empty(len(N))
@@ -863,10 +869,7 @@ def fit_tree(
 
 def _loss(tree: Tree, workload: Workload, pattern: Pattern, objective: str) -> float:
     """The error, sensitivity included."""
-    if workload.is_prefix_sum:
-        variances = tree.prefix_variance()
-    else:
-        variances = of_iterates(tree, workload, partial(tree_variances, tree))
+    variances = tree.prefix_variance() if workload.is_prefix_sum else of_iterates(tree, workload, way(tree))
     return bound(tree, pattern).value * math.sqrt(of_objective(variances, objective))
 
 
@@ -899,3 +902,30 @@ def _schedules(participation: Participation) -> list[int]:
         return [0]
     k = participation.max_participations
     return [0, *(2**i for i in range(k.bit_length()) if 2**i < k)]
+
+
+# -- rounding --------------------------------------------------------------------------------------------------------
+
+
+def change(strategy: Tree) -> Change:
+    """A tree of L levels over its leaves.
+
+    Vanilla: all coefficients are 1 and -1. Online, with its estimates kept: a node's estimate is a y + (1 - a) (left +
+    right) with 1 - a exact for a float32 a >= 1/2, and estimates sums of gradients without bias, so that K~ C = I.
+
+    Full, with its estimates kept: from the leaves up, a node is (left + right) / (l + r), and its row of Z
+    (r left - l right) / ((l + r) spread), for the float32 l, r near two shares whose sum is 1. An entry of C~ is that
+    of C times at most L + 2 factors within UNIT of 1: so are the columns.
+
+    Otherwise |E| <= UNIT |K|, also at the one step after a completed block. A column of |K| sums to at most 3, since
+    a node's weight in the prefixes rises once and falls from then on (full: 2 spread <= sqrt 2); at most L + 1 nodes,
+    with weights of at most sqrt 2 where K sums to as much, are over a step; and the rows of |K| under a node of m steps
+    sum to at most 8 m. So || |C| |K| ||^2 <= 3 (L + 1) 8 n.
+    """
+    levels = max(tree.level for tree in strategy.subtrees)
+    completed = any(strategy.completion)
+    if strategy.estimator == "vanilla" or (strategy.estimator == "online" and strategy.state_rows and not completed):
+        return NO_CHANGE
+    if strategy.estimator == "full" and strategy.state_rows:
+        return Change(1.01 * UNIT * (levels + 2))
+    return Change(0.0, resolvent(1.01 * UNIT * math.sqrt(24 * strategy.n * (levels + 1))))

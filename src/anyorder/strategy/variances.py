@@ -24,6 +24,9 @@ from anyorder.workload import GivenWorkload, Workload
 Floats = NDArray[np.float64]
 
 
+Way = Callable[[Floats, Floats], Floats]
+"""(n,) Var p_t from M (n, 2, 2) and N (n, 2), see `by_recurrence`."""
+
 _SHORTEST = 64  # block of bands
 _COLUMNS = 512  # of K that are multiplied by A at once
 _IN_HAND = 1 << 18  # entries of the maps of some blocks
@@ -194,9 +197,7 @@ def _length(p: int, n: int) -> int:
     return max(min(_SHORTEST, n), p - 1, 1)
 
 
-def of_iterates(
-    strategy: Strategy, workload: Workload, own: Callable[[Floats, Floats], Floats], scales: Floats | None = None
-) -> Floats:
+def of_iterates(strategy: Strategy, workload: Workload, own: Way, scales: Floats | None = None) -> Floats:
     """(n,) Var p_t for the noise of a strategy: by its kind's own way, or column by column where A is given in full.
 
     Args:

@@ -27,6 +27,7 @@ from anyorder.accounting.amplification.exact import Atoms, between, lognormal, n
 from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
 from anyorder.checks import final
 from anyorder.errors import ArgumentError
+from anyorder.roots import bisect
 
 # ----------------------------------------------------------------------------------------------------
 # The law of a mean of lognormals driven by a Gaussian chain on a circle, by dynamic programming, on the safe side.
@@ -655,15 +656,7 @@ def bins_epsilon(gram: Floats, sigma: float, delta: float) -> float:
 
 def least_epsilon(at: Callable[[float], float], delta: float, high: float, low: float = 0.0) -> float:
     """The least epsilon of a curve of delta, rounded up to 1e-9 of it, where `high` holds, and it is above `low`."""
-    for _ in range(60 if high else 0):
-        middle = (low + high) / 2
-        if at(middle) <= delta:
-            high = middle
-        else:
-            low = middle
-        if high - low < 1e-9 * high:
-            break
-    return high
+    return bisect(lambda epsilon: at(epsilon) <= delta, inside=high, outside=low, relative=1e-9, steps=60)
 
 
 def bins_losses(pld: Any, gram: Floats, sigma: float, h: float, every: int = 1) -> Any:

@@ -11,9 +11,10 @@ from anyorder.accounting.amplification.methods import Deterministic, Method, Mon
 from anyorder.accounting.amplification.mixture import check_fits
 from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SampledOrder
 from anyorder.accounting.curves import sampled_curve
-from anyorder.accounting.gaussian import NEIGHBOURS, gdp_mu, just_below
+from anyorder.accounting.gaussian import NEIGHBOURS, gdp_mu
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.patterns import Participation
+from anyorder.roots import crossing, just_below
 from anyorder.strategy import Strategy
 from anyorder.strategy.sensitivity import known_sensitivity
 
@@ -86,7 +87,6 @@ def _beyond(epsilon_at: Callable[[float], float], epsilon: float) -> Callable[[f
 
 def _without_chance(curve: Callable[[float], Amplified], epsilon: float, delta: float, high: float) -> float:
     """The logarithm of sigma, by delta at epsilon, which takes one number where epsilon at delta takes many."""
-    from scipy.optimize import brentq  # slow to load
 
     @cache  # the search asks for the ends of its bracket again
     def excess(log_sigma: float) -> float:
@@ -98,7 +98,7 @@ def _without_chance(curve: Callable[[float], Amplified], epsilon: float, delta: 
         high, low, width = low, low - width, 1.5 * width
         if width > 100:
             raise ArgumentError(f"epsilon={epsilon:g} is kept at delta={delta:g} with next to no noise")
-    result = float(brentq(excess, low, high, xtol=_STEP / 4, rtol=1e-14))
+    result = crossing(excess, low, high, absolute=_STEP / 4, relative=1e-14)
     step = _STEP
     while curve(result).epsilon(delta) > epsilon:
         result, step = result + step, 1.5 * step

@@ -19,6 +19,7 @@ from anyorder.accounting.gaussian import NEIGHBOURS, gdp_delta, gdp_epsilon
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import canonical, check_names
+from anyorder.roots import bisect
 from anyorder.strategy import Strategy
 from anyorder.strategy.sensitivity import known_sensitivity
 
@@ -256,11 +257,11 @@ def _pair(curve: Amplified) -> tuple[Strategy, AmplifiedOrder, float]:
 
 def _group_epsilon(curve: Amplified, delta: float, high: float) -> float:
     """The smallest epsilon, up to `high`, of two steps from one unit to none and to another."""
-    low = 0.0
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _found_delta(curve, middle, _Quiet(None)) <= delta else (middle, high)
-    return high
+
+    def holds(epsilon: float) -> bool:
+        return _found_delta(curve, epsilon, _Quiet(None)) <= delta
+
+    return bisect(holds, inside=high, outside=0.0, relative=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------

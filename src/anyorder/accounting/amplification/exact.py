@@ -46,6 +46,7 @@ from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
 from anyorder.accounting.poisson import step_interval
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
+from anyorder.roots import bisect
 from anyorder.strategy import Strategy
 
 # ----------------------------------------------------------------------------------------------------
@@ -465,11 +466,7 @@ def _inverted(delta_at: Any, delta: float, known: float) -> float:
     """The least epsilon, to 1e-9 of it, at which a curve is at most delta; `known` holds."""
     if delta_at(0.0) <= delta:
         return 0.0
-    outside, inside = 0.0, known
-    while inside - outside > 1e-9 * inside:
-        middle = (outside + inside) / 2
-        outside, inside = (outside, middle) if delta_at(middle) <= delta else (middle, inside)
-    return inside
+    return bisect(lambda epsilon: delta_at(epsilon) <= delta, inside=known, outside=0.0, relative=1e-9)
 
 
 def epoch_squares(strategy: Strategy, k: int, b: int) -> Floats:

@@ -43,6 +43,7 @@ from anyorder.accounting.amplification.secret_order import AmplifiedOrder
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise import NoiseSource
 from anyorder.patterns import Participation
+from anyorder.roots import bisect
 from anyorder.strategy import Strategy
 
 # ----------------------------------------------------------------------------------------------------
@@ -926,11 +927,8 @@ def _upper_delta(pilot: BinsTerms, terms: BinsTerms, epsilon: float, stake: floa
     """The smallest m with K >= e^stake."""
     size = _delta_bet(pilot, epsilon, stake, len(terms.loss))
     X = np.exp(_log_terms(terms, epsilon))
-    low, high = 0.0, float(X.max()) + math.expm1(stake / len(X)) / size
-    while high - low > 1e-11 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _wealth(X, middle, size) >= stake else (middle, high)
-    return high
+    high = float(X.max()) + math.expm1(stake / len(X)) / size
+    return bisect(lambda m: _wealth(X, m, size) >= stake, inside=high, outside=0.0, relative=1e-11)
 
 
 def _smallest(reached: Callable[[float], bool], low: float, precision: float) -> float:
@@ -940,11 +938,7 @@ def _smallest(reached: Callable[[float], bool], low: float, precision: float) ->
         step *= 2
         if step > 1e6:
             raise ArgumentError("samples must be more for so small a delta: no epsilon could be shown")
-    high = low + step
-    while high - low > precision * (1e-3 + high):
-        middle = (low + high) / 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high
+    return bisect(reached, inside=low + step, outside=low, relative=precision, floor=1e-3)
 
 
 def _started(

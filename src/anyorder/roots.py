@@ -1,0 +1,97 @@
+"""Searches along a line: for the last place where a condition holds, and for a root.
+
+A privacy number is rounded to the safe side by what is returned: a place that was itself looked at, and where the
+condition held.
+"""
+
+import math
+from collections.abc import Callable
+
+_STEP = 0.5  # the longest of a search by secants
+_STEEPER = 3.0  # a slope may be so many times as much as it was; else the function jumps there
+
+
+def bisect(
+    holds: Callable[[float], bool],
+    *,
+    inside: float,
+    outside: float,
+    relative: float = 0.0,
+    floor: float = 0.0,
+    steps: float = math.inf,
+) -> float:
+    """The last place at which a condition holds, between one that does and one that does not, found by halves.
+
+    Args:
+        holds: looked at in the middle of what is left, never at the ends.
+        inside: where it holds, on either side of `outside`; infinity is returned as it is.
+        outside: where it does not.
+        relative, floor: it ends where what is left is at most relative (floor + |inside|); by default at floats.
+        steps: looks, at most.
+    Returns: `inside`, or a place at which `holds` was true.
+    """
+    looks = 0
+    while abs(inside - outside) > relative * (floor + abs(inside)) and looks < steps:
+        middle = inside / 2 + outside / 2
+        if middle in (inside, outside):
+            break
+        if holds(middle):
+            inside = middle
+        else:
+            outside = middle
+        looks += 1
+    return inside
+
+
+def doubled(holds: Callable[[float], bool], low: float, high: float, most: float = math.inf) -> tuple[float, float]:
+    """The first of high, 2 high, .. at which a condition holds, and the place before it at which it does not.
+
+    Args:
+        holds: never looked at in `low`.
+        low: the place before `high`.
+        most: beyond it the second is infinity.
+    Returns: (place before, place); what `bisect` takes for its outside and inside.
+    """
+    while not holds(high):
+        low, high = high, 2 * high
+        if high > most:
+            return low, math.inf
+    return low, high
+
+
+def crossing(
+    value: Callable[[float], float], low: float, high: float, *, absolute: float, relative: float = 2.0**-50
+) -> float:
+    """A root between two places of unlike signs, by Brent's method; what it ends on may be on either side."""
+    from scipy.optimize import brentq  # slow to load
+
+    return float(brentq(value, low, high, xtol=absolute, rtol=relative))
+
+
+def just_below(
+    value: Callable[[float], float], x: float, slope: float, tolerance: float, looks: int = 12
+) -> tuple[float, float] | None:
+    """An x with -tolerance <= value(x) <= 0, by secants, and the last slope.
+
+    Args:
+        value: of a number, falling.
+        x: where the search starts.
+        slope: near there, below 0.
+        tolerance: above 0.
+        looks: values that are asked for, at most.
+    Returns: None where it was not found, as where the function jumps over zero.
+    """
+    before: tuple[float, float] | None = None
+    for _ in range(looks):
+        y = value(x)
+        if -tolerance <= y <= 0:
+            return x, slope
+        if before is not None and y != before[1]:
+            found = (y - before[1]) / (x - before[0])
+            if _STEEPER * slope < found < slope / _STEEPER:
+                slope = found
+        before = x, y
+        x -= min(max((y + tolerance / 2) / slope, -_STEP), _STEP)
+        if x == before[0]:
+            return None
+    return None
