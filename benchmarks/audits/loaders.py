@@ -19,9 +19,6 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-import anyorder as ao
-from anyorder.noise import NoiseSource
-
 SMALL = 4  # examples in a batch
 
 
@@ -66,7 +63,9 @@ def poisson_of_opacus(batches: int) -> Any:
 
 def poisson_by_hand(batches: int) -> Any:
     """A coin for each example in each step, drawn by the script itself."""
-    sampler = ao.sampling.PoissonBatchSampler(SMALL * batches, 1 / batches, batches, NoiseSource(b"k" * 32))
+    from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+
+    sampler = UniformWithReplacementSampler(num_samples=SMALL * batches, sample_rate=1 / batches, steps=batches)
     return DataLoader(range(SMALL * batches), batch_sampler=sampler)
 
 

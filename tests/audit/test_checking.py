@@ -28,6 +28,7 @@ from torch.utils.data import (
 )
 
 import anyorder as ao
+from anyorder._draws import Draws
 from anyorder.accounting import gdp_epsilon, poisson_epsilon
 from anyorder.audit.arrivals import Arrivals
 from anyorder.audit.loader_check import judge, printed
@@ -44,6 +45,7 @@ from anyorder.audit.observations import (
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.sampling.samplers import Owned, SecretBatchSampler
 
 N, BATCH, DELTA = 200, 10, 1e-5
 DATA = TensorDataset(torch.arange(N * 3.0).reshape(N, 3), torch.arange(N) // 4)
@@ -396,16 +398,40 @@ def test_units_of_several_examples():
 
 
 def test_poisson_sampling_of_our_own_holds():
+    """For one epoch: a DataLoader does not tell a batch sampler the epoch."""
     sampler = ao.sampling.PoissonBatchSampler(N, 0.05, 20, NoiseSource(b"k" * 32))
-    found = check(DataLoader(DATA, batch_sampler=sampler), accountant="prv")
+    found = check(DataLoader(DATA, batch_sampler=sampler), epochs=1, accountant="prv")
     assert found.holds
-    assert found.true == poisson_epsilon(1.0, 0.05, 60, DELTA)
-    assert found.participation == PoissonSampling(60, 0.05)
+    assert found.true == poisson_epsilon(1.0, 0.05, 20, DELTA)
+    assert found.participation == PoissonSampling(20, 0.05)
     assert found.neighbours == "add-or-remove"
-    by_user = check(DataLoader(DATA, batch_sampler=sampler), unit=1)
+    by_user = check(DataLoader(DATA, batch_sampler=sampler), epochs=1, unit=1)
     assert not by_user.holds
     assert by_user.true > found.true
-    assert not check(DataLoader(DATA, batch_sampler=sampler), accumulate=2).holds
+    assert not check(DataLoader(DATA, batch_sampler=sampler), epochs=1, accumulate=2).holds
+
+
+def test_poisson_coins_that_come_again_are_counted_as_often():
+    """Three epochs of the same 20 batches: a unit's part is that of 20 steps of three times the squared length."""
+    ours = ao.sampling.PoissonBatchSampler(N, 0.05, 20, NoiseSource(b"k" * 32))
+    draws = Draws(PoissonSampling(20, 0.05), N, NoiseSource(b"k" * 32))
+    secret = SecretBatchSampler(draws, Owned.each_its_own(np.arange(N)))
+    for sampler in (ours, secret):
+        loader = DataLoader(DATA, batch_sampler=sampler)
+        epochs = [[batch[0].tolist() for batch in loader] for _ in range(2)]
+        assert epochs[0] == epochs[1]
+        found = check(loader, accountant="prv")
+        assert not found.holds
+        assert found.true >= poisson_epsilon(1 / math.sqrt(3), 0.05, 20, DELTA)
+        assert "set_epoch" in found.order
+        by_user = check(loader, unit=1)
+        assert by_user.true > found.true
+        assert check(loader, accumulate=3).true == math.inf  # where steps may straddle epochs
+        assert check(loader, epochs=1, accountant="prv").holds
+    assert math.isfinite(check(DataLoader(DATA, batch_sampler=ours), accumulate=2).true)
+    rare = SampledVisits(0.05, 60, period=20)  # beneath little noise, new coins are more than the same ones
+    assert epsilon_of(rare, 0.05, 0.9) == epsilon_of(SampledVisits(0.05, 60), 0.05, 0.9)
+    assert epsilon_of(rare, 0.05, 0.9) > epsilon_of(DrawnVisits(1, 0.05, 20), 0.05 / math.sqrt(3), 0.9)
 
 
 def test_a_claim_that_an_attack_refutes_is_false_and_no_attack_is_above_what_is_proven():

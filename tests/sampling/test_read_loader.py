@@ -144,3 +144,43 @@ def test_what_is_planned_can_be_trained():
             optimizer.step()
             seen.append(x.tolist())
     assert seen == [[0, 1], [2, 3]] * 2
+
+
+def test_poisson_indices_that_stand_twice_are_refused():
+    """Who is listed twice has two coins in each step, where the plan counts one."""
+    own = np.arange(N)
+    sampler = PoissonBatchSampler(N, 0.25, 7, SOURCE, indices=own)
+    loader = DataLoader(DATA, batch_sampler=sampler)
+    own[:] = 0  # which is the caller's own
+    assert planned(loader, 1, 1, None) == PoissonSampling(7, 0.25)
+    sampler.indices[1] = sampler.indices[0]
+    with pytest.raises(LoaderError, match="distinct"):
+        ao.plan(loader=loader, epochs=1, noise_multiplier=1.0, delta=1e-5)
+    assert not ao.check(loader, noise_multiplier=1.0, epochs=1, delta=1e-5).holds
+
+
+class OwnIterator(DataLoader):
+    def _get_iterator(self):
+        return iter([torch.zeros(4)] * 5)
+
+
+class OwnIndices(DataLoader):
+    @property
+    def _index_sampler(self):
+        return [[0] * 4] * 5
+
+
+def with_own(name):
+    loader = DataLoader(DATA, 4)
+    setattr(loader, name, OwnIterator(DATA, 4)._get_iterator)
+    return loader
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: OwnIterator(DATA, 4), lambda: OwnIndices(DATA, 4), lambda: with_own("_get_iterator")]
+)
+def test_a_loader_that_iterates_in_its_own_way_is_not_plain(make):
+    """Its sampler says nothing of its batches."""
+    with pytest.raises(LoaderError, match="overrides"):
+        ao.plan(loader=make(), epochs=1, noise_multiplier=1.0, delta=1e-5)
+    assert ao.check(make(), noise_multiplier=1.0, epochs=1, delta=1e-5).true == float("inf")

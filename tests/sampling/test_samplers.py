@@ -104,6 +104,11 @@ def test_poisson_extremes():
         lambda: PoissonBatchSampler(3, 1.5, 1, SOURCE),
         lambda: PoissonBatchSampler(3, 0.5, 0, SOURCE),
         lambda: PoissonBatchSampler(0, 0.5, 1, SOURCE),
+        lambda: PoissonBatchSampler(3, 0.5, 1, SOURCE, indices=np.array([0, 0, 1])),
+        lambda: PoissonBatchSampler(3, 0.5, 1, SOURCE, indices=np.array([2, 1, 3])),
+        lambda: PoissonBatchSampler(3, 0.5, 1, SOURCE, indices=np.array([-1, 0, 1])),
+        lambda: PoissonBatchSampler(3, 0.5, 1, SOURCE, indices=np.array([0, 1])),
+        lambda: PoissonBatchSampler(3, 0.5, 1, SOURCE, indices=np.array([0.0, 1.0, 2.5])),
     ],
 )
 def test_bad_arguments(make):

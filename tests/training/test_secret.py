@@ -210,7 +210,7 @@ def test_workers_and_pinning_change_nothing():
     assert torch.equal(take(private(plan, workers=2, micro_batch=9), 12), take(private(plan, micro_batch=9), 12))
 
 
-@pytest.mark.parametrize("rule", RULES[1:], ids=NAMES[1:])
+@pytest.mark.parametrize("rule", RULES, ids=NAMES)
 def test_a_batch_serves_the_step_that_it_was_drawn_for(rule):
     """Bins that come one step early would be bins of another order; what is left out is a step of nobody."""
     engine, model, optimizer, loader = private(planned(rule))
@@ -231,6 +231,29 @@ def test_a_batch_serves_the_step_that_it_was_drawn_for(rule):
     take((engine, model, optimizer, loader), rule.n - 2)
     own = [units.tolist() for units in drawn(engine.plan, ROWS)]
     assert history(engine) == [own[0], [], *own[2:]]
+
+
+def test_empty_batches_are_steps_too():
+    """To pass over them would give each step's coins given that somebody is in it: unit 0 would come far more often."""
+    rule = PoissonSampling(12, 0.05)
+    engine, model, optimizer, loader = run = private(planned(rule), dataset=Subset(DATA, range(6)))
+    own = [units.tolist() for units in drawn(engine.plan, 6)]
+    assert [] in own
+    assert any(own)
+    first = own.index(next(units for units in own[own.index([]) :] if units))  # after an empty batch
+    with pytest.raises(TrainingError, match="engine.skip"):
+        for batch in loader:
+            if len(batch[0]):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+                optimizer.step()
+    loader.seek(engine.step)
+    for _ in range(engine.step, first):
+        next(iter(loader))
+        engine.skip()
+        optimizer.step()
+    take(run, rule.n - first)  # an epoch that is left early goes on where it was
+    assert history(engine) == own
 
 
 def test_micro_batches_of_two_steps_are_not_joined():

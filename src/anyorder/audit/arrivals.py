@@ -140,7 +140,7 @@ def _of_loader(loader: Any, run: Stretch) -> Arrivals:
         case TossedBatches(sampler=None) as read:
             return _of_opacus(loader, run, read)
         case TossedBatches() as read:
-            return _of_coins(loader, run, read.probability, read.steps, read.total, 1, read.members, 0.0)
+            return _of_coins(loader, run, read.probability, read.steps, read.total, 1, read.members, is_fresh=False)
         case SecretBatches() as read:
             return _of_secret(loader, run, read.sampler)
         case UnknownBatches() as read:
@@ -275,25 +275,35 @@ def _of_known(
 
 
 def _of_coins(
-    loader: Any, run: Stretch, q: float, batches: int, size: int, ranks: int, members: Indices | None, empty: float
-) -> Arrivals:
+    loader: Any, run: Stretch, q: float, batches: int, size: int, ranks: int, members: Indices | None, *,
+    empty: float = 0.0, is_fresh: bool = True,
+) -> Arrivals:  # fmt: skip
+    """Args: is_fresh: whether each epoch surely has coins of its own: a DataLoader tells no batch sampler the epoch."""
     span = _span(run, batches)
     order = f"Poisson sampling with probability {q:.6g}"
+    period = None
+    if not is_fresh and (span["epochs"] or 0) > 1:
+        order += " (the same coins in each epoch, unless set_epoch is called before it)"
+        period = -(-batches // run.accumulate)
     facts = {"batches": batches, "batch_size": max(1, round(q * size)), "dataset_size": size, **span}
     names = names_of(loader, run.unit, members)
     if isinstance(names, str):
         return _unknown(order, names, facts)
+    if period is not None and run.joined(batches) > 1:
+        return _unknown(order, f"the coins may come again, in other steps: {_LEFT}", facts)
     coins = (1 if names is None else int(np.bincount(names).max())) * _extra_ranks(ranks) * run.accumulate
     secret = "it holds while the seed of the coins is secret"
     if coins == 1:
         because = f"each example is in each step by a coin of its own, as the accountant assumes; {secret}"
-        visits: Visits = SampledVisits(q, span["steps"], empty=min(1.0, empty * span["steps"]))
+        if period is not None:
+            because = f"each example is in each step of an epoch by a coin, and by the same one in all epochs; {secret}"
+        visits: Visits = SampledVisits(q, span["steps"], empty=min(1.0, empty * span["steps"]), period=period)
         return Arrivals(order, visits, because, participation=_planned(loader, run, facts), **facts)
     because = (
         f"a unit has {coins} coins in each step, where the accountant assumes one (examples of one unit, batches that "
         "are accumulated, or ranks that all draw from the whole data set); the coins are taken as public"
     )
-    return Arrivals(order, DrawnVisits(coins, q, span["steps"]), because, **facts)
+    return Arrivals(order, DrawnVisits(coins, q, span["steps"], period), because, **facts)
 
 
 def _of_secret(loader: Any, run: Stretch, sampler: Any) -> Arrivals:
@@ -301,7 +311,9 @@ def _of_secret(loader: Any, run: Stretch, sampler: Any) -> Arrivals:
     rule, members = sampler.rule, sampler.members
     each = len(sampler._owned) == len(members) and sampler._accumulate == 1
     if type(rule) is PoissonSampling and each and run.accumulate == 1:
-        return _of_coins(loader, run, rule.sampling_probability, sampler.steps, len(members), 1, members, 0.0)
+        return _of_coins(
+            loader, run, rule.sampling_probability, sampler.steps, len(members), 1, members, is_fresh=False
+        )
     facts = {
         "batches": sampler.steps, "batch_size": sampler.batch_size, "dataset_size": len(members),
         **_span(run, sampler.steps),
@@ -318,7 +330,7 @@ def _of_opacus(loader: Any, run: Stretch, read: "TossedBatches") -> Arrivals:
     q, alone = read.probability, read.total // read.ranks - 1
     replaced = read.ranks > 1 or getattr(loader.collate_fn, "rand_on_empty", False)
     empty = read.ranks * math.exp(alone * math.log1p(-q)) if replaced and q < 1 else 0.0
-    return _of_coins(loader, run, q, read.steps, read.total, read.ranks, None, empty)
+    return _of_coins(loader, run, q, read.steps, read.total, read.ranks, None, empty=empty)
 
 
 def _of_list(batches: Any, run: Stretch) -> Arrivals:

@@ -169,21 +169,28 @@ class SampledVisits:
     Attributes:
         probability, steps: each example is in each step with this probability.
         empty: bound of the probability that the sampler leaves out a step, or fills it otherwise, for it is empty.
+        period: after so many steps the same draws may come again, and again; None: all are drawn anew.
     """
 
     probability: float
     steps: int
     empty: float = 0.0
+    period: int | None = None
 
 
 @final
 @dataclass(frozen=True)
 class DrawnVisits:
-    """In each step a unit comes Binomial(size, probability) times, independently of all other steps."""
+    """In each step a unit comes Binomial(size, probability) times, independently of all other steps.
+
+    Attributes:
+        period: as of `SampledVisits`.
+    """
 
     size: int
     probability: float
     steps: int
+    period: int | None = None
 
 
 @final
@@ -212,9 +219,10 @@ def epsilon_of(visits: Visits, noise_multiplier: float, delta: float) -> float:
         case AtMost():
             return gdp_epsilon(math.sqrt(visits.weight) / noise_multiplier * (1 + 2**-51), delta)
         case SampledVisits():
-            return _of_coins(visits, noise_multiplier, delta)
+            return max(_of_coins(visits, noise_multiplier, delta), _of_the_same(visits, 1, noise_multiplier, delta))
         case DrawnVisits():
-            return _of_draws(visits, noise_multiplier, delta)
+            again = _of_the_same(visits, visits.size, noise_multiplier, delta)
+            return max(_of_draws(visits, noise_multiplier, delta), again)
         case Unknown():
             return math.inf
         case _:
@@ -235,6 +243,18 @@ def _of_coins(coins: SampledVisits, sigma: float, delta: float) -> float:
         return math.inf
     found = poisson_epsilon(sigma, coins.probability, coins.steps, delta - lost)
     return found if found <= 2 * epsilon else math.inf
+
+
+def _of_the_same(visits: SampledVisits | DrawnVisits, size: int, sigma: float, delta: float) -> float:
+    """The epsilon where every period has the same draws, shown: each counts as often as there are periods.
+
+    That of draws anew may be larger or smaller: a unit that comes rarely then comes in fewer runs, and more often in
+    those. 0 for a single period.
+    """
+    if visits.period is None or visits.steps <= visits.period:
+        return 0.0
+    periods = -(-visits.steps // visits.period)
+    return _of_draws(DrawnVisits(size, visits.probability, visits.period), sigma / math.sqrt(periods), delta)
 
 
 def _of_draws(draws: DrawnVisits, sigma: float, delta: float) -> float:

@@ -345,7 +345,8 @@ def read_batcher(loader: DataLoader[Any], batcher: Any) -> Reading:
     kind = type(batcher)
     if kind is PoissonBatchSampler:
         q = batcher.sampling_probability
-        return TossedBatches(q, batcher.steps, batcher.size, batcher, members=batcher.indices)
+        refusal = _not_distinct(batcher.indices, "PoissonBatchSampler")
+        return TossedBatches(q, batcher.steps, batcher.size, batcher, members=batcher.indices, refusal=refusal)
     if kind is SecretBatchSampler:
         if type(batcher.rule) is PoissonSampling:
             return SecretBatches(batcher)
@@ -417,7 +418,8 @@ _NOT_IN_ORDER = "in_order=False hands batches out as workers finish them; a plan
 
 def _not_plain(loader: Any) -> str:
     return (
-        f"{type(loader).__name__} overrides DataLoader.__iter__, so its batches need not be those of its sampler; "
+        f"{type(loader).__name__} overrides how a DataLoader iterates, so its batches need not be those of its "
+        "sampler; "
         f"use a plain DataLoader with a collate_fn, or {_BY_UNITS}"
     )
 
@@ -444,9 +446,14 @@ def check_loader(loader: Any) -> None:
             raise LoaderError(_UNCOLLATED)
 
 
+_ITERATES = "__iter__", "_get_iterator", "_index_sampler", "_auto_collation"
+
+
 def is_plain(loader: Any) -> bool:
     """Whether it is a DataLoader whose batches are those of its sampler."""
-    return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    return isinstance(loader, DataLoader) and all(
+        getattr(type(loader), name) is getattr(DataLoader, name) and name not in vars(loader) for name in _ITERATES
+    )
 
 
 # ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch.utils.data import Sampler
 
 from anyorder import checks
 from anyorder._draws import Draws
+from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.participation import PoissonSampling
 
@@ -103,6 +104,15 @@ class EpochShuffleSampler(_KeyedSampler):
         return iter(self.order(self.epoch).tolist())
 
 
+def _ascending(indices: Any, size: int) -> NDArray[np.int64]:
+    """A copy of indices of distinct examples, that the caller cannot change."""
+    found = np.array(indices)
+    sound = found.shape == (size,) and np.issubdtype(found.dtype, np.integer)
+    if not sound or found[0] < 0 or (found[1:] <= found[:-1]).any():
+        raise ArgumentError(f"indices must be {size} distinct integers in ascending order, none negative")
+    return found.astype(np.int64)
+
+
 class PoissonBatchSampler(Sampler[list[int]]):
     """Batches in which every example is independently with the same probability: the sampling of amplified DP-SGD.
 
@@ -118,6 +128,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
         source: where the coins come from.
         rank, ranks: every batch is dealt out to so many ranks, and this one's share is given.
         indices: (size,) int64, distinct and ascending: the indices of the examples; None for 0, .., size - 1.
+    Raises: ArgumentError for other indices: who stands there twice has two coins.
     """
 
     def __init__(
@@ -137,7 +148,7 @@ class PoissonBatchSampler(Sampler[list[int]]):
         probability = checks.positive("sampling_probability", self.sampling_probability)
         self._draws = Draws(PoissonSampling(self.steps, probability), self.size, source)
         self._rank, self._ranks = rank, ranks
-        self.indices = np.arange(self.size) if indices is None else indices
+        self.indices = np.arange(self.size) if indices is None else _ascending(indices, self.size)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:

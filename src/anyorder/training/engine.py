@@ -334,20 +334,23 @@ class Training:
     # -- batches of secret orders, and those left out ----------------------------------------------------------------
 
     def _check_coins(self, batch: Batch) -> None:
-        """The batches of a secret order serve its steps one by one, though those of balls in bins come again."""
+        """The batches of a secret order serve its steps one by one, though those of balls in bins come again.
+
+        Of Poisson sampling too, whose coins are independent: a loop that passes over empty batches, say, would take
+        each step's given that somebody is in it.
+        """
         if batch.position < self._next_coins:
             raise TrainingError(
                 "a batch of these coins, or of later ones, was used already: the claim is for the batches that secret "
                 "coins gave to each step. Use the batches in their order, each once, and do not move the loader back"
             )
         accumulate, step = self._options.accumulate, self.release.ledger.step
-        is_free = type(self.plan.participation) is PoissonSampling and accumulate == 1  # the coins of any later step
-        if not is_free and batch.position // accumulate != step:
+        if batch.position // accumulate != step:
             raise TrainingError(
                 f"batch {batch.position} of the loader was drawn for step {batch.position // accumulate}, and this is "
                 f"step {step}: the claim is for the batches that secret coins gave to each step. Take a step with "
-                f"optimizer.step() after each {accumulate} batch(es); to leave one out, call engine.skip(); after "
-                "steps without batches, loader.seek(..)"
+                f"optimizer.step() after each {accumulate} batch(es), empty ones too; to leave one out, call "
+                "engine.skip() before it; after steps without batches, loader.seek(..)"
             )
 
     def skip(self) -> None:
