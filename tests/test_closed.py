@@ -281,3 +281,18 @@ def test_known_orders_take_whole_numbers_of_64_bits_or_text():
     for order in ([[True]], [[1.0]], [[1, "a"]], [["a"], [1]], [[2**63]], [[None]], [[], []]):
         with pytest.raises(ArgumentError):
             KnownOrder(order)
+
+
+def test_a_plan_that_is_none_by_exact_type_is_carried_out_nowhere():
+    """A class in front of it takes the guard of subclasses away, and could answer for the noise what it likes."""
+
+    class Open:
+        def __init_subclass__(cls, **_):
+            pass
+
+    plan = ao.plan(dataset_size=4, batch_size=2, epochs=1, epsilon=1, delta=1e-5)
+    Quiet = type("Quiet", (Open, ao.Plan), {"noise_std": property(lambda self: 1e-9)})
+    quiet = Quiet(**{field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)})
+    for carry_out in (lambda: ao.Release(quiet, 3), lambda: ao.PrivacyEngine(quiet)):
+        with pytest.raises(ArgumentError, match="must be an anyorder Plan"):
+            carry_out()

@@ -175,12 +175,9 @@ def replacing(path: str | Path, *, secret: bool = False) -> Iterator[tuple[int, 
     """
     target = Path(os.path.realpath(path))
     _remove_stale(target)
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o600 if secret else 0o666)
+    descriptor, beside = _made_beside(target, 0o600 if secret else 0o666)
     try:
         try:
-            with contextlib.suppress(OSError):  # no locks here: then nobody removes it
-                lock(descriptor)  # marks it as in use, for as long as this process lives
             yield descriptor, beside
             with open(beside, "rb+") as file:
                 os.fsync(file.fileno())
@@ -196,6 +193,22 @@ def replacing(path: str | Path, *, secret: bool = False) -> Iterator[tuple[int, 
             os.unlink(beside)
         raise
     sync_folder(target.parent)
+
+
+def _made_beside(target: Path, mode: int) -> tuple[int, Path]:
+    """A new file beside, locked, which marks it as in use for as long as this process lives."""
+    while True:
+        beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, mode)
+        try:
+            is_ours = lock(descriptor) and beside.exists()
+        except OSError:  # no locks here: then nobody removes it
+            is_ours = True
+        if is_ours:
+            return descriptor, beside
+        os.close(descriptor)  # another writer took it for a rest between its making and its lock
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
 
 
 def replace(path: str | Path, *parts: bytes | memoryview, secret: bool = False) -> None:

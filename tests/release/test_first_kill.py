@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.errors import CheckpointError
+from anyorder.errors import CheckpointError, CheckpointWarning
 from federated.test_kills import killed_at
 from release.runs import SIZE, planned, total, units
 
@@ -135,3 +135,20 @@ def test_a_release_that_took_no_step_leaves_the_place_to_another(tmp_path):
     ao.Release(planned(), SIZE, checkpoint=tmp_path / "run").close()
     ao.Release(planned("independent"), SIZE, checkpoint=tmp_path / "run").close()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_journal_that_was_cut_and_renewed_still_tells_of_its_run(tmp_path):
+    """As a partial restore leaves it: with the checkpoint gone too, no new run begins beside what was released."""
+    plan, path = planned("independent"), tmp_path / "run"
+    with ao.Release(plan, SIZE, checkpoint=path) as release:
+        for t in range(2):
+            release.step(units(t), total(t))
+        release.save()
+    journal = tmp_path / ".run.journal"
+    data = journal.read_bytes()
+    journal.write_bytes(data[: data.find(b"\n", 19) + 1])
+    with pytest.warns(CheckpointWarning, match="may lack steps"), ao.Release(plan, SIZE, checkpoint=path) as release:
+        assert release.steps_taken == 2
+    path.unlink()
+    with pytest.raises(CheckpointError, match="is gone"):
+        ao.Release(plan, SIZE, checkpoint=path)

@@ -254,6 +254,31 @@ def test_a_run_that_took_steps_and_lost_its_checkpoint_is_not_begun_again(tmp_pa
         train(small(), tmp_path / "run")
 
 
+def test_a_copy_without_the_secret_files_is_not_begun_again(tmp_path):
+    """A clone has none of them: its run would be another one, under the first one's entry in a budget."""
+    path = tmp_path / "run"
+
+    class Stopper(Observer):
+        def stepped(self, step):
+            if step == 4:
+                raise Stop
+
+    with pytest.raises(Stop):
+        train(small(), path, observer=Stopper())
+    gc.collect()
+    for name in ("checkpoint.pt", ".checkpoint.pt.journal", "run.evidence.json"):
+        (path / name).unlink(missing_ok=True)
+    shown = json.loads((path / "metrics.json").read_text())
+    if not shown["steps"]:
+        (path / "metrics.json").write_text(json.dumps({**shown, "steps": 3}))
+    before = (path / "metrics.json").read_bytes()
+    with pytest.raises(ArgumentError, match="holds files already"):
+        train(small(), path)
+    with pytest.raises(CheckpointError):
+        resume(path)
+    assert (path / "metrics.json").read_bytes() == before
+
+
 def test_one_run_at_a_time_in_a_folder(tmp_path):
     class Second(Observer):
         def started(self, plan, path, step):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import anyorder as ao
 from anyorder._draws import Draws
 from anyorder.clipping import Adaptive, Automatic
-from anyorder.errors import ArgumentError, CheckpointWarning, LoaderError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointWarning, LoaderError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.participation import (
     BallsInBins,
@@ -331,3 +331,19 @@ def test_nothing_public_tells_how_many_were_drawn():
         facts = engine.order, len(loader), loader.position, loader.batches_per_epoch, engine.epoch
         told.append((facts, engine.certificate().realised))
     assert told[0] == told[1]
+
+
+def test_the_release_of_an_engine_takes_no_totals_past_the_draws():
+    """A batch of a secret order is what was drawn for its step; the engine's loader draws, and its release does not."""
+    plan = planned(RULES[0])
+    engine = ao.PrivacyEngine(plan, key=KEY)
+    model = network()
+    engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(DATA, batch_size=6))
+    size = engine.release.size
+    for take in (
+        lambda: engine.release.step([0], np.zeros(size, np.float32)),
+        lambda: engine.release.step_rows([0], [0], np.zeros((1, size), np.float32)),
+    ):
+        with pytest.raises(PlanError, match="drawn by the loader of this run"):
+            take()
+    assert engine.step == 0

@@ -70,9 +70,15 @@ def held(path: Path) -> Iterator[None]:
 
 
 def took_no_step(path: Path) -> bool:
-    """Whether the run in the folder was killed before its first checkpoint, which comes before its first step."""
+    """Whether the run in the folder was killed before its first checkpoint, which comes before its first step.
+
+    A copy without the secret files has neither checkpoint nor journal, but metrics that tell of steps.
+    """
     from anyorder.release.journal import Journal  # with torch, which reports of folders do without
 
+    shown = path / METRICS
+    if shown.exists() and read_json(shown).get("steps"):
+        return False
     return not (path / CHECKPOINT).exists() and not Journal.has_steps(path / CHECKPOINT)
 
 

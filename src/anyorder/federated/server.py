@@ -805,7 +805,7 @@ class Server:
 
 
 def _check_plan(plan: Plan, report_goal: int | None) -> None:
-    if not isinstance(plan, Plan):
+    if type(plan) is not Plan:
         raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
     if report_goal is not None and checks.integer("report_goal", report_goal, low=1) != plan.batch_size:
         raise PlanError(

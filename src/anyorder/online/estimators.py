@@ -369,7 +369,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _given_plan(self) -> Plan:
         """The plan that was given, if nothing else says the same thing."""
-        if not isinstance(self.plan, Plan):
+        if type(self.plan) is not Plan:
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(self.plan).__name__}")
         default = {one.name: one.default for one in fields(self)}
         for name in (

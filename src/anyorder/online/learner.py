@@ -295,7 +295,7 @@ def _shape(shape: Any, loss: Loss) -> tuple[int, int]:
 
 def check_plan(plan: Plan) -> None:
     """Raise PlanError where a learner cannot carry the plan out."""
-    if not isinstance(plan, Plan):
+    if type(plan) is not Plan:
         raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
     if plan.grid is not None:
         raise PlanError(

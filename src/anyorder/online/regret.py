@@ -311,7 +311,7 @@ class _Problem:
 
 
 def _check_plan(plan: Plan, lipschitz: float) -> None:
-    if not isinstance(plan, Plan):
+    if type(plan) is not Plan:
         raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
     if plan.participation.secret:
         raise PlanError(

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
-from anyorder import checks
 from anyorder._filters import fftconvolve
 from anyorder.accounting import gdp_mu
 from anyorder.accounting.amplification.mixture import absolute_columns
@@ -28,7 +27,7 @@ from anyorder.accounting.amplification.secret_order import SecretOrder
 from anyorder.accounting.gaussian import calibrate_gaussian
 from anyorder.accounting.poisson import rough_poisson
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import FixedOrder, PoissonSampling, SingleEpoch
+from anyorder.participation import FixedOrder, SingleEpoch
 from anyorder.patterns import Listed, Participation, PerEpoch
 from anyorder.roots import crossing
 from anyorder.strategy import cache
@@ -37,7 +36,7 @@ from anyorder.strategy.banded_inverse import BandedInverse, fits_banded_inverse
 from anyorder.strategy.base import DENSE_STEPS, Strategy
 from anyorder.strategy.blt import blt_of, grown, series_loss
 from anyorder.strategy.error import squared_error
-from anyorder.strategy.fitting import Valued, check_optimisable, descend
+from anyorder.strategy.fitting import Valued, descend
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.registry import kind_of
 from anyorder.strategy.rescaled import normalised
@@ -340,28 +339,6 @@ class Judge:
         steps = [(starts + j)[starts + j < strategy.n] for j in bins]
         means = np.array([absolute_columns(strategy, own).sum(axis=-1) for own in steps])
         return np.asarray(means @ means.T)
-
-
-def check_claim(rule: Participation, epsilon: float | None, delta: float | None) -> tuple[float, float] | None:
-    """The claim that an order's fits need: both numbers for a secret order, None for others.
-
-    Raises: ArgumentError; PlanError for PoissonSampling, whose noise is independent.
-    """
-    if type(rule) is PoissonSampling:
-        check_optimisable(rule)
-    if not rule.secret:
-        if epsilon is not None or delta is not None:
-            raise ArgumentError(
-                "epsilon and delta must not be given for an order without secret coins, under which one strategy is "
-                f"best at every epsilon, got epsilon={epsilon!r}, delta={delta!r} for {rule.describe()}"
-            )
-        return None
-    if epsilon is None or delta is None:
-        raise ArgumentError(
-            "epsilon and delta must be given for an order that is drawn by secret coins: which strategy is best "
-            f"depends on them, got epsilon={epsilon!r}, delta={delta!r} for {rule.describe()}"
-        )
-    return checks.positive("epsilon", epsilon), checks.probability("delta", delta)
 
 
 # -- one kind --------------------------------------------------------------------------------------------------------

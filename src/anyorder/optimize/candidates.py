@@ -12,7 +12,8 @@ import numpy as np
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize.amplified import Judge, amplified_fits, check_claim, fit_amplified, known_bins
+from anyorder.optimize.amplified import Judge, amplified_fits, fit_amplified, known_bins
+from anyorder.participation import PoissonSampling
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy import cache, error
 from anyorder.strategy.banded_inverse import fits_banded_inverse
@@ -21,7 +22,7 @@ from anyorder.strategy.blt import fit_blts
 from anyorder.strategy.bounds import lower_bound
 from anyorder.strategy.dense import Dense, Optimum, solve_dense
 from anyorder.strategy.error import has_variances, squared_error
-from anyorder.strategy.fitting import OBJECTIVES, describes_all, shuffled
+from anyorder.strategy.fitting import OBJECTIVES, check_optimisable, describes_all, shuffled
 from anyorder.strategy.independent import Independent
 from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.registry import ALL_SIZES, KINDS, Fit, Kind, Structure, from_dict, in_words, kind_of, sized
@@ -119,7 +120,7 @@ def choose(
         math.inf if max_state is None else checks.integer("max_state", max_state, low=0),
         math.inf if max_cost is None else checks.real("max_cost", max_cost, low=1.0),
     )
-    claim = check_claim(participation, epsilon, delta)
+    claim = _claim_needed(participation, epsilon, delta)
     if claim is not None:
         return _ranked(_amplified(Judge(workload, participation, objective, *claim), budget))
     optimum = cached(partial(solve_dense, workload, participation, objective, tolerance=_TOLERANCE))
@@ -390,7 +391,7 @@ def fit(
         raise ArgumentError(f"kind {kind!r} needs the sizes {needed}, got {sorted(sizes)}")
     if workload.n != participation.n:
         raise PlanError(f"workload and participation must have the same n, got {workload.n} and {participation.n}")
-    claim = check_claim(participation, epsilon, delta)
+    claim = _claim_needed(participation, epsilon, delta)
     question = cache.question(kind, workload, participation, objective) | {"size": sizes}
     if claim is not None:
         question["claim"] = claim
@@ -503,3 +504,25 @@ def _of_size(found: Strategy, kind: Kind, asked: dict[str, int]) -> Strategy:
             f"'{in_words(found)}' lowers no error, so ask for that"
         )
     return found
+
+
+def _claim_needed(rule: Participation, epsilon: float | None, delta: float | None) -> tuple[float, float] | None:
+    """The claim that an order's fits need: both numbers for a secret order, None for others.
+
+    Raises: ArgumentError; PlanError for PoissonSampling, whose noise is independent.
+    """
+    if type(rule) is PoissonSampling:
+        check_optimisable(rule)
+    if not rule.secret:
+        if epsilon is not None or delta is not None:
+            raise ArgumentError(
+                "epsilon and delta must not be given for an order without secret coins, under which one strategy is "
+                f"best at every epsilon, got epsilon={epsilon!r}, delta={delta!r} for {rule.describe()}"
+            )
+        return None
+    if epsilon is None or delta is None:
+        raise ArgumentError(
+            "epsilon and delta must be given for an order that is drawn by secret coins: which strategy is best "
+            f"depends on them, got epsilon={epsilon!r}, delta={delta!r} for {rule.describe()}"
+        )
+    return checks.positive("epsilon", epsilon), checks.probability("delta", delta)

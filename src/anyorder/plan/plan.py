@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import inf, nextafter
 from pathlib import Path
@@ -94,6 +94,7 @@ class Plan:
             None in a plan that leaves none, and for the order's own where one is made.
         candidate_of: of a plan that a search for settings hands to its runs, the search's `key_fingerprint`: what one
             of them shows was chosen among others, so that its epsilon is no price. None for every other plan.
+        digest: sha256 of everything that the plan fixes; noise keys are bound to it. It follows from the others.
     """
 
     participation: Participation
@@ -111,6 +112,7 @@ class Plan:
     selection: Selection | None = None
     method: Method | None = None
     candidate_of: str | None = None
+    digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_order(self.participation)
@@ -138,10 +140,11 @@ class Plan:
         )
         if self.grid is not None:
             check_exact(self.neighbours, self.strategy)
-        # What a run rests on follows now, so that a plan that is made can be run: `sensitivity`, `rounding`.
+        # What a run rests on follows now, its noise and its name: a plan that is made can be run.
         noise_std = self.noise_std
         if self.grid is not None:
             check_grid(self.grid, self.clip_norm, noise_std)
+        object.__setattr__(self, "digest", _digest(self.to_dict()))
 
     @property
     def n(self) -> int:
@@ -270,11 +273,6 @@ class Plan:
         """The root mean square of `noise_profile` over steps."""
         return float(np.sqrt(np.square(self.noise_profile(sums=sums)).mean()))
 
-    @cached_property
-    def digest(self) -> str:
-        """sha256 of everything that the plan fixes; noise keys are bound to it."""
-        return hashlib.sha256(canonical(self.to_dict()).encode()).hexdigest()
-
     def to_dict(self) -> dict[str, Any]:
         """What the plan fixes, as JSON values; what follows from it is in `claims`.
 
@@ -316,7 +314,7 @@ class Plan:
 
         What it makes must be described by the same data again: no unknown field, no number as text.
         """
-        names = {f.name for f in fields(cls)}
+        names = {f.name for f in fields(cls) if f.init}
         if isinstance(data, dict):
             names -= {"on_device", "selection", "method", "candidate_of"} - data.keys()
         check_names("plan", data, names)
@@ -331,7 +329,7 @@ class Plan:
             if "method" in data:
                 parts["method"] = methods.from_dict(data["method"])
             plan = cls(**{**data, **parts})
-            same = canonical(plan.to_dict()) == canonical(data)
+            same = plan.digest == _digest(data)
         except CertificateError:
             raise
         except Exception as problem:  # whatever the parts trip over, no plan of this package was saved like that
@@ -447,6 +445,10 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>14}  {text}" for name, text in self.facts())
+
+
+def _digest(data: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical(data).encode()).hexdigest()
 
 
 # -- plans in files --------------------------------------------------------------------------------------------------

@@ -357,9 +357,10 @@ def _time_of(found: os.stat_result) -> int:
 
 
 def _has_steps(data: bytes) -> bool:
-    """Whether a journal of any run has steps."""
+    """Whether a journal of any run has steps, or tells of some: one that was cut and renewed still has its renewals."""
     begin = data.find(b"\n", len(_MARK)) + 1
-    return data.startswith(_ANY_MARK) and bool(begin) and _STEP[0] in data[begin :: _RECORD.size]
+    told = {_STEP[0], _RENEWAL[0], _FLUSH[0]}
+    return data.startswith(_ANY_MARK) and bool(begin) and not told.isdisjoint(data[begin :: _RECORD.size])
 
 
 def _path_of(checkpoint: str | Path) -> Path:

@@ -166,7 +166,7 @@ class Release:
         place: str,
         ledger_on_disk: bool = False,
     ) -> None:
-        if not isinstance(plan, Plan):
+        if type(plan) is not Plan:
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
         given = None if key is None else NoiseSource(key).key
         self.plan, self.size, self._n = plan, coordinates.size, plan.n
@@ -233,6 +233,7 @@ class Release:
         Cost: the noise of a step, a copy of the total; with a checkpoint a hash of it and a write to the disk.
         """
         with self._one_at_a_time():
+            self._check_drawn_here()
             own = [piece_of(total, self.size, self.plan.grid)]
             ids, step = self._named(units, own, tables), self.ledger.step
             private = like(self.take(ids, own, tables=tables)[0], total)
@@ -257,6 +258,7 @@ class Release:
             plan with a grid.
         """
         with self._one_at_a_time():
+            self._check_drawn_here()
             asked = Rows.of(rows, values, self.size, self.plan)
             ids, step = self._named(units, [asked.values], ()), self.ledger.step
             private = like(self._take_rows(ids, asked), values)
@@ -299,6 +301,14 @@ class Release:
         if self._draws is not None:
             self._draws.check(step, ids)
         return ids
+
+    def _check_drawn_here(self) -> None:
+        """Under a secret order a batch is what was drawn for its step: here, or by the front end that calls `take`."""
+        if self._draws is None and self.plan.participation.secret:
+            raise PlanError(
+                f"the batches of {self.plan.participation.describe()} are drawn by the loader of this run, and its "
+                "steps are taken by optimizer.step(); for totals of your own make an ao.Release of a plan of their own"
+            )
 
     def _check_unnamed(self, ids: Units) -> None:
         if len(ids):

@@ -1053,7 +1053,7 @@ class PrivacyEngine:
 
     @_hinted
     def __init__(self, plan: Plan, *, checkpoint: str | Path | None = None, key: bytes | None = None) -> None:
-        if not isinstance(plan, Plan):
+        if type(plan) is not Plan:
             raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
         if plan.on_device:
             raise PlanError(
