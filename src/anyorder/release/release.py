@@ -112,6 +112,7 @@ class Release:
 
     resumed: dict[str, Any] | None  # for a front end, whose half of the state is in it
     _draws: "SecretDraws | None"
+    _is_drawn_elsewhere = False
 
     def __init__(
         self, plan: Plan, size: int, *, key: bytes | None = None, checkpoint: str | Path | None = None,
@@ -153,6 +154,7 @@ class Release:
         """
         release = cls.__new__(cls)
         release._begin(plan, coordinates, schedule, **files)
+        release._is_drawn_elsewhere = plan.participation.secret
         return release
 
     def _begin(
@@ -233,7 +235,8 @@ class Release:
         Cost: the noise of a step, a copy of the total; with a checkpoint a hash of it and a write to the disk.
         """
         with self._one_at_a_time():
-            self._check_drawn_here()
+            if self._is_drawn_elsewhere:
+                raise self._drawn_elsewhere()
             own = [piece_of(total, self.size, self.plan.grid)]
             ids, step = self._named(units, own, tables), self.ledger.step
             private = like(self.take(ids, own, tables=tables)[0], total)
@@ -258,7 +261,8 @@ class Release:
             plan with a grid.
         """
         with self._one_at_a_time():
-            self._check_drawn_here()
+            if self._is_drawn_elsewhere:
+                raise self._drawn_elsewhere()
             asked = Rows.of(rows, values, self.size, self.plan)
             ids, step = self._named(units, [asked.values], ()), self.ledger.step
             private = like(self._take_rows(ids, asked), values)
@@ -302,13 +306,12 @@ class Release:
             self._draws.check(step, ids)
         return ids
 
-    def _check_drawn_here(self) -> None:
+    def _drawn_elsewhere(self) -> PlanError:
         """Under a secret order a batch is what was drawn for its step: here, or by the front end that calls `take`."""
-        if self._draws is None and self.plan.participation.secret:
-            raise PlanError(
-                f"the batches of {self.plan.participation.describe()} are drawn by the loader of this run, and its "
-                "steps are taken by optimizer.step(); for totals of your own make an ao.Release of a plan of their own"
-            )
+        return PlanError(
+            f"the batches of {self.plan.participation.describe()} are drawn by the loader of this run, and its "
+            "steps are taken by optimizer.step(); for totals of your own make an ao.Release of a plan of their own"
+        )
 
     def _check_unnamed(self, ids: Units) -> None:
         if len(ids):
