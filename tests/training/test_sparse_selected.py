@@ -124,12 +124,11 @@ def test_the_dense_part_is_bit_for_bit_that_of_a_dense_run():
     for sparse in (True, False):
         plan = planned(selection=Uniform(V) if sparse else None)
         # The noise is bound to the plan: so that both have one, the dense run is given the other's source.
-        with pytest.MonkeyPatch.context() as patch:
-            if not sparse:
-                patch.setattr(type(plan), "digest", planned(selection=Uniform(V)).digest)
-            engine, model, optimizer, loader = private(plan, make=lambda sparse=sparse: Words(sparse=sparse))
-            rows = []
-            train(engine, model, optimizer, loader, each=lambda _, m=model, rows=rows: rows.append(grads(m.module)))
+        if not sparse:
+            object.__setattr__(plan, "digest", planned(selection=Uniform(V)).digest)
+        engine, model, optimizer, loader = private(plan, make=lambda sparse=sparse: Words(sparse=sparse))
+        rows = []
+        train(engine, model, optimizer, loader, each=lambda _, m=model, rows=rows: rows.append(grads(m.module)))
         released.append(torch.stack(rows))
     torch.testing.assert_close(*released, rtol=0, atol=0)
 
