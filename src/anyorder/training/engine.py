@@ -1245,9 +1245,12 @@ class PrivacyEngine:
         """Number of epochs begun and finished; for `range(engine.epoch, epochs)` after a resume. 0 for a stream."""
         return self.training.epoch
 
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
-        return self.release.certificate()
+    def certificate(self, *, public_stop: bool = False) -> Certificate:
+        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
+
+        `public_stop` is for runs that ended early: see `Release.certificate`.
+        """
+        return self.release.certificate(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
