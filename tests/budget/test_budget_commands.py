@@ -322,4 +322,4 @@ def test_a_run_that_stopped_early_is_settled_with_the_evidence_beside_its_certif
     assert "stopped early" in invoke(*settle).stderr
     release.evidence().save(tmp_path / "run.evidence.json")
     assert invoke(*settle).exit_code == 0
-    assert budget.remaining().mu == pytest.approx(plan.mu / 2)  # once, of four times
+    assert budget.entries()[0].settled.mu == pytest.approx(plan.mu / 2)  # once, of four times
