@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from anyorder.release.release import Release
     from anyorder.sampling.samplers import FixedOrderSampler
     from anyorder.training.engine import PrivacyEngine
-    from anyorder.training.optimizers import FTRL
+    from anyorder.training.optimizers import FTRL, Public
 
 __version__ = "0.1.0"
 
@@ -44,6 +44,7 @@ __all__ = [
     "Limits",
     "Plan",
     "PrivacyEngine",
+    "Public",
     "Release",
     "accounting",
     "audit",
@@ -82,6 +83,7 @@ _LAZY = {
     "FTRL": "training.optimizers",
     "FixedOrderSampler": "sampling.samplers",
     "PrivacyEngine": "training.engine",
+    "Public": "training.optimizers",
     "Release": "release.release",
     "audit": "",
     "bounded_sum": "clipping.bounded",

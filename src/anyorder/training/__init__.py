@@ -1,1 +1,1 @@
-"""The torch front end: the engine, the FTRL optimizer, checkpoints."""
+"""The torch front end: the engine, the FTRL optimizer, public numbers, checkpoints."""
