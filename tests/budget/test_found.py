@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose
+from anyorder.accounting import BoundedRange, Gaussian, Sampled
+from anyorder.accounting.curves import compose
 from anyorder.budget import Fixed, Geometric, Logarithmic, NegativeBinomial, Poisson, search_epsilon
 from anyorder.budget.claim import ScoreNoise, SearchCertificate, SearchClaim, curve_from_dict, curve_to_dict, read_space
 from anyorder.budget.search import prepare

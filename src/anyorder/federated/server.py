@@ -22,9 +22,9 @@ from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, Parti
 from anyorder.ledger import Units, as_units, plain
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
-from anyorder.release import Release
 from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.ranks import OneProcess
+from anyorder.release.release import Release
 from anyorder.training.distributed import is_sharded
 from anyorder.training.engine import BoundParameters
 from anyorder.training.optimizers import warn_of_unfitted

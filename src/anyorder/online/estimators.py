@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from anyorder import checks
 from anyorder.accounting.curves import Curve
-from anyorder.clipping import bounded_sum
+from anyorder.clipping.bounded import bounded_sum
 from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.formatting import counted
 from anyorder.ledger import as_units, distinct, numbered
@@ -43,7 +43,7 @@ from anyorder.participation import SingleEpoch
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
-from anyorder.release import Release
+from anyorder.release.release import Release
 from anyorder.sampling.samplers import permutation_of
 from anyorder.strategy import Strategy
 

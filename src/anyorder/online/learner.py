@@ -15,7 +15,7 @@ from anyorder.online.sets import Set, constraint_of
 from anyorder.online.sums import LARGEST, SMALLEST, Examples, sum_of
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
-from anyorder.release import Release
+from anyorder.release.release import Release
 
 Floats = NDArray[np.float64]
 

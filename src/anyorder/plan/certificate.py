@@ -28,8 +28,9 @@ from anyorder.formats import (
 )
 from anyorder.formatting import counted, rounded_up
 from anyorder.ledger import Ledger
-from anyorder.participation import MinSeparation, Participation
+from anyorder.participation import MinSeparation
 from anyorder.participation.known_order import with_names, without_names
+from anyorder.patterns import Participation
 from anyorder.plan.cost import check_plan
 from anyorder.plan.plan import FORMAT as PLAN_FORMAT
 from anyorder.plan.plan import Plan, checked_plan, close, plan_of

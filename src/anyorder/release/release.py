@@ -33,7 +33,7 @@ from anyorder.ledger import Ledger, Units
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.noise.discrete import GridStream
 from anyorder.noise.stream import round_up
-from anyorder.participation import Participation
+from anyorder.patterns import Participation
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
 from anyorder.release.files import RunFiles

@@ -9,7 +9,7 @@ A step is a chain of stages, on one page of `Training` (`_forward`, `_receive`, 
     noise        the release adds it, and divides by the plan's batch size
     hand back    the private gradients are in `.grad`, and the optimizer takes its step
 
-Record and noise are those of `anyorder.release.Release.take`. What a run does not use is None here, and not entered: a
+Record and noise are those of `ao.Release.take`. What a run does not use is None here, and not entered: a
 group of ranks, shards, a sharded model, tables, the count of a clip norm that moves.
 """
 
@@ -44,11 +44,10 @@ from anyorder.participation import KnownOrder, PoissonSampling, covers
 from anyorder.patterns import Listed, PerEpoch, Separated
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
-from anyorder.release import Release
 from anyorder.release.ranks import OneProcess
-from anyorder.sampling import PrivateLoader, Unit, find_participation
-from anyorder.sampling.found import planned_order
-from anyorder.sampling.loader import Batch
+from anyorder.release.release import Release
+from anyorder.sampling.found import find_participation, planned_order
+from anyorder.sampling.loader import Batch, PrivateLoader, Unit
 from anyorder.sampling.read_loader import check_loader, is_plain, read_order
 from anyorder.sampling.secret import secret_loader
 from anyorder.training.distributed import (

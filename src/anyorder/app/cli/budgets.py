@@ -11,11 +11,10 @@ from rich.table import Table
 from anyorder.accounting.curves import Gaussian
 from anyorder.app import folder
 from anyorder.app.cli.output import Json, one_line_errors, print_json
-from anyorder.budget import Budget
 from anyorder.budget.account import Balance, Remaining
 from anyorder.budget.claim import FORMAT as SEARCH
 from anyorder.budget.claim import SearchCertificate
-from anyorder.budget.file import export
+from anyorder.budget.file import Budget, export
 from anyorder.errors import ArgumentError
 from anyorder.formats import printable, read_json
 from anyorder.formatting import counted, rounded_up
