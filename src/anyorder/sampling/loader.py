@@ -444,7 +444,7 @@ class PrivateLoader:
             for given in iterator:
                 batch, numbers = given if type(given) is Collated else (given, None)
                 units, padding = self._units(batch, sent)
-                if not self._collates:
+                if not self._collates or (numbers is None and batch is not given):
                     batch = self._of_one_shape(batch, units)
                 shapes = None if numbers is None else self._shapes_of(batch, numbers, units, padding)
                 handed = Batch(units, position, mine, padding, shapes)

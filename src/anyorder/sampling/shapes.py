@@ -171,7 +171,7 @@ def _tokenizer_of(collate_fn: Any) -> tuple[Any, Any]:
 
 
 class Collated(NamedTuple):
-    """A batch, and the number of each row's public shape, as it comes from a worker; None: that of the largest."""
+    """A batch, and the number of each row's public shape, as it comes from a worker; None: it was not collated here."""
 
     batch: Any
     numbers: Rows | None
@@ -192,8 +192,7 @@ class CollatedAlone:
         if len(examples) and isinstance(examples, (list, Tensor)):
             parts = [self._alone(examples[i : i + 1]) for i in range(len(examples))]
             return joined(parts, self._shapes)
-        batch = self._collate(examples)  # of none at all, or by a data set whose __getitems__ joins them itself
-        return batch if self._shapes is None else Collated(joined([batch], self._shapes).batch, None)
+        return Collated(self._collate(examples), None)  # of none, or by a data set whose __getitems__ joins them itself
 
     def _alone(self, example: Any) -> Any:
         try:
