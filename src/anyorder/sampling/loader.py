@@ -17,7 +17,16 @@ from anyorder.ledger import Units, as_units, numbered
 from anyorder.noise import NoiseSource
 from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
-from anyorder.sampling.shapes import Collated, PublicShapes, RowShapes, collation, joined, named_tensors
+from anyorder.sampling.shapes import (
+    ROWWISE,
+    CollateAny,
+    Collated,
+    CollatedAlone,
+    PublicShapes,
+    RowShapes,
+    joined,
+    named_tensors,
+)
 
 _LOOKS = 3  # batches whose copies are compared with the originals: what a loop does to one, it does to all
 _DEEP = 4  # containers within containers that are searched for tensors
@@ -366,8 +375,13 @@ class PrivateLoader:
                 "of each example in the batch (a field of a dict, a position in a tuple, or a callable)"
             )
         self._collates = loader.batch_sampler is not None
-        collate_fn = collation(loader.collate_fn, shapes) if self._collates else None
-        self._loader = rebuild(loader, self._batches, collate_fn)
+        self._loader = rebuild(loader, self._batches, self._collate_fn(loader.collate_fn))
+
+    def _collate_fn(self, given: Any) -> Any:
+        """What collates in the place of the user's function; None where that may be called on a batch."""
+        own = given.collate if isinstance(given, CollateAny) else given
+        is_rowwise = self._shapes is None and any(own is known for known in ROWWISE)
+        return CollatedAlone(given, self._shapes) if self._collates and not is_rowwise else None
 
     @property
     def dataset(self) -> Any:

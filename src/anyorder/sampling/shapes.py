@@ -42,7 +42,7 @@ _LEAST = 16  # of the powers of two that a longest length stands for
 _LABELS = ("label", "labels", "target", "targets")
 _NO_LABEL = -100  # torch's default for `ignore_index`
 _DEEP = 4  # containers within containers that are searched for tensors
-_ROWWISE = (default_collate, default_convert, Tensor.clone)  # stack, convert, copy: row i is of example i alone
+ROWWISE = (default_collate, default_convert, Tensor.clone)  # stack, convert, copy: row i is of example i alone
 _PAD = (
     "state the public lengths that examples are padded to, make_private(.., pad_to=(64, 128)), or pad all examples to "
     "one length in the data set"
@@ -75,15 +75,10 @@ class PublicShapes:
     def of(
         cls, pad_to: PadTo, pad_value: float | Mapping[Any, float] | None = None, pad_side: str | None = None,
         collate_fn: Any = None,
-    ) -> "PublicShapes | None":  # fmt: skip
-        """Those of `make_private`'s arguments, None without pad_to; the rest is read off a collator's tokenizer.
-
-        Raises: ArgumentError.
-        """
+    ) -> "PublicShapes":  # fmt: skip
+        """Those of `make_private`'s arguments; what is None, of a collator's tokenizer. Raises: ArgumentError."""
         if pad_to is None:
-            if pad_value is not None or pad_side is not None:
-                raise ArgumentError("pad_value and pad_side say how examples are padded: give pad_to= too")
-            return None
+            raise ArgumentError("pad_value and pad_side say how examples are padded: give pad_to= too")
         listed = pad_to if isinstance(pad_to, Mapping) else {None: pad_to}
         fields = {name: _sizes(sizes) for name, sizes in listed.items()}
         counts = {len(sizes) for _, sizes in fields.values()}
@@ -211,14 +206,6 @@ class CollatedAlone:
                     "(1, ..): it drops, repeats or packs examples, or gives a number for the whole batch"
                 )
         return batch
-
-
-def collation(collate_fn: Any, shapes: PublicShapes | None) -> Any:
-    """What a loader collates with in the place of a collate function."""
-    own = collate_fn.collate if isinstance(collate_fn, CollateAny) else collate_fn
-    if shapes is None and any(own is known for known in _ROWWISE):
-        return collate_fn
-    return CollatedAlone(collate_fn, shapes)
 
 
 class CollateAny:

@@ -194,7 +194,7 @@ class Training:
         if self._whole is not None:
             self._whole.gather()
         clip: Callable[..., Any] = self._clipping.forward
-        if batch.shapes is not None:
+        if batch.shapes is not None and self._by_shape is not None:
             clip = functools.partial(self._by_shape, shapes=batch.shapes)
         forward = functools.partial(
             clip,
@@ -430,7 +430,7 @@ class Training:
             options.chunk_size, self.plan.grid, options.rule, options.non_finite,
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
-        self._by_shape = ByShape(self._clipping.forward)
+        self._by_shape = None if options.shapes is None else ByShape(self._clipping.forward)
         self._watch = LossWatch()
         self._next_coins = 0
         self._discard()
@@ -1137,7 +1137,9 @@ class PrivacyEngine:
         accumulate = checks.integer("accumulate", accumulate, low=1)
         if micro_batch is not None:
             micro_batch = checks.integer("micro_batch", micro_batch, low=1)
-        shapes = PublicShapes.of(pad_to, pad_value, pad_side, getattr(loader, "collate_fn", None))
+        shapes = None
+        if any(given is not None for given in (pad_to, pad_value, pad_side)):
+            shapes = PublicShapes.of(pad_to, pad_value, pad_side, getattr(loader, "collate_fn", None))
         options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes)
         warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
