@@ -17,7 +17,7 @@ import copy
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate, default_convert
 
@@ -113,10 +114,10 @@ class PublicShapes:
         """Of a field's dimension, in the shape of this number."""
         return self.fields[name if name in self.fields else None][1][number][place]
 
-    def number(self, parts: Any) -> int:
+    def number(self, tensors: Iterable[tuple[Name, Tensor]]) -> int:
         """Of the least shape that holds an example; of the largest for one that none holds, which is cut."""
         least = 0
-        for name, tensor in named_tensors(parts):
+        for name, tensor in tensors:
             for d, i in self.dims(name, tensor):
                 while least < self.count - 1 and self.size(name, i, least) < tensor.shape[d]:
                     least += 1
@@ -186,12 +187,22 @@ class CollatedAlone:
     def __call__(self, examples: Any) -> Any:
         if len(examples) and isinstance(examples, (list, Tensor)):
             parts = [self._alone(examples[i : i + 1]) for i in range(len(examples))]
-            return joined(parts, self._shapes)
+            tensors = [list(named_tensors(part)) for part in parts]
+            if not all(tensor.dim() and tensor.shape[0] == 1 for own in tensors for _, tensor in own):
+                raise LoaderError(
+                    "collate_fn is called on each example alone, and must then give tensors with one row, of shape "
+                    "(1, ..): it drops, repeats or packs examples, or gives a number for the whole batch"
+                )
+            batch = joined(parts, self._shapes)
+            if self._shapes is None:
+                return batch
+            return Collated(batch, np.array([self._shapes.number(own) for own in tensors]))
         return Collated(self._collate(examples), None)  # of none, or by a data set whose __getitems__ joins them itself
 
     def _alone(self, example: Any) -> Any:
+        """The batch of one example. This is where the user's function is called in a run."""
         try:
-            batch = self._collate(example)
+            return self._collate(example)
         except AnyorderError:
             raise
         except Exception as error:
@@ -199,13 +210,6 @@ class CollatedAlone:
                 "collate_fn is called on each example alone, so that none can reach the rows of others, and it fails "
                 f"there ({type(error).__name__}); let it take a list of one example"
             ) from error
-        for _, tensor in named_tensors(batch):
-            if not tensor.dim() or tensor.shape[0] != 1:
-                raise LoaderError(
-                    "collate_fn is called on each example alone, and must then give tensors with one row, of shape "
-                    "(1, ..): it drops, repeats or packs examples, or gives a number for the whole batch"
-                )
-        return batch
 
 
 class CollateAny:
@@ -237,18 +241,6 @@ def _none_of(batch: Any) -> Any:
     )
 
 
-def joined(parts: list[Any], shapes: PublicShapes | None) -> Any:
-    """Batches one behind the other: the batch, or with public shapes a `Collated` one, padded to the largest.
-
-    Raises: LoaderError where they cannot be joined. It says nothing of which, or how large.
-    """
-    batch = _joined(parts, None, shapes)
-    if shapes is None:
-        return batch
-    rows = [next((len(t) for _, t in named_tensors(part)), 0) for part in parts]
-    return Collated(batch, np.repeat(np.array([shapes.number(part) for part in parts], np.int64), rows))
-
-
 def named_tensors(batch: Any, name: Name = None, depth: int = _DEEP) -> Iterator[tuple[Name, Tensor]]:
     """The tensors of a batch, with the name of their field."""
     if isinstance(batch, Tensor):
@@ -274,7 +266,12 @@ def _fields(batch: Any) -> list[tuple[Name, Any]]:
     return list(vars(batch).items()) if hasattr(batch, "__dict__") and not isinstance(batch, type) else []
 
 
-def _joined(parts: list[Any], name: Name, shapes: PublicShapes | None) -> Any:
+def joined(parts: list[Any], shapes: PublicShapes | None, name: Name = None) -> Any:
+    """Batches one behind the other, padded to the largest of the public shapes.
+
+    Args: name: of the field that they are.
+    Raises: LoaderError where they cannot be joined. It says nothing of which, or how large.
+    """
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
         raise LoaderError("collate_fn gives one example other types than another; give all the same")
@@ -293,7 +290,7 @@ def _joined(parts: list[Any], name: Name, shapes: PublicShapes | None) -> Any:
     if any([key for key, _ in one] != keys for one in listed):
         raise LoaderError("collate_fn gives one example other fields than another; give all the same")
     values = [
-        _joined(list(column), key if isinstance(key, str) or name is None else name, shapes)
+        joined(list(column), shapes, key if isinstance(key, str) or name is None else name)
         for key, column in zip(keys, zip(*([value for _, value in one] for one in listed), strict=True), strict=True)
     ]
     return _rebuilt(first, keys, values)
@@ -336,20 +333,24 @@ def _joined_tensors(parts: list[Tensor], name: Name, shapes: PublicShapes | None
         raise LoaderError(f"the examples of a batch differ in shape, and one would show in the rows of others: {_PAD}")
     if shapes is None or not dims:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-    shape = list(first.shape)
+    shape = [sum(map(len, parts)), *first.shape[1:]]
     for d, i in dims:
         shape[d] = shapes.size(name, i, shapes.count - 1)
-    shape[0] = sum(map(len, parts))
-    whole = first.new_full(shape, shapes.fill(name, first.dtype))
+    fill = shapes.fill(name, first.dtype)
+    if padded == {1} and shape[0] == len(parts):  # in one call, of which the last row has the length of all
+        rows = [part[0, : shape[1]] for part in parts]
+        rows.append(first.new_empty(shape[1:]))
+        return pad_sequence(rows, True, fill, "left" if shapes.left else "right")[:-1]
+    whole = first.new_full(shape, fill)
     start = 0
-    for part in parts:
-        place, own = whole[start : start + len(part)], part
+    for own in parts:
+        place = whole[start : start + len(own)]
+        start += len(own)
         for d, _ in dims:
             size = min(shape[d], own.shape[d])
             own = own.narrow(d, 0, size)  # what is longer than the longest loses its end
             place = place.narrow(d, shape[d] - size if shapes.left else 0, size)
         place.copy_(own)
-        start += len(part)
     return whole
 
 
@@ -420,11 +421,11 @@ class ByShape:
     shapes, all rows run at the largest: as exact, and slower.
 
     Args:
-        forward: of the clipping engine, `PerUnitClipping.forward`.
+        clipping: the engine, a `PerUnitClipping`.
     """
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
+    def __init__(self, clipping: Any) -> None:
+        self._clipping, self._forward = clipping, clipping.forward
         self._known: dict[Any, list[torch.Size | None] | None] = {}
 
     def __call__(
@@ -468,7 +469,7 @@ class ByShape:
         """
         key = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves), tuple(cuts)
         if key not in self._known:
-            none = torch.zeros(0, dtype=torch.int64)
+            none, before = torch.zeros(0, dtype=torch.int64), self._clipping.state_dict()
             try:
                 with torch.no_grad(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -476,6 +477,7 @@ class ByShape:
                 self._known[key] = _largest(tried)
             except Exception:  # of the model, which says the same at the largest, if it fails there
                 self._known[key] = None
+            self._clipping.load_state_dict(before)
         return self._known[key]
 
 

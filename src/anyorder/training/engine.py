@@ -438,7 +438,7 @@ class Training:
             options.chunk_size, self.plan.grid, options.rule, options.non_finite,
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
-        self._by_shape = None if options.shapes is None else ByShape(self._clipping.forward)
+        self._by_shape = None if options.shapes is None else ByShape(self._clipping)
         self._watch = LossWatch()
         self._next_coins = 0
         self._discard()
