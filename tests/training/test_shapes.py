@@ -1,5 +1,8 @@
 """Neighbours whose texts differ in length: the sum of all other units' clipped gradients stays as it was."""
 
+import importlib.util
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import anyorder as ao
+import processes
 from anyorder.errors import LoaderError
 
 KEY = bytes(32)
@@ -354,3 +358,16 @@ def test_workers_and_long_texts():
         F.cross_entropy(private(x), y).backward()
         optimizer.step()
     assert engine.step == 2
+
+
+def test_ranks_run_their_own_lengths(tmp_path):
+    script = Path(__file__).with_name("rank_lengths.py")
+    spec = importlib.util.spec_from_file_location("rank_lengths", script)
+    ranks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ranks)
+    launcher = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = processes.run(*launcher, script, tmp_path / "weights", env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    alone = ranks.trained()
+    for rank in (0, 1):
+        torch.testing.assert_close(torch.load(tmp_path / f"weights.{rank}"), alone, rtol=0, atol=1e-5)
