@@ -17,7 +17,6 @@ from training.test_lightning import EPOCHS, KEY, STEPS, Module, loader, planned,
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Lightning's advice on workers, loggers and pytrees
-    pytest.mark.filterwarnings("default::anyorder.errors.OptimizerWarning"),
 ]
 
 

@@ -121,8 +121,8 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
             if isinstance(monitor, str) and not self._is_public(monitor):
                 raise ArgumentError(
                     f"{type(one).__name__} goes by {monitor!r}, and nobody said that it is public: a metric of the "
-                    "training data, or of other data of the same people, would decide without noise. If it is measured on data that need "
-                    f"no protection: PrivacyCallback(.., public_metrics=[{monitor!r}]); or leave it out"
+                    "training data, or of other data of the same people, would decide without noise. If it is measured "
+                    f"on data that need no protection: PrivacyCallback(.., public_metrics=[{monitor!r}])"
                 )
 
     def _is_public(self, name: str) -> bool:
