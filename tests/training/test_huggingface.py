@@ -78,14 +78,15 @@ def planned(**changes):
     return flat_plan(**{**settings, **changes})
 
 
-def trainer(model, data, folder, plan=None, *, private=None, **options):
+def trainer(model, data, folder, plan=None, *, private=None, data_collator=None, callbacks=None, **options):
     arguments = transformers.TrainingArguments(str(folder), **{
         "per_device_train_batch_size": B, "num_train_epochs": EPOCHS, "optim": "sgd", "learning_rate": 0.1,
         "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1,
         "save_strategy": "no", **options,
     })  # fmt: skip
     private = {"plan": plan or planned(), "key": KEY, **(private or {})}
-    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **private)
+    more = {"data_collator": data_collator, "callbacks": callbacks}
+    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **more, **private)
 
 
 def weights(model):
@@ -163,7 +164,7 @@ def test_activation_checkpoints_change_nothing(reentrant, tmp_path):
 
 
 def test_nothing_of_the_training_data_is_logged(tmp_path):
-    run = trainer(bert(), Sentences(False), tmp_path, eval_strategy="epoch")
+    run = trainer(bert(), Sentences(False), tmp_path, eval_strategy="epoch", private={"public_evaluation": True})
     result = run.train()
     logged = {name for line in run.state.log_history for name in line}
     assert "eval_loss" in logged
@@ -275,7 +276,8 @@ def test_the_examples_of_a_user_are_clipped_together(data, keys, micro, unused, 
     sampler = ao.sampling.UnitOrderSampler(keys(USERS), batch_size=5)
     monkeypatch.setattr(sampler, "_batches", micro)
     run = trainer(
-        bert(), rows, tmp_path, plan, private={"unit": "user_id", "batch_sampler": sampler}, num_train_epochs=1,
+        bert(), rows, tmp_path, plan, num_train_epochs=1,
+        private={"unit": "user_id", "batch_sampler": sampler, "public_evaluation": True},
         per_device_train_batch_size=5, gradient_accumulation_steps=len(micro), remove_unused_columns=unused,
     )  # fmt: skip
     run.train()
