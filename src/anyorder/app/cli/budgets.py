@@ -10,6 +10,7 @@ from rich.table import Table
 
 from anyorder.accounting.curves import Gaussian
 from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.session import word_of
 from anyorder.budget.account import Balance, Remaining
 from anyorder.budget.claim import FORMAT as SEARCH
 from anyorder.budget.claim import SearchCertificate
@@ -123,8 +124,6 @@ def budget(
                 raise ArgumentError(f"settle needs the certificate of a run, and {what} is none")
             assert what is not None  # as the options were checked
             opened = Budget(file)
-            from anyorder.app.job import word_of  # with torch, which no other part of this command needs
-
             left = opened.settle(found, run=run or word_of(what, opened))
         case Action.export:
             text = export(Budget(file), format or "opendp")
