@@ -749,9 +749,12 @@ class Server:
         """Plain values, arrays and tensors of your own, to be written into: each checkpoint has them."""
         return self.release.extra
 
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
-        return self.release.certificate()
+    def certificate(self, *, public_stop: bool = False) -> Certificate:
+        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
+
+        `public_stop` is for runs that ended early: see `Release.certificate`.
+        """
+        return self.release.certificate(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
         """Who took part in which round: what backs the certificate. As secret as the data."""

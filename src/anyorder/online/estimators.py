@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields
 from math import inf, isinf, log, sqrt
 from pathlib import Path
 from types import FrameType
@@ -446,7 +446,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if live is not None:
             return live.certificate()
         if "_certificate" not in self.__dict__:
-            self._certificate: Certificate = replace(self._evidence.certificate, realised=self._evidence.realised)
+            self._certificate: Certificate = self._evidence.shown()
         return self._certificate
 
     def _close(self) -> None:
