@@ -16,7 +16,9 @@ from anyorder.clipping.clip_rules import Rule
 from anyorder.clipping.torch_private import check_names
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
 from anyorder.plan.plan import Plan
-from anyorder.sampling import PrivateLoader, UnitOrderSampler
+from anyorder.sampling import UnitOrderSampler
+from anyorder.sampling.loader import PrivateLoader
+from anyorder.sampling.shapes import PadTo
 from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit, random_state, set_random_state
 from anyorder.training.optimizers import Public
 
@@ -47,6 +49,11 @@ _STATE = (
 
 _IGNORE = -100  # label of tokens that do not count, as transformers has it
 _DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
+_PADS = (
+    "DataCollatorWithPadding",
+    "DataCollatorForTokenClassification",
+)  # outputs of other models are as long as texts
+_NO_LONGEST = 10**9  # of a tokenizer that states none
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 _OF_EVALUATION = (
     "metrics of an evaluation go exactly into logs, files, schedules and choices: evaluate on data that need no "
@@ -129,6 +136,9 @@ class PrivateTrainerMixin:
         chunk_size: int | None = None,
         micro_batch: int | None = None,
         rule: Rule | None = None,
+        pad_to: PadTo = None,
+        pad_value: float | Mapping[Any, float] | None = None,
+        pad_side: str | None = None,
         public_evaluation: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -144,6 +154,7 @@ class PrivateTrainerMixin:
         self._engine_key = key
         self._evaluates, self._evaluating = public_evaluation, False
         self._options: dict[str, Any] = {"chunk_size": chunk_size, "micro_batch": micro_batch, "rule": rule}
+        self._padding: dict[str, Any] = {"pad_to": pad_to, "pad_value": pad_value, "pad_side": pad_side}
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
         if given is not None and given.push_to_hub:  # before a repository is made
             raise ArgumentError(
@@ -218,12 +229,22 @@ class PrivateTrainerMixin:
         self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
         self.engine.make_private(
             trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction="sum",
-            accumulate=args.gradient_accumulation_steps, **self._options,
+            accumulate=args.gradient_accumulation_steps, **self._options, **self._lengths(),
         )  # fmt: skip
         self._random = random_state()  # of the checkpoint, where there is one; the Trainer draws before its first step
         self._private = self.engine.model
         self._private.training = True  # the Trainer sets modes on its own model; eval() ones come from from_pretrained
         return _WholeEpochs(self.engine.loader)
+
+    def _lengths(self) -> dict[str, Any]:
+        """The public lengths of examples; where the collator only pads, up to the longest that its tokenizer states."""
+        collator: Any = self.data_collator  # type: ignore[attr-defined]
+        config: Any = getattr(self.model, "config", None)  # type: ignore[attr-defined]
+        longest = getattr(getattr(collator, "tokenizer", None), "model_max_length", _NO_LONGEST)
+        longest = min(longest, getattr(config, "max_position_embeddings", None) or longest)
+        if self._padding["pad_to"] is None and type(collator).__name__ in _PADS and longest < _NO_LONGEST:
+            return {**self._padding, "pad_to": longest}
+        return self._padding
 
     def _plain_loader(self, args: Any, dataset: Any) -> DataLoader[Any]:
         """The Trainer's own, with the keys of units in its batches."""
@@ -427,6 +448,9 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
         key: see `PrivacyEngine`; leave it out.
         public_evaluation: whether what is evaluated is public, and what goes by its metrics is allowed.
         chunk_size, micro_batch, rule: see `PrivacyEngine.make_private`.
+        pad_to, pad_value, pad_side: see there; the collator is called on each example alone. Without pad_to, texts that
+            DataCollatorWithPadding or DataCollatorForTokenClassification pads have the lengths 16, 32, .. up to the
+            longest that the tokenizer states; with other collators all examples of a batch must have one length.
         args, kwargs: of `transformers.Trainer`.
     Raises: ArgumentError for several devices in one process, or another batch size; PlanError where the plan protects
         users and no `unit` is given, or the other way round.
