@@ -78,15 +78,14 @@ def planned(**changes):
     return flat_plan(**{**settings, **changes})
 
 
-def trainer(model, data, folder, plan=None, *, private=None, data_collator=None, callbacks=None, **options):
+def trainer(model, data, folder, plan=None, *, private=None, **options):
     arguments = transformers.TrainingArguments(str(folder), **{
         "per_device_train_batch_size": B, "num_train_epochs": EPOCHS, "optim": "sgd", "learning_rate": 0.1,
         "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1,
         "save_strategy": "no", **options,
     })  # fmt: skip
     private = {"plan": plan or planned(), "key": KEY, **(private or {})}
-    more = {"data_collator": data_collator, "callbacks": callbacks}
-    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **more, **private)
+    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **private)
 
 
 def weights(model):
