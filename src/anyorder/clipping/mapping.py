@@ -235,27 +235,21 @@ class _Place:
     differentiable: bool
 
 
-class ExampleCall:
-    """The call `module(*args, **kwargs)` on a batch, as a function of the parameters and of one example.
-
-    The module sees a batch of one. It cannot see another example, since no other is among what it is given.
+class Arguments:
+    """What a module is called with, split into the tensors, which are of the batch, and the rest.
 
     Args:
-        module: the module. Its buffers are copied: every example sees what they hold now.
         args, kwargs: what the module is called with on the batch; see `PerUnitClipping.forward`.
-        made: what the model's last pass made; see `coupling.one_pass`.
-        mapped: whether functions are put into the form that `Mapped` gives them.
 
     Attributes:
         tensors: the tensors among the arguments, each with leading dimension `size`.
         size: B, the number of examples.
+        words: equal for calls that differ in their tensors alone.
 
     Raises: ModelError if the tensors do not share a leading dimension, or an argument cannot be split by example.
     """
 
-    def __init__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made, *, mapped: bool = False
-    ) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for argument in (*args, *kwargs.values()):
             check_argument(argument)
         self._structure: pytree.TreeSpec | None = None
@@ -267,10 +261,42 @@ class ExampleCall:
         self._settings = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.tensors: Tensors = tuple(leaves[i] for i in self._slots)
         self.size = _batch_size(self.tensors)
+
+    @property
+    def words(self) -> Any:
+        settings = tuple([(type(setting), setting) for setting in self._settings])
+        return self._structure, tuple(self._slots), settings
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """Arguments and keyword arguments, with other tensors in the place of those of the batch."""
+        leaves: list[Any] = list(self._settings)
+        for slot, tensor in zip(self._slots, tensors, strict=True):
+            leaves[slot] = tensor
+        return (leaves, {}) if self._structure is None else pytree.tree_unflatten(leaves, self._structure)
+
+
+class ExampleCall:
+    """The call `module(*args, **kwargs)` on a batch, as a function of the parameters and of one example.
+
+    The module sees a batch of one. It cannot see another example, since no other is among what it is given.
+
+    Args:
+        module: the module. Its buffers are copied: every example sees what they hold now.
+        arguments: what the module is called with.
+        made: what the model's last pass made; see `coupling.one_pass`.
+        mapped: whether functions are put into the form that `Mapped` gives them.
+
+    Attributes:
+        tensors, size: those of the arguments.
+        buffers: the copies, by name.
+    """
+
+    def __init__(self, module: nn.Module, arguments: Arguments, made: Made, *, mapped: bool = False) -> None:
+        self._arguments, self.tensors, self.size = arguments, arguments.tensors, arguments.size
         self.mapped, self.made = mapped, made
         self._module = module
-        self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        self._versions = {name: private.version(buffer) for name, buffer in self._buffers.items()}
+        self.buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        self._versions = {name: private.version(buffer) for name, buffer in self.buffers.items()}
         self._output: tuple[list[Any], pytree.TreeSpec | None]
 
     def __call__(
@@ -283,13 +309,12 @@ class ExampleCall:
             example: one slice of every tensor in `tensors`, without the batch dimension.
             within: what to run the module in.
         """
-        leaves: list[Any] = list(self._settings)
-        for slot, tensor in zip(self._slots, example, strict=True):
-            leaves[slot] = tensor.unsqueeze(0)
-            note(self.made, leaves[slot])
-        args, kwargs = self._called_with(leaves)
+        tensors = [tensor.unsqueeze(0) for tensor in example]
+        note(self.made, *tensors)
+        args, kwargs = self._arguments.filled(tensors)
+        del tensors
         forms = Mapped(example[0]) if self.mapped else nullcontext()
-        with reparametrized(self._module, self._buffers | parameters), within or nullcontext(), forms:
+        with reparametrized(self._module, self.buffers | parameters), within or nullcontext(), forms:
             output = self._module(*args, **kwargs)
         self._check_buffers()
         places: list[Any] = [output]
@@ -337,27 +362,28 @@ class ExampleCall:
 
     def _on_batch(self, parameters: dict[str, Tensor], within: Within) -> None:
         """The module on the whole batch, as without a guarantee."""
-        leaves = list(self._settings)
-        for slot, tensor in zip(self._slots, self.tensors, strict=True):
-            leaves[slot] = tensor
-        args, kwargs = self._called_with(leaves)
-        held = {name: b.clone() for name, b in self._buffers.items()} | parameters
+        args, kwargs = self._arguments.filled(self.tensors)
+        held = {name: b.clone() for name, b in self.buffers.items()} | parameters
         with reparametrized(self._module, held), within(parameters):
             self._module(*args, **kwargs)
 
     def assemble(self, differentiable: Tensors, others: Tensors) -> Any:
         """The module's output structure of the last call, filled with batched tensors."""
-        places, structure = self._output
-        sources = {True: iter(differentiable), False: iter(others)}
-        leaves = [next(sources[place.differentiable]) if isinstance(place, _Place) else place for place in places]
-        return leaves[0] if structure is None else pytree.tree_unflatten(leaves, structure)
+        return self.assembler()(differentiable, others)
 
-    def _called_with(self, leaves: list[Any]) -> Any:
-        """Arguments and keyword arguments."""
-        return (leaves, {}) if self._structure is None else pytree.tree_unflatten(leaves, self._structure)
+    def assembler(self) -> Callable[[Tensors, Tensors], Any]:
+        """What puts tensors into the output structure of the last call."""
+        places, structure = self._output
+
+        def assemble(differentiable: Tensors, others: Tensors) -> Any:
+            sources = {True: iter(differentiable), False: iter(others)}
+            leaves = [next(sources[place.differentiable]) if isinstance(place, _Place) else place for place in places]
+            return leaves[0] if structure is None else pytree.tree_unflatten(leaves, structure)
+
+        return assemble
 
     def _check_buffers(self) -> None:
-        written = [name for name, buffer in self._buffers.items() if private.version(buffer) != self._versions[name]]
+        written = [name for name, buffer in self.buffers.items() if private.version(buffer) != self._versions[name]]
         if written:
             raise ModelError(
                 f"the module writes its buffers {', '.join(written)} in forward: what it writes would not be private. "
@@ -430,7 +456,7 @@ def mappable(
 
 def _own_weights_again(part: nn.RNNBase) -> None:
     """A recurrent layer keeps a list of its weights, in which those of the last call are left."""
-    part._flat_weights = [getattr(part, name, None) for name in part._flat_weights_names]
+    part._flat_weights[:] = [getattr(part, name, None) for name in part._flat_weights_names]
 
 
 def _map_state(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:
