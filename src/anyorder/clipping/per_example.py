@@ -33,7 +33,7 @@ from anyorder.clipping.layer_rules import (
     layers_with_rules,
     other_use,
 )
-from anyorder.clipping.mapping import Arguments, ExampleCall, Tensors, mappable
+from anyorder.clipping.mapping import ExampleCall, Tensors, mappable
 from anyorder.clipping.norms import (
     NO_TABLES,
     DirectUse,
@@ -52,7 +52,7 @@ from anyorder.clipping.norms import (
     settle_lookups,
     sums_of,
 )
-from anyorder.clipping.program import Programs, Recorder, Replay, key_of
+from anyorder.clipping.program import Arguments, Programs, Recorder, Replay, key_of
 from anyorder.clipping.recurrent import recurrent_layers
 from anyorder.clipping.validate import FAILURES
 from anyorder.errors import AnyorderError, ArgumentError, ClippingWarning, ModelError, TrainingError
@@ -701,7 +701,7 @@ class _GhostJob:
             whole = self._pass(self.groups, self._finish, self.recorder)
             differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
             if self.recorder is not None and isinstance(self.call, ExampleCall):
-                self.recorder.end(differentiable, others, self.call.assembler())
+                self.recorder.end(differentiable, others, self.call.output)
             if not torch.is_grad_enabled():
                 return self.call.assemble(differentiable, others)
             return self.call.assemble(_Whole.apply(anchor, self, len(held), *held, *differentiable), others)  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 Under `torch.func.vmap` a model is seen by nobody but torch, and what torch makes of it is a list of operations on
 tensors of all examples, in which no row can reach another: each is what a batching rule of torch made of a function of
 one example. `Recorder` writes that list down, below vmap and below autograd, while the model runs as ever; each rule of
-a layer (`layer_rules`) is one entry. In later batches `Program` runs the entries, with autograd, in the place of the
+a layer (`layer_rules`) is one entry. In later batches `PassProgram` runs the entries, with autograd, in place of the
 model: the same operations with the same numbers in the same order, and so the same bits.
 
 That is right as long as the model would make the same list again. It may depend on:
@@ -29,22 +29,113 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from operator import is_
-from typing import Any
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.layer_rules import Books
-from anyorder.clipping.mapping import Arguments
+from anyorder.clipping.coupling import check_argument
+from anyorder.clipping.torch_private import pytree
+from anyorder.errors import ModelError
+
+if TYPE_CHECKING:
+    from anyorder.clipping.layer_rules import Books
 
 Tensors = tuple[Tensor, ...]
 
 
 class NotRecorded(Exception):
     """The model may make another list of operations in a batch of the same kind."""
+
+
+# -- what a model is called with, and returns --------------------------------------------------------------------------
+
+_HERE = object()  # in the place of a tensor
+
+
+class Arguments:
+    """What a module is called with, split into the tensors, which are of the batch, and the rest.
+
+    Args:
+        args, kwargs: what the module is called with on the batch; see `PerUnitClipping.forward`.
+
+    Attributes:
+        tensors: the tensors among the arguments, each with leading dimension `size`.
+        size: B, the number of examples.
+        words: equal for calls that differ in their tensors alone.
+
+    Raises: ModelError if the tensors do not share a leading dimension, or an argument cannot be split by example.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._structure: pytree.TreeSpec | None = None
+        self.tensors: Tensors = args
+        if kwargs or set(map(type, args)) != {Tensor}:  # else as most models are called: nothing to flatten
+            for argument in (*args, *kwargs.values()):
+                check_argument(argument)
+            leaves, self._structure = pytree.tree_flatten((args, kwargs))
+            self.tensors = tuple([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+            self._settings = [_HERE if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        first = self.tensors[0] if len(self.tensors) == 1 else None
+        alone = first is not None and first.dim() and not first.requires_grad
+        self.size = len(first) if first is not None and alone else _batch_size(self.tensors)
+
+    @property
+    def words(self) -> Any:
+        if self._structure is None:
+            return None
+        return self._structure, tuple([(type(setting), setting) for setting in self._settings])
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """Arguments and keyword arguments, with other tensors in the place of those of the batch."""
+        if self._structure is None:
+            return tensors, {}
+        rest = iter(tensors)
+        leaves = [next(rest) if setting is _HERE else setting for setting in self._settings]
+        return pytree.tree_unflatten(leaves, self._structure)
+
+
+def _batch_size(tensors: Tensors) -> int:
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
+        raise ModelError(
+            "the tensors given to the model must share their leading dimension, the examples of the batch; got shapes "
+            f"{shapes}. Repeat a shared tensor for each example, or make it a buffer of the model"
+        )
+    if any(tensor.requires_grad for tensor in tensors):
+        raise ModelError(
+            "the tensors given to the model must not require gradients: what came before the model would get a "
+            "gradient that is not private. Put those layers into the model, or detach the tensors"
+        )
+    return size
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an output tensor goes in the module's output structure."""
+
+    differentiable: bool
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a module returned: its leaves, a `Place` for each tensor, and how they are put together (None: one leaf)."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec | None
+
+    def filled(self, differentiable: Tensors, others: Tensors) -> Any:
+        """The structure with tensors in it."""
+        if self.spec is None:
+            return differentiable[0]
+        sources = {True: iter(differentiable), False: iter(others)}
+        leaves = [next(sources[leaf.differentiable]) if isinstance(leaf, Place) else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, self.spec)
 
 
 # -- the list --------------------------------------------------------------------------------------------------------
@@ -58,7 +149,7 @@ class _Slot:
 
 
 @dataclass(frozen=True)
-class _Node:
+class _Operation:
     """One operation.
 
     Attributes:
@@ -96,7 +187,7 @@ def _filled(values: Any, tensors: list[Any]) -> list[Any]:
     return result
 
 
-class Program:
+class PassProgram:
     """A recorded pass.
 
     Attributes:
@@ -105,8 +196,8 @@ class Program:
     """
 
     def __init__(
-        self, nodes: list[_Node], inputs: int, copies: dict[str, int], constants: dict[int, Tensor],
-        outputs: tuple[tuple[int, ...], tuple[int, ...]], assemble: Callable[[Tensors, Tensors], Any],
+        self, nodes: list[_Operation], inputs: int, copies: dict[str, int], constants: dict[int, Tensor],
+        outputs: tuple[tuple[int, ...], tuple[int, ...]], output: Structure,
         autocast: tuple[str, bool, torch.dtype],
     ) -> None:  # fmt: skip
         used = {number for node in nodes for number in _slots((*node.args, *node.kwargs.values()))}
@@ -117,7 +208,7 @@ class Program:
         self._inputs, self._outputs, self._autocast = inputs, outputs, autocast
         self._copies = {name: number for name, number in copies.items() if number in used}
         self.copies = tuple(self._copies)
-        self.assemble = assemble
+        self.output = output
         self._size = 1 + max([*used, inputs, *(n for node in nodes for n in node.made)])
         self._steps = self._with_ends()
 
@@ -129,7 +220,7 @@ class Program:
             lines.append(f"{', '.join(map(str, node.made))} = {name}({', '.join(arguments)})")
         return "\n".join(lines)
 
-    def same(self, other: "Program") -> bool:
+    def same(self, other: "PassProgram") -> bool:
         """Whether two recordings gave the same list."""
         mine, theirs = ([(n.identity, n.args, n.kwargs, n.made) for n in p._nodes] for p in (self, other))
         return (
@@ -139,7 +230,7 @@ class Program:
             and all(t is other._constants[number] for number, t in self._constants.items())
         )
 
-    def run(self, books: Books, inputs: Tensors, copies: Tensors) -> tuple[Tensors, Tensors]:
+    def run(self, books: "Books", inputs: Tensors, copies: Tensors) -> tuple[Tensors, Tensors]:
         """The model's outputs on a batch: the differentiable ones, and the others."""
         tensors: list[Any] = [None] * self._size
         tensors[: self._inputs] = inputs
@@ -150,10 +241,13 @@ class Program:
         kind, mixed, dtype = self._autocast
         # Recorded operations are those below autocast, with its casts; rules ask for it themselves.
         with torch.autocast(kind, enabled=False) if mixed else nullcontext():
-            for rule, function, flat, args, kwargs, made, ended in self._steps:
-                given = [tensors[i] if i >= 0 else args[k] for k, i in enumerate(flat)] if flat is not None else None
-                if given is None:
+            for rule, function, holes, args, kwargs, made, ended in self._steps:
+                if holes is None:
                     given = _filled(args, tensors)
+                else:
+                    given = list(args)
+                    for place, number in holes:
+                        given[place] = tensors[number]
                 if not rule:
                     result = function(*given, **kwargs)
                 elif mixed:
@@ -183,10 +277,10 @@ class Program:
             numbers = {*_slots(node.args), *_slots(node.kwargs.values()), *node.made} - kept
             ended = tuple(n for n in sorted(numbers) if last[n] == place)
             nested = any(isinstance(a, (list, tuple)) and any(True for _ in _slots(a)) for a in node.args)
-            flat = None if nested else [a.number if isinstance(a, _Slot) else -1 for a in node.args]
+            holes = None if nested else [(i, a.number) for i, a in enumerate(node.args) if isinstance(a, _Slot)]
             if any(True for _ in _slots(node.kwargs.values())):
                 raise NotRecorded("a tensor among keyword arguments")
-            steps.append((node.rule, node.function, flat, node.args, node.kwargs, node.made, ended))
+            steps.append((node.rule, node.function, holes, node.args, node.kwargs, node.made, ended))
         return steps
 
 
@@ -199,12 +293,12 @@ class Replay:
 
     mapped = False
 
-    def __init__(self, program: Program, arguments: Arguments) -> None:
+    def __init__(self, program: PassProgram, arguments: Arguments) -> None:
         self.program, self.tensors, self.size = program, arguments.tensors, arguments.size
 
     def assemble(self, differentiable: Tensors, others: Tensors) -> Any:
         """The module's output structure, filled."""
-        return self.program.assemble(differentiable, others)
+        return self.program.output.filled(differentiable, others)
 
 
 # -- recording -------------------------------------------------------------------------------------------------------
@@ -238,11 +332,11 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
         self._snapshot = snapshot
         self._numbers: dict[int, int] = {}
         self._held: list[Tensor] = []  # by number: no id is used again
-        self._nodes: list[_Node] = []
+        self._nodes: list[_Operation] = []
         self._outside: set[int] = set()  # memory that the program must not write
         self._paused = False
         self.problem: str | None = None
-        self.program: Program | None = None
+        self.program: PassProgram | None = None
 
     def begin(self, inputs: Tensors, copies: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
         """What the pass begins with: the batch, the parameters' copies, and what stands for frozen ones and buffers."""
@@ -252,7 +346,7 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
         self._copies = {name: self._number(tensor) for name, tensor in copies.items()}
         owned = self._snapshot.named
         self._constants = {self._number(tensor): owned[name] for name, tensor in constants.items()}
-        for tensor in self._snapshot.tensors():
+        for tensor in self._snapshot.tensors:
             if id(tensor) not in self._numbers and not tensor.requires_grad:
                 self._constants[self._number(tensor)] = tensor
         self._outside = {private.memory(t) for t in self._held}
@@ -294,9 +388,9 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
             if any(isinstance(v, Tensor) for v in kwargs.values()):
                 raise NotRecorded(f"{func} writes into its arguments by name")
         made = [result] if isinstance(result, Tensor) else [] if result is None else list(result)
-        self._nodes.append(_Node(func, template, keywords, self._results(made), func, False))
+        self._nodes.append(_Operation(func, template, keywords, self._results(made), func, False))
 
-    def rule(self, run: Callable[..., Any], books: Books, tensors: Sequence[Tensor | None]) -> Any:
+    def rule(self, run: Callable[..., Any], books: "Books", tensors: Sequence[Tensor | None]) -> Any:
         """run(books, *tensors), which is one operation."""
         self._paused = True
         try:
@@ -321,7 +415,7 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
         except NotRecorded as error:
             self.refuse(str(error))
             return
-        self._nodes.append(_Node(run, template, {}, made, (run.__code__, cells), True))
+        self._nodes.append(_Operation(run, template, {}, made, (run.__code__, cells), True))
 
     def _said(self, value: Any) -> Any:
         """An argument as a program has it."""
@@ -363,7 +457,7 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
         with self, guard:
             yield
 
-    def end(self, differentiable: Tensors, others: Tensors, assemble: Callable[[Tensors, Tensors], Any]) -> None:
+    def end(self, differentiable: Tensors, others: Tensors, output: Structure) -> None:
         """What was written down becomes a program, if it can; the recorder holds no tensor of the pass after it."""
         try:
             if self.problem is None and not self._snapshot.holds():
@@ -373,7 +467,7 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
                     tuple([self._numbers[id(t)] for t in differentiable]), tuple([self._numbers[id(t)] for t in others])
                 )  # fmt: skip
                 nodes, inputs, constants = self._nodes, self._inputs, self._constants
-                self.program = Program(nodes, inputs, self._copies, constants, outputs, assemble, self._autocast)
+                self.program = PassProgram(nodes, inputs, self._copies, constants, outputs, output, self._autocast)
         except (KeyError, NotRecorded) as error:
             self.refuse(repr(error))
         finally:
@@ -405,8 +499,11 @@ def _trusted(name: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] in _TRUSTED
 
 
-def _facts(tensor: Tensor) -> Any:
-    return tensor.requires_grad, tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+_FACTS = attrgetter("requires_grad", "dtype", "shape", "device")
+
+
+def _facts(tensors: list[Tensor]) -> Any:
+    return list(map(_FACTS, tensors)), list(map(Tensor.stride, tensors))
 
 
 class Snapshot:
@@ -417,6 +514,7 @@ class Snapshot:
 
     Attributes:
         named: the module's parameters and buffers by name.
+        tensors: all that were found.
 
     Raises: NotRecorded for what cannot be looked into, and for modules with hooks of forward or backward.
     """
@@ -429,7 +527,9 @@ class Snapshot:
         self._names: dict[tuple[int, str], tuple[Mapping[str, Any], str, Any]] = {}
         self._cells: list[tuple[Any, Any]] = []
         self._sets: list[tuple[Any, frozenset[Any]]] = []
-        self._tensors: list[tuple[Tensor, Any]] = []
+        self.tensors: list[Tensor] = []
+        self._facts: list[Any] = []
+        self._strides: list[Any] = []
         self._empty: list[Any] = []
         self._objects: list[Any] = []
         self._types: list[type] = []
@@ -448,18 +548,16 @@ class Snapshot:
         for items, values in self._lists:
             if len(items) != len(values) or not all(map(is_, items, values)):
                 return False
-        for tensor, facts in self._tensors:
-            if _facts(tensor) != facts:
+        for names, name, value in self._names.values():
+            if names.get(name, self) is not value:
                 return False
-        return (
-            all(names.get(name, self) is value for names, name, value in self._names.values())
-            and all(cell.cell_contents is value for cell, value in self._cells)
-            and all(held == values for held, values in self._sets)
-        )
-
-    def tensors(self) -> list[Tensor]:
-        """All tensors that were found."""
-        return [tensor for tensor, _ in self._tensors]
+        for cell, value in self._cells:
+            if cell.cell_contents is not value:
+                return False
+        for held, elements in self._sets:
+            if held != elements:
+                return False
+        return bool(_facts(self.tensors) == (self._facts, self._strides))
 
     def name(self, names: Mapping[str, Any], name: str) -> None:
         """A name that a function reads."""
@@ -477,7 +575,9 @@ class Snapshot:
         if len(self._seen) > _MOST:
             raise NotRecorded("a model that reaches too much")
         if kind in _TENSORS and not private.is_wrapped(value) and value.layout is torch.strided:
-            self._tensors.append((value, _facts(value)))
+            self.tensors.append(value)
+            self._facts.append(_FACTS(value))
+            self._strides.append(value.stride())
         elif isinstance(value, Tensor):
             raise NotRecorded(f"a tensor of type {kind.__name__}")
         elif kind in (dict, OrderedDict, types.MappingProxyType):
@@ -724,8 +824,8 @@ class Programs:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._snapshot: Snapshot | None = None
-        self._once: dict[Any, Program] = {}
-        self._twice: dict[Any, Program] = {}
+        self._once: dict[Any, PassProgram] = {}
+        self._twice: dict[Any, PassProgram] = {}
         self._without: Counter[Any] = Counter()
         self._changes = self._refusals = 0
         self._off = False
@@ -734,7 +834,7 @@ class Programs:
     def __len__(self) -> int:
         return len(self._twice)
 
-    def find(self, key: Any) -> Program | None:
+    def find(self, key: Any) -> PassProgram | None:
         """The program of batches of a kind, if nothing changed."""
         if key is None or self._off:
             return None
