@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import pyfunctorch
 from torch.nn.modules import batchnorm, instancenorm
-from torch.utils import _pytree, checkpoint
+from torch.utils import _python_dispatch, _pytree, checkpoint
 
 from anyorder.errors import MissingDependencyError
 
@@ -90,8 +90,14 @@ def _many() -> int:
 
 function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _many)
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _many)
+DispatchMode: Any = _python_dispatch.TorchDispatchMode
 unsafe_view: Callable[[Tensor, tuple[int, ...]], Tensor] = torch.ops.aten._unsafe_view
 """As `view`, of a tensor that nobody else has: nothing after it could write a view in place."""
+
+
+def memory(tensor: Tensor) -> int:
+    """Equal for tensors that share their memory, as long as one of them lives."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 # -- references ------------------------------------------------------------------------------------------------------
