@@ -337,6 +337,7 @@ class PrivateLoader:
         self._batches: _ResumedBatches | None = None  # None for a stream
         self._origins: Origins | None = None
         self.identity = BatchIdentity()
+        self.show: Callable[[Any, int], Any] | None = None  # what a batch is handed out as
         self._position = 0
         self._used = 0
         self._seed = seed
@@ -435,7 +436,7 @@ class PrivateLoader:
                 position += 1
                 self._position = position
                 self.identity.add(batch, handed)
-                yield batch
+                yield batch if self.show is None else self.show(batch, len(units) + padding)
             finished = True
         finally:
             if not finished:
