@@ -1,7 +1,7 @@
 """What a model keeps of one batch for the next, wherever it keeps it, is refused here: a list, a closure, a global.
 
-Tensors of a pass are those of `torch.func` (their data are all examples', and can be read inside alone), so that what is
-left of them when the next pass begins was kept by the model (`one_pass`). How rows of a loss are kept apart: `loss`.
+Tensors of a pass are those of `torch.func` (their data are all examples', and can be read inside alone), so that what
+is left of them when the next pass begins was kept by the model (`one_pass`). How rows of a loss are kept apart: `loss`.
 """
 
 import functools
@@ -9,7 +9,7 @@ import gc
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 

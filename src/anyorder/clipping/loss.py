@@ -30,6 +30,7 @@ itself, and zero where none of its labels counts. Where each row has one label, 
 
 import copy
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -93,28 +94,38 @@ class LossWatch:
         _leave_to_python()
         if isinstance(getattr(batch, "data", None), dict):  # a UserDict, as Hugging Face's
             shown = copy.copy(batch)
-            shown.data = pytree.tree_map_only(Tensor, tape.of_batch, batch.data)
+            shown.data = _changed(batch.data, tape.of_batch)
         else:
-            shown = pytree.tree_map_only(Tensor, tape.of_batch, batch)
+            shown = _changed(batch, tape.of_batch)
         self._newest = weakref.ref(tape)
         return shown
 
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
         """The outputs of the model, called with `given`. Fewer than two rows couple nothing, and are left alone."""
-        leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, Tensor) and t.requires_grad and t.dim()]
-        if not leaves or len(leaves[0]) < 2:
+        leaves = [outputs] if isinstance(outputs, Tensor) else pytree.tree_leaves(outputs)
+        size = next((len(t) for t in leaves if isinstance(t, Tensor) and t.requires_grad and t.dim()), 0)
+        if size < 2:
             return outputs
-        size = len(leaves[0])
-        tape = next((_place(t)[0] for t in pytree.tree_leaves(given) if type(t) is _Watched), None) or self._newest()
-        if tape is None or tape.closed or tape.sizes != [size]:
-            tape = _Tape(self, size)
+        tape, axis = self._tape_of(given, size)
+
+        def watched(leaf: Tensor) -> Tensor:
+            return tape.output(leaf, axis) if leaf.requires_grad and leaf.dim() else leaf
+
+        return _changed(outputs, watched)
+
+    def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, int]":
+        """Where the batch is written down that the model was called with, and which one of those there it is."""
+        for leaf in _flat(given):
+            tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
+            state = tape.states[number] if tape is not None and not tape.closed else None
+            if tape is not None and isinstance(state, Rows) and tape.sizes[state.axis[0]] == size:
+                return tape, state.axis[0]
+        newest = self._newest()
+        if newest is None or newest.closed or newest.sizes != [size]:
+            newest = _Tape(self, size)
             _leave_to_python()
-        self._newest = weakref.ref(tape)
-
-        def watched(leaf: Any) -> Any:
-            return tape.output(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.dim() else leaf
-
-        return pytree.tree_map(watched, outputs)
+            self._newest = weakref.ref(newest)
+        return newest, 0
 
 
 def _nothing() -> None:
@@ -123,11 +134,35 @@ def _nothing() -> None:
 
 def unwatched(tree: Any) -> Any:
     """The tree with ordinary tensors in the place of watched ones: as the loader made them, where they are so."""
-    if type(tree) is _Watched:
-        return tree.plain if tree.plain is not None else _ordinary(tree)
-    if type(tree) in (tuple, list) and not any(type(leaf) in (tuple, list, dict) for leaf in tree):
-        return type(tree)(unwatched(leaf) for leaf in tree)
-    return pytree.tree_map_only(_Watched, unwatched, tree)
+    return _changed(tree, _plain)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if type(tensor) is not _Watched:
+        return tensor
+    return _ordinary(tensor) if tensor.plain is None else tensor.plain
+
+
+def _changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The tree with other tensors: what `pytree` does, of which it takes a tenth of the time where trees are flat."""
+    kind = type(tree)
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if kind is tuple or kind is list:
+        return kind([_changed(leaf, change) for leaf in tree])
+    if kind is dict:
+        return {name: _changed(leaf, change) for name, leaf in tree.items()}
+    return tree if kind in _SETTINGS else pytree.tree_map_only(Tensor, change, tree)
+
+
+def _flat(tree: Any) -> list[Any]:
+    """The leaves of tuples, lists and dicts."""
+    if type(tree) is dict:
+        tree = tuple(tree.values())
+    return [x for leaf in tree for x in _flat(leaf)] if type(tree) in (tuple, list) else [tree]
+
+
+_SETTINGS = frozenset({type(None), bool, int, float, str})
 
 
 # -- a batch ---------------------------------------------------------------------------------------------------------
@@ -167,7 +202,6 @@ class _Call:
     results: list[int | None]
     written: int | None
     with_grad: bool
-    of_rows: Callable[[int], Callable[..., Any]] | None = None
 
 
 class _Tape:
@@ -184,9 +218,11 @@ class _Tape:
         self.roots: list[_Root] = []
         self.calls: list[_Call] = []
         self.operands: list[Tensor] = []
+        self.foreign: set[int] = set()  # those of other batches
         self.gradients: dict[tuple[int, int], Tensor] | None = None
         self.trusted: list[Any] = []  # nodes of autograd behind which rows are alone
-        self.nodes = 0
+        self.nodes: dict[int, int] = {}  # of outputs: of which batch they are
+        self.used: set[int] = set()  # batches whose gradients came
         self.into: tuple[_Tape, int] | None = None
         self._alive: list[weakref.ref[Tensor]] = []
         self._written: dict[int, Tensor] = {}
@@ -203,18 +239,18 @@ class _Tape:
         self.roots.append(_Root(shown.number, tensor, private.version(tensor), None))
         return shown  # type: ignore[no-any-return]
 
-    def output(self, output: Tensor) -> Tensor:
+    def output(self, output: Tensor, axis: int) -> Tensor:
         """An output of the model. What comes back to it goes through `_arrived`."""
         if not isinstance(output.grad_fn, BackwardCFunction):
             output = _Boundary.apply(output)  # type: ignore[no-untyped-call]
         node: Any = output.grad_fn
         if "of_outputs" not in vars(node):
-            node.of_outputs = self.nodes
-            node.register_prehook(functools.partial(_arrived, weakref.ref(self), self.nodes))
-            self.nodes += 1
+            node.of_outputs = next(_ids)
+            node.register_prehook(functools.partial(_arrived, weakref.ref(self), node.of_outputs))
+            self.nodes[node.of_outputs] = axis
             kinds = dict.fromkeys(("cpu", output.device.type))
             self._autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
-        watched: Any = self.follow(output, Rows((0,), 0, 1))
+        watched: Any = self.follow(output, Rows((axis,), 0, 1))
         port = node.of_outputs, output.output_nr
         self.roots.append(_Root(watched.number, output.detach(), private.version(output), port))
         return watched  # type: ignore[no-any-return]
@@ -229,27 +265,29 @@ class _Tape:
 
     def join(self, other: "_Tape") -> None:
         """Go on for another batch too."""
-        offset, batches, nodes, operands = len(self.states), len(self.sizes), self.nodes, len(self.operands)
+        offset, batches, operands = len(self.states), len(self.sizes), len(self.operands)
 
         def moved(tree: Any) -> Any:
             tree = pytree.tree_map_only(_Node, lambda n: _Node(n.number + offset), tree)
             return pytree.tree_map_only(_Operand, lambda n: _Operand(n.number + operands), tree)
 
         for state in other.states:
-            on = isinstance(state, (Rows, Picked))
-            self.states.append(state._replace(axis=(state.axis[0] + batches, *state.axis[1:])) if on else state)  # type: ignore[union-attr]
+            if isinstance(state, (Rows, Picked)):
+                state = state._replace(axis=(state.axis[0] + batches, *state.axis[1:]))
+            self.states.append(state)
         self.sizes += other.sizes
         self.roots += [_Root(r.number + offset, r.tensor, r.version, r.port) for r in other.roots]
         self.calls += [
             _Call(
                 c.function, moved(c.args), moved(c.kwargs), [None if r is None else r + offset for r in c.results],
-                None if c.written is None else c.written + offset, c.with_grad, c.of_rows,
+                None if c.written is None else c.written + offset, c.with_grad,
             )
             for c in other.calls
         ]  # fmt: skip
         self.operands += other.operands
+        self.foreign |= {i + operands for i in other.foreign}
         self.trusted += other.trusted
-        self.nodes = nodes + other.nodes
+        self.nodes |= {node: axis + batches for node, axis in other.nodes.items()}
         self._alive += other._alive
         self._written |= other._written
         self.exposed = self.exposed or other.exposed
@@ -271,8 +309,7 @@ class _Tape:
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, rule: Any = None) -> Any:
         """Run a function, and write down what it was and what its results are."""
         special = _SPECIAL.get(func)
-        of_rows = None if special is None else special(self, func, args, kwargs)
-        function = func if of_rows is None else of_rows(self.sizes[0])
+        function = special(self, func, args, kwargs) or func if special is not None else func
         writes, given_out = _writes(func), kwargs.get("out")
         before = None
         if writes and type(args[0]) is not _Watched:
@@ -283,7 +320,11 @@ class _Tape:
         for written_to in (args[0] if before is not None else None, given_out):
             if isinstance(written_to, Tensor):
                 self._written[written_to.untyped_storage().data_ptr()] = written_to
-        at = tuple(key)
+        at: Any = tuple(key)
+        try:
+            hash(at)
+        except TypeError:  # an argument of another kind: read under the rules each time
+            at = object()
         known = self.watch.known.get(at) if rule is None else None
         if known is not None:
             result = function(*args, **kwargs)
@@ -308,9 +349,11 @@ class _Tape:
             shown.append(watched)
             numbers.append(watched.number)
         if any(n is not None for n in numbers) or number is not None:
-            self.calls.append(_Call(function, *stored, numbers, number, torch.is_grad_enabled(), of_rows))
+            self.calls.append(_Call(function, *stored, numbers, number, torch.is_grad_enabled()))
         if isinstance(result, Tensor):
             return shown[0]
+        if result is None:
+            return None
         return pytree.tree_unflatten(shown, pytree.tree_structure(result))
 
     def _interpret(
@@ -330,16 +373,13 @@ class _Tape:
         unknown = Unknown("a tensor that no function made") if any(s is not None for _, s in given) else None
         states = [(found or inside.state(t, unknown)) if isinstance(t, Tensor) else None for t in leaves]
         written = inside.state(args[0]) if args and isinstance(args[0], Tensor) else None
-        if (inside.looked and key[0] not in _LOOKS) or kwargs.get("out") is not None:
+        if (inside.looked and function not in _LOOKS) or kwargs.get("out") is not None:
             states = [s if isinstance(s, Coupled) else Unknown("a look at numbers") for s in states]
             written = written if isinstance(written, Coupled) else Unknown("a look at numbers")
         if rule is None and not inside.exact:
             if len(self.watch.known) >= _KNOWN:
                 self.watch.known.clear()
-            try:
-                self.watch.known[key] = states, written
-            except TypeError:
-                pass
+            self.watch.known[key] = states, written
         return result, states, written
 
     def _encode(self, value: Any, key: list[Any], given: list[tuple[Tensor, State]]) -> Any:
@@ -347,13 +387,13 @@ class _Tape:
         kind = type(value)
         if kind is _Watched:
             tape, number = _place(value)
-            state = self.states[number] if tape is self else _EARLIER
+            state = self.states[number] if tape is self else _of_another(tape, number)
             key += (state, value.shape, value.dtype)
             given.append((value, state))
             if tape is self:
                 return _Node(number)
-            value, kind = value.as_subclass(Tensor), Tensor
-            self.operands.append(value.detach())
+            self.foreign.add(len(self.operands))
+            self.operands.append(value.as_subclass(Tensor).detach())
             return _Operand(len(self.operands) - 1)
         if isinstance(value, Tensor):
             state = self._origin(value)
@@ -446,22 +486,25 @@ class _Tape:
         """The gradients of the sum of single rows' losses, by output.
 
         A row's loss is that of a batch of the row alone; of as many copies of it as the batch has rows, where a call
-        was given a number or a constant of as many rows (`loss.sum() / len(y)`): it is a function of one row either way.
+        was given a number or a constant of as many rows (`loss.sum() / len(y)`): a function of one row either way.
         """
-        if len(self.sizes) > 1 or any(private.version(r.tensor) != r.version for r in self.roots):
-            raise _cannot_map("it is made of two batches, or of tensors that were written in place")
         calls, needed = self._needed(end)
         roots = [r for r in self.roots if r.number in needed]
+        operands = {n.number for c in calls for n in _leaves(c, _Operand)}
+        axes = {state.axis[0] for r in roots if isinstance(state := self.states[r.number], Rows)}
+        written = any(private.version(r.tensor) != r.version for r in roots)
+        if len(axes) != 1 or written or operands & self.foreign:
+            raise _cannot_map("it is made of two batches, or of tensors that were written in place")
+        size = self.sizes[axes.pop()]
         by_row = [
-            i for i in sorted({n.number for c in calls for n in _leaves(c, _Operand)})
-            if self.operands[i].dim() and len(self.operands[i]) == self.sizes[0]
+            i for i in sorted(operands)
+            if self.operands[i].dim() and len(self.operands[i]) == size
             and not isinstance(self.operands[i], nn.Parameter)
         ]  # fmt: skip
-        copies = self.sizes[0] if any(_counts_rows(c, self.sizes[0]) for c in calls) else 1
+        copies = size if any(_counts_rows(c, size) for c in calls) else 1
         if by_row and self.followed_data:  # constants, one for each row, or of that shape by chance
-            by_row, copies = [], self.sizes[0]
+            by_row, copies = [], size
         leaves = [r.tensor if r.port is None else r.tensor.detach().requires_grad_() for r in roots]
-
 
         def row(*rows: Tensor) -> Tensor:
             alone = [t.unsqueeze(0).expand(copies, *t.shape) for t in rows]
@@ -470,7 +513,7 @@ class _Tape:
             for call in calls:
                 args, kwargs = self._replaced((call.args, call.kwargs), values, operands)
                 with torch.set_grad_enabled(call.with_grad):
-                    function = call.function if call.of_rows is None else call.of_rows(copies)
+                    function = call.function.of(copies) if isinstance(call.function, _Mean) else call.function
                     made = pytree.tree_leaves(function(*args, **kwargs))
                 if call.results:
                     values |= {n: t for n, t in zip(call.results, made, strict=True) if n is not None}
@@ -482,7 +525,7 @@ class _Tape:
                 given = [*leaves, *(self.operands[i] for i in by_row)]
                 total = vmap(row, randomness="different")(*given).sum()
                 if self.watch.reduction == "mean" or copies > 1:
-                    total = total / self.sizes[0]
+                    total = total / size
                 found = torch.autograd.grad(total, [t for _, t in outputs], allow_unused=True)
         except (AnyorderError, torch.OutOfMemoryError):
             raise
@@ -549,6 +592,9 @@ def _cannot_map(why: str) -> ModelError:
     )
 
 
+_ids = itertools.count()
+
+
 class _Boundary(torch.autograd.Function):
     """Where the loss begins, for outputs that no autograd function of the package made."""
 
@@ -566,8 +612,9 @@ def _arrived(of: "weakref.ref[_Tape]", node: int, gradients: tuple[Tensor | None
     tape = of()
     while tape is not None and tape.into is not None:
         tape = tape.into[0]
-    if tape is None or not tape.allowed:
+    if tape is None or not (tape.allowed or (tape.closed and tape.nodes[node] in tape.used)):
         raise _unseen()
+    tape.used.add(tape.nodes[node])  # a second backward pass of the batch is refused by the engine
     if tape.gradients is None:
         return None
     return tuple(tape.gradients.get((node, i), g) for i, g in enumerate(gradients))
@@ -575,26 +622,25 @@ def _arrived(of: "weakref.ref[_Tape]", node: int, gradients: tuple[Tensor | None
 
 def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool]:
     """Whether a graph reaches outputs of the model, and whether a function with a backward of its own lies before."""
-    seen: set[Any] = {None, *trusted}
-    nodes, reached, own = [start], any(node is start for node in trusted), False
+    seen: set[Any] = {None}
+    nodes, reached, own = [start], False, False
     while nodes:
         node = nodes.pop()
         if node in seen:
-            reached = reached or node is not None
             continue
         seen.add(node)
-        if isinstance(node, BackwardCFunction):
-            if "of_outputs" in vars(node):
-                reached = True
-                continue
-            own = True
+        if node in trusted or (isinstance(node, BackwardCFunction) and "of_outputs" in vars(node)):
+            reached = True
+            continue
+        own = own or isinstance(node, BackwardCFunction)
         nodes += [following for following, _ in node.next_functions]
     return reached, own
 
 
 # -- functions that are given another form ---------------------------------------------------------------------------
 
-def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> Callable[[int], Callable[..., Any]] | None:
+
+def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "_Mean | None":
     """A mean over labels, as a mean over so many rows: see the head of this file."""
     given = {"ignore_index": -100, "weight": None, **dict(zip(_LABEL_NAMES, args, strict=False)), **kwargs}
     labels = given["target"]
@@ -608,7 +654,7 @@ def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> Callable[[int]
     size = tape.sizes[state.axis[0]]
     if not size or not labels.numel() or labels.numel() % size:
         return None
-    return functools.partial(_Mean, func, labels.numel() // size)
+    return _Mean(func, labels.numel() // size, size)
 
 
 class _Mean:
@@ -616,6 +662,10 @@ class _Mean:
 
     def __init__(self, func: Any, labels: int, rows: int) -> None:
         self._func, self._labels, self._rows = func, labels, rows
+
+    def of(self, rows: int) -> "_Mean":
+        """The same of another number of rows."""
+        return _Mean(self._func, self._labels, rows)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         given = {**dict(zip(_LABEL_NAMES, args, strict=False)), **kwargs, "size_average": None, "reduce": None}
@@ -630,7 +680,7 @@ def _is_mean(given: dict[str, Any]) -> bool:
     legacy = given.get("size_average"), given.get("reduce")
     if legacy != (None, None):
         return False not in legacy
-    return given.get("reduction", "mean") == "mean"
+    return bool(given.get("reduction", "mean") == "mean")
 
 
 def _of_weights(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
@@ -733,14 +783,14 @@ class _Watched(Tensor):
 
 
 _HOOKS = {Tensor.register_hook}
-_READS = {
-    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.requires_grad.__get__, Tensor.dim,
-    Tensor.size, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.ndim.__get__, Tensor.item, Tensor.tolist,
-    Tensor.numpy, Tensor.__len__, Tensor.is_leaf.__get__, Tensor.data_ptr, Tensor.untyped_storage,
-    Tensor.layout.__get__, Tensor.is_complex, torch.is_complex, Tensor.nelement, Tensor.dim_order,
-    Tensor.is_contiguous, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__, Tensor.retain_grad,
-    Tensor.is_cuda.__get__, Tensor.is_sparse.__get__, Tensor.__hash__, Tensor.storage_offset, Tensor.element_size,
-    torch.is_floating_point, torch.numel,
+_READS = {getattr(getattr(Tensor, name), "__get__", None) for name in (
+    "shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout", "is_cuda", "is_sparse",
+)} | {
+    Tensor.dim, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.storage_offset, Tensor.element_size,
+    Tensor.__len__, Tensor.__hash__, Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex,
+    torch.is_complex, torch.numel, Tensor.is_contiguous, Tensor.data_ptr, Tensor.untyped_storage, Tensor.item,
+    Tensor.tolist, Tensor.numpy, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__,
+    Tensor.retain_grad,
 }  # fmt: skip
 """What gives no tensor, and opens no way into the graph."""
 
@@ -758,14 +808,22 @@ def _tape_of(args: Any, kwargs: Any) -> _Tape | None:
             continue
         if tape is None or tape is found:
             continue
-        if found is None or found.closed:
+        if found is None or found.closed or (tape.nodes and not found.nodes):
             found = tape
-        elif not tape.closed:
+        elif tape.nodes and not tape.closed:
             found.join(tape)
     return found
 
 
 _NO_NAMES: dict[str, Any] = {}
+
+
+def _of_another(tape: _Tape | None, number: int) -> State:
+    """The state of a value of another batch: totals may be added, and nothing else may be made of it."""
+    state = None if tape is None or tape.closed else tape.states[number]
+    if tape is None or tape.closed:
+        return _EARLIER
+    return state if state is None or isinstance(state, Total) else _EARLIER
 
 
 def _place(watched: Any) -> tuple[_Tape | None, int]:

@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 class Picked(NamedTuple):
     """What a mask chose."""
 
-    axis: Any
+    axis: tuple[Any, ...]
 
 
 class Total(NamedTuple):
@@ -262,7 +262,7 @@ def _transposed(call: Operation, state: Rows, result: Tensor) -> int:
 
 
 def _unsqueezed(call: Operation, state: Rows, result: Tensor) -> int:
-    return state.dim + (call.values["dim"] % result.dim() <= state.dim)
+    return state.dim + int(call.values["dim"] % result.dim() <= state.dim)
 
 
 def _squeezed(call: Operation, state: Rows, result: Tensor) -> Any:
@@ -384,8 +384,8 @@ def _indexed(call: Operation, results: Sequence[Tensor]) -> State:
     if not torch.equal(at_rows[0].flatten(), torch.arange(x.shape[state.dim], device=x.device)):
         return _coupled("index along the batch")  # a public constant: its numbers are no one's
     as_rows = state._replace(dim=0)
-    first = [(t, as_rows if t is at_rows[0] else s) for _, t, s in given]
-    whole = joined("index", first, max(t.dim() for _, t, _ in given))
+    beside = [(t, as_rows if t is at_rows[0] else s) for _, t, s in given]
+    whole = joined("index", beside, max(t.dim() for _, t, _ in given))
     return whole._replace(dim=whole.dim + state.dim) if isinstance(whole, Rows) else whole
 
 
@@ -419,7 +419,7 @@ def _product(call: Operation, results: Sequence[Tensor]) -> State:
         product = None
     else:
         letters = {(names[s.dim], s.axis, s.inner) for names, _, s in pair if isinstance(s, Rows)}
-        ((letter, axis, inner),) = letters if len(letters) == 1 else {("", None, 0)}
+        ((letter, axis, inner),) = letters if len(letters) == 1 else {("", (), 0)}
         if letter and letter in output:
             product = Rows(axis, output.index(letter), inner)
         elif letter and "cdist" not in call.name:
@@ -553,7 +553,7 @@ _RULES: dict[str, Callable[..., Any]] = {
 # -- a function as it runs -------------------------------------------------------------------------------------------
 
 
-class Interpreter(TorchDispatchMode):
+class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Carries states through everything that runs inside.
 
     Tensors are known as objects, and by the memory that they show: autograd puts other objects around some. What has
@@ -565,7 +565,7 @@ class Interpreter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._states: dict[Any, tuple[Tensor, State]] = {}
         self.looked = self.exact = False
 

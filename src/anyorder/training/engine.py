@@ -424,7 +424,7 @@ class Training:
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
         self._watch = LossWatch(options.loss_reduction)
-        self.loader.show = self._watch.batch
+        self.loader.show, self.loader.shown = self._watch.batch, unwatched
         self._next_coins = 0
         self._discard()
 
@@ -473,6 +473,11 @@ class Training:
         if self._tables is not None and self._tables.are_lazy:
             self._tables.check_step()
             self.release.flush()
+
+    @property
+    def loss_kept(self) -> str | None:
+        """How the rows of the loss are kept apart: "proved", "mapped" (in a batch at least), None before the first."""
+        return self._watch.kept
 
     def save(self, extra: dict[str, Any] | None) -> None:
         """Write the checkpoint; see `PrivacyEngine.save`."""
