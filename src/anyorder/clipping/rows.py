@@ -113,7 +113,8 @@ def result_states(call: Operation, results: Sequence[Tensor]) -> list[State]:
         return [worst or Unknown(call.name)] * len(results)
     rule = _RULES.get(call.name) or (_pointwise if call.pointwise else None)
     if rule is None:
-        return [Unknown(call.name)] * len(results)
+        of_total = any(isinstance(s, Total) for s in call.states)
+        return [_coupled(f"{call.name} of a sum over the batch") if of_total else Unknown(call.name)] * len(results)
     made = rule(call, results)
     return made if isinstance(made, list) else [made] * len(results)
 
@@ -294,6 +295,10 @@ def _sliced(call: Operation, state: Rows, result: Tensor) -> Any:
         return Unknown("a slice of rows and places")
     start, end, step = slice(call.values["start"], call.values["end"], call.values["step"]).indices(size)
     return state._replace(axis=(*state.axis, (start, end, step)))
+
+
+def _diagonal(call: Operation, results: Sequence[Tensor]) -> State:
+    return TOTAL if isinstance(call.states[0], Total) else Unknown(call.name)
 
 
 def _split(call: Operation, results: Sequence[Tensor]) -> Any:
@@ -523,6 +528,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("t", "transpose"), _moved(_transposed)),
     "unsqueeze": _moved(_unsqueezed), "squeeze": _moved(_squeezed), "expand": _moved(_expanded),
     "repeat": _moved(_repeated), "select": _moved(_selected), "slice": _moved(_sliced),
+    "diagonal": _diagonal,
     **dict.fromkeys(("split", "split_with_sizes", "unbind"), _split),
     **dict.fromkeys(("cat", "stack"), _concatenated),
     **dict.fromkeys(("gather", "scatter", "scatter_add"), _gathered),
