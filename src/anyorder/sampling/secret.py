@@ -13,7 +13,8 @@ from anyorder._draws import Draws, check_size
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.participation import Participation, PoissonSampling
+from anyorder.participation import PoissonSampling
+from anyorder.patterns import Participation
 from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild
 from anyorder.sampling.read_loader import check_loader, read_order
 from anyorder.sampling.samplers import Owned, SecretBatchSampler

@@ -14,7 +14,8 @@ from anyorder.clipping.clip_rules import Rule
 from anyorder.clipping.torch_private import check_names
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
 from anyorder.plan.plan import Plan
-from anyorder.sampling import PrivateLoader, UnitOrderSampler
+from anyorder.sampling import UnitOrderSampler
+from anyorder.sampling.loader import PrivateLoader
 from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
