@@ -176,7 +176,9 @@ PROVED = {
     "absolute": lambda out, y, x, m: nn.L1Loss()(out, x),
     "huber": lambda out, y, x, m: F.huber_loss(out, x, delta=0.5),
     "smooth": lambda out, y, x, m: F.smooth_l1_loss(out, x),
-    "logits": lambda out, y, x, m: F.binary_cross_entropy_with_logits(out, x.sigmoid(), weight=x.abs(), pos_weight=WEIGHT),
+    "logits": lambda out, y, x, m: F.binary_cross_entropy_with_logits(
+        out, x.sigmoid(), weight=x.abs(), pos_weight=WEIGHT
+    ),
     "yes or no": lambda out, y, x, m: F.binary_cross_entropy(out.sigmoid(), m[:, :, None].expand_as(out).float()),
     "poisson": lambda out, y, x, m: F.poisson_nll_loss(out, x.abs()),
     "gaussian": lambda out, y, x, m: F.gaussian_nll_loss(out, x, x.abs() + 1),
@@ -188,7 +190,9 @@ PROVED = {
     "own triplets": lambda out, y, x, m: F.triplet_margin_loss(out[:, 0], out[:, 1], out[:, 2]),
     "teacher": teacher,
     "mixed": mixed,
-    "masked, own counts": lambda out, y, x, m: ((out - x).square().mean(2) * m).sum(1).div(m.sum(1).clamp(min=1)).mean(),
+    "masked, own counts": lambda out, y, x, m: (
+        ((out - x).square().mean(2) * m).sum(1).div(m.sum(1).clamp(min=1)).mean()
+    ),
     "masked sum": lambda out, y, x, m: ((out - x).square().mean(2) * m).sum() / (B * T),
     "picked by a mask, a sum": lambda out, y, x, m: out[m].square().sum() / B,
     "own tokens": own_tokens,
@@ -208,8 +212,12 @@ PROVED = {
     "given alone": alone_over_classes,
 }
 MAPPED = {
-    "own spectrum": lambda out, y, x, m: (torch.fft.rfft(out, dim=1).abs() - torch.fft.rfft(x, dim=1).abs()).square().mean(),
-    "time first": lambda out, y, x, m: F.cross_entropy(out.transpose(0, 1).reshape(-1, C), y.T.reshape(-1).clamp(min=0)),
+    "own spectrum": lambda out, y, x, m: (
+        (torch.fft.rfft(out, dim=1).abs() - torch.fft.rfft(x, dim=1).abs()).square().mean()
+    ),
+    "time first": lambda out, y, x, m: F.cross_entropy(
+        out.transpose(0, 1).reshape(-1, C), y.T.reshape(-1).clamp(min=0)
+    ),
     "parts": lambda out, y, x, m: torch.cat([p.square().flatten(1).sum(1) for p in out.split(2, 1)]).sum() / len(y),
     "two views": lambda out, y, x, m: F.mse_loss(torch.cat([out[:, 0], out[:, 1]]), torch.cat([x[:, 0], x[:, 1]])),
     "interpolated": lambda out, y, x, m: F.interpolate(out, size=3, mode="linear").square().mean(),
@@ -334,7 +342,7 @@ REFUSED = {
     "distances": lambda out, y, x, m: torch.cdist(out[:, 0], out[:, 0]).mean(),
     "neighbours": lambda out, y, x, m: (out - x.roll(1, 0)).square().mean(),
     "column": lambda out, y, x, m: (out[:, 0, :1] - x[:, 0, 0]).square().mean(),
-    "rank of the loss": lambda out, y, x, m: ((out - x).square().mean().clamp(max=1.0)),
+    "rank of the loss": lambda out, y, x, m: (out - x).square().mean().clamp(max=1.0),
     "power of a mean": lambda out, y, x, m: (out - x).square().mean().sqrt(),
     "baseline": lambda out, y, x, m: (out.mean((1, 2)) * (x.mean((1, 2)) - x.mean())).mean(),
     "a row for all": lambda out, y, x, m: (out * out[UNIT].detach()).mean(),

@@ -46,7 +46,7 @@ from torch.nn import functional as F
 from anyorder import checks
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.coupling import check_argument, check_nothing_kept
-from anyorder.clipping.rows import TOTAL, Coupled, Interpreter, Picked, Rows, State, Total, Unknown
+from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, Picked, State, Total
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import AnyorderError, ModelError
 
@@ -118,7 +118,7 @@ class LossWatch:
         for leaf in _flat(given):
             tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
             state = tape.states[number] if tape is not None and not tape.closed else None
-            if tape is not None and isinstance(state, Rows) and tape.sizes[state.axis[0]] == size:
+            if tape is not None and isinstance(state, ByRow) and tape.sizes[state.axis[0]] == size:
                 return tape, state.axis[0]
         newest = self._newest()
         if newest is None or newest.closed or newest.sizes != [size]:
@@ -183,7 +183,7 @@ class _Operand:
 
 
 @dataclass(frozen=True)
-class _Root:
+class _Source:
     """Where numbers of the batch begin. `port`: which output of which node of autograd; None for data."""
 
     number: int
@@ -215,7 +215,7 @@ class _Tape:
         self.watch, self.sizes = watch, [size]
         self.closed = self.allowed = self.exposed = self.followed_data = False
         self.states: list[State] = []
-        self.roots: list[_Root] = []
+        self.roots: list[_Source] = []
         self.calls: list[_Call] = []
         self.operands: list[Tensor] = []
         self.foreign: set[int] = set()  # those of other batches
@@ -234,9 +234,9 @@ class _Tape:
         """A tensor of the batch that the loader made."""
         self.followed_data = True
         by_row = tensor.dim() and len(tensor) == self.sizes[0]
-        shown: Any = self.follow(tensor, Rows((0,), 0, 1) if by_row else _OF_BATCH)
+        shown: Any = self.follow(tensor, ByRow((0,), 0, 1) if by_row else _OF_BATCH)
         shown.plain = tensor
-        self.roots.append(_Root(shown.number, tensor, private.version(tensor), None))
+        self.roots.append(_Source(shown.number, tensor, private.version(tensor), None))
         return shown  # type: ignore[no-any-return]
 
     def output(self, output: Tensor, axis: int) -> Tensor:
@@ -250,9 +250,9 @@ class _Tape:
             self.nodes[node.of_outputs] = axis
             kinds = dict.fromkeys(("cpu", output.device.type))
             self._autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
-        watched: Any = self.follow(output, Rows((axis,), 0, 1))
+        watched: Any = self.follow(output, ByRow((axis,), 0, 1))
         port = node.of_outputs, output.output_nr
-        self.roots.append(_Root(watched.number, output.detach(), private.version(output), port))
+        self.roots.append(_Source(watched.number, output.detach(), private.version(output), port))
         return watched  # type: ignore[no-any-return]
 
     def follow(self, tensor: Tensor, state: State) -> Tensor:
@@ -272,11 +272,11 @@ class _Tape:
             return pytree.tree_map_only(_Operand, lambda n: _Operand(n.number + operands), tree)
 
         for state in other.states:
-            if isinstance(state, (Rows, Picked)):
+            if isinstance(state, (ByRow, Picked)):
                 state = state._replace(axis=(state.axis[0] + batches, *state.axis[1:]))
             self.states.append(state)
         self.sizes += other.sizes
-        self.roots += [_Root(r.number + offset, r.tensor, r.version, r.port) for r in other.roots]
+        self.roots += [_Source(r.number + offset, r.tensor, r.version, r.port) for r in other.roots]
         self.calls += [
             _Call(
                 c.function, moved(c.args), moved(c.kwargs), [None if r is None else r + offset for r in c.results],
@@ -370,12 +370,12 @@ class _Tape:
             result = function(*args, **kwargs)
         leaves = pytree.tree_leaves(result)
         found = rule([state for _, state in given]) if rule is not None else None
-        unknown = Unknown("a tensor that no function made") if any(s is not None for _, s in given) else None
+        unknown = NoRule("a tensor that no function made") if any(s is not None for _, s in given) else None
         states = [(found or inside.state(t, unknown)) if isinstance(t, Tensor) else None for t in leaves]
         written = inside.state(args[0]) if args and isinstance(args[0], Tensor) else None
         if (inside.looked and function not in _LOOKS) or kwargs.get("out") is not None:
-            states = [s if isinstance(s, Coupled) else Unknown("a look at numbers") for s in states]
-            written = written if isinstance(written, Coupled) else Unknown("a look at numbers")
+            states = [s if isinstance(s, Coupled) else NoRule("a look at numbers") for s in states]
+            written = written if isinstance(written, Coupled) else NoRule("a look at numbers")
         if rule is None and not inside.exact:
             if len(self.watch.known) >= _KNOWN:
                 self.watch.known.clear()
@@ -427,7 +427,7 @@ class _Tape:
             return None
         size = self.sizes[0]
         if tensor.dim() and len(tensor) and len(tensor) % size == 0:
-            return Rows((0,), 0, len(tensor) // size)
+            return ByRow((0,), 0, len(tensor) // size)
         return _UNKNOWN_ORIGIN
 
     def _write(self, written: Any, state: State) -> None:
@@ -477,7 +477,7 @@ class _Tape:
         if isinstance(state, (Coupled, Picked)):
             why = state.why if isinstance(state, Coupled) else "is of what a mask chose"
             raise ModelError(f"the loss couples examples: it {why}; {_CURE}")
-        if isinstance(state, (Total, Rows)) and not self.exposed:
+        if isinstance(state, (Total, ByRow)) and not self.exposed:
             return "proved"
         self.gradients = self._of_single_rows(number)
         return "mapped"
@@ -491,7 +491,7 @@ class _Tape:
         calls, needed = self._needed(end)
         roots = [r for r in self.roots if r.number in needed]
         operands = {n.number for c in calls for n in _leaves(c, _Operand)}
-        axes = {state.axis[0] for r in roots if isinstance(state := self.states[r.number], Rows)}
+        axes = {state.axis[0] for r in roots if isinstance(state := self.states[r.number], ByRow)}
         written = any(private.version(r.tensor) != r.version for r in roots)
         if len(axes) != 1 or written or operands & self.foreign:
             raise _cannot_map("it is made of two batches, or of tensors that were written in place")
@@ -649,7 +649,7 @@ def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "_Mean | None"
     if given["weight"] is not None:
         raise _weighted(func)
     state = next((tape.states[_place(t)[1]] for t in (given["input"], labels) if type(t) is _Watched), None)
-    if not isinstance(state, Rows) or state.dim != 0 or len(state.axis) > 1:
+    if not isinstance(state, ByRow) or state.dim != 0 or len(state.axis) > 1:
         return None
     size = tape.sizes[state.axis[0]]
     if not size or not labels.numel() or labels.numel() % size:
@@ -924,6 +924,6 @@ class ExampleLoss(nn.Module):
 def _of_rows(states: list[State]) -> State:
     """The state of a mean over rows of any criterion, given one row of each batch at a time."""
     coupled = next((s for s in states if isinstance(s, Coupled)), None)
-    by_row = all(s is None or s == Rows(s.axis, 0, 1) for s in states if isinstance(s, (Rows, type(None))))
+    by_row = all(s is None or s == ByRow(s.axis, 0, 1) for s in states if isinstance(s, (ByRow, type(None))))
     alike = len({s for s in states if s is not None}) <= 1
-    return TOTAL if coupled is None and by_row and alike else coupled or Unknown("ExampleLoss")
+    return TOTAL if coupled is None and by_row and alike else coupled or NoRule("ExampleLoss")
