@@ -201,17 +201,15 @@ TRAINING = {
         {"rows": (6, 7), "unit": "u03", "kinds": (*VALUES, "another label")}),
     "engine, users of more and fewer rows": Isolated(by_users, OF_USERS,
         {"rows": (6, 7), "unit": "u03", "others": [Neighbour("fewer", FEWER), Neighbour("more", MORE)]}),
-    "engine, words": Isolated(engine(Words, collate=padded), TEXTS),
+    "engine, words": Isolated(engine(Words, collate=padded, pad_to=64), TEXTS),
     "lazy table": Isolated(table(), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "selected table": Isolated(table(Uniform(6)), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
-    "a mean over the padded length": Isolated(engine(MeanOfLength, warm, collate=padded), TEXTS,
-        hole="padding to the longest of the batch is in the means of the others"),
-    "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded), TEXTS,
+    "a mean over the padded length": Isolated(engine(MeanOfLength, warm, collate=padded, pad_to=64), TEXTS),
+    "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded, pad_to=64), TEXTS,
         hole="how many numbers are drawn depends on the longest text"),
     "a crop that is drawn again": Isolated(cropped, ROWS,
         hole="the data set draws from the global generator as often as an image says"),
-    "a model that keeps the longest length": Isolated(engine(KeepsLongest, collate=padded), TEXTS,
-        hole="module state made of a shape"),
+    "a model that keeps the longest length": Isolated(engine(KeepsLongest, collate=padded, pad_to=64), TEXTS),
     "labels out of range": Isolated(engine(), ROWS, {"rows": (UNIT,), "kinds": EVERYTHING},
         hole="torch refuses a label beyond the classes, and names it"),
 }  # fmt: skip
@@ -237,7 +235,7 @@ def hugging_face(rows, folder, times=False):
     data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": y} for ids, y in rows]
     trainer = PrivateTrainer(
         transformers.BertForSequenceClassification(config), arguments, train_dataset=data, plan=planned(),
-        data_collator=words_and_masks,
+        data_collator=words_and_masks, pad_to=(8, 200),
     )  # fmt: skip
     if not times:
         trainer.remove_callback(transformers.PrinterCallback)
@@ -290,7 +288,7 @@ TRAINERS = {
     "Hugging Face, times": Isolated(hugging_face_with_times, FIXED, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER[:1]},
         hole="seconds with decimals, printed, returned, and in the trainer's state"),
     "Hugging Face, texts": Isolated(hugging_face, TEXTS, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER},
-        hole="dropout over the longest text; floating point operations are counted, and returned"),
+        hole="how many numbers dropout draws; floating point operations are counted, and returned"),
     "Lightning": Isolated(lightning, ROWS),
 }  # fmt: skip
 
