@@ -63,6 +63,7 @@ from anyorder.training.distributed import (
     local,
     whole,
 )
+from anyorder.training.dry_run import try_model
 from anyorder.training.optimizers import (
     check_arguments,
     guard_schedulers,
@@ -119,6 +120,8 @@ class Training:
         order: the loader's, in words.
         left_out: names of parameters that are frozen because the optimizer does not hold them.
     """
+
+    _tried: bool
 
     def __init__(
         self,
@@ -184,6 +187,9 @@ class Training:
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's outputs; their backward pass gives the sum of the units' clipped gradients to `_receive`."""
+        if not self._tried:
+            try_model(self._model, args, kwargs)
+            self._tried = True
         ledger, waiting = self.release.ledger, self._waiting
         step = ledger.step
         # units: whose rows the model is called on
@@ -434,6 +440,7 @@ class Training:
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
         self._watch = LossWatch()
+        self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
         self._next_coins = 0
         self._discard()
 
