@@ -107,14 +107,6 @@ class Words(nn.Module):
         return self.out((self.dropout(self.embed(x)) * (x > 0)[..., None]).sum(1))
 
 
-class KeepsLongest(Words):
-    longest = 0
-
-    def forward(self, x):
-        self.longest = max(self.longest, x.shape[1])
-        return super().forward(x) / self.longest
-
-
 def warm(outputs, y):
     return F.cross_entropy(outputs * 30, y)
 
@@ -210,8 +202,6 @@ TRAINING = {
         hole="how many numbers are drawn depends on the longest text"),
     "a crop that is drawn again": Isolated(cropped, ROWS,
         hole="the data set draws from the global generator as often as an image says"),
-    "a model that keeps the longest length": Isolated(engine(KeepsLongest, collate=padded), TEXTS,
-        hole="module state made of a shape"),
     "labels out of range": Isolated(engine(), ROWS, {"rows": (UNIT,), "kinds": EVERYTHING},
         hole="torch refuses a label beyond the classes, and names it"),
 }  # fmt: skip
