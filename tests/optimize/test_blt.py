@@ -7,7 +7,8 @@ import pytest
 
 from anyorder import workload as W
 from anyorder.errors import PlanError
-from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.strategy import BLT, SquareRoot, error
 from anyorder.strategy.blt import BLTLoss, _stepped, fit_blt, fit_blts, series_loss
 from anyorder.strategy.error import row_variances

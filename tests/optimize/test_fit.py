@@ -9,18 +9,12 @@ import pytest
 import anyorder as ao
 from anyorder import workload as W
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize import Candidate, choose, fit, lower_bound
-from anyorder.optimize.candidates import rows_touched
-from anyorder.participation import (
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    Participation,
-    PoissonSampling,
-    SingleEpoch,
-)
-from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Strategy, cache, error, from_dict
+from anyorder.optimize import choose, fit, lower_bound
+from anyorder.optimize.candidates import Candidate, rows_touched
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.patterns import Participation
+from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Strategy, cache, error
+from anyorder.strategy.registry import from_dict
 from anyorder.strategy.sensitivity import sensitivity
 
 SIZES = {

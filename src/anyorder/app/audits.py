@@ -33,8 +33,8 @@ from anyorder.audit.result import Audited
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError, TrainingError
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan
-from anyorder.sampling import Unit
-from anyorder.training import PrivacyEngine
+from anyorder.sampling.loader import Unit
+from anyorder.training.engine import PrivacyEngine
 
 # ----------------------------------------------------------------------------------------------------
 # A training set-up of one's own, audited: canaries in its gradients, all its planned steps, and what they show.

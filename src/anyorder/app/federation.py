@@ -22,7 +22,7 @@ from anyorder.app.charts import plot_accuracy, plot_noise
 from anyorder.app.job import Observer, charge, charge_again, helpers
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
 from anyorder.app.text import load_function
-from anyorder.budget import Budget
+from anyorder.budget.file import Budget
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.federated import CheckIn, Diurnal, LocalTraining, Server, simulate
 from anyorder.federated.cohorts import Availability, UniformAvailability, cohort_size
@@ -31,7 +31,7 @@ from anyorder.formatting import counted, rounded_up
 from anyorder.participation import MinSeparation
 from anyorder.plan.plan import Plan
 from anyorder.sampling.samplers import permutation_of
-from anyorder.training import FTRL
+from anyorder.training.optimizers import FTRL
 
 # ----------------------------------------------------------------------------------------------------
 # What a simulated federation is asked to do, with defaults that suit each data set.
@@ -565,7 +565,7 @@ def _write(server: Server, result: FederatedResult) -> None:
     state = {name: value.cpu() for name, value in server.model.state_dict().items()}
     folder.replace(path / folder.MODEL, lambda beside: torch.save(state, beside))
     server.evidence().save(path / folder.EVIDENCE)
-    folder.replace(path / folder.CERTIFICATE, server.certificate().save)
+    folder.replace(path / folder.CERTIFICATE, server.certificate(public_stop=True).save)
     promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {plan.delta:g}"
     rounds, right = zip(*result.accuracy, strict=True)
     title = f"{result.settings.dataset}, {promise}"

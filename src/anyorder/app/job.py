@@ -36,14 +36,16 @@ from anyorder.app.data import Data
 from anyorder.app.features import STAGES, Features, Whitened, joined, patched, scattered, whitened
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
 from anyorder.app.text import load_function
-from anyorder.budget import Budget
+from anyorder.budget.file import Budget
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import AnyorderError, ArgumentError, BudgetError, CheckpointError, ModelError, TrainingError
 from anyorder.formatting import counted, rounded_up
 from anyorder.participation.registry import order_word
 from anyorder.plan.plan import Plan
-from anyorder.sampling import EpochShuffleSampler, FixedOrderSampler
-from anyorder.training import FTRL, PrivacyEngine
+from anyorder.sampling import EpochShuffleSampler
+from anyorder.sampling.samplers import FixedOrderSampler
+from anyorder.training.engine import PrivacyEngine
+from anyorder.training.optimizers import FTRL
 
 # ----------------------------------------------------------------------------------------------------
 # What the main job is asked to do, with defaults that suit each data set.

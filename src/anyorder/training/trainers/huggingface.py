@@ -14,7 +14,9 @@ from anyorder.clipping.clip_rules import Rule
 from anyorder.clipping.torch_private import check_names
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, ModelError
 from anyorder.plan.plan import Plan
-from anyorder.sampling import PrivateLoader, UnitOrderSampler
+from anyorder.sampling import UnitOrderSampler
+from anyorder.sampling.loader import PrivateLoader
+from anyorder.sampling.shapes import PadTo
 from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
@@ -31,6 +33,11 @@ check_names(_transformers.Trainer, TRAINER, _transformers)
 _RELEASES = ("loss", "train_loss", "grad_norm", "total_flos")  # of the training data, not covered by the plan
 _IGNORE = -100  # label of tokens that do not count, as transformers has it
 _DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
+_PADS = (
+    "DataCollatorWithPadding",
+    "DataCollatorForTokenClassification",
+)  # outputs of other models are as long as texts
+_NO_LONGEST = 10**9  # of a tokenizer that states none
 _CHECKPOINT = "_privacy.checkpoint"  # an underscore: the hub is not sent such files
 
 
@@ -107,6 +114,9 @@ class PrivateTrainerMixin:
         chunk_size: int | None = None,
         micro_batch: int | None = None,
         rule: Rule | None = None,
+        pad_to: PadTo = None,
+        pad_value: float | Mapping[Any, float] | None = None,
+        pad_side: str | None = None,
         **kwargs: Any,
     ) -> None:
         self.plan = plan
@@ -120,6 +130,7 @@ class PrivateTrainerMixin:
         self._unit, self._batch_sampler = unit, batch_sampler
         self._engine_key = key
         self._options: dict[str, Any] = {"chunk_size": chunk_size, "micro_batch": micro_batch, "rule": rule}
+        self._padding: dict[str, Any] = {"pad_to": pad_to, "pad_value": pad_value, "pad_side": pad_side}
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
         if given is not None and given.push_to_hub:  # before a repository is made
             raise ArgumentError(
@@ -175,11 +186,21 @@ class PrivateTrainerMixin:
         self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
         self.engine.make_private(
             trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction="sum",
-            accumulate=args.gradient_accumulation_steps, **self._options,
+            accumulate=args.gradient_accumulation_steps, **self._options, **self._lengths(),
         )  # fmt: skip
         self._private = self.engine.model
         self._private.training = True  # the Trainer sets modes on its own model; eval() ones come from from_pretrained
         return _WholeEpochs(self.engine.loader)
+
+    def _lengths(self) -> dict[str, Any]:
+        """The public lengths of examples; where the collator only pads, up to the longest that its tokenizer states."""
+        collator: Any = self.data_collator  # type: ignore[attr-defined]
+        config: Any = getattr(self.model, "config", None)  # type: ignore[attr-defined]
+        longest = getattr(getattr(collator, "tokenizer", None), "model_max_length", _NO_LONGEST)
+        longest = min(longest, getattr(config, "max_position_embeddings", None) or longest)
+        if self._padding["pad_to"] is None and type(collator).__name__ in _PADS and longest < _NO_LONGEST:
+            return {**self._padding, "pad_to": longest}
+        return self._padding
 
     def _plain_loader(self, args: Any, dataset: Any) -> DataLoader[Any]:
         """The Trainer's own, with the keys of units in its batches."""
@@ -337,6 +358,9 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
             `train_sampling_strategy="sequential"`), which the ledger holds to the plan.
         key: see `PrivacyEngine`; leave it out.
         chunk_size, micro_batch, rule: see `PrivacyEngine.make_private`.
+        pad_to, pad_value, pad_side: see there; the collator is called on each example alone. Without pad_to, texts that
+            DataCollatorWithPadding or DataCollatorForTokenClassification pads have the lengths 16, 32, .. up to the
+            longest that the tokenizer states; with other collators all examples of a batch must have one length.
         args, kwargs: of `transformers.Trainer`.
     Raises: ArgumentError for several devices in one process, or another batch size; PlanError where the plan protects
         users and no `unit` is given, or the other way round.

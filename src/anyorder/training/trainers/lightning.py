@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
 from anyorder.plan.plan import Plan
-from anyorder.sampling import PrivateLoader, Unit
+from anyorder.sampling.loader import PrivateLoader, Unit
 from anyorder.training.engine import PrivacyEngine, check_unit
 
 __all__ = ["PrivacyCallback"]
