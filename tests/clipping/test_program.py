@@ -42,7 +42,7 @@ class Own(nn.Module):
         self.table, self.temperature, self.options = torch.rand(4), 2.0, {"power": [1, 2]}
 
     def forward(self, x, add=0.0):
-        x = ((x - self.mean) * self.scale + self.table) / self.temperature
+        x = ((x - self.mean) * (self.scale * self.mean) + self.table) / self.temperature
         x = x ** self.options["power"][1] + add
         return {"y": self.line(x), "rank": x.argsort(1), "name": "own"}
 
@@ -382,14 +382,19 @@ class Of(nn.Module):
         return self.head(self.line(self, x))
 
 
+def late(x, count):
+    """Another function of x from the fifth batch on: two recordings are equal before."""
+    return x * 2.0 if count > 4 else x * 1.0
+
+
 def counts(m, x):
     m.count += 1
-    return x * m.count
+    return late(x, m.count)
 
 
 def counts_globally(m, x):
     COUNTS[0] += 1
-    return x * COUNTS[0]
+    return late(x, COUNTS[0])
 
 
 def closed_over():
@@ -398,7 +403,7 @@ def closed_over():
     def line(m, x):
         nonlocal value
         value += 1
-        return x * value
+        return late(x, value)
 
     return line
 
@@ -416,12 +421,12 @@ def made_later(m, x):
 
 def drawn_by_default(m, x, state=[]):  # noqa: B006
     state.append(1)
-    return x * len(state)
+    return late(x, len(state))
 
 
 def counts_on_a_function(m, x):
     helper.calls = getattr(helper, "calls", 0) + 1
-    return x * helper.calls
+    return late(x, helper.calls)
 
 
 def helper():
@@ -435,6 +440,7 @@ STRANGE = {
     "counts in a closure": closed_over(),
     "counts in a default": drawn_by_default,
     "draws by Python": lambda m, x: x * (2.0 if random.random() < 0.5 else 1.0),
+    "draws out of sight": lambda m, x: x * 2 if next(iter(random.random, 2.0)) < 1e-9 else x * 1,
     "draws by NumPy": lambda m, x: x * float(np.random.rand()),  # noqa: NPY002
     "reads a generator": lambda m, x: x * (torch.initial_seed() % 7),
     "has a gradient of its own": lambda m, x: Function.apply(x),
