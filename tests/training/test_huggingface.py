@@ -78,15 +78,14 @@ def planned(**changes):
     return flat_plan(**{**settings, **changes})
 
 
-def trainer(model, data, folder, plan=None, *, private=None, data_collator=None, callbacks=None, **options):
+def trainer(model, data, folder, plan=None, *, private=None, **options):
     arguments = transformers.TrainingArguments(str(folder), **{
         "per_device_train_batch_size": B, "num_train_epochs": EPOCHS, "optim": "sgd", "learning_rate": 0.1,
         "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1,
         "save_strategy": "no", **options,
     })  # fmt: skip
     private = {"plan": plan or planned(), "key": KEY, **(private or {})}
-    more = {"data_collator": data_collator, "callbacks": callbacks}
-    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **more, **private)
+    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **private)
 
 
 def weights(model):
@@ -479,7 +478,7 @@ def test_the_length_of_one_text_moves_no_other(words, tmp_path):
 
 def test_texts_of_several_lengths_need_public_ones(tmp_path):
     collate = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-    run = trainer(gpt2(), Texts(9, True), tmp_path, private={"data_collator": collate})
+    run = trainer(gpt2(), Texts(9, True), tmp_path, data_collator=collate)
     with pytest.raises(LoaderError, match="state the public lengths"):
         run.train()
     assert run.engine.step == 0

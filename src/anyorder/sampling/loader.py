@@ -22,9 +22,9 @@ from anyorder.sampling.shapes import (
     CollateAny,
     Collated,
     CollatedAlone,
+    Joining,
     PublicShapes,
     RowShapes,
-    joined,
     named_tensors,
 )
 
@@ -488,7 +488,7 @@ class PrivateLoader:
     def _of_one_shape(self, batch: Any, units: Units) -> Any:
         """A batch that others made, padded to the largest shape, or of the shape of those before it."""
         if self._shapes is not None:
-            return joined([batch], self._shapes)
+            return Joining(self._shapes).join([batch])
         made = [(name, tensor.shape[1:]) for name, tensor in named_tensors(batch)]
         if made == self._made or len(set(units)) < 2:  # a batch of one unit has the shape of its own
             return batch

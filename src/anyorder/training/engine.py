@@ -36,6 +36,7 @@ from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.loss import LossWatch, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
+from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
@@ -63,6 +64,7 @@ from anyorder.training.distributed import (
     local,
     whole,
 )
+from anyorder.training.dry_run import try_model
 from anyorder.training.optimizers import (
     check_arguments,
     guard_schedulers,
@@ -120,6 +122,8 @@ class Training:
         order: the loader's, in words.
         left_out: names of parameters that are frozen because the optimizer does not hold them.
     """
+
+    _tried: bool
 
     def __init__(
         self,
@@ -185,6 +189,9 @@ class Training:
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's outputs; their backward pass gives the sum of the units' clipped gradients to `_receive`."""
+        if not self._tried:
+            try_model(self._model, args, kwargs)
+            self._tried = True
         ledger, waiting = self.release.ledger, self._waiting
         step = ledger.step
         # units: whose rows the model is called on
@@ -438,6 +445,7 @@ class Training:
         self._by_shape = None if options.shapes is None else ByShape(self._clipping)
         self._watch = LossWatch(options.loss_reduction)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
+        self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
         self._next_coins = 0
         self._discard()
 
@@ -613,6 +621,7 @@ class PrivateModule(nn.Module):
         self._check_shown = check_shown
         self.register_load_state_dict_pre_hook(_into_the_module)  # type: ignore[no-untyped-call]
 
+    @never_compiled  # by who compiles what `make_private` returned: the ledger and the engine are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
         if self.training and torch.is_grad_enabled():
