@@ -10,12 +10,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 import anyorder as ao
 import processes
+from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Automatic, PerGroup
 from anyorder.errors import LoaderError
+from anyorder.sampling.shapes import ByShape
 
 KEY = bytes(32)
 UNITS, CLASSES, WORDS = 6, 3, 20
@@ -422,3 +425,53 @@ def test_units_of_secret_batches_that_are_filled_up():
         F.cross_entropy(outputs, y).backward()
         optimizer.step()
     assert engine.step == 6
+
+
+class Counting(MeanOverLength):
+    """What it gives depends on how often it was called."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+def test_a_model_that_counts_its_calls_is_called_once_a_batch():
+    found = []
+    for first in (8, 40):
+        torch.manual_seed(0)
+        model = Counting()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plan = ao.plan(
+            dataset_size=2 * UNITS, batch_size=UNITS, epochs=1, noise_multiplier=1e-6, delta=1e-5,
+            mechanism="independent",
+        )  # fmt: skip
+        private, optimizer, loader = ao.PrivacyEngine(plan, key=KEY).make_private(
+            model, optimizer, DataLoader([*texts(first), *texts(8)], UNITS, collate_fn=right), pad_to=(8, 16, 64)
+        )
+        for x, y in loader:
+            optimizer.zero_grad()
+            (F.cross_entropy(private(x), y, reduction="none") * OTHERS).mean().backward()
+            optimizer.step()
+        assert model.calls == 2
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert (found[0] - found[1]).norm() < 1e-5
+
+
+def test_finding_the_shapes_of_outputs_draws_no_numbers_and_leaves_the_engine():
+    model = nn.Sequential(nn.Embedding(WORDS, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+    clipping = make_clipping(model)
+    by_shape, before = ByShape(clipping, model), clipping.state_dict()
+    drawn = []
+
+    def run(number, rows, **options):
+        inputs = torch.zeros(len(rows), (8, 16)[number], dtype=torch.int64)
+        return list(pytree.tree_flatten(clipping.forward((inputs,), {}, clip_norm=1.0, scale=1.0, **options)))
+
+    drawn.append(torch.get_rng_state())
+    leaves, cuts = [torch.zeros(4, 16, dtype=torch.int64)], [((1, (8, 16)),)]
+    assert by_shape._shapes_of_outputs(run, leaves, cuts, 2) == [torch.Size([16, CLASSES])]
+    drawn.append(torch.get_rng_state())
+    assert torch.equal(*drawn)
+    assert clipping.state_dict() == before
