@@ -12,6 +12,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,9 @@ def model_of(loop: Loop) -> nn.Module:
 
 def trained(loop: Loop, model: Any, optimizer: Any, loader: Any) -> None:
     """The loop itself."""
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0) if loop.get("plateau") else None
+    scheduler = None
+    if loop.get("plateau"):  # every step but one whose loss is twice the largest before
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, threshold=1.0)
     loss_of = loop.get("loss", lambda outputs, y: F.cross_entropy(loop.get("scale", 1.0) * outputs, y))
     for _ in range(EPOCHS):
         for x, y in loader:
@@ -220,15 +223,19 @@ def outcome(train: Callable[[Any, Path], Any], loop: Loop) -> dict[str, Any]:
     if not report.channels:
         return {"outcome": "nothing found", "own": round(report.own, 3)}
     far = [channel.distance for channel in report.channels if channel.distance is not None]
-    return {"outcome": ", ".join(sorted(report.kinds)), "distance": round(max(far), 3) if far else None}
+    return {"outcome": ", ".join(sorted(report.kinds)), "distance": _rounded(max(far)) if far else None}
 
 
-def _far(distance: float | None) -> str:
-    return "" if not distance else f": {distance:.3g} clip norms"
+def _rounded(distance: float) -> float | str:
+    return round(distance, 3) if isfinite(distance) else "without bound"
+
+
+def _far(distance: float | str | None) -> str:
+    return f": {distance}" if distance else ""
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table; distances are in clip norms."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
