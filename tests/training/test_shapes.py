@@ -174,6 +174,7 @@ def test_groups_add_up_to_what_each_text_gives_alone():
     assert (together - whole).norm() > 1e-2
 
 
+@pytest.mark.filterwarnings("ignore:the model keeps something:anyorder.errors.ModelWarning")  # here, on purpose
 def test_rows_run_at_their_own_length_and_the_loop_sees_the_longest():
     seen: list[tuple[int, ...]] = []
 
@@ -193,7 +194,7 @@ def test_rows_run_at_their_own_length_and_the_loop_sees_the_longest():
         assert x.shape == (UNITS, 64)
         outputs = private(x)
         assert outputs.shape == (UNITS, CLASSES)
-        assert {length for _, length in seen} == {8, 16, 64}
+        assert {length for _, length in seen[-3:]} == {8, 16, 64}  # before them the model is tried on made-up rows
         for row, y_hat in zip(x, outputs, strict=True):
             own = next(n for n in (8, 16, 64) if not row[n:].any())
             torch.testing.assert_close(y_hat, MeanOverLength.forward(model, row[None, :own])[0])
