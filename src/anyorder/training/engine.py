@@ -47,6 +47,7 @@ from anyorder.plan.plan import Plan
 from anyorder.release import Release
 from anyorder.release.ranks import OneProcess
 from anyorder.sampling import PrivateLoader, Unit, find_participation
+from anyorder.sampling.draws import Seeds, alone
 from anyorder.sampling.found import planned_order
 from anyorder.sampling.loader import Batch
 from anyorder.sampling.read_loader import check_loader, is_plain, read_order
@@ -200,10 +201,11 @@ class Training:
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
         receive = functools.partial(self._receive, batch, step, units)
-        if self._group is None:
-            outputs = forward(receive=receive)
-        else:
-            outputs = forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
+        with alone(self._seeds.at("model", self._rank, step, waiting.batches), numpy=not self._is_torch_alone):
+            if self._group is None:
+                outputs = forward(receive=receive)
+            else:
+                outputs = forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
         if batch.padding:
             outputs = without_padding(outputs, len(batch.units))
         if not self._watch.done or self._watch.labels:
@@ -426,6 +428,9 @@ class Training:
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
         self._watch = LossWatch()
+        self._seeds = Seeds(self.release.derived(b"draws").key)
+        self._rank = 0 if self._group is None else self._group.rank
+        self._is_torch_alone = all(type(m).__module__.startswith("torch.nn.modules") for m in self._model.modules())
         self._next_coins = 0
         self._discard()
 
@@ -507,7 +512,7 @@ class Training:
             self._load(state["model"], state["optimizer"])
         else:
             self._tables.load(state["model"], lambda of_model: self._load(of_model, state["optimizer"]))
-        rank = 0 if self._group is None else self._group.rank
+        rank = self._rank
         self._clipping.load_state_dict(state["clipping"][rank % len(state["clipping"])])
         self.loader.load_state_dict(state["loader"])
         self._next_coins = self.loader.position
