@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, TensorDataset, get_worker_info
 
 import anyorder as ao
-from anyorder.sampling.draws import Seeds, alone, held_generators, may_draw
+from anyorder.sampling.draws import ModelDraws, Seeds, alone, held_generators, may_draw
 
 N, B, OTHER, CLIP = 24, 8, 5, 0.1
 KEY = bytes(range(32))
@@ -129,6 +129,10 @@ class CropPipe(IterDataPipe):
         yield from self.stream
 
 
+def small():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
 class Run:
     """One epoch with weights that stand still.
 
@@ -137,17 +141,17 @@ class Run:
         released: what each step released; the noise is that of the key.
     """
 
-    def __init__(self, loader, *, key=KEY, unit=None, model=None, epochs=1, order=None):
+    def __init__(self, loader, *, key=KEY, unit=None, model=small, epochs=1, order=None, **options):
         self.batches, self.released, self.states = [], [], []
         torch.manual_seed(0)
-        model = model or nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2))
+        model = model()
         plan = ao.plan(
             batch_size=B, noise_multiplier=1.0, delta=1e-5, clip_norm=CLIP, unit="example" if unit is None else "user",
             **({"dataset_size": N, "epochs": epochs} if order is None else {"order": order}),
         )  # fmt: skip
         engine = ao.PrivacyEngine(plan, key=key)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        private, optimizer, loader = engine.make_private(model, optimizer, loader, unit=unit)
+        private, optimizer, loader = engine.make_private(model, optimizer, loader, unit=unit, **options)
         engine.on_release(lambda step, gradient: self.released.append(gradient.clone()))
         random.seed(7), np.random.seed(7), torch.manual_seed(7)  # noqa: NPY002
         np.random.randn(), random.gauss(0, 1)  # noqa: NPY002
@@ -257,6 +261,54 @@ def test_batches_of_ones_own():
     assert all(state == first.states[0] for state in first.states)
 
 
+def test_hugging_face_data_with_a_random_transform():
+    datasets = pytest.importorskip("datasets")
+
+    def loader(rejects):
+        crops = Crops(rejects)
+
+        def cropped(batch):
+            found = [crops[i] for i in batch["i"]]
+            return {"x": [x for x, _ in found], "y": torch.tensor([y for _, y in found])}
+
+        return loader_of(datasets.Dataset.from_dict({"i": list(range(N))}).with_transform(cropped))
+
+    assert_isolated(*(Run(loader(rejects), epochs=2) for rejects in (False, True)))
+
+
+class NamedCrops(Crops):
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return torch.cat([x, torch.tensor([float(i)])]), y
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = small()
+
+    def forward(self, x):
+        return self.net(x[:, :4])
+
+
+@pytest.mark.parametrize("rows_of_batch", [None, 16])
+def test_a_crop_that_rejects_in_secret_batches(rows_of_batch):
+    order = ao.participation.PoissonSampling(6, 1 / 3)
+    first, second = (
+        Run(loader_of(NamedCrops(r)), model=Named, order=order, epochs=2, micro_batch=rows_of_batch)
+        for r in (False, True)
+    )
+    moved = 0
+    for t, (a, b) in enumerate(zip(first.batches, second.batches, strict=True)):
+        other = a[:, 4] != OTHER
+        assert torch.equal(a[other], b[other])
+        if other.all():
+            assert torch.equal(first.released[t], second.released[t])
+        moved += not torch.equal(a, b)
+    assert 0 < moved < len(first.batches)
+    assert first.states == second.states
+
+
 def noisy(examples):
     """Drops some of each example, the more numbers the more there are."""
     x = torch.stack([x for x, _ in examples])
@@ -290,10 +342,10 @@ class Texts(nn.Module):
         return self.net(nn.functional.dropout(x).mean(1))
 
 
-class OwnBackward(torch.autograd.Function):
-    """Draws in its backward, as many numbers as there are."""
+class Straight(torch.autograd.Function):
+    """Passes the gradient on with noise of its own, for as many places as there are."""
 
-    generate_vmap_rule = False
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x):
@@ -301,16 +353,32 @@ class OwnBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.places = inputs[0].shape[-2]
+        ctx.places = inputs[0].shape[0]
 
     @staticmethod
     def backward(ctx, gradient):
-        torch.rand(ctx.places), np.random.rand(ctx.places), random.random()  # noqa: NPY002
-        return gradient * (1 + 0.1 * torch.rand(()))
+        np.random.rand(ctx.places), [random.random() for _ in range(ctx.places)]  # noqa: NPY002
+        return gradient * (1 + np.random.rand() + random.random())  # noqa: NPY002
 
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return OwnBackward.apply(x), in_dims[0]
+
+class Backwards(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.net = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.net(Straight.apply(self.first(x)).mean(1))
+
+
+class OwnGenerator(nn.Module):
+    """Drops each text as a whole, by a generator that it keeps, drawn from once for each place."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.own = nn.Linear(4, 2), random.Random(1)
+
+    def forward(self, x):
+        return self.net(x.mean(1) * [self.own.random() for _ in range(x.shape[1])][-1])
 
 
 def padded(examples):
@@ -318,14 +386,17 @@ def padded(examples):
     return x, torch.tensor([y for _, y in examples])
 
 
-def test_dropout_over_a_padded_length_ends_with_its_step():
+@pytest.mark.parametrize("model", [Texts, Backwards, OwnGenerator])
+def test_draws_of_a_model_end_with_their_step(model):
+    """Also what backward draws, and what comes from a generator of the model's own."""
+
     def data(rejects):
         lengths = [3 + i % 2 for i in range(N)]
         lengths[OTHER] = 40 if rejects else 3
         x = torch.rand(N, 40, 4, generator=torch.Generator().manual_seed(1))
         return [(x[i, :length], i % 2) for i, length in enumerate(lengths)]
 
-    first, second = (Run(loader_of(data(r), collate_fn=padded), model=Texts(), epochs=2) for r in (False, True))
+    first, second = (Run(loader_of(data(r), collate_fn=padded), model=model, epochs=2) for r in (False, True))
     for t in (1, 2, 4, 5):
         assert torch.equal(first.released[t], second.released[t])
     assert first.states == second.states
@@ -371,7 +442,7 @@ def test_masks_of_tokens_end_with_their_batch(seed, workers):
         stock = transformers.DataCollatorForLanguageModeling(words, mlm_probability=0.4, seed=seed)
         return loader_of(data, workers, collate_fn=partial(tokens, stock))
 
-    first, second = (Run(loader(r), model=Words(), epochs=2) for r in (False, True))
+    first, second = (Run(loader(r), model=Words, epochs=2) for r in (False, True))
     for t in (1, 2, 4, 5):
         assert torch.equal(first.batches[t], second.batches[t])
         assert torch.equal(first.released[t], second.released[t])
@@ -407,12 +478,69 @@ def test_masks_of_two_keys_differ():
         found = []
         model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
         model[0].register_forward_hook(lambda module, args, output: found.append(states()[0]))
-        Run(loader_of(data), key=key, model=model)
+        Run(loader_of(data), key=key, model=lambda: model)
         return found
 
     a, b, c = masks(KEY), masks(KEY), masks(bytes(32))
     assert a == b != c
     assert all(len({str(state) for state in one}) == len(one) for one in (a, c))
+
+
+def test_micro_batches_and_ranks_have_masks_of_their_own():
+    seeds, found = Seeds(KEY), []
+    for rank, step, part in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        with ModelDraws(nn.Dropout(), seeds, rank).forward(step, part):
+            found.append(torch.rand(4).tolist())
+    assert len(set(map(str, found))) == len(found)
+    assert ModelDraws.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), seeds, 0) is None
+    hooked = nn.Linear(2, 2)
+    hooked.register_forward_hook(lambda *_: None)
+    for model in (nn.RReLU(), hooked, nn.LSTM(2, 2, 2, dropout=0.5), Texts()):
+        assert ModelDraws.of(model, seeds, 0) is not None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_goes_on_with_the_same_draws(tmp_path, workers):
+    """Crops and masks of a run that is resumed are those of one that was not, whatever was drawn in between."""
+
+    def train(path, until):
+        torch.manual_seed(0)
+        model = small()
+        plan = ao.plan(dataset_size=N, batch_size=B, epochs=3, noise_multiplier=1.0, delta=1e-5)
+        engine = ao.PrivacyEngine(plan, checkpoint=path, key=KEY)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = loader_of(Crops(True, by_normals), workers, shuffle=True)
+        private, optimizer, loader = engine.make_private(model, optimizer, loader)
+        while engine.step < until:
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(private(x), y).backward()
+                optimizer.step()
+                if engine.step == until:
+                    break
+        engine.save()
+        engine.close()
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    whole = train(tmp_path / "whole", 9)
+    for until in (2, 4, 9):
+        random.random(), np.random.rand(), torch.rand(until)  # noqa: NPY002
+        part = train(tmp_path / "parts", until)
+    assert torch.equal(whole, part)
+
+
+def test_draws_under_a_key_of_the_systems_entropy_go_on_too(tmp_path):
+    def first_batch():
+        plan = ao.plan(dataset_size=N, batch_size=B, epochs=1, noise_multiplier=1.0, delta=1e-5)
+        model = small()
+        engine = ao.PrivacyEngine(plan, checkpoint=tmp_path / "run")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = engine.make_private(model, optimizer, loader_of(Crops(False)))[2]
+        batch = next(iter(loader))[0]
+        engine.close()
+        return batch
+
+    assert torch.equal(first_batch(), first_batch())
 
 
 def test_the_users_generators_are_put_back_after_an_error():
@@ -428,6 +556,23 @@ def test_the_users_generators_are_put_back_after_an_error():
     assert states() == before
     with alone(1):
         assert str(first) == str((torch.rand(3), np.random.randn(), random.gauss(0, 1)))  # noqa: NPY002
+
+
+def test_a_backward_pass_that_fails_is_ended_by_the_next(monkeypatch):
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=1, noise_multiplier=1.0, delta=1e-5)
+    model = Backwards()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.rand(N, 3, 4), torch.arange(N) % 2)
+    engine = ao.PrivacyEngine(plan, key=KEY)
+    private, optimizer, loader = engine.make_private(model, optimizer, loader_of(data))
+    x, y = next(iter(loader))
+    before = states()
+    monkeypatch.setattr(random, "random", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        nn.functional.cross_entropy(private(x), y).backward()
+    assert states() != before
+    optimizer.zero_grad()
+    assert states() == before
 
 
 def test_seeds_are_functions_of_key_and_address():

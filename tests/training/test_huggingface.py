@@ -37,12 +37,12 @@ class Sentences(Dataset):
         return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
 
 
-def bert():
+def bert(dropout=0.0):
     torch.manual_seed(0)
     return transformers.BertForSequenceClassification(
         transformers.BertConfig(
             vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-            max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            max_position_embeddings=16, hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0,
         )
     )  # fmt: skip
 
@@ -77,14 +77,47 @@ def planned(**changes):
     return flat_plan(**{**settings, **changes})
 
 
-def trainer(model, data, folder, plan=None, *, private=None, **options):
+def trainer(model, data, folder, plan=None, *, private=None, data_collator=None, **options):
     arguments = transformers.TrainingArguments(str(folder), **{
         "per_device_train_batch_size": B, "num_train_epochs": EPOCHS, "optim": "sgd", "learning_rate": 0.1,
         "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1,
         "save_strategy": "no", **options,
     })  # fmt: skip
     private = {"plan": plan or planned(), "key": KEY, **(private or {})}
-    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **private)
+    return PrivateTrainer(
+        model, arguments, train_dataset=data, eval_dataset=data, data_collator=data_collator, **private
+    )
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_generators_that_the_trainer_saves_tell_nothing_of_texts(tmp_path, seed):
+    """`rng_state.pth` would count what the stock collator drew, a number for each place of a padded batch."""
+    words = words_of_twenty()
+
+    def saved(length):
+        data = [{"input_ids": [3 + i % 9] * (length if i == 5 else 6)} for i in range(N)]
+        folder = tmp_path / str(length)
+        run = trainer(
+            transformers.BertForMaskedLM(bert(dropout=0.1).config), data, folder, save_strategy="epoch",
+            data_collator=transformers.DataCollatorForLanguageModeling(words, mlm_probability=0.4, seed=seed),
+        )  # fmt: skip
+        run.train()
+        return [path.read_bytes() for path in sorted(folder.glob("*/rng_state.pth"))]
+
+    short, long = saved(6), saved(14)
+    assert len(short) == EPOCHS
+    assert short == long
+
+
+def words_of_twenty():
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = {word: i for i, word in enumerate(["[PAD]", "[MASK]", "[UNK]", *map(str, range(17))])}
+    own = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, pad_token="[PAD]", mask_token="[MASK]", unk_token="[UNK]"
+    )
 
 
 def weights(model):

@@ -659,16 +659,16 @@ class Watch:
         """All that is of the same data, who the indices of this loader are, and the script's own data set."""
         from torch.utils.data import IterableDataset
 
-        from anyorder.sampling.draws import user_dataset
-        from anyorder.sampling.loader import Origins
+        from anyorder.sampling import draws
+        from anyorder.sampling import loader as loaders
 
-        dataset = user_dataset(loader.dataset)
+        dataset = draws.user_dataset(loader.dataset)
         base = base_of(dataset)
         group = self._groups.setdefault(id(base), UnitGroup(base))
         if isinstance(base, IterableDataset):
             return group, None, dataset
         try:
-            origins = Origins(dataset)
+            origins = loaders.Origins(dataset)
         except Exception:  # a data set of the script's own may raise anything: nobody is named then
             return group, None, dataset
 

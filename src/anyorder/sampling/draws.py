@@ -28,7 +28,7 @@ a Python generator, an object of a C extension), and what the training loop draw
 import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import islice
@@ -37,6 +37,8 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -483,3 +485,81 @@ class SeededWorker:
 def _rank() -> int:
     distributed = torch.distributed
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+# ----------------------------------------------------------------------------------------------------
+# Models: forward and backward passes under generators of their own.
+
+
+_STILL = frozenset(
+    f"torch.nn.modules.{file}"
+    for file in (
+        "activation", "batchnorm", "channelshuffle", "container", "conv", "flatten", "fold", "instancenorm", "linear",
+        "normalization", "padding", "pixelshuffle", "pooling", "sparse", "upsampling",
+    )
+)  # fmt: skip
+"""Files of torch whose layers draw nothing, but for those below."""
+_MOVING = nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d
+_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
+
+@final
+class ModelDraws:
+    """What a model draws: each pass under the generators of (rank, step, micro-batch), the user's put back after it.
+
+    A forward pass is a block. A backward pass begins where the first gradient of an output comes to the model, and
+    ends where the engine says so; one that an error broke off ends with the next.
+
+    Args:
+        model: the user's; which modules it has is taken now.
+        seeds: of the run.
+        rank: of this process.
+    """
+
+    def __init__(self, model: nn.Module, seeds: Seeds, rank: int) -> None:
+        modules = list(filter(_module_may_draw, model.modules()))
+        self._seeds, self._rank = seeds, rank
+        self._of_torch = all(type(m).__module__.startswith("torch.nn.modules.") and not _is_changed(m) for m in modules)
+        self._held = () if self._of_torch else tuple(held_generators(*modules))
+        self._backward: AbstractContextManager[None] | None = None
+
+    @staticmethod
+    def of(model: nn.Module, seeds: Seeds, rank: int) -> "ModelDraws | None":
+        """None for a model of layers that are known to draw nothing."""
+        return ModelDraws(model, seeds, rank) if any(map(_module_may_draw, model.modules())) else None
+
+    def forward(self, step: int, part: int) -> AbstractContextManager[None]:
+        """The block of a forward pass of micro-batch `part` of a step."""
+        self.end()
+        return self._alone("forward", step, part)
+
+    def follow(self, outputs: Any, step: int, part: int) -> None:
+        """Let a backward pass from these outputs draw from generators of its own."""
+
+        def begin(gradients: Any) -> None:
+            del gradients
+            if self._backward is None:
+                self._backward = self._alone("backward", step, part)
+                self._backward.__enter__()
+
+        for leaf in pytree.tree_leaves(outputs):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                leaf.grad_fn.register_prehook(begin)
+
+    def end(self) -> None:
+        """The backward pass is over, if there is one."""
+        backward, self._backward = self._backward, None
+        if backward is not None:
+            backward.__exit__(None, None, None)
+
+    def _alone(self, *address: Any) -> AbstractContextManager[None]:
+        return alone(self._seeds.at(self._rank, *address), self._held, numpy=not self._of_torch)
+
+
+def _module_may_draw(module: nn.Module) -> bool:
+    return type(module).__module__ not in _STILL or isinstance(module, _MOVING) or _is_changed(module)
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether other code than the class's runs in its passes."""
+    return "forward" in vars(module) or any(vars(module).get(name) for name in _HOOKS)

@@ -361,6 +361,8 @@ class PrivateLoader:
         seeded = seeded_parts(loader, self._seeds, self._place)
         self._loader = rebuild(loader, self._batches, **seeded)
         self._draws_here = bool(seeded) and not loader.num_workers
+        if self._batches is not None:
+            self._batches.is_told = bool(seeded)
 
     @property
     def dataset(self) -> Any:
@@ -428,7 +430,7 @@ class PrivateLoader:
             # an epoch in the middle, and dropout would see other numbers.
             self._loader.generator.manual_seed(_draw(self._seed, position // (self.batches_per_epoch or 1)))
         self._place.start = position
-        with self._drawing("iteration", position):
+        with self._drawing("iteration", position) if self._draws_here else nullcontext():
             iterator = iter(self._loader)
         sent = None
         if batches is not None:
@@ -437,7 +439,7 @@ class PrivateLoader:
         finished = False
         try:
             while True:
-                with self._drawing("batch", position):
+                with self._drawing("batch", position) if self._draws_here else nullcontext():
                     batch = next(iterator, _END)
                 if batch is _END:
                     break
@@ -461,8 +463,6 @@ class PrivateLoader:
 
     def _drawing(self, *address: Any) -> AbstractContextManager[None]:
         """What this process draws for batches leaves the generators as the user had them."""
-        if not self._draws_here:
-            return nullcontext()
         loader = self._user_loader
         owners = (loader.dataset, loader.collate_fn) if is_plain(loader) else (loader,)
         return alone(self._seeds.at(*address), held_generators(*owners))
@@ -552,23 +552,24 @@ class _ResumedBatches:
 
     Attributes:
         epoch, start: where the next iteration begins.
+        is_told: whether a batch's position goes with its indices, for draws that have it in their address.
         sent: index lists of the current iteration whose batches are still to come.
     """
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.epoch = self.start = 0
+        self.is_told = False
         self.sent: deque[list[int]] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
         self.sent = deque()
         return self._noted(self.order.batches(self.epoch, self.start), self.sent, self.position)
 
-    @staticmethod
-    def _noted(batches: Iterator[list[int]], sent: deque[list[int]], position: int) -> Iterator[list[int]]:
+    def _noted(self, batches: Iterator[list[int]], sent: deque[list[int]], position: int) -> Iterator[list[int]]:
         for place, batch in enumerate(batches, position):
             sent.append(batch)
-            yield BatchIndices(batch, place)
+            yield BatchIndices(batch, place) if self.is_told else batch
 
     def __len__(self) -> int:
         return self.order.steps - self.start

@@ -17,6 +17,7 @@ import functools
 import random
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -47,7 +48,7 @@ from anyorder.plan.plan import Plan
 from anyorder.release import Release
 from anyorder.release.ranks import OneProcess
 from anyorder.sampling import PrivateLoader, Unit, find_participation
-from anyorder.sampling.draws import Seeds, alone
+from anyorder.sampling.draws import ModelDraws, Seeds
 from anyorder.sampling.found import planned_order
 from anyorder.sampling.loader import Batch
 from anyorder.sampling.read_loader import check_loader, is_plain, read_order
@@ -201,11 +202,14 @@ class Training:
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
         receive = functools.partial(self._receive, batch, step, units)
-        with alone(self._seeds.at("model", self._rank, step, waiting.batches), numpy=not self._is_torch_alone):
+        draws = self._draws
+        with nullcontext() if draws is None else draws.forward(step, waiting.batches):
             if self._group is None:
                 outputs = forward(receive=receive)
             else:
                 outputs = forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
+        if draws is not None:
+            draws.follow(outputs, step, waiting.batches)
         if batch.padding:
             outputs = without_padding(outputs, len(batch.units))
         if not self._watch.done or self._watch.labels:
@@ -257,6 +261,8 @@ class Training:
 
     def _receive(self, batch: Batch, step: int, units: Units | list[Any], sums: dict[str, Tensor]) -> None:
         """Take the clipped sum of a batch, at the end of its backward pass."""
+        if self._draws is not None:
+            self._draws.end()
         if step != self.release.ledger.step:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
@@ -273,6 +279,8 @@ class Training:
     def _discard(self) -> None:
         """Forget the clipped sums of a step that has not been taken: they were never released."""
         self._waiting = _NOTHING
+        if self._draws is not None:
+            self._draws.end()  # of a backward pass that failed
 
     # -- one step: record, noise, hand back --------------------------------------------------------------------------
 
@@ -428,9 +436,9 @@ class Training:
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
         self._watch = LossWatch()
-        self._seeds = Seeds(self.release.derived(b"draws").key)
-        self._rank = 0 if self._group is None else self._group.rank
-        self._is_torch_alone = all(type(m).__module__.startswith("torch.nn.modules") for m in self._model.modules())
+        self._draws = ModelDraws.of(
+            self._model, Seeds(self.release.derived(b"draws").key), 0 if self._group is None else self._group.rank
+        )
         self._next_coins = 0
         self._discard()
 
@@ -512,7 +520,7 @@ class Training:
             self._load(state["model"], state["optimizer"])
         else:
             self._tables.load(state["model"], lambda of_model: self._load(of_model, state["optimizer"]))
-        rank = self._rank
+        rank = 0 if self._group is None else self._group.rank
         self._clipping.load_state_dict(state["clipping"][rank % len(state["clipping"])])
         self.loader.load_state_dict(state["loader"])
         self._next_coins = self.loader.position
