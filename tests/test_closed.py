@@ -31,7 +31,7 @@ from anyorder.participation import (
 )
 from anyorder.participation.registry import ORDERS
 from anyorder.plan.planner import plan_at_sigma
-from anyorder.release.schedules import Fixed
+from anyorder.release.schedules import FixedNorm
 from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
 from anyorder.strategy.bound import Bound
 from anyorder.strategy.registry import KINDS, Structure
@@ -61,7 +61,7 @@ FINAL = [
     PerGroup,
     Automatic,
     Adaptive,
-    Fixed,
+    FixedNorm,
     Cut,
     ao.Plan,
     Bound,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from anyorder.clipping import bounded_sum, check_model
     from anyorder.release import Release
     from anyorder.sampling import FixedOrderSampler
-    from anyorder.training import FTRL, PrivacyEngine
+    from anyorder.training import FTRL, PrivacyEngine, Public
 
 __version__ = "0.1.0"
 
@@ -45,6 +45,7 @@ __all__ = [
     "Limits",
     "Plan",
     "PrivacyEngine",
+    "Public",
     "Receipt",
     "Release",
     "accounting",
@@ -87,6 +88,7 @@ _LAZY = {
     "FTRL": "training",
     "FixedOrderSampler": "sampling",
     "PrivacyEngine": "training",
+    "Public": "training",
     "Release": "release",
     "audit": "",
     "bounded_sum": "clipping",

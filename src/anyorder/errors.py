@@ -92,7 +92,7 @@ class ClippingWarning(UserWarning):
 
 
 class OptimizerWarning(UserWarning):
-    """The run is private, and its correlated noise was fitted to another kind of optimizer than it has."""
+    """The run is private, and noise was fitted to another kind of optimizer, or parameters are frozen without it."""
 
 
 class SelectionWarning(UserWarning):

@@ -429,7 +429,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditOutcome:
     """A training that was audited.
 
     Attributes:
@@ -465,7 +465,7 @@ class Verdict:
         }
 
 
-def run(asked: Request, bar: StepsBar) -> Verdict:
+def run(asked: Request, bar: StepsBar) -> AuditOutcome:
     """Train the set-up with canaries in it, and write what was asked for. Raises ArgumentError, TrainingError, .."""
     if asked.out is not None:
         audit_files.fresh(asked.out)
@@ -480,7 +480,7 @@ def run(asked: Request, bar: StepsBar) -> Verdict:
         if known is not None:
             known = replace(known, delta=asked.delta, epsilon=known_curve(setup.plan).epsilon(asked.delta))
     summary = AuditSummary.of(audited, asked.methods, asked.confidence, done.law, known)
-    verdict = Verdict(asked.target, setup.plan, summary, certificate, seconds)
+    verdict = AuditOutcome(asked.target, setup.plan, summary, certificate, seconds)
     if asked.plot is not None:
         plot_audit(audited, asked.plot)
     if asked.out is not None:

@@ -22,10 +22,10 @@ from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, Train
 from anyorder.formatting import counted
 from anyorder.ledger import as_units, distinct, numbered
 from anyorder.online.features import (
-    Groups,
     Key,
     Linear,
     RowBound,
+    RowsByUnit,
     check_units,
     codes_of,
     numbers_of,
@@ -188,7 +188,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         check_units(self.unit if self.plan is None else self._given_plan().unit, units)
         loss = self._loss()
         rows = read_rows(self, X, reset=True, finite=False)
-        groups = Groups(units, rows.shape[0])
+        groups = RowsByUnit(units, rows.shape[0])
         targets = self._targets(read_targets(y, rows))
         bound = self._row_bound(rows)
         plan = self._fit_plan(groups.count, loss, bound)
@@ -244,7 +244,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if classes is not None:
             self._same_classes(classes)
         rows = read_rows(self, X, reset=first, finite=False)
-        ids = None if units is None else Groups(units, rows.shape[0])
+        ids = None if units is None else RowsByUnit(units, rows.shape[0])
         targets = self._targets(read_targets(y, rows))
         bound = self._row_bound(rows)
         if live is None:

@@ -38,7 +38,7 @@ from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
 from anyorder.release.files import RunFiles
 from anyorder.release.ranks import Coordinates, OneProcess
-from anyorder.release.schedules import Adaptive, Fixed, MovingNorm, Schedule, check_schedule
+from anyorder.release.schedules import Adaptive, FixedNorm, MovingNorm, Schedule, check_schedule
 from anyorder.release.tables import Attached, AttachedTables, Part, in_order
 from anyorder.strategy import Strategy
 
@@ -120,7 +120,13 @@ class Release:
     ) -> None:  # fmt: skip
         coordinates = OneProcess(checks.integer("size", size, low=0))
         self._begin(
-            plan, coordinates, Fixed(), key=key, checkpoint=checkpoint, place="Release", ledger_on_disk=ledger_on_disk
+            plan,
+            coordinates,
+            FixedNorm(),
+            key=key,
+            checkpoint=checkpoint,
+            place="Release",
+            ledger_on_disk=ledger_on_disk,
         )
         try:
             if plan.participation.secret:

@@ -65,7 +65,13 @@ from anyorder.training.distributed import (
     local,
     whole,
 )
-from anyorder.training.optimizers import warn_of_unfitted
+from anyorder.training.optimizers import (
+    check_arguments,
+    guard_schedulers,
+    returns_nothing,
+    warn_of_frozen,
+    warn_of_unfitted,
+)
 from anyorder.training.tables import TrainedTables, tables_in
 
 P = ParamSpec("P")
@@ -113,6 +119,7 @@ class Training:
         release: carries the plan out.
         model, loader: what the training loop gets.
         order: the loader's, in words.
+        left_out: names of parameters that are frozen because the optimizer does not hold them.
     """
 
     def __init__(
@@ -132,6 +139,7 @@ class Training:
         self._group = Group() if dist.is_available() and dist.is_initialized() else None
         cut = self._on_each(lambda: self._check(options))
         self._bound = self._on_each(lambda: BoundParameters(model, optimizer))
+        self.left_out = self._bound.left_out.keys()
         try:
             self._on_each(self._check_model)
             self._tables = self._on_each(self._find_tables)
@@ -290,13 +298,13 @@ class Training:
         """Run the closure if there is one, and put the private gradients in place."""
         refuse_scale(optimizer, kwargs)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        if closure is None:
-            self._make_gradients()
-            return args[:1], {**kwargs, "closure": None}
-        with torch.enable_grad():
-            loss = closure()
+        if len(args) > 1 or kwargs:
+            check_arguments(optimizer, args[1:], kwargs, closure)
+        if closure is not None:
+            with torch.enable_grad():
+                closure()  # once; the optimizer never gets the loss
         self._make_gradients()
-        return args[:1], {**kwargs, "closure": lambda: loss}
+        return args[:1], {**kwargs, "closure": None if closure is None else returns_nothing}
 
     def _make_gradients(self) -> None:
         """Put the private gradients in place. Until the noise is drawn, nothing has changed."""
@@ -707,6 +715,7 @@ class BoundParameters:
 
     Attributes:
         named: the parameters that are trained, in the model's order.
+        left_out: those that were trainable, and that the optimizer does not hold.
     Raises: ArgumentError for what is no optimizer, holds parameters that are not the model's, or is of another run;
         nothing is frozen.
     """
@@ -727,19 +736,20 @@ class BoundParameters:
         held = {id(p) for p in self._parameters()}
         self.named = {name: p for name, p in trainable.items() if id(p) in held}
         self._known = {id(p) for p in self.named.values()}
-        self._left_out = {name: p for name, p in trainable.items() if id(p) not in held}
+        self.left_out = {name: p for name, p in trainable.items() if id(p) not in held}
         self._others = [p for p in model.parameters() if id(p) not in self._known]  # frozen before, or left out
         self._written: dict[nn.Parameter, tuple[Any, int]] = {}
-        for p in self._left_out.values():
+        for p in self.left_out.values():
             p.requires_grad_(False)
 
     def bind(self) -> None:
         """The optimizer's steps are those of one release from here on, and of no other."""
         _BOUND.add(self._optimizer)
+        guard_schedulers(_BOUND)
 
     def thaw(self) -> None:
         """Undo the freezing, where the model is not bound after all."""
-        for p in self._left_out.values():
+        for p in self.left_out.values():
             p.requires_grad_(True)
 
     def _parameters(self) -> list[Any]:
@@ -804,7 +814,7 @@ class BoundParameters:
                 f"parameter {name} has a gradient that did not come through the private model, from a penalty on "
                 "weights or another loss perhaps; use the optimizer's weight_decay, and zero_grad() before each step"
             )
-        for name, p in self._left_out.items():
+        for name, p in self.left_out.items():
             if p.grad is not None and _has_numbers(p.grad):
                 raise TrainingError(
                     f"parameter {name}, which the optimizer does not hold, has a gradient: no noise covers it, and "
@@ -1119,9 +1129,9 @@ class PrivacyEngine:
         Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
             have the types of what was given, so that a loop stays as it was; in truth they are a `PrivateModule` and a
             `PrivateLoader`, which `engine.model` and `engine.loader` are for type checkers too.
-        Warns: OptimizerWarning where the plan's noise is correlated and the optimizer is Adam, RMSprop, Adagrad or the
-            like, or has another momentum than the plan: the guarantee is the same, and some of what correlation gains
-            is lost.
+        Warns: OptimizerWarning where parameters are frozen because the optimizer does not hold them; and where the
+            plan's noise is correlated and the optimizer is Adam, RMSprop, Adagrad or the like, or has another momentum
+            than the plan: the guarantee is the same, and some of what correlation gains is lost.
         """
         if self._training is not None:
             raise TrainingError("make_private was already called: one engine runs one plan once")
@@ -1134,6 +1144,7 @@ class PrivacyEngine:
         options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch)
         warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
+        warn_of_frozen(self._training.left_out, stacklevel=3)
         return cast(Any, self._training.model), optimizer, cast(Any, self._training.loader)
 
     def epsilon(self, delta: float | None = None) -> float:
