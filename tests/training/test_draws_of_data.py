@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, TensorDataset, get_worker_info
 
 import anyorder as ao
-from anyorder.sampling.draws import ModelDraws, Seeds, alone, held_generators, may_draw
+from anyorder.sampling.draws import FetchPlace, ModelDraws, SeededCollation, Seeds, alone, held_generators, may_draw
 
 N, B, OTHER, CLIP = 24, 8, 5, 0.1
 KEY = bytes(range(32))
@@ -329,6 +329,17 @@ def test_draws_of_a_collation_end_with_it(workers):
         assert torch.equal(first.released[t], second.released[t])
     assert first.states == second.states
     assert all(state == first.states[0] for state in first.states)
+
+
+def test_a_collation_of_each_example_alone_draws_for_each():
+    place, drawn = FetchPlace(), []
+    collate = SeededCollation(lambda many: [random.random() for _ in range(many)], Seeds(KEY), place)
+    for position, many in ((3, 1), (3, 7), (4, 1)):
+        place.batch = (position,)
+        collate(many)
+        drawn.append([collate(1)[0], collate(1)[0]])
+    assert drawn[0] == drawn[1]
+    assert len({*drawn[0], *drawn[2]}) == 4
 
 
 class Texts(nn.Module):

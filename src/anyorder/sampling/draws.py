@@ -112,23 +112,22 @@ def process_generators(numpy: bool = True) -> list[Generator]:
 
 
 def reseed(generators: Iterable[Generator], seed: int) -> None:
-    """Set generators to a seed, each to another one near it. Cost: 2 microseconds each."""
+    """Set generators to a seed, each to another one near it. Cost: 1 microsecond each, of Python's 3."""
     for number, generator in enumerate(generators, seed):
-        match generator:
-            case torch.Generator():
-                generator.manual_seed(number)
-            case random.Random():
-                generator.seed(number)
-            case np.random.RandomState():
-                _reseed_legacy(generator, number)
-            case np.random.Generator():
-                bits = generator.bit_generator
-                bits.state = type(bits)(number).state
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(number)
+        elif isinstance(generator, random.Random):
+            generator.seed(number)
+        elif isinstance(generator, np.random.RandomState):
+            _reseed_legacy(generator, number)
+        else:
+            bits = generator.bit_generator
+            bits.state = type(bits)(number).state
 
 
 def _reseed_legacy(generator: np.random.RandomState, seed: int) -> None:
     try:
-        generator.seed(seed % 2**32)
+        generator.seed(seed & 0xFFFFFFFF)
     except TypeError:  # it can seed no other kind of bits than its first
         state = generator.get_state(legacy=False)
         fresh = getattr(np.random, state["bit_generator"])(seed).state
@@ -250,14 +249,12 @@ class FetchPlace:
 
     Attributes:
         start: the batch that the next iteration begins with, which the loader tells.
-        batch: the address of the batch that was fetched last.
-        indices: of its examples, in their order; none of a stream.
+        batch: the address of the batch that was fetched last; another object for each fetch.
     """
 
     def __init__(self) -> None:
         self.start = 0
         self.batch: tuple[Any, ...] = ()
-        self.indices: list[Any] = []
 
 
 def seeded_parts(loader: DataLoader[Any], seeds: Seeds, place: FetchPlace) -> dict[str, Any]:
@@ -272,7 +269,7 @@ def seeded_parts(loader: DataLoader[Any], seeds: Seeds, place: FetchPlace) -> di
         given = SeededDataset(dataset, seeds, place)
     return {
         "dataset": given,
-        "collate_fn": SeededCollation(collate, seeds, place),
+        "collate_fn": SeededCollation(collate, seeds, place) if collation_may_draw(collate) else collate,
         "worker_init_fn": SeededWorker(loader.worker_init_fn),
     }
 
@@ -333,7 +330,7 @@ class SeededDataset(Dataset[Any]):
 
     def _at_once(self, indices: BatchIndices, fetch: Callable[[list[int]], Any]) -> Any:
         """All examples of a batch; None where what fetches them draws."""
-        self._place.batch, self._place.indices = (indices.position,), list(indices)
+        self._place.batch = (indices.position,)
         if not self._draws:
             return fetch(list(indices))
         if self._one_by_one:
@@ -347,7 +344,7 @@ class SeededDataset(Dataset[Any]):
 
     def _each(self, indices: BatchIndices, fetch: Callable[[Any], Any]) -> Iterator[Any]:
         """Each example alone."""
-        self._place.batch, self._place.indices = (indices.position,), list(indices)
+        self._place.batch = (indices.position,)
         generators = self._generators() if self._draws else []
         for index in indices:
             if self._draws:
@@ -454,16 +451,21 @@ class SeededPipe(IterDataPipe[Any]):
 
 @final
 class SeededCollation:
-    """A collation that runs under the generators of its batch."""
+    """A collation that runs under generators of its batch, and of its own place among the calls for that batch.
+
+    Where it is called for each example alone, in their order, each has so draws of its own.
+    """
 
     def __init__(self, collate: Callable[[Any], Any], seeds: Seeds, place: FetchPlace) -> None:
         self._collate, self._seeds, self._place = collate, seeds, place
-        self._draws = collation_may_draw(collate)
+        self._batch: tuple[Any, ...] = ()
+        self._calls = 0
 
     def __call__(self, examples: Any) -> Any:
-        if self._draws:
-            generators = [*process_generators(), *held_generators(self._collate)]
-            reseed(generators, self._seeds.at("collation", self._place.batch))
+        batch = self._place.batch
+        self._batch, self._calls = batch, self._calls + 1 if self._batch is batch else 0
+        generators = [*process_generators(), *held_generators(self._collate)]
+        reseed(generators, self._seeds.at("collation", batch, self._calls))
         return self._collate(examples)
 
 
