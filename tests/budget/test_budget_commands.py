@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip("typer")
@@ -16,6 +17,7 @@ from anyorder.budget import Geometric
 from anyorder.budget.claim import SearchClaim
 from anyorder.budget.file import export, nist, opendp
 from anyorder.errors import ArgumentError, BudgetError
+from anyorder.participation import MinSeparation
 
 TRAIN = ["train", "--epsilon", "3", "--mechanism", "tree", "--epochs", "1", "--batch-size", "480"]
 
@@ -307,3 +309,17 @@ def test_an_empty_budget_exports(path):
         assert json.loads(export(ao.Budget(path), form))
     with pytest.raises(ArgumentError, match="format"):
         export(ao.Budget(path), "yaml")
+
+
+def test_a_run_that_stopped_early_is_settled_with_the_evidence_beside_its_certificate(path, tmp_path):
+    plan = ao.plan(order=MinSeparation(8, 2, 4), batch_size=1, epsilon=2, delta=1e-5, mechanism="independent")
+    budget = ao.Budget(path, 4.0, 1e-5)
+    budget.spend(plan, "a run", run="early")
+    release = ao.Release(plan, 1)
+    release.step(["a"], np.zeros(1, np.float32))
+    release.certificate().save(tmp_path / "run.privacy.json")
+    settle = ["budget", path, "settle", tmp_path / "run.privacy.json", "--run", "early"]
+    assert "stopped early" in invoke(*settle).stderr
+    release.evidence().save(tmp_path / "run.evidence.json")
+    assert invoke(*settle).exit_code == 0
+    assert budget.entries()[0].settled.mu == pytest.approx(plan.mu / 2)  # once, of four times

@@ -3,10 +3,12 @@
 import pytest
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize import choose, fit, fit_named
+from anyorder.optimize import choose, fit
+from anyorder.optimize.candidates import fit_named
 from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
-from anyorder.strategy import BLT, Banded, Dense, Independent, Rescaled, SquareRoot, Tree
+from anyorder.strategy import BLT, Banded, Dense, Independent, SquareRoot, Tree
 from anyorder.strategy.registry import KINDS
+from anyorder.strategy.rescaled import Rescaled
 from anyorder.workload import prefix_sum
 
 A, ORDER = prefix_sum(24), FixedOrder(24, k=2, b=12)

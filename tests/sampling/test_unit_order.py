@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import anyorder as ao
 from anyorder.errors import ArgumentError, LoaderError, ParticipationError, PlanError
 from anyorder.participation import KnownOrder
-from anyorder.sampling import EpochShuffleSampler, UnitOrderSampler, find_participation
+from anyorder.sampling import EpochShuffleSampler, UnitOrderSampler
+from anyorder.sampling.found import find_participation
 
 
 def steps_of(ids, sampler):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from anyorder.app.charts import plot_accuracy, plot_noise
 from anyorder.app.job import Observer, charge, charge_again, helpers
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
 from anyorder.app.text import load_function
-from anyorder.budget import Budget
+from anyorder.budget.file import Budget
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.federated import CheckIn, Diurnal, LocalTraining, Server, simulate
 from anyorder.federated.cohorts import Availability, UniformAvailability, cohort_size
@@ -31,7 +32,7 @@ from anyorder.formatting import counted, rounded_up
 from anyorder.participation import MinSeparation
 from anyorder.plan.plan import Plan
 from anyorder.sampling.samplers import permutation_of
-from anyorder.training import FTRL
+from anyorder.training.optimizers import FTRL
 
 # ----------------------------------------------------------------------------------------------------
 # What a simulated federation is asked to do, with defaults that suit each data set.
@@ -289,8 +290,12 @@ def by_key(keys: Iterable[Hashable]) -> dict[int | str, NDArray[np.int64]]:
 
 
 def class_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross entropy of scores (.., classes) against classes (..), those of -100 left out."""
-    return F.cross_entropy(output.reshape(-1, output.shape[-1]), target.reshape(-1))
+    """Mean cross entropy of scores (.., classes) against classes (..); what is no class of these, as -100, is left out.
+
+    Of one user's own rows: what is left out changes the mean of nobody else. A user without any adds zero.
+    """
+    known = (target >= 0) & (target < output.shape[-1])
+    return F.cross_entropy(output.reshape(-1, output.shape[-1]), target.where(known, -100).reshape(-1))
 
 
 def accuracy(model: nn.Module, test: Examples, batch_size: int = 1000) -> float:
@@ -385,7 +390,7 @@ class FederatedResult:
             "test_accuracy": [list(point) for point in self.accuracy],
             "realised": realised,
             "rounds": 0 if made is None else made.rounds,
-            "seconds": round(self.seconds, 3),
+            "seconds": ceil(self.seconds),
             "finished": made is not None,
         }
 
@@ -565,7 +570,7 @@ def _write(server: Server, result: FederatedResult) -> None:
     state = {name: value.cpu() for name, value in server.model.state_dict().items()}
     folder.replace(path / folder.MODEL, lambda beside: torch.save(state, beside))
     server.evidence().save(path / folder.EVIDENCE)
-    folder.replace(path / folder.CERTIFICATE, server.certificate().save)
+    folder.replace(path / folder.CERTIFICATE, server.certificate(public_stop=True).save)
     promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {plan.delta:g}"
     rounds, right = zip(*result.accuracy, strict=True)
     title = f"{result.settings.dataset}, {promise}"

@@ -18,7 +18,7 @@ from anyorder import checks
 from anyorder.app import folder
 from anyorder.app import report as report_file
 from anyorder.app.job import Observer, charge, charge_again
-from anyorder.budget import Budget
+from anyorder.budget.file import Budget
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
 from anyorder.formats import read_json

@@ -14,8 +14,7 @@ from anyorder import checks
 from anyorder.checks import SetOnce, final, frozen
 from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
-from anyorder.participation import Participation
-from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
+from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy import Strategy
 from anyorder.strategy.base import DENSE_STEPS, Combination
 from anyorder.strategy.dense import Dense

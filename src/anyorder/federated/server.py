@@ -22,9 +22,9 @@ from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, Parti
 from anyorder.ledger import Units, as_units, plain
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
-from anyorder.release import Release
 from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.ranks import OneProcess
+from anyorder.release.release import Release
 from anyorder.training.distributed import is_sharded
 from anyorder.training.engine import BoundParameters
 from anyorder.training.optimizers import warn_of_unfitted
@@ -749,9 +749,12 @@ class Server:
         """Plain values, arrays and tensors of your own, to be written into: each checkpoint has them."""
         return self.release.extra
 
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
-        return self.release.certificate()
+    def certificate(self, *, public_stop: bool = False) -> Certificate:
+        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
+
+        `public_stop` is for runs that ended early: see `Release.certificate`.
+        """
+        return self.release.certificate(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
         """Who took part in which round: what backs the certificate. As secret as the data."""

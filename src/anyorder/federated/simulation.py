@@ -304,7 +304,8 @@ def _make(server: Server, team: Team, ids: list[Any], blocks: list[Block]) -> No
 
 def outcome(server: Server) -> Simulation:
     """What a server has done so far."""
-    plan, realised = server.plan, server.certificate().realised
+    # Rounds of a simulation end by its settings, or where too few users are left: never by what was released.
+    plan, realised = server.plan, server.certificate(public_stop=True).realised
     rule = plan.participation
     return Simulation(
         rounds=server.step,

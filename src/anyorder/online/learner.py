@@ -15,7 +15,7 @@ from anyorder.online.sets import Set, constraint_of
 from anyorder.online.sums import LARGEST, SMALLEST, Examples, sum_of
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
-from anyorder.release import Release
+from anyorder.release.release import Release
 
 Floats = NDArray[np.float64]
 
@@ -98,9 +98,12 @@ class OnePass(ABC):
         """
         return self._played / self._t if self._t else np.array(self.theta)
 
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
-        return self.release.certificate()
+    def certificate(self, *, public_stop: bool = False) -> Certificate:
+        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
+
+        `public_stop` is for runs that ended early: see `Release.certificate`.
+        """
+        return self.release.certificate(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""

@@ -31,7 +31,8 @@ from anyorder.strategy.restarted import fits_restarted, restartable
 from anyorder.strategy.sensitivity import rounding, sensitivity
 from anyorder.strategy.toeplitz import Problem, fits_toeplitz
 from anyorder.strategy.tree import fit_tree
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 
 MAX_COST = 32.0
 _BUFFERS = 4

@@ -55,6 +55,7 @@ from torch.utils.data import (
 
 from anyorder.checks import final, is_of
 from anyorder.errors import LoaderError
+from anyorder.sampling.shapes import CollateAny
 
 Generator = torch.Generator | random.Random | np.random.RandomState | np.random.Generator
 """What numbers are drawn from; each kind is saved and set in its own way."""
@@ -296,6 +297,7 @@ def may_draw(dataset: Any) -> bool:
 
 def collation_may_draw(collate: Any) -> bool:
     """Whether a collation may draw numbers."""
+    collate = collate.collate if isinstance(collate, CollateAny) else collate
     if collate in (default_collate, default_convert):
         return False
     return not is_of(collate, "transformers.data.data_collator", "DataCollatorWithPadding")
@@ -458,15 +460,22 @@ class SeededCollation:
 
     def __init__(self, collate: Callable[[Any], Any], seeds: Seeds, place: FetchPlace) -> None:
         self._collate, self._seeds, self._place = collate, seeds, place
-        self._batch: tuple[Any, ...] = ()
+        self._batch: tuple[Any, ...] | None = None
         self._calls = 0
+        self._generators: list[Generator] = []
 
     def __call__(self, examples: Any) -> Any:
         batch = self._place.batch
-        self._batch, self._calls = batch, self._calls + 1 if self._batch is batch else 0
-        generators = [*process_generators(), *held_generators(self._collate)]
-        reseed(generators, self._seeds.at("collation", batch, self._calls))
+        if self._batch is not batch:
+            self._batch, self._calls = batch, 0
+            self._generators = [*process_generators(), *held_generators(self._collate)]
+        reseed(self._generators, self._seeds.at("collation", batch, self._calls))
+        self._calls += 1
         return self._collate(examples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process, for another."""
+        return {**vars(self), "_batch": None, "_generators": []}
 
 
 @final

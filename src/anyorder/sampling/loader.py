@@ -14,11 +14,21 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, StackDa
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError, TrainingError
-from anyorder.ledger import Units, as_units
+from anyorder.ledger import Units, as_units, numbered
 from anyorder.noise import NoiseSource
 from anyorder.sampling.draws import BatchIndices, FetchPlace, Seeds, alone, held_generators, seeded_parts
 from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
+from anyorder.sampling.shapes import (
+    ROWWISE,
+    CollateAny,
+    Collated,
+    CollatedAlone,
+    PublicShapes,
+    RowShapes,
+    joined,
+    named_tensors,
+)
 
 _END = object()
 _LOOKS = 3  # batches whose copies are compared with the originals: what a loop does to one, it does to all
@@ -39,11 +49,15 @@ class Batch:
         position: its number, counted over all epochs.
         iteration: the number of the iteration that gave it.
         rows: that the model is called on, those of the padding too.
+        shapes: the public shapes of the rows; None: all have that of the batch.
         used: whether a backward pass has used it.
     """
 
-    def __init__(self, units: Units, position: int, iteration: int, padding: int = 0) -> None:
+    def __init__(
+        self, units: Units, position: int, iteration: int, padding: int = 0, shapes: RowShapes | None = None
+    ) -> None:
         self.units, self.position, self.iteration, self.padding = units, position, iteration, padding
+        self.shapes = shapes
         self.rows, self.used = len(units) + padding, False
 
 
@@ -306,7 +320,8 @@ Unit = str | int | Callable[[Any], Any] | None
 class PrivateLoader:
     """The user's DataLoader, which names the units of every batch that it hands out, and recognises it when it is used.
 
-    Batches are those of the loader, untouched, with its workers, collation and pinning. A shuffled order
+    Batches are those of the loader, with its workers and pinning; `collate_fn` is called on each example alone, see
+    `shapes`. A shuffled order
     (`shuffle=True`) is drawn from `seed` instead of torch's generator, so that it is a pure function of seed and epoch
     and a resumed run finds its place without loading what it skips. Samplers with a `set_epoch` are told the epoch.
 
@@ -322,6 +337,9 @@ class PrivateLoader:
         on_batch: called with (units, position) before a batch is handed out: one id for each example, in the batch's
             order; position counts batches over all epochs. What it raises reaches the user, and the batch does not.
         seed: an integer >= 0 or bytes, for shuffled orders.
+        shapes: to which examples are padded. None: those of a batch must have one shape, or LoaderError is raised where
+            the batch is made. Batches that a stream, a data set or an iterable makes itself are taken to be padded by
+            rule: they must have one shape, and `shapes` pads them on to the largest.
     Raises: LoaderError if the loader cannot be followed: `in_order=False`, or without `unit` no DataLoader, one with an
         `__iter__` of its own, or a stream.
     """
@@ -333,8 +351,11 @@ class PrivateLoader:
         unit: Unit = None,
         on_batch: Callable[[Units, int], None] | None = None,
         seed: int | bytes,
+        shapes: PublicShapes | None = None,
     ) -> None:
         self._unit, self._on_batch = unit, on_batch
+        self._shapes, self._collates = shapes, False
+        self._made: Any = None  # the shapes of batches that are not collated here
         self._user_loader: Any = loader
         self._loader: Any = loader
         self._batches: _ResumedBatches | None = None  # None for a stream
@@ -359,10 +380,18 @@ class PrivateLoader:
                 "of each example in the batch (a field of a dict, a position in a tuple, or a callable)"
             )
         seeded = seeded_parts(loader, self._seeds, self._place)
-        self._loader = rebuild(loader, self._batches, **seeded)
         self._draws_here = bool(seeded) and not loader.num_workers
         if self._batches is not None:
             self._batches.is_told = bool(seeded)
+        self._collates = loader.batch_sampler is not None
+        if self._collates and not self._is_rowwise(loader.collate_fn):
+            seeded["collate_fn"] = CollatedAlone(seeded.get("collate_fn", loader.collate_fn), self._shapes)
+        self._loader = rebuild(loader, self._batches, **seeded)
+
+    def _is_rowwise(self, collate: Any) -> bool:
+        """Whether the user's function may be called on a batch."""
+        own = collate.collate if isinstance(collate, CollateAny) else collate
+        return self._shapes is None and any(own is known for known in ROWWISE)
 
     @property
     def dataset(self) -> Any:
@@ -440,11 +469,15 @@ class PrivateLoader:
         try:
             while True:
                 with self._drawing("batch", position) if self._draws_here else nullcontext():
-                    batch = next(iterator, _END)
-                if batch is _END:
+                    given = next(iterator, _END)
+                if given is _END:
                     break
+                batch, numbers = given if type(given) is Collated else (given, None)
                 units, padding = self._units(batch, sent)
-                handed = Batch(units, position, mine, padding)
+                if not self._collates or (numbers is None and batch is not given):
+                    batch = self._of_one_shape(batch, units)
+                shapes = None if numbers is None else self._shapes_of(batch, numbers, units, padding)
+                handed = Batch(units, position, mine, padding, shapes)
                 if self._on_batch is not None:
                     self._on_batch(handed.units, position)
                 position += 1
@@ -466,6 +499,30 @@ class PrivateLoader:
         loader = self._user_loader
         owners = (loader.dataset, loader.collate_fn) if is_plain(loader) else (loader,)
         return alone(self._seeds.at(*address), held_generators(*owners))
+
+    def _of_one_shape(self, batch: Any, units: Units) -> Any:
+        """A batch that others made, padded to the largest shape, or of the shape of those before it."""
+        if self._shapes is not None:
+            return joined([batch], self._shapes)
+        made = [(name, tensor.shape[1:]) for name, tensor in named_tensors(batch)]
+        if made == self._made or len(set(units)) < 2:  # a batch of one unit has the shape of its own
+            return batch
+        before, self._made = self._made, self._made or made
+        if before is not None:
+            raise LoaderError(
+                "batches that a stream, an iterable or a data set makes itself must all have one shape: what pads them "
+                "by the longest of a batch lets one example show in the rows of others. Pad them all alike, or state "
+                "make_private(.., pad_to=..), which pads them on; or let a DataLoader with a batch_size collate them"
+            )
+        return batch
+
+    def _shapes_of(self, batch: Any, numbers: Indices, units: Units, padding: int) -> RowShapes:
+        assert self._shapes is not None
+        found = RowShapes.of(batch, numbers, self._shapes)
+        if self._unit is None:
+            return found
+        groups = numbered(units)
+        return found.of_units(np.append(groups, len(groups) + np.arange(padding)))
 
     def _units(self, batch: Any, sent: deque[list[int]] | None) -> tuple[Units, int]:
         """One id for each example, and how many rows behind them fill the batch up."""

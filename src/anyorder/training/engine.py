@@ -9,7 +9,7 @@ A step is a chain of stages, on one page of `Training` (`_forward`, `_receive`, 
     noise        the release adds it, and divides by the plan's batch size
     hand back    the private gradients are in `.grad`, and the optimizer takes its step
 
-Record and noise are those of `anyorder.release.Release.take`. What a run does not use is None here, and not entered: a
+Record and noise are those of `ao.Release.take`. What a run does not use is None here, and not entered: a
 group of ranks, shards, a sharded model, tables, the count of a clip norm that moves.
 """
 
@@ -45,14 +45,14 @@ from anyorder.participation import KnownOrder, PoissonSampling, covers
 from anyorder.patterns import Listed, PerEpoch, Separated
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
-from anyorder.release import Release
 from anyorder.release.ranks import OneProcess
-from anyorder.sampling import PrivateLoader, Unit, find_participation
+from anyorder.release.release import Release
 from anyorder.sampling.draws import ModelDraws, Seeds
-from anyorder.sampling.found import planned_order
-from anyorder.sampling.loader import Batch
+from anyorder.sampling.found import find_participation, planned_order
+from anyorder.sampling.loader import Batch, PrivateLoader, Unit
 from anyorder.sampling.read_loader import check_loader, is_plain, read_order
 from anyorder.sampling.secret import secret_loader
+from anyorder.sampling.shapes import ByShape, PadTo, PublicShapes
 from anyorder.training.distributed import (
     Group,
     Shards,
@@ -96,6 +96,7 @@ class Options:
     rule: Rule | None
     non_finite: str
     micro_batch: int | None = None
+    shapes: PublicShapes | None = None
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,11 @@ class Training:
             groups = np.append(groups, len(groups) + np.arange(batch.padding))
         if self._whole is not None:
             self._whole.gather()
+        clip: Callable[..., Any] = self._clipping.forward
+        if batch.shapes is not None and self._by_shape is not None:
+            clip = functools.partial(self._by_shape, shapes=batch.shapes)
         forward = functools.partial(
-            self._clipping.forward,
+            clip,
             args,
             kwargs,
             groups=torch.from_numpy(groups),
@@ -443,6 +447,7 @@ class Training:
             options.chunk_size, self.plan.grid, options.rule, options.non_finite,
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
+        self._by_shape = None if options.shapes is None else ByShape(self._clipping)
         self._watch = LossWatch()
         self._draws = ModelDraws.of(
             self._model, Seeds(self.release.derived(b"draws").key), 0 if self._group is None else self._group.rank
@@ -465,7 +470,7 @@ class Training:
             self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._options.accumulate)
             if unit is not None:
                 warn_of_scattered_units(self.plan, loader)
-        return PrivateLoader(loader, unit=unit, seed=self.release.derived(b"order").key)
+        return PrivateLoader(loader, unit=unit, seed=self.release.derived(b"order").key, shapes=self._options.shapes)
 
     def _hook_optimizer(self) -> None:
         self._bound.bind()
@@ -1103,6 +1108,9 @@ class PrivacyEngine:
         chunk_size: int | None = None,
         rule: Rule | None = None,
         non_finite: str = "zero",
+        pad_to: PadTo = None,
+        pad_value: float | Mapping[Any, float] | None = None,
+        pad_side: str | None = None,
     ) -> tuple[Model, Optimizer, Loader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
 
@@ -1126,6 +1134,16 @@ class PrivacyEngine:
             non_finite: "zero": a unit whose gradient is NaN or infinite adds exactly zero, and nothing tells of it.
                 "refuse": backward raises NonFiniteError, which says how many there are. That is a release that no
                 noise covers: for debugging on public data.
+            pad_to: the public lengths of examples that differ in length, such as (32, 64, 128). `collate_fn` is called
+                on each example alone, and dimension 1 of its tensors (not of float labels) is padded to the least of
+                these that holds it, and of all examples of its unit in the batch: by its own data alone. A longer one
+                loses its end. Batches have the longest of all, and the model runs on the examples of one length at a
+                time, cut to it. An integer stands for 16, 32, .. up to itself. Lists of sizes, ((32, 32), (64, 64)),
+                are of the last dimensions, as of images; a dict by field has the lengths of each, and leaves others as
+                they are. None: the examples of a batch must have one shape.
+            pad_value: what integers are filled up with, or a dict by field. Else the id of the collator's tokenizer or
+                0, 0 for masks and floats, -100 for labels.
+            pad_side: "right" or "left"; else that of the collator's tokenizer, or right.
         Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
             have the types of what was given, so that a loop stays as it was; in truth they are a `PrivateModule` and a
             `PrivateLoader`, which `engine.model` and `engine.loader` are for type checkers too.
@@ -1141,7 +1159,10 @@ class PrivacyEngine:
         accumulate = checks.integer("accumulate", accumulate, low=1)
         if micro_batch is not None:
             micro_batch = checks.integer("micro_batch", micro_batch, low=1)
-        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch)
+        shapes = None
+        if any(given is not None for given in (pad_to, pad_value, pad_side)):
+            shapes = PublicShapes.of(pad_to, pad_value, pad_side, getattr(loader, "collate_fn", None))
+        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes)
         warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
         warn_of_frozen(self._training.left_out, stacklevel=3)
@@ -1258,9 +1279,12 @@ class PrivacyEngine:
         """Number of epochs begun and finished; for `range(engine.epoch, epochs)` after a resume. 0 for a stream."""
         return self.training.epoch
 
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
-        return self.release.certificate()
+    def certificate(self, *, public_stop: bool = False) -> Certificate:
+        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
+
+        `public_stop` is for runs that ended early: see `Release.certificate`.
+        """
+        return self.release.certificate(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
