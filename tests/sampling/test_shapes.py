@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from anyorder.errors import ArgumentError, LoaderError
-from anyorder.sampling import PrivateLoader
+from anyorder.sampling.loader import PrivateLoader
 from anyorder.sampling.shapes import CollatedAlone, PublicShapes, RowShapes
 
 LENGTHS = [3, 8, 5, 9, 40]

@@ -660,16 +660,15 @@ class Watch:
         """All that is of the same data, who the indices of this loader are, and the script's own data set."""
         from torch.utils.data import IterableDataset
 
-        from anyorder.sampling import draws
-        from anyorder.sampling import loader as loaders
+        from anyorder.sampling.loader import Origins, data_of
 
-        dataset = draws.user_dataset(loader.dataset)
+        dataset = data_of(loader)
         base = base_of(dataset)
         group = self._groups.setdefault(id(base), UnitGroup(base))
         if isinstance(base, IterableDataset):
             return group, None, dataset
         try:
-            origins = loaders.Origins(dataset)
+            origins = Origins(dataset)
         except Exception:  # a data set of the script's own may raise anything: nobody is named then
             return group, None, dataset
 

@@ -16,7 +16,7 @@ from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError, TrainingError
 from anyorder.ledger import Units, as_units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.sampling.draws import BatchIndices, FetchPlace, Seeds, alone, held_generators, seeded_parts
+from anyorder.sampling.draws import BatchIndices, FetchPlace, Seeds, alone, held_generators, seeded_parts, user_dataset
 from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
 from anyorder.sampling.shapes import (
@@ -657,6 +657,11 @@ def rebuild(loader: DataLoader[Any], batches: Any, **others: Any) -> DataLoader[
     )  # fmt: skip
     settings = {name: getattr(loader, name) for name in same} | place | {"generator": torch.Generator()} | others
     return DataLoader(**settings)
+
+
+def data_of(loader: DataLoader[Any]) -> Any:
+    """The user's data set, also of a loader that `PrivateLoader` has made."""
+    return user_dataset(loader.dataset)
 
 
 def _draw(seed: int | bytes, epoch: int) -> int:
