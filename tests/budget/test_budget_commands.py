@@ -113,24 +113,23 @@ def test_a_training_run_is_entered_once_and_refused_before_it_writes(path, tmp_p
     assert invoke("budget", tmp_path / "none", "settle", folder / "run.privacy.json").exit_code == 1
 
 
-def test_a_run_that_was_killed_before_its_first_step_begins_again_under_its_entry(path, tmp_path, plan):
-    from anyorder.app.job import charge, charge_again
+def test_a_run_is_entered_in_its_own_budget_alone(path, tmp_path, plan):
+    from anyorder.app import session
 
     made(path)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    charge(folder, path, plan)
-    charge(folder, path, plan)
-    charge_again(folder, plan)
-    assert len(ao.Budget(path).entries()) == 1
-    moved = path.with_name("elsewhere")
-    path.rename(moved)
-    with pytest.raises(BudgetError, match="there is no budget file"):
-        charge_again(folder, plan)
-    path.with_name(".people.budget.mark").unlink()
-    ao.Budget(path, 4.0, 1e-5)
-    with pytest.raises(BudgetError, match="not the budget in which this run was entered"):
-        charge_again(folder, plan)
+    with session.begin(tmp_path / "run", "run", plan, {}, path) as folder:
+        release = ao.Release(plan, 2, checkpoint=folder / "checkpoint.pt")
+        for _ in range(2):  # each session
+            session.enter(folder, plan, release.save, release.certificate)
+        assert len(ao.Budget(path).entries()) == 1
+        moved = path.with_name("elsewhere")
+        path.rename(moved)
+        with pytest.raises(BudgetError, match="there is no budget file"):
+            session.enter(folder, plan, release.save, release.certificate)
+        path.with_name(".people.budget.mark").unlink()
+        ao.Budget(path, 4.0, 1e-5)
+        with pytest.raises(BudgetError, match="not the budget in which this run was entered"):
+            session.enter(folder, plan, release.save, release.certificate)
 
 
 def test_a_fit_is_entered_once_and_refused_before_it_writes(path, tmp_path):

@@ -6,9 +6,11 @@ The pair: one table, and the same with one row's label replaced by one that no c
 import contextlib
 import io
 import json
+import re
 
 import pytest
 import torch
+from rich.console import Console
 from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
@@ -16,6 +18,7 @@ from anyorder.app import Settings, federation, train
 from anyorder.app import job as models
 from anyorder.app.cli import app
 from anyorder.app.data import Data
+from anyorder.app.progress import ProgressBar
 from anyorder.errors import ArgumentError
 
 KEY = bytes(range(32))
@@ -36,9 +39,39 @@ def run(folder, data, **changes):
         mechanism="tree", **changes,
     )  # fmt: skip
     told = io.StringIO()
+    observer = ProgressBar(Console(file=told, width=120))
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
-        train(settings, folder, data=data, key=KEY)
-    return torch.load(folder / "model.pt"), told.getvalue()
+        train(settings, folder, data=data, key=KEY, observer=observer)
+    observer.stop()
+    return torch.load(folder / "model.pt"), told.getvalue().replace(str(folder), "")
+
+
+SECRET = {"checkpoint.pt", "run.evidence.json", ".lock"}
+
+
+@pytest.fixture
+def steady(monkeypatch):
+    """Seconds are those of the machine."""
+    monkeypatch.setattr(models._Run, "_elapsed", lambda self: 1.25)
+
+
+def test_all_that_is_shown_is_the_same_given_the_same_releases(tmp_path, steady):
+    """One row adds zero in both runs, for another reason; files, their names and what the terminal shows are equal."""
+    found = []
+    for name, data in (("label", table(-1)), ("input", table(1, (float("inf"), 0.0, 1.0)))):
+        state, said = run(tmp_path / name, data)
+        public = [p for p in (tmp_path / name).iterdir() if p.name not in SECRET and ".journal" not in p.name]
+        found.append((re.sub(r"\d+:\d\d:\d\d", "", said), {p.name: p.read_bytes() for p in public}))
+        # Torch names the archive in it after the file, whose name is random while it is written.
+        model = found[-1][1].pop("model.pt")
+        found[-1][1]["model.pt"] = (len(model), {key: p.tolist() for key, p in state.items()})
+    assert "test accuracy" in found[0][0]
+    assert "loss" not in found[0][0]
+    assert found[0][0] == found[1][0]
+    assert {"model.pt", "metrics.json", "plan.json", "report.html", "accuracy.png"} <= found[0][1].keys()
+    assert found[0][1].keys() == found[1][1].keys()
+    for name, content in found[0][1].items():
+        assert content == found[1][1][name], name
 
 
 @pytest.mark.parametrize("label", [-1, 3, 2**40, -(2**62), -100])

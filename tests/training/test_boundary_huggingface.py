@@ -52,9 +52,15 @@ class Draws(transformers.TrainerCallback):
         torch.rand(sum(self.data.lengths))
 
 
+def texts(folder, data=None, *, callbacks=None, public=False, **options):
+    """A Trainer on texts of several lengths."""
+    private = {"data_collator": padded, "pad_to": (6, 12), "callbacks": callbacks, "public_evaluation": public}
+    return trainer(bert(), data or Texts(), folder, private=private, **options)
+
+
 def shown(folder, replaced):
     data = Texts(replaced)
-    run = trainer(bert(), data, folder, save_strategy="epoch", data_collator=padded, callbacks=[Draws(data)])
+    run = texts(folder, data, save_strategy="epoch", callbacks=[Draws(data)])
     result = run.train()
     run.save_metrics("train", result.metrics)
     run.save_state()
@@ -98,7 +104,7 @@ def _without_seconds(path):
 
 
 def test_a_state_that_a_new_release_has_is_not_shown_unless_it_is_known(tmp_path):
-    run = trainer(bert(), Texts(), tmp_path, data_collator=padded)
+    run = texts(tmp_path)
     run.train()
     run.state.num_input_tokens_seen, run.state.total_flos = 1234, 99.0
     run.save_state()
@@ -107,7 +113,7 @@ def test_a_state_that_a_new_release_has_is_not_shown_unless_it_is_known(tmp_path
 
 
 def test_what_code_of_ones_own_logs_is_left_out_unless_it_is_public(tmp_path):
-    run = trainer(bert(), Texts(), tmp_path, data_collator=padded)
+    run = texts(tmp_path)
     run.train()
     run.log({"entropy": 1.5, "grad_norm": 2.0, "eval_loss": 3.0, "told": ao.Public(0.5), "learning_rate": 0.1})
     assert run.state.log_history[-1].keys() == {"told", "learning_rate", "epoch", "step"}
@@ -125,15 +131,15 @@ BY_METRICS = [
 @pytest.mark.parametrize("options", BY_METRICS)
 def test_what_goes_by_a_metric_is_refused_unless_it_is_public(options, tmp_path):
     with pytest.raises(ArgumentError, match="public_evaluation=True"):
-        trainer(bert(), Texts(), tmp_path, data_collator=padded, **options)
-    trainer(bert(), Texts(), tmp_path, data_collator=padded, private={"public_evaluation": True}, **options)
+        texts(tmp_path, **options)
+    texts(tmp_path, public=True, **options)
 
 
 def test_stopping_early_is_refused_however_it_comes(tmp_path):
     stop = transformers.EarlyStoppingCallback()
     with pytest.raises(ArgumentError, match="EarlyStoppingCallback"):
-        trainer(bert(), Texts(), tmp_path, data_collator=padded, callbacks=[stop])
-    run = trainer(bert(), Texts(), tmp_path, data_collator=padded)
+        texts(tmp_path, callbacks=[stop])
+    run = texts(tmp_path)
     run.add_callback(stop)
     with pytest.raises(ArgumentError, match="EarlyStoppingCallback"):
         run.train()
@@ -141,15 +147,15 @@ def test_stopping_early_is_refused_however_it_comes(tmp_path):
 
 
 def test_evaluation_is_of_public_data_alone(tmp_path):
-    run = trainer(bert(), Texts(), tmp_path, data_collator=padded)
+    run = texts(tmp_path)
     with pytest.raises(ArgumentError, match="public_evaluation=True"):
         run.evaluate()
     assert run.state.log_history == []
 
 
 def test_a_plateau_of_a_public_evaluation_sets_the_rate(tmp_path):
-    run = trainer(
-        bert(), Texts(), tmp_path, data_collator=padded, private={"public_evaluation": True}, eval_strategy="steps",
+    run = texts(
+        tmp_path, public=True, eval_strategy="steps",
         eval_steps=1, lr_scheduler_type="reduce_lr_on_plateau", metric_for_best_model="loss",
         lr_scheduler_kwargs={"patience": 0, "threshold": 1e9},
     )  # fmt: skip

@@ -4,7 +4,6 @@ import gc
 import inspect
 import multiprocessing
 import os
-import secrets
 import socket
 import sys
 import tempfile
@@ -29,16 +28,15 @@ from torch.utils.data import DataLoader
 
 from anyorder import checks
 from anyorder.app import data as datasets
-from anyorder.app import folder
+from anyorder.app import folder, session
 from anyorder.app import report as report_file
 from anyorder.app.charts import plot_accuracy, plot_noise
 from anyorder.app.data import Data
 from anyorder.app.features import STAGES, Features, Whitened, joined, patched, scattered, whitened
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
 from anyorder.app.text import load_function
-from anyorder.budget.file import Budget
 from anyorder.clipping.validate import refuse_unfit
-from anyorder.errors import AnyorderError, ArgumentError, BudgetError, CheckpointError, ModelError, TrainingError
+from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ModelError, TrainingError
 from anyorder.formatting import counted, rounded_up
 from anyorder.participation.registry import order_word
 from anyorder.plan.plan import Plan
@@ -411,68 +409,6 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor], device: torch.device) -
 
 
 # ----------------------------------------------------------------------------------------------------
-# A run under a budget: its plan is entered before its first step, and once, however often it is resumed.
-#
-# The folder of a run has `budget.json`: the budget's file, its id, the plan's digest, and a word drawn for the run,
-# under which the budget was charged. The word is written before the budget is, so that a run that was killed between
-# the two asks again under the same word.
-
-
-def charge(path: Path, budget: str | Path | None, plan: Plan) -> None:
-    """Enter the plan of a run in this folder, which is about to begin. Nothing for a run without a budget.
-
-    Args:
-        path: the folder, held by this process.
-        budget: file of the budget, which must be there.
-    Raises: BudgetError if the plan does not fit, or cannot be brought to the disk: then the run must not begin.
-    """
-    if budget is None:
-        return
-    found = Budget(budget)
-    digest = plan.public().digest
-    record = path / folder.BUDGET
-    word = secrets.token_hex(16)
-    if record.exists():  # of a run that was killed before its first checkpoint, and took no step
-        before = folder.read_json(record)
-        if (before.get("id"), before.get("plan")) == (found.id, digest):
-            word = str(before.get("run"))
-    found.check(plan, run=word)
-    folder.write_json(record, {"budget": str(found.path), "id": found.id, "plan": digest, "run": word})
-    found.spend(plan, path.name, run=word)
-
-
-def charge_again(path: Path, plan: Plan) -> None:
-    """Make sure that the run in this folder, which goes on, has its entry; a run without a budget has none.
-
-    Raises: BudgetError if its budget is not there, is another, or says that the run is over.
-    """
-    record = path / folder.BUDGET
-    if not record.exists():
-        return
-    kept: dict[str, Any] = folder.read_json(record)
-    found = Budget(str(kept["budget"]))
-    if found.id != kept["id"]:
-        raise BudgetError(
-            f"{found.path} is not the budget in which this run was entered: put that one back, or say where it is in "
-            f"{record}"
-        )
-    found.spend(plan, path.name, run=str(kept["run"]))
-
-
-def word_of(certificate: Path, budget: Budget) -> str | None:
-    """The word under which the run of this certificate was entered; None where its folder does not say so.
-
-    Args:
-        certificate: the file, where its run left it.
-    """
-    record = certificate.parent / folder.BUDGET
-    if certificate.name != folder.CERTIFICATE or not record.exists():
-        return None
-    kept = folder.read_json(record)
-    return str(kept["run"]) if kept.get("id") == budget.id else None
-
-
-# ----------------------------------------------------------------------------------------------------
 # Processes on this machine that help the first one, joined in a torch.distributed group on the loopback.
 
 
@@ -648,13 +584,8 @@ def train(
         secure=settings.secure, learning_rates=rates(settings, len(data.train)),  # type: ignore[arg-type]
     )  # fmt: skip
     model = make_model(settings, data)  # before the folder: what can be refused is refused before anything is written
-    if budget is not None:
-        Budget(budget).check(plan)
-    with folder.fresh(output, settings.dataset) as path:
-        folder.hide_secrets(path)
-        charge(path, budget, plan)
-        folder.replace(path / folder.PLAN, plan.save)
-        folder.write_json(path / folder.METRICS, Result(path, settings, plan, [], 0, 0.0).to_dict())
+    metrics = Result(Path(), settings, plan, [], 0, 0.0).to_dict()
+    with session.begin(output, settings.dataset, plan, metrics, budget) as path:
         return _Run(settings, data, plan, model, path, key).finish(observer, tensorboard)
 
 
@@ -666,16 +597,9 @@ def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: s
         ArgumentError if the run is going on.
     """
     path = Path(path)
-    found = folder.read_json(path / folder.METRICS)
-    settings = settings_of(found, path)
-    with folder.held(path):
-        began = found.get("steps") != 0 or not folder.took_no_step(path)
-        if began and not (path / folder.CHECKPOINT).exists():
-            raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took steps: start a new one")
-        plan = Plan.load(path / folder.PLAN, large=True)
+    with session.go_on(path, "run", lambda found: Settings(**found["settings"])) as (settings, plan):
         data = make_data(settings)
         model = make_model(settings, data)
-        charge_again(path, plan)
         return _Run(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
 
 
@@ -711,7 +635,7 @@ class _Run:
         return self._write_results()
 
     def _prepare(self) -> None:
-        """Build the parts, and resume if there is a checkpoint; else write the first one, before any step."""
+        """Build the parts, and resume if there is a checkpoint; nothing is left to do before the next step."""
         torch.manual_seed(self.settings.seed)
         optimizer = make_optimizer(self.settings, self.model)
         loader = make_loader(self.settings, self.data)
@@ -721,8 +645,7 @@ class _Run:
         self.seconds = self.engine.extra.get("seconds", 0.0)
         self.course.go_on(self.engine.step)
         self._began = time.perf_counter()
-        if self.engine.step == 0:
-            self._save()
+        session.enter(self.path, self.plan, self._save, self.engine.certificate)
 
     def _epoch(self, observer: Observer) -> None:
         """The rest of an epoch, its test, and a checkpoint."""
@@ -733,7 +656,7 @@ class _Run:
             observer.stepped(self.engine.step)
         self.accuracy.append(self._test())
         self._save()
-        folder.write_json(self.path / folder.METRICS, self._result().to_dict())
+        folder.write_metrics(self.path, self._result().to_dict())
 
     def _step(self, batch: tuple[Tensor, Tensor]) -> None:
         self.course.before(self.engine.step, self.optimizer)
@@ -773,7 +696,7 @@ class _Run:
         plot_accuracy(self.accuracy, self.path / folder.ACCURACY_PLOT, f"{settings.dataset}, {promise}")
         title = f"{settings.dataset}: noise over {counted(plan.n, 'step')}, {promise}"
         plot_noise(noise_lines(plan), self.path / folder.NOISE_PLOT, title)
-        folder.write_json(self.path / folder.METRICS, result.to_dict())
+        folder.write_metrics(self.path, result.to_dict())
         report_file.write(self.path)
         return result
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from anyorder.accounting.curves import Gaussian
 from anyorder.app import folder
 from anyorder.app.cli.output import Json, one_line_errors, print_json
+from anyorder.app.session import word_of
 from anyorder.budget.account import Balance, Remaining
 from anyorder.budget.claim import FORMAT as SEARCH
 from anyorder.budget.claim import SearchCertificate
@@ -124,8 +125,6 @@ def budget(
                 raise ArgumentError(f"settle needs the certificate of a run, and {what} is none")
             assert what is not None  # as the options were checked
             opened, beside = Budget(file), what.parent / folder.EVIDENCE
-            from anyorder.app.job import word_of  # with torch, which no other part of this command needs
-
             word = run or word_of(what, opened)
             early = found.realised is None and found.steps < found.plan.n and beside.exists()
             left = opened.settle(Evidence.load(beside, found, large=True) if early else found, run=word)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -156,7 +157,8 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         """Undo that Lightning divides by the number of micro-batches: the plan's batch size is the only divisor."""
         del trainer, pl_module
         if self._accumulate > 1:
-            loss.register_hook(lambda gradient: gradient * self._accumulate)  # type: ignore[no-untyped-call]
+            with torch.enable_grad():
+                loss.mul_(self._accumulate)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Bring lazy tables up to date, which may not be read before; see `PrivacyEngine.flush`."""
