@@ -452,7 +452,7 @@ class Training:
             options.chunk_size, self.plan.grid, options.rule, options.non_finite,
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
-        self._by_shape = None if options.shapes is None else ByShape(self._clipping)
+        self._by_shape = None if options.shapes is None else ByShape(self._clipping, self._model)
         self._draws = ModelDraws.of(
             self._model, Seeds(self.release.derived(b"draws").key), 0 if self._group is None else self._group.rank
         )
