@@ -6,15 +6,15 @@ generator for all would break it: how many numbers one unit draws moves all draw
 later ones, and where its seed is public, everybody can tell. Here every draw has an address:
 
     an example       (run key, batch, index)          fetched under generators that are set for it alone
-    a collation      (run key, batch)                 of the whole batch
+    a collation      (run key, batch, call)           of each example, where it is called on each alone
     a forward pass   (run key, step, micro-batch)     with what backward draws
 
 and generators are set to `Seeds.at(address)` there, whatever was drawn before: torch's, NumPy's and Python's own, and
 those that data set and collation keep (`held_generators`).
 
 Proof. An example's draws are a function of its address and of its own data, so R_u is the same for D and for D' where
-they differ in another unit, in this step and in every other: replacing one unit moves v_u alone. A collation or a
-forward pass draws for the whole batch at once. How many numbers it takes follows from shapes: where these stay, so
+they differ in another unit, in this step and in every other: replacing one unit moves v_u alone. So with a
+collation of each example alone. A forward pass, or a collation of a batch, draws for all rows at once. How many numbers it takes follows from shapes: where these stay, so
 does every R_u; where one unit changes them, the R_u of others are other numbers of the same law, drawn under a secret
 key and independent of D, and the claim holds for each pair of draws that are coupled to be equal, hence for their
 mixture (joint convexity of hockey-stick divergences). No later step can tell: its generators are set anew. After each
