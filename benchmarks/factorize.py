@@ -25,9 +25,11 @@ import numpy as np
 
 from anyorder import workload as W
 from anyorder.app.planner_page.answers import PlanQuestion, answer
-from anyorder.optimize import choose, fit, fit_dense, lower_bound
-from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.optimize import choose, fit, lower_bound
+from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.strategy import BLT, Banded, BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree, error
+from anyorder.strategy.dense import fit_dense
 from benchmarks import amplified, bins, fits, references
 from benchmarks._peers import interpreter
 from benchmarks._report import Row, add_options, seconds, show

@@ -14,10 +14,10 @@ from typing import get_args
 import numpy as np
 
 import anyorder
-from anyorder.accounting import Curve
+from anyorder.accounting.curves import Curve
 from anyorder.clipping.clip_rules import ClipRule
-from anyorder.participation import Participation, Pattern
 from anyorder.participation.registry import ORDERS
+from anyorder.patterns import Participation, Pattern
 from anyorder.release.schedules import FixedNorm, Schedule
 from anyorder.strategy import Strategy, Tree
 from anyorder.strategy.registry import KINDS, Structure

@@ -26,7 +26,7 @@ from anyorder.audit.faults.front_end import Reached
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.online import Ball, LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression, Squared
 from anyorder.online.features import RowBound, RowsByUnit
-from anyorder.release import Release
+from anyorder.release.release import Release
 from online.test_scaler import least_sigma
 
 KEY = bytes(range(32))

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import poisson_epsilon
+from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.app.planner_page import PlanQuestion, answer
 from anyorder.app.planner_page.answers import MAX_STEPS, Sweep, cells, pieces, sampled
 from anyorder.app.planning import compare

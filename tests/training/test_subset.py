@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
-from anyorder.training import FTRL
+from anyorder.training.optimizers import FTRL
 
 pytestmark = pytest.mark.filterwarnings("ignore:the optimizer does not hold")  # test_boundary.py
 

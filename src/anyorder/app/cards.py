@@ -188,8 +188,9 @@ def assumptions(plan: Plan, certificate: Certificate | None) -> list[str]:
         )
     if certificate is not None and certificate.realised is not None:
         rests.append(
-            "For the realised number: neither who took part nor the end of the run was chosen by what was released. "
-            "Where that is in doubt, go by the planned one."
+            "For the realised number: who took part was not chosen by what was released"
+            + (", nor was the end of the run, as its owner states. " if certificate.stated else ". ")
+            + "Where that is in doubt, go by the planned one."
         )
     return rests
 

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
-from anyorder.app import folder
+from anyorder.app import folder, session
 from anyorder.app import report as report_file
-from anyorder.app.job import Observer, charge, charge_again
-from anyorder.budget import Budget
+from anyorder.app.job import Observer
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
 from anyorder.formats import read_json
@@ -640,15 +639,9 @@ def fit(
         check_test_table(settings.test_csv, work.bounds, settings.target)
     plan = work.plan()
     regularization = work.regularization(plan)
-    if budget is not None:
-        Budget(budget).check(plan)
-    with folder.fresh(output, Path(settings.csv).stem or "fit") as path:
-        folder.hide_secrets(path)
-        charge(path, budget, plan)
-        folder.replace(path / folder.PLAN, plan.save)
-        begun = FitResult(path, work.settings, plan, regularization)
-        folder.write_json(path / folder.METRICS, begun.to_dict())
-        return _run(work, begun, observer or Observer(), key)
+    begun = FitResult(Path(), work.settings, plan, regularization)
+    with session.begin(output, Path(settings.csv).stem or "fit", plan, begun.to_dict(), budget) as path:
+        return _run(work, replace(begun, path=path), observer or Observer(), key)
 
 
 def resume_fit(path: str | Path, *, observer: Observer | None = None) -> FitResult:
@@ -657,17 +650,11 @@ def resume_fit(path: str | Path, *, observer: Observer | None = None) -> FitResu
     Raises: CheckpointError if the folder holds no fit that can be resumed. ArgumentError if it is going on.
     """
     path = Path(path)
-    found = folder.read_json(path / folder.METRICS)
-    try:
-        settings = FitSettings(**found["settings"])
-        regularization = float(found["regularization"])
-    except (KeyError, TypeError, ValueError) as problem:
-        raise CheckpointError(f"{path / folder.METRICS} holds no settings of a fit: {problem}") from problem
-    with folder.held(path):
-        if not (path / folder.CHECKPOINT).exists() and not folder.took_no_step(path):
-            raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took steps: start a new one")
-        plan = Plan.load(path / folder.PLAN, large=True)
-        charge_again(path, plan)
+
+    def read(found: dict[str, Any]) -> tuple[FitSettings, float]:
+        return FitSettings(**found["settings"]), float(found["regularization"])
+
+    with session.go_on(path, "fit", read) as ((settings, regularization), plan):
         return _run(_Work(settings), FitResult(path, settings, plan, regularization), observer or Observer(), None)
 
 
@@ -785,6 +772,7 @@ def _run(work: _Work, begun: FitResult, observer: Observer, key: bytes | None) -
         plan, shape, loss=work.loss, regularization=begun.regularization, checkpoint=path / folder.CHECKPOINT, key=key
     ) as learner:
         done = learner.steps_taken
+        session.enter(path, plan, learner.save, learner.certificate)
         observer.started(plan, path, done)
         for step, rows in enumerate(work.batches()):
             units, kept = _units(rows, came, work.settings.max_participations)
@@ -808,7 +796,7 @@ def _run(work: _Work, begun: FitResult, observer: Observer, key: bytes | None) -
     if (test := work.settings.test_csv) is not None:
         found = model.test(test)
         made = replace(made, score=found.score, test_rows=found.rows, test_unreadable=found.unreadable)
-    folder.write_json(path / folder.METRICS, made.to_dict())
+    folder.write_metrics(path, made.to_dict())
     report_file.write(path)
     return made
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields
 from math import inf, isinf, log, sqrt
 from pathlib import Path
 from types import FrameType
@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from anyorder import checks
 from anyorder.accounting.curves import Curve
-from anyorder.clipping import bounded_sum
+from anyorder.clipping.bounded import bounded_sum
 from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.formatting import counted
 from anyorder.ledger import as_units, distinct, numbered
@@ -43,7 +43,7 @@ from anyorder.participation import SingleEpoch
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
-from anyorder.release import Release
+from anyorder.release.release import Release
 from anyorder.sampling.samplers import permutation_of
 from anyorder.strategy import Strategy
 
@@ -446,7 +446,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if live is not None:
             return live.certificate()
         if "_certificate" not in self.__dict__:
-            self._certificate: Certificate = replace(self._evidence.certificate, realised=self._evidence.realised)
+            self._certificate: Certificate = self._evidence.shown()
         return self._certificate
 
     def _close(self) -> None:
