@@ -84,9 +84,21 @@ def engine(model=mlp, loss=F.cross_entropy, *, collate=None, plan=None, **option
     return train
 
 
+LENGTHS = (8, 32, 160)
+
+
 def padded(batch):
     texts, labels = zip(*batch, strict=True)
     return pad_sequence(texts, batch_first=True), torch.stack(labels)
+
+
+class LastState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layer, self.out = nn.Embedding(9, 4), nn.LSTM(4, 6, batch_first=True), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return self.out(self.layer(self.embed(x))[0][:, -1])
 
 
 class MeanOfLength(nn.Module):
@@ -105,14 +117,6 @@ class Words(nn.Module):
 
     def forward(self, x):
         return self.out((self.dropout(self.embed(x)) * (x > 0)[..., None]).sum(1))
-
-
-class KeepsLongest(Words):
-    longest = 0
-
-    def forward(self, x):
-        self.longest = max(self.longest, x.shape[1])
-        return super().forward(x) / self.longest
 
 
 def warm(outputs, y):
@@ -201,15 +205,15 @@ TRAINING = {
         {"rows": (6, 7), "unit": "u03", "kinds": (*VALUES, "another label")}),
     "engine, users of more and fewer rows": Isolated(by_users, OF_USERS,
         {"rows": (6, 7), "unit": "u03", "others": [Neighbour("fewer", FEWER), Neighbour("more", MORE)]}),
-    "engine, words": Isolated(engine(Words, collate=padded, pad_to=64), TEXTS),
+    "engine, words": Isolated(engine(Words, collate=padded, pad_to=LENGTHS), TEXTS),
+    "engine, the last state of an LSTM": Isolated(engine(LastState, warm, collate=padded, pad_to=LENGTHS), TEXTS),
     "lazy table": Isolated(table(), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "selected table": Isolated(table(Uniform(6)), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
-    "a mean over the padded length": Isolated(engine(MeanOfLength, warm, collate=padded, pad_to=64), TEXTS),
-    "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded, pad_to=64), TEXTS,
+    "engine, a mean over length": Isolated(engine(MeanOfLength, warm, collate=padded, pad_to=LENGTHS), TEXTS),
+    "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded, pad_to=LENGTHS), TEXTS,
         hole="how many numbers are drawn depends on the longest text"),
     "a crop that is drawn again": Isolated(cropped, ROWS,
         hole="the data set draws from the global generator as often as an image says"),
-    "a model that keeps the longest length": Isolated(engine(KeepsLongest, collate=padded, pad_to=64), TEXTS),
     "labels out of range": Isolated(engine(), ROWS, {"rows": (UNIT,), "kinds": EVERYTHING},
         hole="torch refuses a label beyond the classes, and names it"),
 }  # fmt: skip
@@ -217,7 +221,7 @@ TRAINING = {
 # -- trainers ----------------------------------------------------------------------------------------------------------
 
 
-def hugging_face(rows, folder, times=False):
+def hugging_face(rows, folder, times=False, pad_to=None):
     import transformers
 
     from anyorder.training.trainers.huggingface import PrivateTrainer
@@ -235,7 +239,7 @@ def hugging_face(rows, folder, times=False):
     data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": y} for ids, y in rows]
     trainer = PrivateTrainer(
         transformers.BertForSequenceClassification(config), arguments, train_dataset=data, plan=planned(),
-        data_collator=words_and_masks, pad_to=(8, 200),
+        data_collator=words_and_masks, pad_to=pad_to,
     )  # fmt: skip
     if not times:
         trainer.remove_callback(transformers.PrinterCallback)
@@ -246,6 +250,10 @@ def hugging_face(rows, folder, times=False):
 
 def hugging_face_with_times(rows, folder):
     return hugging_face(rows, folder, times=True)
+
+
+def hugging_face_texts(rows, folder):
+    return hugging_face(rows, folder, pad_to=LENGTHS)
 
 
 def words_and_masks(batch):
@@ -287,8 +295,8 @@ TRAINERS = {
     "Hugging Face": Isolated(hugging_face, FIXED, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
     "Hugging Face, times": Isolated(hugging_face_with_times, FIXED, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER[:1]},
         hole="seconds with decimals, printed, returned, and in the trainer's state"),
-    "Hugging Face, texts": Isolated(hugging_face, TEXTS, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER},
-        hole="how many numbers dropout draws; floating point operations are counted, and returned"),
+    "Hugging Face, texts": Isolated(hugging_face_texts, TEXTS, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER},
+        hole="dropout over the longest text; floating point operations are counted, and returned"),
     "Lightning": Isolated(lightning, ROWS),
 }  # fmt: skip
 

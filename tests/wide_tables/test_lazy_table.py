@@ -546,7 +546,7 @@ def test_a_plan_with_a_selection_needs_a_table_that_selects():
     release = ao.Release(plan, DENSE)
     with pytest.raises(PlanError, match="it needs a table"):
         release.step([0], np.zeros(DENSE))
-    with pytest.raises(PlanError, match="without selection="):
+    with pytest.raises(PlanError, match=r"without ao\.mechanism\(selection="):
         ao.sparse.LazyTable(embedding(), release)
 
 

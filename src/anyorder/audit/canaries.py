@@ -89,7 +89,8 @@ def as_released(strategy: Strategy) -> Strategy:
     if strategy.n > DENSE_STEPS:
         raise PlanError(
             f"the law of {tree.estimator!r} estimates of a tree is a dense matrix over pairs of steps: n must be at "
-            f"most {DENSE_STEPS}, got {strategy.n}; score against the tree itself, or plan with estimator='full'"
+            f"most {DENSE_STEPS}, got {strategy.n}; score against the tree itself, or plan with "
+            "ao.mechanism('tree', estimator='full')"
         )
     return Dense(np.tril(whitener(strategy)))
 

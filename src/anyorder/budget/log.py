@@ -216,7 +216,7 @@ def _check_countable(curve: Amplified) -> None:
     if type(curve.method) is MonteCarlo:
         raise BudgetError(
             "a claim by samples holds for one delta of one release, and a budget adds up whole curves: plan with "
-            "method='bound', which is counted"
+            "ao.order(.., method='bound'), which is counted"
         )
 
 

@@ -59,6 +59,6 @@ def make_clipping(
     if tables or count_norm is not None:
         raise ModelError(
             "sums on a grid are of whole parameters, and those of sparse tables are of rows: train them with "
-            "sparse=False, or without secure=True"
+            "sparse=False, or without ao.mechanism(secure=True)"
         )
     return FunctionalClipping(module, chunk_size, grid, rule, non_finite)

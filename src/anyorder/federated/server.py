@@ -343,7 +343,8 @@ class Round:
         if not self._sums_allowed:
             raise PlanError(
                 "add_sum() takes sums of which nobody sees that each message was clipped, and the plan does not trust "
-                "the devices with that: plan with on_device=('clipping',), or give single messages to add()"
+                "the devices with that: plan with ao.mechanism(on_device=('clipping',)), or give single messages to "
+                "add()"
             )
         own = self._sum_of(total)
         with self._adding(users) as known:
@@ -823,7 +824,7 @@ def _check_plan(plan: Plan, report_goal: int | None) -> None:
     if plan.selection is not None:
         raise PlanError(
             "the plan has a selection of rows: it needs a table, and a server's messages have every coordinate. Plan "
-            "without selection="
+            "without ao.mechanism(selection=..)"
         )
     if not _SMALLEST <= plan.clip_norm <= _LARGEST:
         raise PlanError(f"clip_norm must be from 2^-60 to 2^60 on a server, got {plan.clip_norm}")

@@ -256,7 +256,7 @@ def simulate(
     if "record" in server.plan.on_device:
         raise PlanError(
             "a simulation is held to its plan by the server's record, and this plan leaves the record to devices: plan "
-            "without on_device='record', which claims the same"
+            "without ao.mechanism(on_device=('record',)), which claims the same"
         )
     if not len(users):
         raise ArgumentError("users must hold at least one user, got none")

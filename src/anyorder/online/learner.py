@@ -302,15 +302,19 @@ def check_plan(plan: Plan) -> None:
         raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
     if plan.grid is not None:
         raise PlanError(
-            "the plan has a grid for exact integers, and a learner's sums are of floats: plan without secure=, or give "
+            "the plan has a grid for exact integers, and a learner's sums are of floats: plan without "
+            "ao.mechanism(secure=True), or give "
             "`ao.bounded_sum(.., grid=)` of your own gradients to an `ao.Release`"
         )
     if plan.selection is not None:
-        raise PlanError("the plan has a selection of rows, and a learner moves all of theta: plan without selection=")
+        raise PlanError(
+            "the plan has a selection of rows, and a learner moves all of theta: plan without "
+            "ao.mechanism(selection=..)"
+        )
     if "record" in plan.on_device:
         raise PlanError(
             "the plan leaves the record to the users' devices, and a learner must know whose each row is, to cut the "
-            "rows of one unit together: plan without on_device='record'"
+            "rows of one unit together: plan without ao.mechanism(on_device=('record',))"
         )
     if not SMALLEST <= plan.clip_norm <= LARGEST:
         raise PlanError(f"clip_norm must be from 2^-60 to 2^60 for a learner, got {plan.clip_norm}")

@@ -429,7 +429,7 @@ class Plan:
         found = "" if self.method is None else f", {methods.describe(self.method)}"
         told = f"by secret {name}{found}"
         if known <= self.epsilon:
-            told = "none: the claim is that of known batches; method='monte_carlo' may find less"
+            told = "none: the claim is that of known batches; ao.order(.., method='monte_carlo') may find less"
         return [
             ("amplification", told),
             ("if known", f"epsilon <= {rounded_up(known)} for whoever learns the batches"),

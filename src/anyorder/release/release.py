@@ -323,7 +323,8 @@ class Release:
         if len(ids):
             raise ArgumentError(
                 "units must be None or empty: the plan leaves the record to the users' devices, so that ids are not "
-                "learnt here, and got some. Leave them out, or plan without on_device='record' and let the ledger guard"
+                "learnt here, and got some. Leave them out, or plan without "
+                "ao.mechanism(on_device=('record',)) and let the ledger guard"
             )
 
     def take(
@@ -950,7 +951,8 @@ class Rows:
         """Raises: ArgumentError if they do not fit the table, or the plan has no noise for rows alone."""
         if plan.grid is not None:
             raise ArgumentError(
-                "rows alone have no exact noise: give the whole table to step(), or plan without secure="
+                "rows alone have no exact noise: give the whole table to step(), or plan without "
+                "ao.mechanism(secure=True)"
             )
         if plan.strategy.state_rows:
             raise ArgumentError(

@@ -90,7 +90,7 @@ class Adaptive:
         if plan.grid is not None:
             raise PlanError(
                 "Adaptive() moves the clip norm, and the exact integers of secure mode are made for one that stays; "
-                "take Flat(), or plan without secure="
+                "take Flat(), or plan without ao.mechanism(secure=True)"
             )
         if not SMALLEST <= plan.clip_norm <= LARGEST:
             raise PlanError(

@@ -64,6 +64,7 @@ from anyorder.training.distributed import (
     local,
     whole,
 )
+from anyorder.training.dry_run import try_model
 from anyorder.training.optimizers import (
     check_arguments,
     guard_schedulers,
@@ -121,6 +122,8 @@ class Training:
         order: the loader's, in words.
         left_out: names of parameters that are frozen because the optimizer does not hold them.
     """
+
+    _tried: bool
 
     def __init__(
         self,
@@ -186,6 +189,9 @@ class Training:
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's outputs; their backward pass gives the sum of the units' clipped gradients to `_receive`."""
+        if not self._tried:
+            try_model(self._model, args, kwargs)
+            self._tried = True
         ledger, waiting = self.release.ledger, self._waiting
         step = ledger.step
         # units: whose rows the model is called on
@@ -439,6 +445,7 @@ class Training:
         self._by_shape = None if options.shapes is None else ByShape(self._clipping, self._model)
         self._watch = LossWatch(options.loss_reduction)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
+        self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
         self._next_coins = 0
         self._discard()
 
