@@ -92,11 +92,7 @@ class LossWatch:
         """A batch as the loop gets it: its tensors write down what is done with them."""
         tape = _Tape(self, rows)
         _leave_to_python()
-        if isinstance(getattr(batch, "data", None), dict):  # a UserDict, as Hugging Face's
-            shown = copy.copy(batch)
-            shown.data = _changed(batch.data, tape.of_batch)
-        else:
-            shown = _changed(batch, tape.of_batch)
+        shown = _changed(batch, tape.of_batch)
         self._newest = weakref.ref(tape)
         return shown
 
@@ -152,6 +148,10 @@ def _changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return kind([_changed(leaf, change) for leaf in tree])
     if kind is dict:
         return {name: _changed(leaf, change) for name, leaf in tree.items()}
+    if kind not in _SETTINGS and isinstance(getattr(tree, "data", None), dict):  # a UserDict, as Hugging Face's
+        changed = copy.copy(tree)
+        changed.data = _changed(tree.data, change)
+        return changed
     return tree if kind in _SETTINGS else pytree.tree_map_only(Tensor, change, tree)
 
 
