@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
 from anyorder.clipping import ExampleLoss
@@ -44,7 +44,12 @@ def data(replaced):
     return torch.arange(B), scale, labels, numbers, mask
 
 
-def run(loss, replaced, steps=2, reduction="mean"):
+def with_words(examples):
+    """A batch with something in it of which tensors could be made."""
+    return [*default_collate(examples), ["words"] * len(examples)]
+
+
+def run(loss, replaced, steps=2, reduction="mean", strict=False):
     """Others' rows of the released gradients, and how the loss was kept apart; the words of its refusal."""
     plan = plan_at_sigma(
         1e-3, dataset_size=B, batch_size=B, epochs=steps, delta=1e-5, clip_norm=1e3, mechanism="independent"
@@ -52,11 +57,12 @@ def run(loss, replaced, steps=2, reduction="mean"):
     model = Table()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     engine = ao.PrivacyEngine(plan, key=bytes(32))
-    loader = DataLoader(TensorDataset(*data(replaced)), batch_size=B)
+    rows = TensorDataset(*data(replaced))
+    loader = DataLoader(rows, batch_size=B, collate_fn=with_words if strict else None)
     private, optimizer, loader = engine.make_private(model, optimizer, loader, loss_reduction=reduction)
     seen = []
     for _ in range(steps):
-        for ids, scale, labels, numbers, mask in loader:
+        for ids, scale, labels, numbers, mask, *_ in loader:
             optimizer.zero_grad()
             torch.manual_seed(7)
             try:
@@ -381,6 +387,78 @@ def test_a_coupling_that_no_rule_sees_is_run_row_by_row(name):
     else:
         others = torch.arange(B) != UNIT
         assert torch.equal(first[:, others], second[:, others])
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda x: 0.7 * x + 0.3 * x[torch.arange(B).roll(1)],
+        lambda x: 0.7 * x + 0.3 * x.flip(0),
+        lambda x: x - x.mean(),
+        lambda x: x / x.max(0).values,
+    ],
+)
+def test_a_model_that_is_given_rows_of_several_units(mixed):
+    """Mixup, and statistics of the batch: of the model's inputs."""
+
+    words = [run_inputs(mixed, replaced) for replaced in (False, True)]
+    assert words[0] == words[1]
+    assert "give it rows of single examples" in words[0]
+
+
+def run_inputs(change, replaced):
+    plan = plan_at_sigma(1.0, dataset_size=B, batch_size=B, epochs=1, delta=1e-5, mechanism="independent")
+    model = Table()
+    engine = ao.PrivacyEngine(plan, key=bytes(32))
+    loader = DataLoader(TensorDataset(*data(replaced)), batch_size=B)
+    private, _, loader = engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    ids, scale, *_ = next(iter(loader))
+    with pytest.raises(ModelError) as error:
+        private(ids, change(scale))
+    return str(error.value)
+
+
+def test_rows_in_another_order_keep_with_their_targets():
+    order = torch.arange(B).flip(0)
+
+    def loss(out, y, x, m):
+        return F.mse_loss(out[order], x[order]) + F.mse_loss(out.flip(0), x.flip(0)) + F.mse_loss(out[:4], x[:4])
+
+    check(loss, "proved")
+    check(lambda out, y, x, m: F.mse_loss(out[order], x), "refused")
+    check(lambda out, y, x, m: F.mse_loss(out[:4], x[4:]), "refused")
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict"),
+    [
+        (lambda out, x: F.mse_loss(out, x), "proved"),
+        (lambda out, x: (out - x).square().mean() / x.abs().max(), "refused"),
+        (lambda out, x: (out - x).square().mean() * torch.tensor(2.0), "refused"),
+        (lambda out, x: (out - x).square().mean() * nn.Parameter(torch.tensor(2.0), requires_grad=False), "proved"),
+        (lambda out, x: ((out - x).square() * x.flatten(0, 1).mean(0)).mean(), "refused"),
+    ],
+)
+def test_what_is_not_followed_must_be_rows_or_numbers(loss, verdict):
+    """Targets that the loop made of what no tensor was: of unknown origin."""
+    kept = [data(replaced)[3].tolist() for replaced in (False, True)]
+    for replaced in (False, True):
+        found = run(lambda out, y, x, m, i=replaced: loss(out, torch.tensor(kept[i])), replaced, strict=True)
+        assert found[1] == verdict
+
+
+def test_a_buffer_of_the_criterion_into_which_batches_are_written():
+    """The first batch does not read it; the second does."""
+    for replaced in (False, True):
+        running = nn.BatchNorm1d(1).running_var
+
+        def loss(out, y, x, m, running=running):
+            each = (out - x).square().mean((1, 2))
+            value = each.mean() / running.clone().sum()
+            running.mul_(0.9).add_(each.detach().mean(), alpha=0.1)
+            return value
+
+        assert run(loss, replaced)[1] == "refused"
 
 
 def test_numbers_of_an_earlier_batch_are_refused_where_they_come_back():

@@ -32,9 +32,10 @@ import copy
 import functools
 import itertools
 import weakref
+from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,8 +56,9 @@ _CURE = (
     "example at a time with anyorder.clipping.ExampleLoss"
 )
 _UNKNOWN_ORIGIN = Coupled(
-    "has a tensor of unknown origin that is not one row for each example: a number that depends on all examples would "
-    "couple them, so that one moves the gradients of others. If it is a constant, make it a Python number with float()"
+    "has a tensor of unknown origin that is not one row for each example: a number that depends on all of them would "
+    "couple them, so that one moves the gradients of others. If it is a constant, make it a Python number with "
+    "float(), or an nn.Parameter that needs no gradient"
 )
 _OF_BATCH = Coupled(
     "has a tensor of the batch that is not one row for each example, so that one moves the gradients of others"
@@ -86,22 +88,23 @@ class LossWatch:
         self.reduction = reduction
         self.kept: str | None = None
         self.known: dict[Any, tuple[list[State], State]] = {}
+        self.written: dict[int, weakref.ref[Tensor]] = {}  # by memory: into which numbers of a batch were written
         self._newest: Callable[[], _Tape | None] = _nothing
 
     def batch(self, batch: Any, rows: int) -> Any:
         """A batch as the loop gets it: its tensors write down what is done with them."""
         tape = _Tape(self, rows)
         _leave_to_python()
-        if isinstance(getattr(batch, "data", None), dict):  # a UserDict, as Hugging Face's
-            shown = copy.copy(batch)
-            shown.data = _changed(batch.data, tape.of_batch)
-        else:
-            shown = _changed(batch, tape.of_batch)
+        shown = _changed(batch, tape.of_batch)
+        tape.followed_data = _all_followed(batch)
         self._newest = weakref.ref(tape)
         return shown
 
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
-        """The outputs of the model, called with `given`. Fewer than two rows couple nothing, and are left alone."""
+        """The outputs of the model, called with `given`. Fewer than two rows couple nothing, and are left alone.
+
+        Raises: ModelError where rows were joined in what the model was given (mixup, statistics of the batch).
+        """
         leaves = [outputs] if isinstance(outputs, Tensor) else pytree.tree_leaves(outputs)
         size = next((len(t) for t in leaves if isinstance(t, Tensor) and t.requires_grad and t.dim()), 0)
         if size < 2:
@@ -113,19 +116,33 @@ class LossWatch:
 
         return _changed(outputs, watched)
 
-    def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, int]":
-        """Where the batch is written down that the model was called with, and which one of those there it is."""
+    def was_written(self, tensor: Tensor) -> bool:
+        """Whether numbers of a batch, this or an earlier one, were written into a tensor that is not watched."""
+        if not self.written:
+            return False
+        self.written = {start: own for start, own in self.written.items() if own() is not None}
+        return tensor.untyped_storage().data_ptr() in self.written
+
+    def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
+        """Where the batch is written down that the model was called with, and which rows of it these are."""
+        found = None
         for leaf in _flat(given):
             tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
             state = tape.states[number] if tape is not None and not tape.closed else None
-            if tape is not None and isinstance(state, ByRow) and tape.sizes[state.axis[0]] == size:
-                return tape, state.axis[0]
+            if isinstance(state, Coupled) and state is not _OF_BATCH:
+                raise ModelError(
+                    f"the model was given a tensor that {state.why}: give it rows of single examples, as the loader did"
+                )
+            if found is None and tape is not None and isinstance(state, ByRow) and len(leaf) == size:
+                found = tape, state.axis
+        if found is not None:
+            return found
         newest = self._newest()
         if newest is None or newest.closed or newest.sizes != [size]:
             newest = _Tape(self, size)
             _leave_to_python()
             self._newest = weakref.ref(newest)
-        return newest, 0
+        return newest, (0,)
 
 
 def _nothing() -> None:
@@ -152,6 +169,10 @@ def _changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return kind([_changed(leaf, change) for leaf in tree])
     if kind is dict:
         return {name: _changed(leaf, change) for name, leaf in tree.items()}
+    if isinstance(tree, UserDict):  # as Hugging Face's
+        changed = copy.copy(tree)
+        changed.data = _changed(tree.data, change)
+        return changed
     return tree if kind in _SETTINGS else pytree.tree_map_only(Tensor, change, tree)
 
 
@@ -163,6 +184,16 @@ def _flat(tree: Any) -> list[Any]:
 
 
 _SETTINGS = frozenset({type(None), bool, int, float, str})
+
+
+def _all_followed(batch: Any) -> bool:
+    """Whether a batch is of tensors that are watched, and of nothing else from which tensors could be made."""
+    kind = type(batch)
+    if kind is tuple or kind is list:
+        return all(map(_all_followed, batch))
+    if kind is dict or isinstance(batch, UserDict):
+        return all(map(_all_followed, batch.values()))
+    return batch is None or (kind is Tensor and batch.layout is torch.strided)
 
 
 # -- a batch ---------------------------------------------------------------------------------------------------------
@@ -200,8 +231,8 @@ class _Call:
     args: Any
     kwargs: Any
     results: list[int | None]
-    written: int | None
-    with_grad: bool
+    written: int | None = None
+    with_grad: bool = field(default_factory=torch.is_grad_enabled)
 
 
 class _Tape:
@@ -225,21 +256,21 @@ class _Tape:
         self.used: set[int] = set()  # batches whose gradients came
         self.into: tuple[_Tape, int] | None = None
         self._alive: list[weakref.ref[Tensor]] = []
-        self._written: dict[int, Tensor] = {}
         self._autocast: list[tuple[str, bool, torch.dtype]] = []
 
     # -- roots -------------------------------------------------------------------------------------------------------
 
     def of_batch(self, tensor: Tensor) -> Tensor:
         """A tensor of the batch that the loader made."""
-        self.followed_data = True
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+            return tensor
         by_row = tensor.dim() and len(tensor) == self.sizes[0]
         shown: Any = self.follow(tensor, ByRow((0,), 0, 1) if by_row else _OF_BATCH)
         shown.plain = tensor
         self.roots.append(_Source(shown.number, tensor, private.version(tensor), None))
         return shown  # type: ignore[no-any-return]
 
-    def output(self, output: Tensor, axis: int) -> Tensor:
+    def output(self, output: Tensor, axis: tuple[Any, ...]) -> Tensor:
         """An output of the model. What comes back to it goes through `_arrived`."""
         if not isinstance(output.grad_fn, BackwardCFunction):
             output = _Boundary.apply(output)  # type: ignore[no-untyped-call]
@@ -247,10 +278,10 @@ class _Tape:
         if "of_outputs" not in vars(node):
             node.of_outputs = next(_ids)
             node.register_prehook(functools.partial(_arrived, weakref.ref(self), node.of_outputs))
-            self.nodes[node.of_outputs] = axis
+            self.nodes[node.of_outputs] = axis[0]
             kinds = dict.fromkeys(("cpu", output.device.type))
             self._autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
-        watched: Any = self.follow(output, ByRow((axis,), 0, 1))
+        watched: Any = self.follow(output, ByRow(axis, 0, 1))
         port = node.of_outputs, output.output_nr
         self.roots.append(_Source(watched.number, output.detach(), private.version(output), port))
         return watched  # type: ignore[no-any-return]
@@ -289,7 +320,6 @@ class _Tape:
         self.trusted += other.trusted
         self.nodes |= {node: axis + batches for node, axis in other.nodes.items()}
         self._alive += other._alive
-        self._written |= other._written
         self.exposed = self.exposed or other.exposed
         self.followed_data = self.followed_data and other.followed_data
         other.into = self, offset
@@ -302,59 +332,70 @@ class _Tape:
 
     def _drop(self) -> None:
         self.roots, self.calls, self.operands, self.trusted, self._alive = [], [], [], [], []
-        self._written, self.gradients = {}, None
+        self.gradients = None
 
     # -- functions ---------------------------------------------------------------------------------------------------
 
     def call(self, func: Callable[..., Any], args: Any, kwargs: Any, rule: Any = None) -> Any:
         """Run a function, and write down what it was and what its results are."""
         special = _SPECIAL.get(func)
-        function = special(self, func, args, kwargs) or func if special is not None else func
-        writes, given_out = _writes(func), kwargs.get("out")
-        before = None
-        if writes and type(args[0]) is not _Watched:
-            before = args[0].detach().clone()
+        function = (special(self, func, args, kwargs) or func) if special is not None else func
+        written_to: Any = args[0] if _writes(func) else None
+        own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
+        before = None if own else written_to.detach().as_subclass(Tensor).clone()
         key: list[Any] = [func]
         given: list[tuple[Tensor, State]] = []
         stored = self._encode(args, key, given), self._encode(kwargs, key, given)
-        for written_to in (args[0] if before is not None else None, given_out):
-            if isinstance(written_to, Tensor):
-                self._written[written_to.untyped_storage().data_ptr()] = written_to
         at: Any = tuple(key)
         try:
-            hash(at)
-        except TypeError:  # an argument of another kind: read under the rules each time
-            at = object()
-        known = self.watch.known.get(at) if rule is None else None
+            known = self.watch.known.get(at) if rule is None else None
+        except TypeError:  # an argument without a hash: read under the rules each time
+            known, at = None, object()
         if known is not None:
             result = function(*args, **kwargs)
             states, written = known
         else:
             result, states, written = self._interpret(function, args, kwargs, given, at, rule)
-        leaves = [result] if isinstance(result, Tensor) else pytree.tree_leaves(result)
-        number = None
-        if writes and before is None:
-            number = args[0].number
-            self._write(args[0], written)
-        elif before is not None:
-            stored, function = ((before, *stored[0][1:]), stored[1]), _on_copy(function)
-        numbers: list[int | None] = []
-        shown = []
-        for leaf, state in zip(leaves, states, strict=True):
-            if not isinstance(leaf, Tensor):
-                shown.append(leaf)
-                numbers.append(None)
-                continue
-            watched: Any = leaf if type(leaf) is _Watched else self.follow(leaf, state)
-            shown.append(watched)
-            numbers.append(watched.number)
-        if any(n is not None for n in numbers) or number is not None:
-            self.calls.append(_Call(function, *stored, numbers, number, torch.is_grad_enabled()))
+        if not own:
+            earlier = type(written_to) is _Watched
+            self._adopt(written_to, _EARLIER if earlier else written)
+            self.calls.append(_Call(_on_copy(function), (before, *stored[0][1:]), stored[1], [written_to.number]))
+            return result
+        if written_to is not None:
+            self._write(written_to, written)
+        if isinstance(kwargs.get("out"), Tensor):
+            self._adopt(kwargs["out"], _NOT_FOLLOWED)
+        shown, numbers = self._shown(result, states)
+        if numbers or written_to is not None:
+            number = None if written_to is None else written_to.number
+            self.calls.append(_Call(function, *stored, numbers, number))
+        return shown
+
+    def _shown(self, result: Any, states: list[State]) -> tuple[Any, list[int | None]]:
+        """The result, watched, and the numbers of its tensors."""
         if isinstance(result, Tensor):
-            return shown[0]
-        if result is None:
-            return None
-        return pytree.tree_unflatten(shown, pytree.tree_structure(result))
+            watched: Any = result if type(result) is _Watched else self.follow(result, states[0])
+            return watched, [watched.number]
+        leaves, structure = pytree.tree_flatten(result)
+        if not any(isinstance(leaf, Tensor) for leaf in leaves):
+            return result, []
+        shown = [
+            leaf if type(leaf) is _Watched or not isinstance(leaf, Tensor) else self.follow(leaf, state)
+            for leaf, state in zip(leaves, states, strict=True)
+        ]
+        return pytree.tree_unflatten(shown, structure), [x.number if type(x) is _Watched else None for x in shown]
+
+    def _adopt(self, tensor: Any, state: State) -> None:
+        """Numbers of the batch were written into a tensor that stood outside: watch it from here on, as it is."""
+        for one in (tensor, tensor._base):
+            if type(one) is Tensor:
+                one.__class__ = _Watched
+            if type(one) is _Watched:
+                one.tape, one.number, one.plain = self, len(self.states), None
+                self.states.append(state if one is tensor else _WRITTEN)
+                self._alive.append(weakref.ref(one))
+            elif one is not None:
+                self.watch.written[one.untyped_storage().data_ptr()] = weakref.ref(one)
 
     def _interpret(
         self, function: Any, args: Any, kwargs: Any, given: list[tuple[Tensor, State]], key: Any, rule: Any
@@ -421,7 +462,7 @@ class _Tape:
         """Where a tensor that is not watched comes from."""
         if tensor.requires_grad and not tensor.is_leaf and _walk(tensor.grad_fn, self.trusted)[0]:
             return _NOT_FOLLOWED
-        if self._written and self._written.get(tensor.untyped_storage().data_ptr()) is not None:
+        if self.watch.was_written(tensor):
             return _WRITTEN
         if self.followed_data or isinstance(tensor, nn.Parameter):
             return None
@@ -491,11 +532,11 @@ class _Tape:
         calls, needed = self._needed(end)
         roots = [r for r in self.roots if r.number in needed]
         operands = {n.number for c in calls for n in _leaves(c, _Operand)}
-        axes = {state.axis[0] for r in roots if isinstance(state := self.states[r.number], ByRow)}
+        axes = {state.axis for r in roots if isinstance(state := self.states[r.number], ByRow)}
         written = any(private.version(r.tensor) != r.version for r in roots)
         if len(axes) != 1 or written or operands & self.foreign:
-            raise _cannot_map("it is made of two batches, or of tensors that were written in place")
-        size = self.sizes[axes.pop()]
+            raise _cannot_map("it is made of two batches, or of rows in another order, or was written in place")
+        size = len(roots[0].tensor)
         by_row = [
             i for i in sorted(operands)
             if self.operands[i].dim() and len(self.operands[i]) == size
@@ -725,7 +766,14 @@ def _writes(func: Any) -> bool:
 
 
 def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda first, *args, **kwargs: function(first.clone(), *args, **kwargs)
+    """The function that writes its first argument, as one that returns what it would write."""
+
+    def on_copy(first: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        written = first.clone()
+        function(written, *args, **kwargs)
+        return written
+
+    return on_copy
 
 
 # -- the tensors -----------------------------------------------------------------------------------------------------
@@ -845,7 +893,11 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
             tensor.tape = tape
         return tensor
 
-    return pytree.tree_map_only(Tensor, earlier, func(*args, **kwargs))
+    result = func(*args, **kwargs)
+    if _writes(func) and type(args[0]) is Tensor:
+        args[0].__class__ = _Watched
+        args[0].tape = tape  # type: ignore[attr-defined]
+    return pytree.tree_map_only(Tensor, earlier, result)
 
 
 def _ordinary(tensor: Tensor) -> Tensor:

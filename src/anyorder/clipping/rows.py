@@ -190,6 +190,8 @@ def _along(call: AtenCall, results: Sequence[Tensor]) -> State:
     state = call.states[0]
     dims = call.dims("dims" if "dims" in call.values else "dim")
     if isinstance(state, ByRow):
+        if dims is not None and state.dim in dims and call.name in ("flip", "roll") and state.inner == 1:
+            return state._replace(axis=(*state.axis, (call.name, str(call.values.get("shifts")))))  # other places
         return _coupled(call.name) if dims is None or state.dim in dims else state
     if isinstance(state, Picked):
         return NoRule(call.name) if dims is None or 0 in dims else state
@@ -386,8 +388,10 @@ def _indexed(call: AtenCall, results: Sequence[Tensor]) -> State:
         return state._replace(dim=state.dim + moved) if constant else _coupled("index by the labels of other rows")
     if given[0][0] != state.dim or state.inner != 1 or call.state_of(at_rows[0]) is not None:
         return _coupled("index along the batch")
-    if not torch.equal(at_rows[0].flatten(), torch.arange(x.shape[state.dim], device=x.device)):
-        return _coupled("index along the batch")  # a public constant: its numbers are no one's
+    taken = at_rows[0].flatten().tolist()  # a public constant: its numbers are no one's
+    if taken != list(range(x.shape[state.dim])):
+        alone = len(given) == 1 and at_rows[0].dim() == 1
+        return state._replace(axis=(*state.axis, tuple(taken))) if alone else _coupled("index along the batch")
     as_rows = state._replace(dim=0)
     beside = [(t, as_rows if t is at_rows[0] else s) for _, t, s in given]
     whole = joined("index", beside, max(t.dim() for _, t, _ in given))

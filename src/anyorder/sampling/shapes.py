@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate, default_convert
@@ -441,12 +441,16 @@ class ByShape:
     padding in front) is zero, and no gradient comes from there. Where an argument or an output cannot be matched to
     shapes, all rows run at the largest: as exact, and slower.
 
+    A model that counts its calls, or keeps the longest length, would tell how many lengths a batch has: it runs at the
+    largest too, once a batch.
+
     Args:
         clipping: the engine, a `PerUnitClipping`.
+        model: what it runs.
     """
 
-    def __init__(self, clipping: Any) -> None:
-        self._clipping, self._forward = clipping, clipping.forward
+    def __init__(self, clipping: Any, model: nn.Module) -> None:
+        self._clipping, self._forward, self._model = clipping, clipping.forward, model
         self._known: dict[Any, list[torch.Size | None] | None] = {}
 
     def __call__(
@@ -490,7 +494,11 @@ class ByShape:
         """
         key = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves), tuple(cuts)
         if key not in self._known:
-            none, before = torch.zeros(0, dtype=torch.int64), self._clipping.state_dict()
+            none, before, kept = (
+                torch.zeros(0, dtype=torch.int64),
+                self._clipping.state_dict(),
+                _numbers_in(self._model),
+            )
             try:
                 with torch.no_grad(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -499,7 +507,20 @@ class ByShape:
             except Exception:  # of the model, which says the same at the largest, if it fails there
                 self._known[key] = None
             self._clipping.load_state_dict(before)
+            after = _numbers_in(self._model)
+            if after != kept:
+                self._known[key] = None
+                for part, numbers, new in zip(self._model.modules(), kept, after, strict=True):
+                    for name in new.keys() - numbers.keys():
+                        delattr(part, name)
+                    vars(part).update(numbers)
         return self._known[key]
+
+
+def _numbers_in(model: nn.Module) -> list[dict[str, Any]]:
+    """The plain values that each module of a model keeps."""
+    plain = (int, float, str, type(None))
+    return [{name: value for name, value in vars(part).items() if isinstance(value, plain)} for part in model.modules()]
 
 
 def _nowhere(sums: dict[str, Tensor]) -> None:

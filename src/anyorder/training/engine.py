@@ -442,7 +442,7 @@ class Training:
             options.chunk_size, self.plan.grid, options.rule, options.non_finite,
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
-        self._by_shape = None if options.shapes is None else ByShape(self._clipping)
+        self._by_shape = None if options.shapes is None else ByShape(self._clipping, self._model)
         self._watch = LossWatch(options.loss_reduction)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
         self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
