@@ -19,16 +19,18 @@ from typing import Any, NamedTuple
 
 import anyorder as ao
 from anyorder import workload as W
-from anyorder.accounting import calibrate_gaussian, calibrate_poisson
 from anyorder.accounting.amplification.bound import calibrate_amplified
 from anyorder.accounting.amplification.claims import default_method
 from anyorder.accounting.amplification.methods import describe
 from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.amplification.monte_carlo import MonteCarlo, bins_interval
+from anyorder.accounting.gaussian import calibrate_gaussian
+from anyorder.accounting.poisson import calibrate_poisson
 from anyorder.optimize import choose, fit
 from anyorder.optimize.amplified import Judge
 from anyorder.optimize.candidates import kind_in
-from anyorder.participation import BallsInBins, CyclicPoisson, FixedOrder, Participation, PoissonSampling
+from anyorder.participation import BallsInBins, CyclicPoisson, FixedOrder, PoissonSampling
+from anyorder.patterns import Participation
 from anyorder.strategy import Independent, Strategy, ToeplitzBanded, error
 from benchmarks._peers import interpreter
 from benchmarks._report import Row

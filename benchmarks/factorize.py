@@ -24,10 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from anyorder import workload as W
-from anyorder.app.planner_page.answers import Settings, answer
-from anyorder.optimize import choose, fit, fit_dense, lower_bound
-from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.app.planner_page.answers import PlanQuestion, answer
+from anyorder.optimize import choose, fit, lower_bound
+from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.strategy import BLT, Banded, BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree, error
+from anyorder.strategy.dense import fit_dense
 from benchmarks import amplified, bins, fits, references
 from benchmarks._peers import interpreter
 from benchmarks._report import Row, add_options, seconds, show
@@ -231,9 +233,9 @@ def planner(quick: bool) -> Iterator[Row]:
     budgets = (0.5, 2.0, 8.0) if quick else (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
     sizes = {"dataset_size": 60_000, "batch_size": 2000 if quick else 500, "epochs": 10, "delta": 1e-5}
     for order in ("shuffled", "fixed", "poisson"):
-        list(answer(Settings(**sizes, epsilon=5.0, order=order)))  # the first
+        list(answer(PlanQuestion(**sizes, epsilon=5.0, order=order)))  # the first
         for epsilon in budgets:
-            asked = Settings(**sizes, epsilon=epsilon, order=order)
+            asked = PlanQuestion(**sizes, epsilon=epsilon, order=order)
             start = time.perf_counter()
             list(answer(asked))
             took = time.perf_counter() - start

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import hadamard
 
-from anyorder.accounting import calibrate_poisson
+from anyorder.accounting.poisson import calibrate_poisson
 from reproductions._show import Finding, main
 
 Floats = NDArray[np.float64]

@@ -9,9 +9,12 @@ import pytest
 
 import anyorder as ao
 from anyorder._draws import Draws
-from anyorder.accounting import Amplified, Deterministic, Gaussian, MonteCarlo, Pld, Sampled, amplified_epsilon, compose
+from anyorder.accounting import Gaussian, Sampled, amplified_epsilon
 from anyorder.accounting.amplification.bound import calibrate_amplified
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.amplification.methods import Deterministic, MonteCarlo, Pld
 from anyorder.accounting.amplification.mixture import absolute_columns, bins_gram, check_fits
+from anyorder.accounting.curves import compose
 from anyorder.budget import Geometric, search_epsilon
 from anyorder.budget.claim import curve_from_dict, curve_to_dict
 from anyorder.errors import ArgumentError, BudgetError, CertificateError, PlanError
@@ -28,7 +31,8 @@ from anyorder.participation import (
 )
 from anyorder.plan.plan import Plan, check_claims
 from anyorder.plan.planner import with_budget
-from anyorder.strategy import BLT, Independent, RestartedBLT, ToeplitzBanded, Tree
+from anyorder.strategy import BLT, Independent, ToeplitzBanded, Tree
+from anyorder.strategy.restarted import RestartedBLT
 from anyorder.strategy.sensitivity import rounding
 from anyorder.workload import Workload
 from plans import flat_plan

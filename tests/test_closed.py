@@ -20,23 +20,18 @@ from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.online.losses import Loss
 from anyorder.online.sets import Set
-from anyorder.participation import (
-    KnownOrder,
-    MinSeparation,
-    Participation,
-    Pattern,
-    PoissonSampling,
-    Separated,
-    SingleEpoch,
-)
+from anyorder.participation import KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.participation.registry import ORDERS
+from anyorder.patterns import Participation, Pattern, Separated
 from anyorder.plan.planner import plan_at_sigma
-from anyorder.release.schedules import Fixed
-from anyorder.strategy import BLT, Dense, Independent, Rescaled, Strategy, Tree
+from anyorder.release.schedules import FixedNorm
+from anyorder.strategy import BLT, Dense, Independent, Strategy, Tree
 from anyorder.strategy.bound import Bound
 from anyorder.strategy.registry import KINDS, Structure
+from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 from laws.cases import PARTICIPATIONS, STRATEGIES
 
 N = 8
@@ -61,7 +56,7 @@ FINAL = [
     PerGroup,
     Automatic,
     Adaptive,
-    Fixed,
+    FixedNorm,
     Cut,
     ao.Plan,
     Bound,

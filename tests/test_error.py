@@ -10,21 +10,12 @@ import pytest
 import anyorder as ao
 from anyorder.errors import PlanError
 from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
-from anyorder.strategy import (
-    BLT,
-    Banded,
-    BandedInverse,
-    Independent,
-    Rescaled,
-    RestartedBLT,
-    SquareRoot,
-    Strategy,
-    ToeplitzBanded,
-    Tree,
-    error,
-)
+from anyorder.strategy import BLT, Banded, BandedInverse, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree, error
+from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.restarted import RestartedBLT
 from anyorder.strategy.sensitivity import sensitivity
-from anyorder.workload import GivenWorkload, Workload, custom, momentum, prefix_sum
+from anyorder.workload import Workload, custom, momentum, prefix_sum
+from anyorder.workload.given import GivenWorkload
 from laws.cases import STRATEGIES
 from references import load
 

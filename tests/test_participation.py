@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyorder import formats, participation
+from anyorder import formats, participation, patterns, plan
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.participation import (
     BallsInBins,
@@ -54,7 +54,7 @@ def test_patterns_obey_the_stated_bounds(example):
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=repr)
 def test_round_trip(example):
-    again = participation.from_dict(example.to_dict())
+    again = patterns.from_dict(example.to_dict())
     assert again == example
     assert list(again.patterns()) == list(example.patterns())
     assert hash(again) == hash(example)
@@ -112,7 +112,7 @@ def test_known_order_counts_a_unit_once_a_step():
         (lambda: KnownOrder([["a", 1]]), "order"),
         (lambda: PoissonSampling(3, 0.0), "sampling_probability"),
         (lambda: PoissonSampling(3, 1.5), "sampling_probability"),
-        (lambda: participation.from_dict({"kind": "magic"}), "participation kind"),
+        (lambda: patterns.from_dict({"kind": "magic"}), "participation kind"),
         (lambda: CyclicPoisson(0, 2, 0.5), "n must"),
         (lambda: CyclicPoisson(4, 0, 0.5), "cycle must"),
         (lambda: CyclicPoisson(4, 2, 0.0), "sampling_probability"),
@@ -174,7 +174,7 @@ def test_a_known_order_of_a_million_units_is_no_work():
 @pytest.mark.parametrize("units", [[[5, 3], [-7, 3], [], [5]], [[2**62, -(2**62)], [2**62]], [["b", "a"], ["é"]]])
 def test_units_of_any_size_come_back_from_a_file(units):
     made = KnownOrder(units)
-    again = participation.from_dict(json.loads(json.dumps(made.to_dict())))
+    again = patterns.from_dict(json.loads(json.dumps(made.to_dict())))
     assert again == made
     assert again.units.tolist() == sorted({u for step in units for u in step})
     assert again != KnownOrder([*units, units[0]])
@@ -190,7 +190,7 @@ def test_units_of_any_size_come_back_from_a_file(units):
 def test_known_orders_that_no_program_wrote(change):
     data = {**KnownOrder([[0], [1], [0]]).to_dict(), **change}
     with pytest.raises((ValueError, zlib.error)):
-        participation.from_dict(data)
+        patterns.from_dict(data)
 
 
 def test_a_small_file_does_not_unpack_to_a_large_one():
@@ -236,3 +236,17 @@ def test_no_two_orders_take_a_loader_for_their_own() -> None:
             assert [len(found) for found in taken] == [1, 1, 1, 1, 0]
             assert [[type(recognised(one))] for one in by_kind[:-1]] == taken[:-1]
             assert recognised(facts) is None
+
+
+def test_more_participations_than_steps_are_as_many_as_fit():
+    """A plan for them is that for n of n, and its ledger lets as many in."""
+    for n, b, k, fits in ((2, 1, 10, 2), (4, 3, 10, 2), (4, 9, 2, 1)):
+        assert MinSeparation(n, b, k).pattern == MinSeparation(n, b, fits).pattern
+        assert MinSeparation(n, b, k).max_participations == fits
+        assert FixedOrder(n, k, b).max_participations == fits
+        many, few = (
+            plan(order=MinSeparation(n, b, most), batch_size=4, noise_multiplier=1.0, delta=1e-3, unit="user")
+            for most in (k, fits)
+        )
+        assert (many.epsilon, many.noise_std, many.sensitivity) == (few.epsilon, few.noise_std, few.sensitivity)
+        assert f"at most {fits} of {n} steps" in many.participation.describe()

@@ -21,9 +21,11 @@ from anyorder.participation.registry import WORDS, OrderWord
 from anyorder.plan import options
 from anyorder.plan.planner import plan_at_sigma, with_budget
 from anyorder.sampling import PoissonBatchSampler
-from anyorder.strategy import BLT, Combination, Dense, Independent, Tree
+from anyorder.strategy import BLT, Dense, Independent, Tree
+from anyorder.strategy.base import Combination
 from anyorder.strategy.tree import fit_tree
-from anyorder.workload import GivenWorkload, Workload, cosine, custom, last_iterate, prefix_sum
+from anyorder.workload import Workload, cosine, custom, last_iterate, prefix_sum
+from anyorder.workload.given import GivenWorkload
 from plans import flat_plan
 
 

@@ -86,7 +86,7 @@ def test_without_the_accountant_the_others_are_planned(monkeypatch: pytest.Monke
     def missing(*_: object) -> float:
         raise MissingDependencyError("no dp-accounting")
 
-    monkeypatch.setattr("anyorder.accounting.calibrate_poisson", missing)
+    monkeypatch.setattr("anyorder.accounting.poisson.calibrate_poisson", missing)
     found = ao.compare(mechanism="independent", **ASKED)
     assert ("poisson", "no dp-accounting") in found.refused
     assert "fixed" in {row.order for row in found.rows}
@@ -106,7 +106,7 @@ def test_the_cycle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return 1 / math.sqrt(math.log1p((ao.accounting.gdp_mu(epsilon, delta) / q) ** 2 / steps))
 
     monkeypatch.setattr("anyorder.optimize.amplified.rough_poisson", guessed)
-    monkeypatch.setattr("anyorder.accounting.calibrate_poisson", guessed)
+    monkeypatch.setattr("anyorder.accounting.poisson.calibrate_poisson", guessed)
     found = ao.plan(order="cyclic-poisson", **ASKED)
     assert isinstance(found.participation, CyclicPoisson)
     assert 1 < found.participation.cycle < 10

@@ -17,7 +17,7 @@ from anyorder.formats import save_json
 from anyorder.formatting import rounded_up
 from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
-from anyorder.plan.certificate import Certificate, realised_claim
+from anyorder.plan.certificate import PUBLIC_STOP, Certificate, realised_claim
 from anyorder.strategy.sensitivity import sensitivity
 from laws.cases import STRATEGIES
 from plans import flat_plan
@@ -37,7 +37,7 @@ def run(history=HISTORY, folder=None, **changes):
     for units in history:
         release.step(units, np.zeros(3, np.float32))
     if folder is not None:
-        release.certificate().save(folder / "c.json")
+        release.certificate(public_stop=True).save(folder / "c.json")
         release.evidence().save(folder / "e.json")
     return release
 
@@ -69,7 +69,7 @@ def test_by_hand():
 
 def test_the_certificate_shows_it_and_verify_recomputes_it(tmp_path):
     release = run(folder=tmp_path)
-    shown = release.certificate().realised
+    shown = release.certificate(public_stop=True).realised
     assert (shown.max_participations, shown.min_separation) == (3, 3)
     plan = release.plan
     share = sensitivity(plan.strategy, MinSeparation(N, 3, 3)).value / plan.sensitivity.value
@@ -79,7 +79,7 @@ def test_the_certificate_shows_it_and_verify_recomputes_it(tmp_path):
     assert found.certificate.realised == shown == found.evidence.realised
     release.evidence().receipt("a").save(tmp_path / "r.json")
     ao.verify(tmp_path / "c.json", receipt=tmp_path / "r.json")
-    assert dict(release.certificate().facts())["realised"].startswith(
+    assert dict(release.certificate(public_stop=True).facts())["realised"].startswith(
         f"epsilon <= {rounded_up(shown.epsilon)} of who took part"
     )
     done = CliRunner().invoke(app, ["verify", str(tmp_path / "c.json"), "--evidence", str(tmp_path / "e.json")])
@@ -136,7 +136,7 @@ def test_a_lie_about_the_separation_alone_is_found(history, honest, lie, tmp_pat
     release = run(history, folder=tmp_path)
     release.evidence().receipt("a").save(tmp_path / "r.json")
     ao.verify(tmp_path / "c.json", evidence=tmp_path / "e.json", receipt=tmp_path / "r.json")
-    shown = release.certificate().realised
+    shown = release.certificate(public_stop=True).realised
     assert (shown.max_participations, shown.min_separation) == honest
     claim = realised_claim(release.plan, *lie)
     assert claim.mu < shown.mu
@@ -186,7 +186,7 @@ def test_certificates_without_it_still_verify(tmp_path):
 ])  # fmt: skip
 def test_no_claim_where_neighbours_differ_in_it_or_nobody_knows(changes, tmp_path):
     release = run([[]] * 3, folder=tmp_path, **changes) if "rule" not in changes else ao.Release(planned(**changes), 3)
-    assert release.certificate().realised is None
+    assert release.certificate(public_stop=True).realised is None
     assert realised_claim(release.plan, 1, N) is None
     release.certificate().save(tmp_path / "c.json")
     assert "realised" not in json.loads((tmp_path / "c.json").read_text())
@@ -197,7 +197,7 @@ def test_no_claim_where_neighbours_differ_in_it_or_nobody_knows(changes, tmp_pat
 
 
 def test_clipping_on_devices_leaves_the_record_here():
-    assert run(on_device=("clipping",)).certificate().realised.max_participations == 3
+    assert run(on_device=("clipping",)).certificate(public_stop=True).realised.max_participations == 3
 
 
 @pytest.mark.parametrize("rule", [SingleEpoch(N), FixedOrder(N, 2, 4), EpochShuffle(2, 4), KnownOrder([[1], [2]] * 4)])
@@ -236,5 +236,36 @@ def test_a_run_of_nobody_is_told_as_one(tmp_path):
     arguments = ["verify", str(tmp_path / "c.json"), "--evidence", str(tmp_path / "e.json")]
     text = " ".join(CliRunner().invoke(app, arguments).output.split())
     assert "realised, nothing: nobody took part in any of 3 steps, as the evidence has it" in text
-    assert "nobody took part in any of 3 steps" in str(release.certificate())
-    assert "nobody took part" not in str(run([]).certificate())  # nor was there a step
+    assert "nobody took part in any of 3 steps" in str(release.certificate(public_stop=True))
+    assert "nobody took part" not in str(run([]).certificate(public_stop=True))  # nor was there a step
+
+
+def test_a_run_that_stopped_early_claims_it_only_where_its_owner_states_why(tmp_path):
+    """A rule that stops when the releases say enough about somebody loses more than its length tells."""
+    release = run()
+    assert release.certificate().realised is None
+    release.certificate().save(tmp_path / "c.json")
+    assert {"realised", "stated"}.isdisjoint(json.loads((tmp_path / "c.json").read_text()))
+    release.certificate(public_stop=True).save(tmp_path / "c.json")
+    found = ao.verify(tmp_path / "c.json").certificate
+    assert found.realised is not None
+    assert found.stated == (PUBLIC_STOP,)
+    assert dict(found.facts())["stated"] == f"by the owner: {PUBLIC_STOP}"
+    for change in (
+        lambda data: data.pop("stated"), lambda data: data.update(stated=[]), lambda data: data.update(stated=["x"]),
+        lambda data: data.update(stated=[PUBLIC_STOP, PUBLIC_STOP]),
+    ):  # fmt: skip
+        release.certificate(public_stop=True).save(tmp_path / "c.json")
+        altered(tmp_path / "c.json", change)
+        with pytest.raises(CertificateError, match="stated|states"):
+            ao.verify(tmp_path / "c.json")
+
+
+def test_after_all_steps_there_is_nothing_to_state(tmp_path):
+    release = run([*HISTORY, []], folder=tmp_path)
+    assert release.certificate() == release.certificate(public_stop=True)
+    assert release.certificate().realised == release.certificate(public_stop=True).realised is not None
+    assert release.certificate(public_stop=True).stated == ()
+    altered(tmp_path / "c.json", lambda data: data.update(stated=[PUBLIC_STOP]))
+    with pytest.raises(CertificateError, match="stated"):
+        ao.verify(tmp_path / "c.json")

@@ -22,7 +22,9 @@ from anyorder.ledger import replay
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
 from anyorder.plan.certificate import Evidence
 from anyorder.plan.plan import FORMAT
-from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Rescaled, RestartedBLT, Tree
+from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Tree
+from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.restarted import RestartedBLT
 from plans import flat_plan
 
 KEY = bytes(range(32))

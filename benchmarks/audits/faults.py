@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from anyorder.audit.faults import Case, cases
+from anyorder.audit.faults import cases
+from anyorder.audit.faults.judge import Case
 from benchmarks._report import Row
 
 FRONT_ENDS = Path(__file__).parents[2] / "tests" / "audit" / "front_ends.py"

@@ -16,9 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import anyorder as ao
-from anyorder.audit import Canaries, as_released, epsilon_lower_bound, plant, scores, visible, worst_steps
-from anyorder.participation import EpochShuffle, FixedOrder, Participation
-from anyorder.strategy import BandedInverse, BandedLowRank, Rescaled, SquareRoot, Strategy, ToeplitzBanded, Tree
+from anyorder.audit import Canaries, as_released, epsilon_lower_bound, plant, scores, worst_steps
+from anyorder.audit.canaries import visible
+from anyorder.participation import EpochShuffle, FixedOrder
+from anyorder.patterns import Participation
+from anyorder.strategy import BandedInverse, SquareRoot, Strategy, ToeplitzBanded, Tree
+from anyorder.strategy.low_rank import BandedLowRank
+from anyorder.strategy.rescaled import Rescaled
 from anyorder.workload import prefix_sum
 from benchmarks._report import Row, judged
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 import anyorder as ao
-from anyorder.accounting import calibrate_poisson, gdp_epsilon
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.poisson import calibrate_poisson
 from anyorder.audit.loader_check import CheckResult
 from anyorder.audit.observations import weights_of
 from benchmarks._report import Row

@@ -28,7 +28,8 @@ from torch import nn
 import anyorder as ao
 from anyorder.accounting import gdp_epsilon
 from anyorder.errors import CheckpointError, CheckpointWarning, ParticipationError, TrainingError
-from anyorder.federated import Round, Server
+from anyorder.federated import Server
+from anyorder.federated.server import Round
 from anyorder.participation import MinSeparation
 from anyorder.release.checkpoint import load
 from anyorder.strategy import BandedInverse

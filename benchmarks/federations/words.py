@@ -28,7 +28,8 @@ from torch import Tensor
 
 import anyorder as ao
 from anyorder.federated import LocalTraining, Server
-from anyorder.participation import MinSeparation, Participation, PoissonSampling, SingleEpoch
+from anyorder.participation import MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.plan.plan import Plan
 from benchmarks._report import Row, show
 from benchmarks.federations.next_word import Brown, WordLSTM, accuracy, read_brown, word_loss

@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 import anyorder as ao
-from anyorder.accounting import Curve, Gaussian, Sampled, compose
+from anyorder.accounting import Gaussian, Sampled
+from anyorder.accounting.curves import Curve, compose
 from anyorder.budget.account import Account, UnitFile
 from anyorder.budget.filter import best_order
 from anyorder.budget.log import Begin, Spend, encode, write_curve

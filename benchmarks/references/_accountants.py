@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyorder.accounting import rdp_epsilon, zcdp_rho
+from anyorder.accounting.gaussian import rdp_epsilon, zcdp_rho
 
 TENTHS = [1 + x / 10 for x in range(1, 100)]
 GOOGLE = [*TENTHS, *range(11, 64), 128, 256, 512, 1024]  # orders of dp-accounting

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyorder.participation import Participation
+from anyorder.patterns import Participation
 from anyorder.strategy import Strategy, error
 from anyorder.strategy.sensitivity import sensitivity
 from anyorder.workload import Workload

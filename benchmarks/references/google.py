@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from anyorder import workload as W
-from anyorder.accounting import gdp_epsilon, zcdp_rho
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.gaussian import zcdp_rho
 from anyorder.optimize import fit
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, SingleEpoch
 from anyorder.strategy import Independent, Tree

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 
 from anyorder import workload as W
-from anyorder.accounting import calibrate_gaussian, calibrate_poisson, gdp_epsilon, poisson_epsilon, zcdp_rho
-from anyorder.optimize import fit, fit_dense
-from anyorder.participation import FixedOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.gaussian import calibrate_gaussian, zcdp_rho
+from anyorder.accounting.poisson import calibrate_poisson, poisson_epsilon
+from anyorder.optimize import fit
+from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree
+from anyorder.strategy.dense import fit_dense
 from anyorder.strategy.sensitivity import sensitivity
 from anyorder.strategy.toeplitz import inverse_series
 from benchmarks.references._accountants import GAUSS, RENYI, pld, renyi, sampled, smallest

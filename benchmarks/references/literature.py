@@ -10,10 +10,10 @@ import numpy as np
 
 from anyorder import workload as W
 from anyorder.accounting import gdp_epsilon
-from anyorder.optimize import Optimum, fit, fit_dense
+from anyorder.optimize import fit
 from anyorder.participation import MinSeparation, SingleEpoch
 from anyorder.strategy import BLT, BandedInverse, Independent, ToeplitzBanded, Tree, error
-from anyorder.strategy.dense import dual_bound
+from anyorder.strategy.dense import Optimum, dual_bound, fit_dense
 from anyorder.strategy.fitting import disjoint
 from anyorder.strategy.sensitivity import sensitivity
 from benchmarks.references._value import Rule, Value, skip

@@ -8,22 +8,16 @@ from typing import Any
 import numpy as np
 
 from anyorder import workload as W
-from anyorder.accounting import calibrate_gaussian, gdp_epsilon
-from anyorder.optimize import Optimum, fit, fit_dense, rescale
-from anyorder.participation import FixedOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.strategy import (
-    BLT,
-    BandedInverse,
-    Independent,
-    Rescaled,
-    SquareRoot,
-    Strategy,
-    ToeplitzBanded,
-    Tree,
-    error,
-)
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.gaussian import calibrate_gaussian
+from anyorder.optimize import fit
+from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation
+from anyorder.strategy import BLT, BandedInverse, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree, error
 from anyorder.strategy.banded import fit_banded
 from anyorder.strategy.blt import fit_blts
+from anyorder.strategy.dense import Optimum, fit_dense
+from anyorder.strategy.rescaled import Rescaled, rescale
 from anyorder.strategy.sensitivity import sensitivity
 from benchmarks.references import google
 from benchmarks.references._value import LOCAL, Rule, Value, skip, statistics

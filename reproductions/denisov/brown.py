@@ -21,9 +21,9 @@ from benchmarks.federations.words import DELTA, MOMENTUM, SMALL
 import anyorder as ao
 from anyorder import workload as W
 from anyorder.federated import Layout, LocalTraining, Server
-from anyorder.optimize import fit_dense
 from anyorder.participation import SingleEpoch
 from anyorder.strategy import Dense, Strategy, Tree
+from anyorder.strategy.dense import fit_dense
 from anyorder.workload import Workload
 from reproductions import _runs
 from reproductions._claims import Claim, Run, judged

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import workload as W
-from anyorder.optimize import fit_dense
 from anyorder.participation import SingleEpoch
-from anyorder.strategy import BandedLowRank, Dense, Strategy, Tree
+from anyorder.strategy import Dense, Strategy, Tree
+from anyorder.strategy.dense import fit_dense
 from anyorder.strategy.error import row_variances
+from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.sensitivity import sensitivity
 from anyorder.workload import Workload
 from reproductions._claims import Claim, Curves, Run, judged

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, eigh
 
 from anyorder import workload as W
-from anyorder.optimize import fit_dense
 from anyorder.participation import SingleEpoch
+from anyorder.strategy.dense import fit_dense
 from anyorder.workload import Workload
 from reproductions._claims import Claim, Curves, Run, judged
 

@@ -11,9 +11,9 @@ from scipy.stats import beta
 from anyorder import workload as W
 from anyorder.accounting import gdp_delta, gdp_epsilon
 from anyorder.audit import epsilon_lower_bound
-from anyorder.optimize import fit_dense
 from anyorder.participation import SingleEpoch
 from anyorder.strategy import Dense, Strategy, Tree
+from anyorder.strategy.dense import fit_dense
 from anyorder.strategy.error import row_variances
 from anyorder.strategy.sensitivity import sensitivity
 from reproductions._claims import Claim, Run, judged

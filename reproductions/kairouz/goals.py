@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from anyorder.accounting import compose, gdp_epsilon, poisson_epsilon
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.curves import compose
+from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.strategy import Tree, error
 from anyorder.workload import momentum
 from reproductions._claims import Claim, Curves, Run, judged

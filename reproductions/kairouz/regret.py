@@ -149,5 +149,5 @@ def table1(run: Run) -> Iterator[Claim]:
         statement="The averaged model has excess risk of the order of the regret",
         theirs="online to batch",
         verdict="not tried",
-        why="It is Theorem 5.1 and Jensen's inequality, with no constant of its own; `ao.online.risk_bound` has ours.",
+        why="It is Theorem 5.1 and Jensen's inequality, with no constant of its own; `regret.risk_bound` has ours.",
     )

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from anyorder.accounting import compose, gdp_epsilon
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.curves import compose
 from reproductions._claims import Claim, Run, judged
 
 TABLE_4 = ((1.13, 18.71), (2.33, 7.83), (4.03, 4.19), (6.21, 2.60), (8.83, 1.77))

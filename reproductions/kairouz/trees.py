@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyorder.accounting import calibrate_poisson, gdp_mu
-from anyorder.participation import EpochShuffle, FixedOrder, Participation, SingleEpoch
+from anyorder.accounting import gdp_mu
+from anyorder.accounting.poisson import calibrate_poisson
+from anyorder.participation import EpochShuffle, FixedOrder, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.strategy import Independent, Tree, error
 from anyorder.workload import Workload, momentum, prefix_sum
 from reproductions._claims import Claim, Curves, Run, judged

@@ -13,39 +13,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from anyorder import accounting, errors, noise, optimize, participation, strategy, workload
-from anyorder.accounting import compose
-from anyorder.plan.certificate import Certificate, Evidence, verify
+from anyorder.accounting.curves import compose
+from anyorder.plan.certificate import Certificate, verify
 from anyorder.plan.options import SGD, Limits, mechanism, order
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import compare, plan
-from anyorder.plan.receipt import Receipt
-from anyorder.strategy.bound import Bound
-from anyorder.strategy.error import RENAMED, last_error, max_error, renamed, rmse
+from anyorder.strategy.error import RENAMED, renamed, rmse
 from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 
 if TYPE_CHECKING:
-    from anyorder import audit, budget, clipping, federated, online, release, sampling, sparse, training
-    from anyorder.audit import check
-    from anyorder.budget import Budget, tune
-    from anyorder.clipping import bounded_sum, check_model
-    from anyorder.release import Release
-    from anyorder.sampling import FixedOrderSampler
-    from anyorder.training import FTRL, PrivacyEngine
+    from anyorder import audit, budget, clipping, federated, online, sampling, sparse, training
+    from anyorder.audit.loader_check import check
+    from anyorder.budget.file import Budget
+    from anyorder.budget.search import tune
+    from anyorder.clipping.bounded import bounded_sum
+    from anyorder.clipping.validate import check_model
+    from anyorder.release.release import Release
+    from anyorder.sampling.samplers import FixedOrderSampler
+    from anyorder.training.engine import PrivacyEngine
+    from anyorder.training.optimizers import FTRL, Public
 
 __version__ = "0.1.0"
 
 __all__ = [
     "FTRL",
     "SGD",
-    "Bound",
     "Budget",
     "Certificate",
-    "Evidence",
     "FixedOrderSampler",
     "Limits",
     "Plan",
     "PrivacyEngine",
-    "Receipt",
+    "Public",
     "Release",
     "accounting",
     "audit",
@@ -58,8 +57,6 @@ __all__ = [
     "compose",
     "errors",
     "federated",
-    "last_error",
-    "max_error",
     "mechanism",
     "noise",
     "online",
@@ -67,7 +64,6 @@ __all__ = [
     "order",
     "participation",
     "plan",
-    "release",
     "rmse",
     "sampling",
     "sensitivity",
@@ -83,26 +79,26 @@ __all__ = [
 # `plan` and `sensitivity` are functions beside modules of that name. They are bound above, after the import of those
 # modules has bound the modules themselves; bound lazily, a name would stay the module.
 _LAZY = {
-    "Budget": "budget",
-    "FTRL": "training",
-    "FixedOrderSampler": "sampling",
-    "PrivacyEngine": "training",
-    "Release": "release",
+    "Budget": "budget.file",
+    "FTRL": "training.optimizers",
+    "FixedOrderSampler": "sampling.samplers",
+    "PrivacyEngine": "training.engine",
+    "Public": "training.optimizers",
+    "Release": "release.release",
     "audit": "",
-    "bounded_sum": "clipping",
+    "bounded_sum": "clipping.bounded",
     "budget": "",
-    "check": "audit",
-    "check_model": "clipping",
+    "check": "audit.loader_check",
+    "check_model": "clipping.validate",
     "clipping": "",
     "federated": "",
     "online": "",
-    "release": "",
     "sampling": "",
     "sparse": "",
     "training": "",
-    "tune": "budget",
+    "tune": "budget.search",
 }
-"""Name -> the room it is from, or "" for a room itself."""
+"""Name -> the module it is from, or "" for a room itself."""
 
 
 if not TYPE_CHECKING:  # which sees the imports above, and tells of names that are none

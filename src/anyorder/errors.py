@@ -8,10 +8,12 @@ __all__ = [
     "CheckpointError",
     "CheckpointWarning",
     "ClippingWarning",
+    "IsolationError",
     "LimitError",
     "LoaderError",
     "MissingDependencyError",
     "ModelError",
+    "ModelWarning",
     "NoiseWarning",
     "NonFiniteError",
     "OptimizerWarning",
@@ -63,6 +65,10 @@ class NonFiniteError(TrainingError):
     """Under `non_finite="refuse"`: a unit's gradient is NaN or infinite. No noise covers this message."""
 
 
+class IsolationError(AnyorderError, AssertionError):
+    """A check of isolation found a channel by which one unit reaches more than its own part of its own steps."""
+
+
 class CheckpointError(AnyorderError, RuntimeError):
     """A checkpoint cannot be written, read, or resumed without harm to privacy."""
 
@@ -91,8 +97,12 @@ class ClippingWarning(UserWarning):
     """The clipped sums are right, and made in a slow way."""
 
 
+class ModelWarning(UserWarning):
+    """On made-up data a model would learn nothing, does other things alone than in a batch, or keeps something."""
+
+
 class OptimizerWarning(UserWarning):
-    """The run is private, and its correlated noise was fitted to another kind of optimizer than it has."""
+    """The run is private, and noise was fitted to another kind of optimizer, or parameters are frozen without it."""
 
 
 class SelectionWarning(UserWarning):

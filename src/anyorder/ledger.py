@@ -15,9 +15,9 @@ from anyorder import checks, durable
 from anyorder.checks import frozen
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.formats import inflate, spend_participations
-from anyorder.participation import KnownOrder, Participation
+from anyorder.participation import KnownOrder
 from anyorder.participation.registry import ORDERS
-from anyorder.patterns import Refusals, Rule
+from anyorder.patterns import Participation, Refusals, Rule
 
 Integers = NDArray[np.int64]
 

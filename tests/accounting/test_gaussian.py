@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 from mpmath import mpf
 
 from accounting.oracle import delta_of, epsilon_of
-from anyorder.accounting import (
-    calibrate_gaussian,
-    compose,
-    gaussian,
-    gdp_delta,
-    gdp_epsilon,
-    gdp_mu,
-    rdp_epsilon,
-    zcdp_rho,
-)
+from anyorder.accounting import gaussian, gdp_delta, gdp_epsilon, gdp_mu
+from anyorder.accounting.curves import compose
+from anyorder.accounting.gaussian import calibrate_gaussian, rdp_epsilon, zcdp_rho
 from anyorder.errors import ArgumentError
 
 MUS = (1e-100, 1e-8, 1e-4, 0.03, 0.5, 0.999, 1.0, 1.001, 3.0, 7.0, 30.0, 500.0)

@@ -5,7 +5,9 @@ import math
 import pytest
 
 from accounting.oracle import epsilon_of, poisson_step_epsilon
-from anyorder.accounting import calibrate_gaussian, calibrate_poisson, gdp_epsilon, poisson_epsilon
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.gaussian import calibrate_gaussian
+from anyorder.accounting.poisson import calibrate_poisson, poisson_epsilon
 
 # name: (epsilon(mu, delta), what it must not be below, the most it may lie above it relatively or None)
 ACCOUNTANTS = {

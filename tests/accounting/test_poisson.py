@@ -10,8 +10,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from anyorder import checks
-from anyorder.accounting import calibrate_poisson, gdp_epsilon, poisson, poisson_epsilon
-from anyorder.accounting.poisson import replaced_gaussian, sampled_gaussian
+from anyorder.accounting import gdp_epsilon, poisson
+from anyorder.accounting.poisson import calibrate_poisson, poisson_epsilon, replaced_gaussian, sampled_gaussian
 from anyorder.errors import ArgumentError, MissingDependencyError
 from references import load
 

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from anyorder.accounting import calibrate_gaussian, compose, gdp_epsilon, rdp_epsilon, zcdp_rho
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.curves import compose
+from anyorder.accounting.gaussian import calibrate_gaussian, rdp_epsilon, zcdp_rho
 from references import load
 
 TENTHS = [1 + x / 10 for x in range(1, 100)]

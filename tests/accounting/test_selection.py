@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose, gdp_delta, gdp_epsilon
+from anyorder.accounting import BoundedRange, Gaussian, Sampled, gdp_delta, gdp_epsilon
 from anyorder.accounting.bounded_range import (
     _STEEPEST,
     _of_draw,
@@ -16,6 +16,7 @@ from anyorder.accounting.bounded_range import (
     bounded_range_delta,
     bounded_range_mu,
 )
+from anyorder.accounting.curves import compose
 from anyorder.errors import ArgumentError
 
 EPSILONS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 3.0)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import Composed, Gaussian, Sampled, compose, gdp_delta, gdp_epsilon
+from anyorder.accounting import Gaussian, Sampled, gdp_delta, gdp_epsilon
+from anyorder.accounting.curves import Composed, compose
 from anyorder.audit import bounds as gaussian_law
 from anyorder.audit import epsilon_lower_bound, f_dp, many_runs, mu_estimate, one_run, p_value
 from anyorder.audit.bounds import METHODS

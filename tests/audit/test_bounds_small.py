@@ -19,7 +19,8 @@ import pytest
 from scipy.optimize import linprog
 from scipy.stats import binom
 
-from anyorder.accounting import Amplified, Gaussian
+from anyorder.accounting import Gaussian
+from anyorder.accounting.amplification.claims import Amplified
 from anyorder.audit import epsilon_lower_bound, f_dp, many_runs, one_run, p_value
 from anyorder.participation import BallsInBins
 from anyorder.strategy import Independent

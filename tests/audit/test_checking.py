@@ -29,7 +29,8 @@ from torch.utils.data import (
 
 import anyorder as ao
 from anyorder._draws import Draws
-from anyorder.accounting import gdp_epsilon, poisson_epsilon
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.audit.arrivals import Arrivals
 from anyorder.audit.loader_check import judge, printed
 from anyorder.audit.observations import (

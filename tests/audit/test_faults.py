@@ -12,10 +12,10 @@ import pytest
 
 import anyorder
 import anyorder as ao
-from anyorder.audit.faults import Case, Fault, FrontEnd, audit_front_end, cases, patched
+from anyorder.audit.faults import Fault, FrontEnd, audit_front_end, cases, patched
 from anyorder.audit.faults.core import FAULTS, one_step_closer
 from anyorder.audit.faults.front_end import Reached, SumFault
-from anyorder.audit.faults.judge import PARTS, Verdict, attack, echoes, noise
+from anyorder.audit.faults.judge import PARTS, Case, Verdict, attack, echoes, noise
 from anyorder.audit.faults.trial import FaultTrial, SampledTrial, banded, tree
 from anyorder.audit.laws import NoiseLaw
 from anyorder.errors import ArgumentError, TrainingError
@@ -123,8 +123,7 @@ def everything_patched():
     from anyorder._draws import Draws
     from anyorder.ledger import Ledger
     from anyorder.noise import program
-    from anyorder.release import Release
-    from anyorder.release.release import SharedNoise
+    from anyorder.release.release import Release, SharedNoise
     from audit import front_ends as ours
 
     owners = (Ledger, program, sys.modules["anyorder.plan.plan"], Release, SharedNoise, Draws, ours)

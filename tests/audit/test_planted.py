@@ -13,14 +13,15 @@ import anyorder as ao
 from anyorder.accounting import Gaussian, Sampled
 from anyorder.app import AuditSummary
 from anyorder.audit import Canaries, plant, random_steps, scores, worst_steps
-from anyorder.audit.canaries import sampled_scores
+from anyorder.audit.canaries import sampled_scores, visible
 from anyorder.audit.result import Audited
 from anyorder.errors import ArgumentError, ParticipationError, TrainingError
 from anyorder.ledger import Ledger
 from anyorder.noise import NoiseSource
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, PoissonSampling
 from anyorder.release.release import SharedNoise
-from anyorder.strategy import Independent, RestartedBLT, ToeplitzBanded, Tree
+from anyorder.strategy import Independent, ToeplitzBanded, Tree
+from anyorder.strategy.restarted import RestartedBLT
 from laws.cases import PARTICIPATIONS, SAMPLED, STRATEGIES
 from plans import flat_plan
 from training.test_engine import EPOCHS, STEPS, backward, data, gradients, planned, private
@@ -105,9 +106,7 @@ def test_scores_under_noise_alone_are_standard(name):
         release.step([], np.zeros(600))
     result = planted.result()
     inside, outside = (result.scores[result.included == side] / result.noise_std for side in (True, False))
-    seen = (
-        ao.audit.visible(ao.audit.as_released(plan.strategy), [planted.steps[0]])[0] * plan.clip_norm / plan.noise_std
-    )
+    seen = visible(ao.audit.as_released(plan.strategy), [planted.steps[0]])[0] * plan.clip_norm / plan.noise_std
     assert seen <= result.mus[0] * (1 + 1e-9)
     for part, mean in ((inside, seen), (outside, 0)):
         assert abs(part.mean() - mean) < 5 / np.sqrt(len(part))

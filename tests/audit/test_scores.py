@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from anyorder.audit import Canaries, as_released, scores, visible
-from anyorder.audit.canaries import Scorer, forward, sampled_scores
+from anyorder.audit import Canaries, as_released, scores
+from anyorder.audit.canaries import Scorer, forward, sampled_scores, visible
 from anyorder.errors import ArgumentError, PlanError, TrainingError
-from anyorder.strategy import BandedInverse, Independent, Rescaled, SquareRoot, Tree
+from anyorder.strategy import BandedInverse, Independent, SquareRoot, Tree
 from anyorder.strategy.registry import KINDS
+from anyorder.strategy.rescaled import Rescaled
 from anyorder.workload import prefix_sum
 from laws.cases import STRATEGIES
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import BoundedRange, Gaussian, rdp_epsilon
+from anyorder.accounting import BoundedRange, Gaussian
+from anyorder.accounting.gaussian import rdp_epsilon
 from anyorder.budget import Geometric
 from anyorder.budget.account import Account, UnitFile, _float_up, _fraction, _squares
 from anyorder.budget.filter import Searched, best_order, renyi

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose, gdp_mu
+from anyorder.accounting import BoundedRange, Gaussian, Sampled, gdp_mu
+from anyorder.accounting.curves import compose
 from anyorder.errors import ArgumentError, BudgetError
 from anyorder.participation import KnownOrder, MinSeparation
 from anyorder.plan.certificate import realised_claim

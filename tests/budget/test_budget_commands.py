@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip("typer")
@@ -16,6 +17,7 @@ from anyorder.budget import Geometric
 from anyorder.budget.claim import SearchClaim
 from anyorder.budget.file import export, nist, opendp
 from anyorder.errors import ArgumentError, BudgetError
+from anyorder.participation import MinSeparation
 
 TRAIN = ["train", "--epsilon", "3", "--mechanism", "tree", "--epochs", "1", "--batch-size", "480"]
 
@@ -111,24 +113,23 @@ def test_a_training_run_is_entered_once_and_refused_before_it_writes(path, tmp_p
     assert invoke("budget", tmp_path / "none", "settle", folder / "run.privacy.json").exit_code == 1
 
 
-def test_a_run_that_was_killed_before_its_first_step_begins_again_under_its_entry(path, tmp_path, plan):
-    from anyorder.app.job import charge, charge_again
+def test_a_run_is_entered_in_its_own_budget_alone(path, tmp_path, plan):
+    from anyorder.app import session
 
     made(path)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    charge(folder, path, plan)
-    charge(folder, path, plan)
-    charge_again(folder, plan)
-    assert len(ao.Budget(path).entries()) == 1
-    moved = path.with_name("elsewhere")
-    path.rename(moved)
-    with pytest.raises(BudgetError, match="there is no budget file"):
-        charge_again(folder, plan)
-    path.with_name(".people.budget.mark").unlink()
-    ao.Budget(path, 4.0, 1e-5)
-    with pytest.raises(BudgetError, match="not the budget in which this run was entered"):
-        charge_again(folder, plan)
+    with session.begin(tmp_path / "run", "run", plan, {}, path) as folder:
+        release = ao.Release(plan, 2, checkpoint=folder / "checkpoint.pt")
+        for _ in range(2):  # each session
+            session.enter(folder, plan, release.save, release.certificate)
+        assert len(ao.Budget(path).entries()) == 1
+        moved = path.with_name("elsewhere")
+        path.rename(moved)
+        with pytest.raises(BudgetError, match="there is no budget file"):
+            session.enter(folder, plan, release.save, release.certificate)
+        path.with_name(".people.budget.mark").unlink()
+        ao.Budget(path, 4.0, 1e-5)
+        with pytest.raises(BudgetError, match="not the budget in which this run was entered"):
+            session.enter(folder, plan, release.save, release.certificate)
 
 
 def test_a_fit_is_entered_once_and_refused_before_it_writes(path, tmp_path):
@@ -307,3 +308,17 @@ def test_an_empty_budget_exports(path):
         assert json.loads(export(ao.Budget(path), form))
     with pytest.raises(ArgumentError, match="format"):
         export(ao.Budget(path), "yaml")
+
+
+def test_a_run_that_stopped_early_is_settled_with_the_evidence_beside_its_certificate(path, tmp_path):
+    plan = ao.plan(order=MinSeparation(8, 2, 4), batch_size=1, epsilon=2, delta=1e-5, mechanism="independent")
+    budget = ao.Budget(path, 4.0, 1e-5)
+    budget.spend(plan, "a run", run="early")
+    release = ao.Release(plan, 1)
+    release.step(["a"], np.zeros(1, np.float32))
+    release.certificate().save(tmp_path / "run.privacy.json")
+    settle = ["budget", path, "settle", tmp_path / "run.privacy.json", "--run", "early"]
+    assert "stopped early" in invoke(*settle).stderr
+    release.evidence().save(tmp_path / "run.evidence.json")
+    assert invoke(*settle).exit_code == 0
+    assert budget.entries()[0].settled.mu == pytest.approx(plan.mu / 2)  # once, of four times

@@ -9,7 +9,9 @@ import pytest
 from scipy.special import ndtr
 from scipy.stats import norm
 
-from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose, rdp_epsilon
+from anyorder.accounting import BoundedRange, Gaussian, Sampled
+from anyorder.accounting.curves import compose
+from anyorder.accounting.gaussian import rdp_epsilon
 from anyorder.budget import Geometric, Logarithmic, NegativeBinomial, Poisson
 from anyorder.budget.filter import Searched, best_order, dominating_squared, renyi, renyi_left, root_down, root_up
 from anyorder.budget.laws import weight

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import anyorder as ao
-from anyorder.accounting import Gaussian, compose
+from anyorder.accounting import Gaussian
+from anyorder.accounting.curves import compose
 from anyorder.accounting.selection import Counts
 from anyorder.budget import Fixed, Geometric, Poisson, search_epsilon
 from anyorder.budget.claim import SearchCertificate, read_space, uniforms

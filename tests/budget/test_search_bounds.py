@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from anyorder.accounting import BoundedRange, Gaussian, Sampled, compose
+from anyorder.accounting import BoundedRange, Gaussian, Sampled
+from anyorder.accounting.curves import compose
 from anyorder.budget import Fixed, Geometric, Logarithmic, NegativeBinomial, Poisson, calibrate_search, search_epsilon
 from anyorder.budget.laws import search_delta
 from anyorder.errors import ArgumentError

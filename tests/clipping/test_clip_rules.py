@@ -15,7 +15,7 @@ from anyorder.clipping import per_example as engine
 from anyorder.clipping.clip_rules import ClipRule, Cut
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping
 from anyorder.errors import ArgumentError
-from anyorder.release.schedules import Fixed
+from anyorder.release.schedules import FixedNorm
 from clipping.brute import assert_close, norm, per_example, run
 from laws.cases import CLIP_RULES as RULES
 
@@ -281,8 +281,8 @@ def test_a_rule_from_elsewhere_with_coordinates_is_refused_before_anything_runs(
 
 
 def test_what_a_rule_asks_for_is_factors_and_a_schedule():
-    assert Cut.of(None) == Cut.of(Flat()) == Cut(Flat(), Fixed())
-    assert Cut.of(Automatic(0.3)) == Cut(Automatic(0.3), Fixed())
+    assert Cut.of(None) == Cut.of(Flat()) == Cut(Flat(), FixedNorm())
+    assert Cut.of(Automatic(0.3)) == Cut(Automatic(0.3), FixedNorm())
     assert Cut.of(Adaptive(0.3)) == Cut(Flat(), Adaptive(0.3))
     assert not Cut.of(PerGroup()).counted
     assert Cut.of(Adaptive()).counted == (Adaptive.COUNT,)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from anyorder.clipping import check_model, convert
+from anyorder.clipping import convert
 from anyorder.clipping.per_example import GhostClipping
+from anyorder.clipping.validate import check_model
 from anyorder.errors import ArgumentError, ModelError
 
 

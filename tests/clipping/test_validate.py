@@ -6,8 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
-from anyorder.clipping import check_model
-from anyorder.clipping.validate import refuse_unfit
+from anyorder.clipping.validate import check_model, refuse_unfit
 from anyorder.errors import ArgumentError, ModelError
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import gdp_epsilon, rdp_epsilon, zcdp_rho
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.gaussian import rdp_epsilon, zcdp_rho
 from anyorder.participation import MinSeparation
 from anyorder.strategy import Banded, Tree
 from references import load

@@ -332,11 +332,11 @@ def test_the_first_phase_may_be_a_server_of_users():
 
 
 def test_silo_shares_nothing_and_full_dp_everything():
-    alone = ao.federated.silo(Two(), some_owners(), LOCAL.change)
+    alone = joint.silo(Two(), some_owners(), LOCAL.change)
     assert alone.certificate is None
     assert set(alone.personal["owner 0"]) == {name for name, _ in Two().named_parameters()}
     assert all(torch.equal(a, b) for a, b in zip(alone.model.parameters(), Two().parameters(), strict=True))
-    whole = ao.federated.full_dp(Two(), some_owners(), trainer())
+    whole = joint.full_dp(Two(), some_owners(), trainer())
     assert whole.personal["owner 0"] == {}
     assert torch.equal(whole.model_of("owner 0").mine.bias, whole.model.mine.bias)
     assert not torch.equal(whole.model.mine.bias, Two().mine.bias)
@@ -348,7 +348,7 @@ def test_fed_avg_weighs_by_examples_and_claims_nothing():
     def change(model, layout, examples, seed):
         return torch.full((layout.size,), float(len(examples[1])))
 
-    found = ao.federated.fed_avg(Two(), owners, change, rounds=2)
+    found = joint.fed_avg(Two(), owners, change, rounds=2)
     assert found.certificate is None
     moved = found.model.base.weight - Two().base.weight
     torch.testing.assert_close(moved, torch.full_like(moved, 2 * (1 / 4 * 1 + 3 / 4 * 3)))

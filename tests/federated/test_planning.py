@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from anyorder.accounting import gdp_epsilon, poisson_epsilon
+from anyorder.accounting import gdp_epsilon
+from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.federated import epsilon_by_report_goal
 from anyorder.federated.planning import at_same_error

@@ -13,7 +13,8 @@ from anyorder.clipping import Adaptive
 from anyorder.clipping.bounded import ClippedSum
 from anyorder.clipping.clip_rules import Cut
 from anyorder.errors import AnyorderError, ParticipationError
-from anyorder.federated import Layout, Round, Server, clip_message
+from anyorder.federated import Layout, Server, clip_message
+from anyorder.federated.server import Round
 from anyorder.release.schedules import MovingNorm
 from audit.front_ends import federated, federated_adaptive
 from federated.servers import GOAL, Net, independent, make, message, messages, run, same

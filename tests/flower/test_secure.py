@@ -409,7 +409,7 @@ def test_sums_that_could_wrap_are_refused_before_training():
 
 def test_floats_are_not_summed_under_masks():
     run = server(plan(rounds=1, on_device=("clipping",)))
-    with pytest.raises(PlanError, match="plan with secure="):
+    with pytest.raises(PlanError, match=r"plan with ao\.mechanism\(secure="):
         PrivateStrategy(run)
     run = server(masked(rounds=1, goal=1))
     with pytest.raises(PlanError, match="report goal of two or more"):

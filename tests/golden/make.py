@@ -61,7 +61,7 @@ def releases(folder):
             if t == SAVED - 1:
                 release.save({"note": name})
         if not beside:
-            release.certificate().save(folder / "run.privacy.json")
+            release.certificate(public_stop=True).save(folder / "run.privacy.json")
             release.evidence().save(folder / "run.evidence.json")
         release.close()
     plan().save(folder / "plan.json")
@@ -90,7 +90,7 @@ def budgets(folder):
     with ao.Release(plan(), SIZE, key=KEY) as release:
         for t in range(STEPS):
             release.step(units(t), total(t))
-        budget.settle(release.certificate(), run="the run")
+        budget.settle(release.certificate(public_stop=True), run="the run")
     budget.limit(9.0, 1e-5)
 
 

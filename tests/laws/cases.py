@@ -13,12 +13,12 @@ from anyorder.participation import (
     KnownOrder,
     MinSeparation,
     MinSeparationSampling,
-    Participation,
     PoissonSampling,
     RandomAllocation,
     SingleEpoch,
     TruncatedPoisson,
 )
+from anyorder.patterns import Participation
 from anyorder.strategy import Strategy
 from anyorder.strategy.registry import KINDS
 

@@ -7,8 +7,11 @@ from typing import get_args
 
 import pytest
 
-from anyorder.accounting import Amplified, BoundedRange, Composed, Curve, Gaussian, Pld, Sampled, compose
+from anyorder.accounting import BoundedRange, Gaussian, Sampled
+from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.amplification.methods import Pld
 from anyorder.accounting.bounded_range import bounded_range_mu
+from anyorder.accounting.curves import Composed, Curve, compose
 from anyorder.participation import BallsInBins, MinSeparationSampling, RandomAllocation, TruncatedPoisson
 from anyorder.strategy import Independent, ToeplitzBanded
 

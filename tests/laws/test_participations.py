@@ -7,7 +7,7 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from anyorder import participation
+from anyorder import participation, patterns
 from anyorder.errors import ParticipationError
 from anyorder.ledger import Ledger, allows
 from anyorder.participation import (
@@ -15,13 +15,12 @@ from anyorder.participation import (
     CyclicPoisson,
     KnownOrder,
     MinSeparationSampling,
-    Participation,
     PoissonSampling,
     RandomAllocation,
     TruncatedPoisson,
 )
 from anyorder.participation.registry import ORDERS
-from anyorder.patterns import Listed
+from anyorder.patterns import Listed, Participation
 from laws.cases import PARTICIPATIONS, SAMPLED, over
 
 CASES = {**PARTICIPATIONS, **SAMPLED}
@@ -115,7 +114,7 @@ def test_what_covers_allows_all(name: str) -> None:
 @every_size
 def test_files_keep_it(name: str, n: int) -> None:
     rule = CASES[name](n)
-    again = participation.from_dict(json.loads(json.dumps(rule.to_dict())))
+    again = patterns.from_dict(json.loads(json.dumps(rule.to_dict())))
     assert again == rule
     assert again.pattern == rule.pattern
     assert hash(again) == hash(rule)

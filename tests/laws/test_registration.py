@@ -14,11 +14,11 @@ from typing import get_args
 import numpy as np
 
 import anyorder
-from anyorder.accounting import Curve
+from anyorder.accounting.curves import Curve
 from anyorder.clipping.clip_rules import ClipRule
-from anyorder.participation import Participation, Pattern
 from anyorder.participation.registry import ORDERS
-from anyorder.release.schedules import Fixed, Schedule
+from anyorder.patterns import Participation, Pattern
+from anyorder.release.schedules import FixedNorm, Schedule
 from anyorder.strategy import Strategy, Tree
 from anyorder.strategy.registry import KINDS, Structure
 from anyorder.strategy.toeplitz import Toeplitz
@@ -91,8 +91,8 @@ def test_every_family_of_patterns_is_in_the_laws():
 
 
 def test_every_rule_of_clipping_is_in_the_laws():
-    """And every schedule of norms but `Fixed`, under which all the others are."""
-    assert {type(rule) for rule in CLIP_RULES.values()} == {*members(ClipRule), *get_args(Schedule)} - {Fixed}
+    """And every schedule of norms but `FixedNorm`, under which all the others are."""
+    assert {type(rule) for rule in CLIP_RULES.values()} == {*members(ClipRule), *get_args(Schedule)} - {FixedNorm}
 
 
 def test_every_curve_is_in_the_laws():

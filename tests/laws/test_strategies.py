@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.strategy import Banded, Combination, Rescaled, Strategy, Toeplitz, from_dict
-from anyorder.strategy.registry import Structure, kind_of
+from anyorder.strategy import Banded, Strategy, Toeplitz
+from anyorder.strategy.base import Combination
+from anyorder.strategy.registry import Structure, from_dict, kind_of
+from anyorder.strategy.rescaled import Rescaled
 from laws.cases import STRATEGIES, over
 
 SIZES = [1, 2, 3, 7, 16, 29]

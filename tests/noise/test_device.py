@@ -8,18 +8,9 @@ from anyorder.errors import ArgumentError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream, torch_path
 from anyorder.noise.compiled import CompiledPath, Targets
 from anyorder.noise.torch_path import TorchPath
-from anyorder.strategy import (
-    BLT,
-    Banded,
-    BandedInverse,
-    Dense,
-    Independent,
-    Rescaled,
-    RestartedBLT,
-    Strategy,
-    ToeplitzBanded,
-    Tree,
-)
+from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Strategy, ToeplitzBanded, Tree
+from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.restarted import RestartedBLT
 from noise.steps import Steps
 from noise.steps import steps as all_steps
 

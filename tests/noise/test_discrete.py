@@ -12,7 +12,8 @@ from anyorder.accounting import gdp_delta
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, StepsExhaustedError
 from anyorder.noise import NoiseSource, discrete
 from anyorder.noise.discrete import GridStream
-from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Rescaled, ToeplitzBanded, Tree
+from anyorder.strategy import BLT, BandedInverse, Dense, Independent, ToeplitzBanded, Tree
+from anyorder.strategy.rescaled import Rescaled
 
 KEY = bytes(range(32))
 SOURCE = NoiseSource(KEY)

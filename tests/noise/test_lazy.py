@@ -11,19 +11,10 @@ from anyorder.errors import ArgumentError, CheckpointError, PlanError
 from anyorder.noise import NoiseSource, lazy
 from anyorder.noise import lazy as lazy_maps
 from anyorder.noise.lazy import Jumps, Maps
-from anyorder.strategy import (
-    BLT,
-    Banded,
-    BandedInverse,
-    Dense,
-    Independent,
-    Rescaled,
-    RestartedBLT,
-    SquareRoot,
-    ToeplitzBanded,
-    Tree,
-)
+from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, ToeplitzBanded, Tree
 from anyorder.strategy.registry import KINDS, Structure
+from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.restarted import RestartedBLT
 from anyorder.workload import Workload
 
 N = 29

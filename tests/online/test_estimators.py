@@ -25,8 +25,8 @@ from anyorder.audit.faults.core import FAULTS
 from anyorder.audit.faults.front_end import Reached
 from anyorder.errors import ArgumentError, CheckpointError, ParticipationError, StepsExhaustedError, TrainingError
 from anyorder.online import Ball, LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression, Squared
-from anyorder.online.features import Groups, RowBound
-from anyorder.release import Release
+from anyorder.online.features import RowBound, RowsByUnit
+from anyorder.release.release import Release
 from online.test_scaler import least_sigma
 
 KEY = bytes(range(32))
@@ -326,7 +326,7 @@ def test_the_rows_of_a_unit_come_together():
 
 
 def test_units_come_in_the_order_of_their_first_rows_and_name_every_row():
-    groups = Groups(["b", "c", "b", "a", "c"], 5)
+    groups = RowsByUnit(["b", "c", "b", "a", "c"], 5)
     assert [batch.tolist() for batch in groups.batches(1, None)] == [[0, 2], [1, 4], [3]]
     assert [batch.tolist() for batch in groups.batches(2, np.array([2, 0, 1]))] == [[1, 4, 3], [0, 2]]
     for call in (made().fit, made(horizon=20).partial_fit):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import processes
 from anyorder.app.cli import app
-from anyorder.app.fit import Bounds, FitSettings, Table, _Work, fit, load_model, resume_fit
+from anyorder.app.fit import Bounds, CsvTable, FitSettings, _Work, fit, load_model, resume_fit
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.plan.certificate import verify
 
@@ -59,7 +59,7 @@ def invoke(*arguments):
 
 
 def table(path, **changes):
-    return Table(path, Bounds.of(BOUNDS), "income", **changes)
+    return CsvTable(path, Bounds.of(BOUNDS), "income", **changes)
 
 
 def everything(made):
@@ -123,7 +123,7 @@ def test_a_spoiled_row_is_nan_and_touches_no_other(tmp_path, name):
 def test_targets_are_cut_to_their_bounds_and_none_spoils_its_row(tmp_path):
     words = ["5", "-3", "99", " 7 ", "nan", "inf", "-Infinity", "1e400", "", "x"]
     path = write(tmp_path / "t.csv", [f"1,{word}" for word in words], header="a,y")
-    X, y = everything(Table(path, Bounds.of({"features": {"a": [0, 2]}, "target": [1, 8]}), "y"))
+    X, y = everything(CsvTable(path, Bounds.of({"features": {"a": [0, 2]}, "target": [1, 8]}), "y"))
     assert y[:4].tolist() == [5, 1, 8, 7]
     assert X[:4, 0].tolist() == [0] * 4
     assert np.isnan(X[4:]).all()

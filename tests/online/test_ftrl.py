@@ -19,8 +19,9 @@ from anyorder.errors import (
     TrainingError,
 )
 from anyorder.noise import NoiseSource
-from anyorder.online import Ball, Box, Everything, Hinge, Learner, Logistic, PoissonLoss, Simplex, Softmax, Squared
+from anyorder.online import Ball, Box, Hinge, Learner, Logistic, PoissonLoss, Simplex, Softmax, Squared
 from anyorder.online.losses import CustomLoss
+from anyorder.online.sets import Everything
 from anyorder.participation import MinSeparation, PoissonSampling
 from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, Tree
 from anyorder.workload import prefix_sum

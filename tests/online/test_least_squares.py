@@ -10,8 +10,9 @@ from scipy.optimize import minimize
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
-from anyorder.online import Ball, Box, Everything, LeastSquares, Simplex
+from anyorder.online import Ball, Box, LeastSquares, Simplex
 from anyorder.online.least_squares import Streams, minimise
+from anyorder.online.sets import Everything
 from anyorder.online.sums import Examples
 from anyorder.plan.planner import plan_at_sigma
 from online.test_ftrl import is_free

@@ -7,7 +7,8 @@ import pytest
 from scipy.optimize import minimize
 
 from anyorder.errors import ArgumentError
-from anyorder.online import Ball, Box, Everything, Simplex
+from anyorder.online import Ball, Box, Simplex
+from anyorder.online.sets import Everything
 
 SETS = {
     "everything": lambda d, g: Everything(),

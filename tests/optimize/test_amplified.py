@@ -10,23 +10,26 @@ from scipy.linalg import toeplitz
 from scipy.stats import norm
 from tests.references import reference
 
-from anyorder.accounting import calibrate_gaussian, calibrate_poisson
 from anyorder.accounting.amplification.mixture import bins_gram
+from anyorder.accounting.gaussian import calibrate_gaussian
+from anyorder.accounting.poisson import calibrate_poisson
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize import choose, fit, fit_named
+from anyorder.optimize import choose, fit
 from anyorder.optimize.amplified import Guess, Judge, Weighted, composed
+from anyorder.optimize.candidates import fit_named
 from anyorder.participation import (
     BallsInBins,
     CyclicPoisson,
     FixedOrder,
     MinSeparationSampling,
-    Participation,
     PoissonSampling,
     RandomAllocation,
     TruncatedPoisson,
 )
-from anyorder.strategy import Banded, Independent, RestartedBLT, Strategy, ToeplitzBanded
+from anyorder.patterns import Participation
+from anyorder.strategy import Banded, Independent, Strategy, ToeplitzBanded
 from anyorder.strategy.error import row_variances
+from anyorder.strategy.restarted import RestartedBLT
 from anyorder.workload import momentum, prefix_sum
 
 DELTA = 1e-5

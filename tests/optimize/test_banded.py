@@ -5,13 +5,15 @@ import pytest
 
 from anyorder import workload as W
 from anyorder.errors import PlanError
-from anyorder.optimize import fit_dense, rescale
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.strategy import BLT, Banded, Independent, error
 from anyorder.strategy.banded import _BandedLoss, fit_banded
 from anyorder.strategy.blt import fit_blt
+from anyorder.strategy.dense import fit_dense
 from anyorder.strategy.fitting import disjoint
 from anyorder.strategy.rescaled import _RescaledLoss as RescaleLoss
+from anyorder.strategy.rescaled import rescale
 from anyorder.strategy.sensitivity import sensitivity
 from anyorder.strategy.toeplitz import Problem, fit_toeplitz
 from optimize.test_toeplitz import slope

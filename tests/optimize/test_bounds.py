@@ -5,9 +5,11 @@ import pytest
 
 from anyorder import workload as W
 from anyorder.errors import PlanError
-from anyorder.optimize import fit_dense, lower_bound
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.optimize import lower_bound
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.strategy import BLT, BandedInverse, Dense, Independent, SquareRoot, Tree, error
+from anyorder.strategy.dense import fit_dense
 
 LOSSES = {"mean": error.rmse, "max": error.max_error, "last": error.last_error}
 N = 72

@@ -8,18 +8,10 @@ import pytest
 
 from anyorder import workload as W
 from anyorder.errors import PlanError
-from anyorder.optimize import Optimum, fit_dense
-from anyorder.participation import (
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    Participation,
-    PoissonSampling,
-    SingleEpoch,
-)
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.strategy import Dense, error
-from anyorder.strategy.dense import certified_bound, least_error, optimum
+from anyorder.strategy.dense import Optimum, certified_bound, fit_dense, least_error, optimum
 from anyorder.strategy.fitting import disjoint
 from anyorder.strategy.sensitivity import sensitivity
 from references import load, reference

@@ -9,18 +9,12 @@ import pytest
 import anyorder as ao
 from anyorder import workload as W
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize import Candidate, choose, fit, lower_bound
-from anyorder.optimize.candidates import rows_touched
-from anyorder.participation import (
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    Participation,
-    PoissonSampling,
-    SingleEpoch,
-)
-from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Strategy, cache, error, from_dict
+from anyorder.optimize import choose, fit, lower_bound
+from anyorder.optimize.candidates import Candidate, rows_touched
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.patterns import Participation
+from anyorder.strategy import BLT, BandedInverse, Dense, Independent, Strategy, cache, error
+from anyorder.strategy.registry import from_dict
 from anyorder.strategy.sensitivity import sensitivity
 
 SIZES = {
@@ -189,7 +183,7 @@ def test_a_damaged_entry_is_computed_anew(folder: Path) -> None:
     ask(count, {"a": 1})
     (path,) = folder.iterdir()
     whole = path.read_text()
-    for damaged in ("", whole[: len(whole) // 2], "[]", whole.replace('"n": 3', '"n": 4'), "\x00"):
+    for damaged in ("", whole[: len(whole) // 2], "[]", "[" * 200_000, whole.replace('"n": 3', '"n": 4'), "\x00"):
         path.write_text(damaged)
         before = len(count)
         assert ask(count, {"a": 1}) == Independent(3)

@@ -3,10 +3,13 @@
 import pytest
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize import choose, fit, fit_named
-from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
-from anyorder.strategy import BLT, Banded, Dense, Independent, Rescaled, SquareRoot, Tree
+from anyorder.optimize import choose, fit
+from anyorder.optimize.candidates import fit_named
+from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, SingleEpoch
+from anyorder.strategy import BLT, Banded, Dense, Independent, SquareRoot, Tree
+from anyorder.strategy.error import rmse
 from anyorder.strategy.registry import KINDS
+from anyorder.strategy.rescaled import Rescaled
 from anyorder.workload import prefix_sum
 
 A, ORDER = prefix_sum(24), FixedOrder(24, k=2, b=12)
@@ -64,3 +67,14 @@ def test_what_is_refused() -> None:
         fit_named("dense", A, ORDER, estimator="full")
     with pytest.raises(PlanError, match="a size that its fit can use"):
         fit_named("blt, 40 buffers", A, ORDER)
+
+
+def test_a_size_that_a_fit_does_not_know_is_refused_without_a_claim_about_other_kinds() -> None:
+    """A unit that comes in two steps next to each other: the banded fit has one band, other kinds a lower error."""
+    order = KnownOrder([["a"], ["a", "b"], ["c"], ["d"], ["e"], ["b"], ["c"], ["d"], ["e"], ["f"]])
+    workload = prefix_sum(order.n)
+    with pytest.raises(PlanError, match="the fit of this kind goes no further than 'banded, 1 band'") as refused:
+        fit_named("banded, 2 bands", workload, order)
+    assert "error" not in str(refused.value)
+    one = rmse(fit_named("banded, 1 band", workload, order), workload, order)
+    assert rmse(fit_named("banded toeplitz, 2 bands", workload, order), workload, order) < 0.97 * one

@@ -5,11 +5,12 @@ import pytest
 
 from anyorder import workload as W
 from anyorder.errors import PlanError
-from anyorder.optimize import choose, fit, fit_dense
+from anyorder.optimize import choose, fit
 from anyorder.participation import EpochShuffle, FixedOrder
-from anyorder.strategy import RestartedBLT, error
+from anyorder.strategy import error
+from anyorder.strategy.dense import fit_dense
 from anyorder.strategy.error import row_variances
-from anyorder.strategy.restarted import _EpochLoss, epoch_gram, fits_restarted
+from anyorder.strategy.restarted import RestartedBLT, _EpochLoss, epoch_gram, fits_restarted
 from anyorder.strategy.sensitivity import sensitivity
 from optimize.test_toeplitz import slope
 

@@ -8,7 +8,8 @@ from scipy.linalg import toeplitz
 
 from anyorder import workload as W
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, Participation, SingleEpoch
+from anyorder.participation import EpochShuffle, FixedOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.strategy import Dense, ToeplitzBanded, error
 from anyorder.strategy.banded_inverse import fit_banded_inverse, fits_banded_inverse
 from anyorder.strategy.sensitivity import sensitivity

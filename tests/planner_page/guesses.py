@@ -4,7 +4,7 @@ import math
 
 import anyorder as ao
 
-PATCHED = ("anyorder.optimize.amplified.rough_poisson", "anyorder.accounting.calibrate_poisson")
+PATCHED = ("anyorder.optimize.amplified.rough_poisson", "anyorder.accounting.poisson.calibrate_poisson")
 
 
 def guessed(epsilon: float, delta: float, q: float, steps: int) -> float:

@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import poisson_epsilon
-from anyorder.app.planner_page import Settings, answer
+from anyorder.accounting.poisson import poisson_epsilon
+from anyorder.app.planner_page import PlanQuestion, answer
 from anyorder.app.planner_page.answers import MAX_STEPS, Sweep, cells, pieces, sampled
 from anyorder.app.planning import compare
 from anyorder.errors import ArgumentError
@@ -19,11 +19,11 @@ NEAR = 1e-9
 SIZES = {"dataset_size": 240, "batch_size": 20, "epochs": 2, "epsilon": 2.0, "delta": 1e-5, "order": "fixed"}
 
 
-def asked(**others) -> Settings:
-    return Settings(**{**SIZES, **others})
+def asked(**others) -> PlanQuestion:
+    return PlanQuestion(**{**SIZES, **others})
 
 
-def told(settings: Settings) -> list[dict]:
+def told(settings: PlanQuestion) -> list[dict]:
     """The pieces as they arrive: through JSON, in full precision."""
     return [json.loads(json.dumps(piece)) for piece in answer(settings)]
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import anyorder as ao
-from anyorder.accounting import poisson_epsilon
+from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.app.cli import app
 from anyorder.app.planner_page.export import Grid, _choices, _key, _number, _start, _work, answers_of, export
 from anyorder.errors import ArgumentError

@@ -4,7 +4,8 @@ import re
 from html.parser import HTMLParser
 
 import anyorder as ao
-from anyorder.accounting import Gaussian, MonteCarlo
+from anyorder.accounting import Gaussian
+from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.budget.claim import SearchCertificate, SearchClaim
 from anyorder.budget.laws import Geometric
 from anyorder.participation import BallsInBins, KnownOrder, MinSeparation, PoissonSampling, SingleEpoch

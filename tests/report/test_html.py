@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import gdp_epsilon, gdp_mu, poisson_epsilon
+from anyorder.accounting import gdp_epsilon, gdp_mu
+from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.app import Shown, html_report
 from anyorder.app.cards import MEANS, best_guess
 from anyorder.app.charts import (

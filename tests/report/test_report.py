@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import anyorder as ao
 from anyorder.accounting import Gaussian
 from anyorder.accounting.selection import Counts
-from anyorder.app import card
 from anyorder.app import charts as plots
-from anyorder.app.cards import MEANS, comparison_table, facts_panel
+from anyorder.app.cards import MEANS, card, comparison_table, facts_panel
 from anyorder.app.charts import (
     Axis,
     Line,

@@ -29,7 +29,8 @@ from anyorder.app.cli import app
 from anyorder.app.data import Data
 from anyorder.app.federation import FederatedSettings, federate
 from anyorder.app.fit import FitSettings, fit
-from anyorder.budget import Trial, tune
+from anyorder.budget import Trial
+from anyorder.budget.search import tune
 from anyorder.errors import ArgumentError
 from anyorder.formats import save_json
 from anyorder.participation import SingleEpoch

@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 
-from anyorder.accounting import MonteCarlo
+from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.app import Shown, html_report
 from anyorder.app.cards import best_guess, receipt_facts, search_verdict, verdict, whom
 from anyorder.app.charts import _examples

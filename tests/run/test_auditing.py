@@ -25,7 +25,7 @@ from anyorder.formatting import rounded_up
 from anyorder.plan.certificate import verify
 from anyorder.release import release as release_run
 from anyorder.strategy import BandedInverse
-from anyorder.training import PrivacyEngine
+from anyorder.training.engine import PrivacyEngine
 from plans import flat_plan
 
 KEY = bytes(range(32))

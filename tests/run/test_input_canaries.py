@@ -14,7 +14,7 @@ from anyorder.app import audit_inputs, with_canaries
 from anyorder.app.audits import Setup, attack
 from anyorder.errors import ArgumentError
 from anyorder.plan.planner import plan_at_sigma
-from anyorder.training import PrivacyEngine
+from anyorder.training.engine import PrivacyEngine
 
 SIZE = 600
 KEY = bytes(range(32))

@@ -73,7 +73,7 @@ def test_the_folder_says_what_was_done(finished):
     assert observer.steps == list(range(1, 13))
     assert observer.epochs == [(1, result.accuracy[0]), (2, result.accuracy[1])]
     metrics = json.loads((result.path / "metrics.json").read_text())
-    assert metrics == result.to_dict()
+    assert metrics == {**result.to_dict(), "began": True}
     assert metrics["finished"]
     assert metrics["test_accuracy"] == result.accuracy
     assert metrics["settings"]["epsilon"] == 8.0

@@ -12,7 +12,9 @@ import anyorder as ao
 from anyorder.errors import LoaderError
 from anyorder.noise import NoiseSource
 from anyorder.participation import BallsInBins, EpochShuffle, FixedOrder, KnownOrder, PoissonSampling, SingleEpoch
-from anyorder.sampling import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler, UnitOrderSampler
+from anyorder.sampling import EpochShuffleSampler, PoissonBatchSampler, UnitOrderSampler
+from anyorder.sampling.found import find_participation
+from anyorder.sampling.samplers import FixedOrderSampler
 from anyorder.sampling.secret import secret_loader
 from sampling.loaders import Backwards, OwnLoader, Pairs, Stream, SubclassedRandom
 
@@ -84,7 +86,7 @@ WAYS = [(1, 1, None), (2, 1, None), (3, 2, None), (2, 4, None), (2, 1, 1)]  # ep
 def planned(loader, epochs, accumulate, unit):
     """What `ao.plan(loader=..)` plans for; None where it refuses the loader."""
     try:
-        found = ao.sampling.find_participation(loader, epochs, unit=unit, accumulate=accumulate)
+        found = find_participation(loader, epochs, unit=unit, accumulate=accumulate)
     except LoaderError:
         return None
     return found.participation

@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from anyorder.participation import (
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    Participation,
-    Separated,
-    SingleEpoch,
-)
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation, Separated
 from anyorder.strategy import Banded, Dense, SquareRoot, Strategy, ToeplitzBanded, banded, toeplitz
 from anyorder.strategy.gram import banded_bound
 from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, PerEpoch, SingleEpoch
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import PerEpoch
 from anyorder.strategy import Dense, Independent, Tree, gram
 from anyorder.strategy.bound import Bound
 from anyorder.strategy.gram import gram_bound

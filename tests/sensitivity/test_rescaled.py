@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 
 from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
-from anyorder.strategy import (
-    BLT,
-    Banded,
-    BandedInverse,
-    Dense,
-    Independent,
-    Rescaled,
-    SquareRoot,
-    Strategy,
-    ToeplitzBanded,
-    Tree,
-)
+from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree
+from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 
 N = 48

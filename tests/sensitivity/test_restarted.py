@@ -6,8 +6,9 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.strategy import RestartedBLT
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation
+from anyorder.strategy.restarted import RestartedBLT
 from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from oracles import attained_squared
 

@@ -7,22 +7,13 @@ import pytest
 
 import anyorder as ao
 from anyorder.errors import PlanError
-from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, Participation, SingleEpoch
-from anyorder.strategy import (
-    BLT,
-    Banded,
-    BandedInverse,
-    BandedLowRank,
-    Dense,
-    Independent,
-    Rescaled,
-    RestartedBLT,
-    SquareRoot,
-    Strategy,
-    ToeplitzBanded,
-    Tree,
-)
+from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation
+from anyorder.strategy import BLT, Banded, BandedInverse, Dense, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree
+from anyorder.strategy.low_rank import BandedLowRank
 from anyorder.strategy.registry import kind_of
+from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.restarted import RestartedBLT
 from anyorder.strategy.sensitivity import rounding, sensitivity
 from laws.cases import PARTICIPATIONS, STRATEGIES
 from oracles import attained_squared

@@ -10,15 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anyorder.errors import PlanError
-from anyorder.participation import (
-    EpochShuffle,
-    FixedOrder,
-    KnownOrder,
-    MinSeparation,
-    Participation,
-    Separated,
-    SingleEpoch,
-)
+from anyorder.participation import EpochShuffle, FixedOrder, KnownOrder, MinSeparation, SingleEpoch
+from anyorder.patterns import Participation, Separated
 from anyorder.strategy import Tree
 from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
 from references import load

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.strategy import Banded, SquareRoot, ToeplitzBanded, from_dict
+from anyorder.strategy import Banded, SquareRoot, ToeplitzBanded
+from anyorder.strategy.registry import from_dict
 from references import reference
 
 

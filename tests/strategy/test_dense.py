@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.strategy import Dense, from_dict
+from anyorder.strategy import Dense
+from anyorder.strategy.registry import from_dict
 
 
 def test_streams_the_inverse() -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.strategy import BandedLowRank, Dense, SquareRoot, Tree
+from anyorder.strategy import Dense, SquareRoot, Tree
+from anyorder.strategy.low_rank import BandedLowRank
 
 BANDS = [[1.0, 0.0], [2.0, 0.5], [3.0, 0.25]]
 

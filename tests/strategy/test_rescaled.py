@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.strategy import BLT, Independent, Rescaled, SquareRoot, Strategy, ToeplitzBanded, Tree, from_dict
+from anyorder.strategy import BLT, Independent, SquareRoot, Strategy, ToeplitzBanded, Tree
+from anyorder.strategy.registry import from_dict
+from anyorder.strategy.rescaled import Rescaled
 
 INNER: list[Callable[[int], Strategy]] = [
     Independent,

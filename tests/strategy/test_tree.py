@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyorder.errors import ArgumentError
-from anyorder.strategy import Tree, from_dict
+from anyorder.strategy import Tree
+from anyorder.strategy.registry import from_dict
 from references import load
 
 ESTIMATORS = ["vanilla", "online", "full"]

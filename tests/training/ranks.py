@@ -28,7 +28,8 @@ from anyorder.errors import (
     TrainingError,
 )
 from anyorder.participation import MinSeparation, PoissonSampling
-from anyorder.strategy import BLT, Independent, RestartedBLT, Tree
+from anyorder.strategy import BLT, Independent, Tree
+from anyorder.strategy.restarted import RestartedBLT
 
 KEY = bytes(range(32))
 N, B, EPOCHS = 24, 4, 3  # B examples in a step, on all ranks together

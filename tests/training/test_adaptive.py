@@ -16,7 +16,9 @@ from anyorder.clipping.clip_rules import ClipRule
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
 from anyorder.participation import EpochShuffle, MinSeparation, PoissonSampling
-from anyorder.strategy import BLT, Banded, Independent, Rescaled, RestartedBLT, SquareRoot, Tree
+from anyorder.strategy import BLT, Banded, Independent, SquareRoot, Tree
+from anyorder.strategy.rescaled import Rescaled
+from anyorder.strategy.restarted import RestartedBLT
 
 KEY = bytes(range(32))
 N, B, EPOCHS = 24, 4, 3

@@ -13,6 +13,7 @@ from anyorder.participation import BallsInBins, MinSeparation
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 from anyorder.training.trainers.huggingface import PrivateTrainer, example_losses  # noqa: E402
 from plans import flat_plan  # noqa: E402
@@ -162,7 +163,7 @@ def test_activation_checkpoints_change_nothing(reentrant, tmp_path):
 
 
 def test_nothing_of_the_training_data_is_logged(tmp_path):
-    run = trainer(bert(), Sentences(False), tmp_path, eval_strategy="epoch")
+    run = trainer(bert(), Sentences(False), tmp_path, eval_strategy="epoch", private={"public_evaluation": True})
     result = run.train()
     logged = {name for line in run.state.log_history for name in line}
     assert "eval_loss" in logged
@@ -274,7 +275,8 @@ def test_the_examples_of_a_user_are_clipped_together(data, keys, micro, unused, 
     sampler = ao.sampling.UnitOrderSampler(keys(USERS), batch_size=5)
     monkeypatch.setattr(sampler, "_batches", micro)
     run = trainer(
-        bert(), rows, tmp_path, plan, private={"unit": "user_id", "batch_sampler": sampler}, num_train_epochs=1,
+        bert(), rows, tmp_path, plan, num_train_epochs=1,
+        private={"unit": "user_id", "batch_sampler": sampler, "public_evaluation": True},
         per_device_train_batch_size=5, gradient_accumulation_steps=len(micro), remove_unused_columns=unused,
     )  # fmt: skip
     run.train()
@@ -405,3 +407,78 @@ def test_secret_orders_train_in_micro_batches_of_one_size(tmp_path):
     history, steps = [units.tolist() for units in run.engine.ledger.history()], N // B
     assert history[:steps] == history[steps : 2 * steps]
     assert sorted(unit for units in history[:steps] for unit in units) == list(range(N))
+
+
+class Texts(Dataset):
+    """Ids without padding; the first text has another length, and its class makes no difference to the others."""
+
+    def __init__(self, first, language_model=False):
+        generator = torch.Generator()
+        lengths = [first] + [3 + i % 5 for i in range(1, N)]
+        self.ids = [torch.randint(1, 20, (n,), generator=generator.manual_seed(i)) for i, n in enumerate(lengths)]
+        self.language_model = language_model
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.ids[i].tolist(), **({} if self.language_model else {"labels": i % 2})}
+
+
+def tokenizer(longest=40):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(20)}, unk_token="w19"))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="w0", mask_token="w18", padding_side="left", model_max_length=longest
+    )
+
+
+def gpt2_classifier():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=40, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        pad_token_id=0, num_labels=2,
+    )  # fmt: skip
+    return transformers.GPT2ForSequenceClassification(config)
+
+
+class OthersCount(PrivateTrainer):
+    """The loss of the first row of a batch does not count."""
+
+    def example_losses(self, outputs, labels):
+        losses = super().example_losses(outputs, labels)
+        return losses * (torch.arange(len(losses)) > 0) * 1000
+
+
+@pytest.mark.parametrize("words", [False, True], ids=["classes", "language model"])
+def test_the_length_of_one_text_moves_no_other(words, tmp_path):
+    found = []
+    for first in (3, 30):
+        collate = transformers.DataCollatorWithPadding(tokenizer())
+        if words:
+            collate = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+        torch.manual_seed(0)
+        model = gpt2_classifier()
+        if words:
+            model = transformers.GPT2LMHeadModel(model.config)
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / f"{first}"), per_device_train_batch_size=B, max_steps=1, optim="sgd", learning_rate=0.1,
+            lr_scheduler_type="constant", report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
+            train_sampling_strategy="sequential",
+        )  # fmt: skip
+        plan = planned(epochs=1, epsilon=None, noise_multiplier=1e-6, mechanism="independent")
+        run = OthersCount(
+            model, arguments, train_dataset=Texts(first, words), data_collator=collate, plan=plan, key=KEY,
+            **({"pad_to": (8, 40)} if words else {}),
+        )  # fmt: skip
+        before = weights(model).detach().clone()
+        run.train()
+        found.append(weights(model) - before)
+    assert (found[0] - found[1]).norm() < 1e-3 * found[0].norm()
+
+
+def test_texts_of_several_lengths_need_public_ones(tmp_path):
+    collate = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    run = trainer(gpt2(), Texts(9, True), tmp_path, data_collator=collate)
+    with pytest.raises(LoaderError, match="state the public lengths"):
+        run.train()
+    assert run.engine.step == 0

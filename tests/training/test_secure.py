@@ -19,6 +19,7 @@ from anyorder.noise.discrete import GridStream
 from anyorder.participation import FixedOrder, MinSeparation, SingleEpoch
 from anyorder.release.release import SharedNoise
 from anyorder.strategy import BLT, BandedInverse, Independent, Tree
+from anyorder.strategy.base import Combination
 from anyorder.training.distributed import Shards
 from plans import flat_plan
 
@@ -213,7 +214,7 @@ def test_auto_takes_the_best_that_allows_it():
     chosen = ao.plan(
         order=FixedOrder(60, 3, 20), batch_size=4, epsilon=4, delta=1e-5, mechanism=ao.mechanism(secure=True)
     ).strategy
-    assert isinstance(chosen, ao.strategy.Combination)
+    assert isinstance(chosen, Combination)
 
 
 def test_a_certificate_is_verified_with_its_grid(tmp_path):
@@ -246,7 +247,7 @@ ARRIVALS = {"participation": MinSeparation(6, 3), "dataset_size": None, "epochs"
 def test_what_is_not_covered_is_refused_with_the_reason(changes, reason, monkeypatch):
     """Before any accounting, and in a plan that was made without."""
     with monkeypatch.context() as patch:
-        patch.setattr("anyorder.accounting.calibrate_poisson", None)
+        patch.setattr("anyorder.accounting.poisson.calibrate_poisson", None)
         with pytest.raises(PlanError, match=reason):
             planned(**changes)
     changes = {**changes, "secure": False, "epsilon": None, "noise_multiplier": 2.0}

@@ -308,7 +308,7 @@ def test_the_checkpoint_has_the_whole_table_whatever_was_touched(tmp_path):
         (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), "without weight_decay, got 0.1"),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5, dampening=0.1), "without dampening, got 0.1"),
         (lambda p: torch.optim.SGD(p, lr=0.1, maximize=True), "without maximize, got True"),
-        (lambda p: ao.training.FTRL(p, lr=0.1), "needs torch.optim.SGD, got FTRL"),
+        (lambda p: ao.FTRL(p, lr=0.1), "needs torch.optim.SGD, got FTRL"),
         (lambda p: torch.optim.Adagrad(p), "linear updates alone"),
     ],
 )

@@ -267,7 +267,7 @@ DENSELY = {
     "fused sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
     "sgd with decay": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
     "adagrad with decay": lambda p: torch.optim.Adagrad(p, lr=0.1, weight_decay=0.1),
-    "ftrl": lambda p: ao.training.FTRL(p, lr=0.1),
+    "ftrl": lambda p: ao.FTRL(p, lr=0.1),
 }
 
 

@@ -7,7 +7,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import ArgumentError, CheckpointError, TrainingError
-from anyorder.training import FTRL
+from anyorder.training.optimizers import FTRL
+
+pytestmark = pytest.mark.filterwarnings("ignore:the optimizer does not hold")  # test_boundary.py
 
 KEY = bytes(range(32))
 X, Y = torch.randn(16, 3, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 2

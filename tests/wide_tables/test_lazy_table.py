@@ -15,7 +15,7 @@ import anyorder as ao
 from anyorder.accounting.selection import Counts
 from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.release.ranks import Alone, OneProcess
-from anyorder.release.schedules import Adaptive, Fixed
+from anyorder.release.schedules import Adaptive, FixedNorm
 from anyorder.sparse.lazy_table import stand_ins_allowed
 from anyorder.strategy import Tree
 from laws.cases import STRATEGIES
@@ -465,7 +465,7 @@ def test_what_cannot_be_a_lazy_table_is_refused():
     class Two(Alone):
         size = 2
 
-    several = ao.Release.of_ranks(plan, OneProcess(3, Two()), Fixed(), key=KEY, checkpoint=None, place="test")
+    several = ao.Release.of_ranks(plan, OneProcess(3, Two()), FixedNorm(), key=KEY, checkpoint=None, place="test")
     with pytest.raises(PlanError, match="this run has 2 ranks"):
         ao.sparse.LazyTable(embedding(), several)
 
@@ -546,7 +546,7 @@ def test_a_plan_with_a_selection_needs_a_table_that_selects():
     release = ao.Release(plan, DENSE)
     with pytest.raises(PlanError, match="it needs a table"):
         release.step([0], np.zeros(DENSE))
-    with pytest.raises(PlanError, match="without selection="):
+    with pytest.raises(PlanError, match=r"without ao\.mechanism\(selection="):
         ao.sparse.LazyTable(embedding(), release)
 
 

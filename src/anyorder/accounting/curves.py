@@ -300,7 +300,7 @@ def _normal(parts: "tuple[Single, ...]") -> "tuple[Single, ...]":
     if len(found) > 1 and any(type(part.method) is MonteCarlo for part in amplified):
         raise ArgumentError(
             "parts must not be found by samples, which hold for one delta of one release: a sum needs the whole curve. "
-            "Plan with method='bound', which composes, or take replace(curve, method=Deterministic())"
+            "Plan with ao.order(.., method='bound'), which composes, or take replace(curve, method=Deterministic())"
         )
     return found
 

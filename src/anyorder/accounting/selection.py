@@ -304,7 +304,8 @@ def refuse_selection(selection: Selection | None, by: str) -> None:
     if selection is not None:
         raise PlanError(
             f"{by} carries out no plan with a selection of rows, got {selection!r}: it needs a table, an "
-            "nn.Embedding(sparse=True) or nn.EmbeddingBag(sparse=True) under make_private; plan with selection=None"
+            "nn.Embedding(sparse=True) or nn.EmbeddingBag(sparse=True) under make_private; plan without "
+            "ao.mechanism(selection=..)"
         )
 
 

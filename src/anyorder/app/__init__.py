@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anyorder.app.audits import Setup, audit_inputs, audit_training, with_canaries
-    from anyorder.app.cards import card
     from anyorder.app.charts import AuditSummary, plot_audit
     from anyorder.app.federation import by_key
     from anyorder.app.job import Settings, resume, train
     from anyorder.app.report import Shown, html_report
 
 __all__ = [
-    "AuditSummary", "Settings", "Setup", "Shown", "audit_inputs", "audit_training", "by_key", "card", "html_report",
+    "AuditSummary", "Settings", "Setup", "Shown", "audit_inputs", "audit_training", "by_key", "html_report",
     "plot_audit", "resume", "train", "with_canaries",
 ]  # fmt: skip
 
 _MODULES = {
     "audits": ["Setup", "audit_inputs", "audit_training", "with_canaries"],
-    "cards": ["card"],
     "charts": ["AuditSummary", "plot_audit"],
     "federation": ["by_key"],
     "job": ["Settings", "resume", "train"],

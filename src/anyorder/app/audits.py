@@ -5,6 +5,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any
@@ -33,8 +34,8 @@ from anyorder.audit.result import Audited
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError, TrainingError
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan
-from anyorder.sampling import Unit
-from anyorder.training import PrivacyEngine
+from anyorder.sampling.loader import Unit
+from anyorder.training.engine import PrivacyEngine
 
 # ----------------------------------------------------------------------------------------------------
 # A training set-up of one's own, audited: canaries in its gradients, all its planned steps, and what they show.
@@ -274,7 +275,7 @@ def _of_folder(path: Path) -> Setup:
             f"{settings.schedule!r}), which a Setup cannot say; train the same data with --model cnn (or another but "
             "scattering or patches) and --schedule constant, and audit the folder of that run"
         )
-    data = datasets.load(settings.dataset, settings.data_dir)
+    data = datasets.load(settings.dataset, settings.data_dir, settings.classes)
     model = parts.make_model(settings, data)
     loss = functools.partial(parts.loss, device=torch.device(settings.device))
     return Setup(plan, model, parts.make_optimizer(settings, model), parts.make_loader(settings, data), loss)
@@ -429,7 +430,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditOutcome:
     """A training that was audited.
 
     Attributes:
@@ -461,11 +462,11 @@ class Verdict:
             "order": self.plan.participation.describe(),
             "mechanism": self.plan.strategy.describe(),
             "audit": self.summary.to_dict(),
-            "seconds": round(self.seconds, 3),
+            "seconds": ceil(self.seconds),
         }
 
 
-def run(asked: Request, bar: StepsBar) -> Verdict:
+def run(asked: Request, bar: StepsBar) -> AuditOutcome:
     """Train the set-up with canaries in it, and write what was asked for. Raises ArgumentError, TrainingError, .."""
     if asked.out is not None:
         audit_files.fresh(asked.out)
@@ -480,7 +481,7 @@ def run(asked: Request, bar: StepsBar) -> Verdict:
         if known is not None:
             known = replace(known, delta=asked.delta, epsilon=known_curve(setup.plan).epsilon(asked.delta))
     summary = AuditSummary.of(audited, asked.methods, asked.confidence, done.law, known)
-    verdict = Verdict(asked.target, setup.plan, summary, certificate, seconds)
+    verdict = AuditOutcome(asked.target, setup.plan, summary, certificate, seconds)
     if asked.plot is not None:
         plot_audit(audited, asked.plot)
     if asked.out is not None:

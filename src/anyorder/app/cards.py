@@ -54,7 +54,7 @@ MEANS = {
 
 
 @dataclass(frozen=True)
-class Guess:
+class AttackerGuess:
     """What the best possible attacker reaches, by the claim; both rounded up.
 
     Attributes:
@@ -66,7 +66,7 @@ class Guess:
     found: float
 
 
-def best_guess(epsilon: float, delta: float, mu: float | None, known_mu: float | None = None) -> Guess:
+def best_guess(epsilon: float, delta: float, mu: float | None, known_mu: float | None = None) -> AttackerGuess:
     """The limits that a claim sets to every attacker: of two that hold, the smaller one.
 
         right = Phi(mu / 2),  found = Phi(Phi^-1(a) + mu)                            of a mu-GDP claim, a = 0.01
@@ -82,15 +82,15 @@ def best_guess(epsilon: float, delta: float, mu: float | None, known_mu: float |
     """
     wrong = 0.01
     if mu is not None:
-        return Guess(float(ndtr(mu / 2)), float(ndtr(ndtri(wrong) + mu)))
+        return AttackerGuess(float(ndtr(mu / 2)), float(ndtr(ndtri(wrong) + mu)))
     if known_mu is not None:
         secret, known = best_guess(epsilon, delta, None), best_guess(epsilon, delta, known_mu)
-        return Guess(min(secret.right, known.right), min(secret.found, known.found))
+        return AttackerGuess(min(secret.right, known.right), min(secret.found, known.found))
     if epsilon > 700:
-        return Guess(1.0, 1.0)
+        return AttackerGuess(1.0, 1.0)
     grown = math.exp(epsilon)
     right = (grown + delta) / (grown + 1)
-    return Guess(right, min(1.0, grown * wrong + delta, 1 - (1 - delta - wrong) / grown))
+    return AttackerGuess(right, min(1.0, grown * wrong + delta, 1 - (1 - delta - wrong) / grown))
 
 
 def whom(plan: Plan, *, searched: bool = False) -> list[tuple[str, list[str]]]:
@@ -188,8 +188,9 @@ def assumptions(plan: Plan, certificate: Certificate | None) -> list[str]:
         )
     if certificate is not None and certificate.realised is not None:
         rests.append(
-            "For the realised number: neither who took part nor the end of the run was chosen by what was released. "
-            "Where that is in doubt, go by the planned one."
+            "For the realised number: who took part was not chosen by what was released"
+            + (", nor was the end of the run, as its owner states. " if certificate.stated else ". ")
+            + "Where that is in doubt, go by the planned one."
         )
     return rests
 

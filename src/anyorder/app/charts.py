@@ -25,8 +25,8 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formats import bounded, printable
 from anyorder.formatting import counted, one_of, rounded_down, rounded_up
-from anyorder.participation import KnownOrder, Participation, PoissonSampling
-from anyorder.patterns import Listed, PerEpoch, Separated
+from anyorder.participation import KnownOrder, PoissonSampling
+from anyorder.patterns import Listed, Participation, PerEpoch, Separated
 from anyorder.plan.cost import check_plan
 from anyorder.plan.plan import Plan
 from anyorder.roots import doubled
@@ -399,7 +399,7 @@ def sampled_noise(q: float, n: int, epsilon: float, delta: float) -> float | Non
     """The noise multiplier that n steps of DP-SGD need with secret Poisson sampling, for a picture and not for a claim.
 
     The law of the privacy loss of a step on a grid, to the power of n by a Fourier transform [Koskela et al. 2020], in
-    both directions of neighbours: within a percent of what `anyorder.accounting.poisson_epsilon`, which rounds to the
+    both directions of neighbours: within a percent of what `accounting.poisson.poisson_epsilon`, which rounds to the
     safe side, asks for, in a fraction of its time.
 
     Args:

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from anyorder import checks
 from anyorder.app import data as datasets
-from anyorder.app import folder
+from anyorder.app import folder, session
 from anyorder.app import job as models
 from anyorder.app import report as report_file
 from anyorder.app.charts import plot_accuracy, plot_noise
-from anyorder.app.job import Observer, charge, charge_again, helpers
+from anyorder.app.job import Observer, helpers
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
 from anyorder.app.text import load_function
-from anyorder.budget import Budget
-from anyorder.errors import ArgumentError, CheckpointError
+from anyorder.errors import ArgumentError
 from anyorder.federated import CheckIn, Diurnal, LocalTraining, Server, simulate
 from anyorder.federated.cohorts import Availability, UniformAvailability, cohort_size
 from anyorder.federated.simulation import Simulation
@@ -31,7 +31,7 @@ from anyorder.formatting import counted, rounded_up
 from anyorder.participation import MinSeparation
 from anyorder.plan.plan import Plan
 from anyorder.sampling.samplers import permutation_of
-from anyorder.training import FTRL
+from anyorder.training.optimizers import FTRL
 
 # ----------------------------------------------------------------------------------------------------
 # What a simulated federation is asked to do, with defaults that suit each data set.
@@ -289,8 +289,12 @@ def by_key(keys: Iterable[Hashable]) -> dict[int | str, NDArray[np.int64]]:
 
 
 def class_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross entropy of scores (.., classes) against classes (..), those of -100 left out."""
-    return F.cross_entropy(output.reshape(-1, output.shape[-1]), target.reshape(-1))
+    """Mean cross entropy of scores (.., classes) against classes (..); what is no class of these, as -100, is left out.
+
+    Of one user's own rows: what is left out changes the mean of nobody else. A user without any adds zero.
+    """
+    known = (target >= 0) & (target < output.shape[-1])
+    return F.cross_entropy(output.reshape(-1, output.shape[-1]), target.where(known, -100).reshape(-1))
 
 
 def accuracy(model: nn.Module, test: Examples, batch_size: int = 1000) -> float:
@@ -385,7 +389,7 @@ class FederatedResult:
             "test_accuracy": [list(point) for point in self.accuracy],
             "realised": realised,
             "rounds": 0 if made is None else made.rounds,
-            "seconds": round(self.seconds, 3),
+            "seconds": ceil(self.seconds),
             "finished": made is not None,
         }
 
@@ -421,15 +425,9 @@ def federate(
     checks.integer("processes", processes, low=1)
     parts = _Parts(settings)
     plan, separation = _plan(settings, len(parts.federation.users))
-    if budget is not None:
-        Budget(budget).check(plan)
-    with folder.fresh(output, settings.dataset) as path:
-        folder.hide_secrets(path)
-        charge(path, budget, plan)
-        folder.replace(path / folder.PLAN, plan.save)
-        begun = FederatedResult(path, settings, plan, separation, [], None, 0.0)
-        folder.write_json(path / folder.METRICS, begun.to_dict())
-        return _run(parts, begun, observer or Observer(), processes, key)
+    begun = FederatedResult(Path(), settings, plan, separation, [], None, 0.0)
+    with session.begin(output, settings.dataset, plan, begun.to_dict(), budget) as path:
+        return _run(parts, replace(begun, path=path), observer or Observer(), processes, key)
 
 
 def resume_federation(path: str | Path, *, observer: Observer | None = None, processes: int = 1) -> FederatedResult:
@@ -440,18 +438,12 @@ def resume_federation(path: str | Path, *, observer: Observer | None = None, pro
     """
     checks.integer("processes", processes, low=1)
     path = Path(path)
-    found = folder.read_json(path / folder.METRICS)
-    try:
-        settings = FederatedSettings(**found["settings"])
+
+    def read(found: dict[str, Any]) -> tuple[FederatedSettings, str, list[tuple[int, float]]]:
         tested = [(int(done), float(right)) for done, right in found["test_accuracy"]]
-        separation = str(found["separation"])
-    except (KeyError, TypeError, ValueError) as problem:
-        raise CheckpointError(f"{path / folder.METRICS} holds no settings of a federation: {problem}") from problem
-    with folder.held(path):
-        if not (path / folder.CHECKPOINT).exists() and not folder.took_no_step(path):
-            raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took rounds: start a new one")
-        plan = Plan.load(path / folder.PLAN, large=True)
-        charge_again(path, plan)
+        return FederatedSettings(**found["settings"]), str(found["separation"]), tested
+
+    with session.go_on(path, "federation", read) as ((settings, separation, tested), plan):
         begun = FederatedResult(path, settings, plan, separation, tested, None, 0.0)
         return _run(_Parts(settings), begun, observer or Observer(), processes, None)
 
@@ -532,10 +524,11 @@ def _run(
         observer.stepped(done)
         if (done % every == 0 or done == plan.n) and done not in dict(tested):
             tested.append((done, accuracy(model, parts.federation.test)))
-            folder.write_json(path / folder.METRICS, so_far().to_dict())
+            folder.write_metrics(path, so_far().to_dict())
             observer.epoch_ended(done, tested[-1][1])
 
     try:
+        session.enter(path, plan, server.save, server.certificate)
         observer.started(plan, path, server.step)
         if server.step:  # killed between a round and its test: the model is that of the round
             on_round(server.step, server.model)
@@ -565,12 +558,12 @@ def _write(server: Server, result: FederatedResult) -> None:
     state = {name: value.cpu() for name, value in server.model.state_dict().items()}
     folder.replace(path / folder.MODEL, lambda beside: torch.save(state, beside))
     server.evidence().save(path / folder.EVIDENCE)
-    folder.replace(path / folder.CERTIFICATE, server.certificate().save)
+    folder.replace(path / folder.CERTIFICATE, server.certificate(public_stop=True).save)
     promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {plan.delta:g}"
     rounds, right = zip(*result.accuracy, strict=True)
     title = f"{result.settings.dataset}, {promise}"
     plot_accuracy(right, path / folder.ACCURACY_PLOT, title, at=rounds, label="round")
     noise_title = f"{result.settings.dataset}: noise over {counted(plan.n, 'round')}, {promise}"
     plot_noise(noise_lines(plan), path / folder.NOISE_PLOT, noise_title)
-    folder.write_json(path / folder.METRICS, result.to_dict())
+    folder.write_metrics(path, result.to_dict())
     report_file.write(path)

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
-from anyorder.app import folder
+from anyorder.app import folder, session
 from anyorder.app import report as report_file
-from anyorder.app.job import Observer, charge, charge_again
-from anyorder.budget import Budget
+from anyorder.app.job import Observer
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
 from anyorder.formats import read_json
@@ -189,7 +188,7 @@ _LONGEST = 2**20
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowBatch:
     """Some rows in a row.
 
     Attributes:
@@ -206,7 +205,7 @@ class Rows:
     users: list[str | None] | None
 
 
-class Table:
+class CsvTable:
     """A CSV file with a header: comma-separated, UTF-8, one row on one line.
 
     Args:
@@ -258,7 +257,7 @@ class Table:
                 last = block[-1:]
         return count + (last != b"\n")
 
-    def batches(self, size: int, rows: int) -> Iterator[Rows]:
+    def batches(self, size: int, rows: int) -> Iterator[RowBatch]:
         """The first `rows` rows, `size` at a time."""
         first, texts = 0, list[bytes | None]()
         with self._open() as file:
@@ -273,7 +272,7 @@ class Table:
         if texts:
             yield self._encoded(first, texts)
 
-    def _encoded(self, first: int, texts: list[bytes | None]) -> Rows:
+    def _encoded(self, first: int, texts: list[bytes | None]) -> RowBatch:
         # Without a target the first feature stands in its place, and is not looked at.
         label_at = self._places[0] if self._target is None else self._target
         take: Callable[[list[str]], Any] = itemgetter(*self._places, label_at)
@@ -299,7 +298,7 @@ class Table:
             labels.append(label)
         if good:
             X[good], y[good] = self._encoder.finish(np.array(made, dtype=np.float64), np.array(labels))
-        return Rows(first, X, y, users)
+        return RowBatch(first, X, y, users)
 
 
 class _Encoder:
@@ -432,7 +431,7 @@ class LinearModel:
 
         None for a row that cannot be read. Made of released numbers and of the rows that are given.
         """
-        table = Table(csv, self.bounds, None)
+        table = CsvTable(csv, self.bounds, None)
         made: list[Any] = []
         for rows in table.batches(_ROWS, table.count()):
             good = np.asarray(np.isfinite(rows.X).all(axis=1))
@@ -450,7 +449,7 @@ class LinearModel:
 
     def test(self, csv: str | Path) -> Tested:
         """`score`, with how many rows it is of and how many could not be read. **Not private**, as that."""
-        table = Table(csv, self.bounds, self.target)
+        table = CsvTable(csv, self.bounds, self.target)
         count = table.count()
         parts = [self._judged(rows) for rows in table.batches(_ROWS, count)]
         y, found = (np.concatenate([part[i] for part in parts]) if parts else np.zeros(0) for i in (0, 1))
@@ -477,7 +476,7 @@ class LinearModel:
             case _:
                 return np.asarray(scores[:, 0])
 
-    def _judged(self, rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _judged(self, rows: RowBatch) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         good = np.asarray(np.isfinite(rows.X).all(axis=1))
         return rows.y[good], self.of_rows(rows.X[good])
 
@@ -500,7 +499,7 @@ def check_test_table(csv: str | Path, bounds: Bounds, target: str) -> None:
 
     Cost: reads up to the first such row.
     """
-    table = Table(csv, bounds, target)
+    table = CsvTable(csv, bounds, target)
     for rows in table.batches(_ROWS, table.count()):
         if np.isfinite(rows.X).all(axis=1).any():
             return
@@ -548,7 +547,7 @@ class FitSettings:
     """What a fit does; all of it public.
 
     Attributes:
-        csv: the table, one row on a line; see `Table`.
+        csv: the table, one row on a line; see `CsvTable`.
         target: column that is predicted.
         bounds: the bounds file's content.
         learner: one of `LEARNERS`; None for what the target asks for: two classes "logistic", more "softmax", numbers
@@ -581,7 +580,7 @@ class FitSettings:
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitResult:
     """What came of it.
 
     Attributes:
@@ -619,7 +618,7 @@ class Fit:
 def fit(
     settings: FitSettings, output: str | Path | None = None, *, observer: Observer | None = None,
     key: bytes | None = None, budget: str | Path | None = None,
-) -> Fit:  # fmt: skip
+) -> FitResult:  # fmt: skip
     """Fit a model to a table, one pass for each epoch, and write the folder of the run.
 
     The folder holds model.json, run.privacy.json (the certificate), plan.json, metrics.json and report.html, which may
@@ -640,35 +639,23 @@ def fit(
         check_test_table(settings.test_csv, work.bounds, settings.target)
     plan = work.plan()
     regularization = work.regularization(plan)
-    if budget is not None:
-        Budget(budget).check(plan)
-    with folder.fresh(output, Path(settings.csv).stem or "fit") as path:
-        folder.hide_secrets(path)
-        charge(path, budget, plan)
-        folder.replace(path / folder.PLAN, plan.save)
-        begun = Fit(path, work.settings, plan, regularization)
-        folder.write_json(path / folder.METRICS, begun.to_dict())
-        return _run(work, begun, observer or Observer(), key)
+    begun = FitResult(Path(), work.settings, plan, regularization)
+    with session.begin(output, Path(settings.csv).stem or "fit", plan, begun.to_dict(), budget) as path:
+        return _run(work, replace(begun, path=path), observer or Observer(), key)
 
 
-def resume_fit(path: str | Path, *, observer: Observer | None = None) -> Fit:
+def resume_fit(path: str | Path, *, observer: Observer | None = None) -> FitResult:
     """Go on with the fit in a folder, bit for bit as if never interrupted; the table must be as it was.
 
     Raises: CheckpointError if the folder holds no fit that can be resumed. ArgumentError if it is going on.
     """
     path = Path(path)
-    found = folder.read_json(path / folder.METRICS)
-    try:
-        settings = FitSettings(**found["settings"])
-        regularization = float(found["regularization"])
-    except (KeyError, TypeError, ValueError) as problem:
-        raise CheckpointError(f"{path / folder.METRICS} holds no settings of a fit: {problem}") from problem
-    with folder.held(path):
-        if not (path / folder.CHECKPOINT).exists() and not folder.took_no_step(path):
-            raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took steps: start a new one")
-        plan = Plan.load(path / folder.PLAN, large=True)
-        charge_again(path, plan)
-        return _run(_Work(settings), Fit(path, settings, plan, regularization), observer or Observer(), None)
+
+    def read(found: dict[str, Any]) -> tuple[FitSettings, float]:
+        return FitSettings(**found["settings"]), float(found["regularization"])
+
+    with session.go_on(path, "fit", read) as ((settings, regularization), plan):
+        return _run(_Work(settings), FitResult(path, settings, plan, regularization), observer or Observer(), None)
 
 
 class _Work:
@@ -676,7 +663,7 @@ class _Work:
 
     def __init__(self, settings: FitSettings) -> None:
         self.bounds = Bounds.of(settings.bounds)
-        self.table = Table(settings.csv, self.bounds, settings.target, settings.user_key)
+        self.table = CsvTable(settings.csv, self.bounds, settings.target, settings.user_key)
         counted = self.table.count()
         if counted == 0:
             raise ArgumentError(f"csv {settings.csv} has no rows under its header")
@@ -775,7 +762,7 @@ def _learner(name: str | None, bounds: Bounds) -> str:
     return name
 
 
-def _run(work: _Work, begun: Fit, observer: Observer, key: bytes | None) -> Fit:
+def _run(work: _Work, begun: FitResult, observer: Observer, key: bytes | None) -> FitResult:
     """All steps that are left, then the files."""
     path, plan, bounds = begun.path, begun.plan, work.bounds
     every = max(1, plan.n // _SAVES)
@@ -785,6 +772,7 @@ def _run(work: _Work, begun: Fit, observer: Observer, key: bytes | None) -> Fit:
         plan, shape, loss=work.loss, regularization=begun.regularization, checkpoint=path / folder.CHECKPOINT, key=key
     ) as learner:
         done = learner.steps_taken
+        session.enter(path, plan, learner.save, learner.certificate)
         observer.started(plan, path, done)
         for step, rows in enumerate(work.batches()):
             units, kept = _units(rows, came, work.settings.max_participations)
@@ -801,19 +789,19 @@ def _run(work: _Work, begun: Fit, observer: Observer, key: bytes | None) -> Fit:
             )
         learner.save()
         model = work.model(learner.average)
-        made = Fit(path, work.settings, plan, begun.regularization, model, None)
+        made = FitResult(path, work.settings, plan, begun.regularization, model, None)
         folder.write_json(path / MODEL, model.to_dict())
         learner.evidence().save(path / folder.EVIDENCE)
         folder.replace(path / folder.CERTIFICATE, learner.certificate().save)
     if (test := work.settings.test_csv) is not None:
         found = model.test(test)
         made = replace(made, score=found.score, test_rows=found.rows, test_unreadable=found.unreadable)
-    folder.write_json(path / folder.METRICS, made.to_dict())
+    folder.write_metrics(path, made.to_dict())
     report_file.write(path)
     return made
 
 
-def _units(rows: Rows, came: Counter[str], most: int) -> tuple[Any, NDArray[np.intp]]:
+def _units(rows: RowBatch, came: Counter[str], most: int) -> tuple[Any, NDArray[np.intp]]:
     """Whose the rows are that take part, and which these are. A user who came as often as allowed is left out."""
     if rows.users is None:
         everything = np.arange(len(rows.y))

@@ -14,7 +14,7 @@ from anyorder.formats import read_json as read_object
 
 __all__ = [
     "ACCURACY_PLOT", "BUDGET", "CERTIFICATE", "CHECKPOINT", "EVIDENCE", "METRICS", "MODEL", "NOISE_PLOT", "PLAN",
-    "fresh", "held", "hide_secrets", "read_json", "replace", "took_no_step", "write_json",
+    "fresh", "has_begun", "held", "hide_secrets", "read_json", "replace", "say_begun", "write_json", "write_metrics",
 ]  # fmt: skip
 
 MODEL = "model.pt"
@@ -69,23 +69,37 @@ def held(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def took_no_step(path: Path) -> bool:
-    """Whether the run in the folder was killed before its first checkpoint, which comes before its first step.
+def has_begun(path: Path) -> bool:
+    """Whether the run in the folder has its first checkpoint, which comes before its first step, or had it once.
 
-    A copy without the secret files has neither checkpoint nor journal, but metrics that tell of steps.
+    A copy without the secret files has neither checkpoint nor journal. It has metrics that say `began`, or tell of
+    steps where an earlier version wrote them, and the word of an entry in a budget.
     """
     from anyorder.release.journal import Journal  # with torch, which reports of folders do without
 
-    shown = path / METRICS
-    if shown.exists() and read_json(shown).get("steps"):
-        return False
-    return not (path / CHECKPOINT).exists() and not Journal.has_steps(path / CHECKPOINT)
+    said = read_json(path / METRICS) if (path / METRICS).exists() else {}
+    entered = read_json(path / BUDGET) if (path / BUDGET).exists() else {}
+    if "run" in entered or any(said.get(name) for name in ("began", "steps", "rounds", "test_accuracy", "finished")):
+        return True
+    return (path / CHECKPOINT).exists() or Journal.has_steps(path / CHECKPOINT)
+
+
+def say_begun(path: Path) -> None:
+    """Write down, for copies of the folder, that its run has a key and may take steps."""
+    shown = read_json(path / METRICS)
+    if not shown.get("began"):
+        write_metrics(path, shown)
+
+
+def write_metrics(path: Path, metrics: dict[str, Any]) -> None:
+    """metrics.json of a run that began."""
+    write_json(path / METRICS, {**metrics, "began": True})
 
 
 def _check_unused(path: Path) -> None:
     hidden = f".{CHECKPOINT}."  # the journal, and the checkpoint while it is written
     names = [durable.name_of_rest(name) or name.removesuffix(".part") for name in os.listdir(path)]
-    if not all(name in _BEGINNING or name.startswith(hidden) for name in names) or not took_no_step(path):
+    if not all(name in _BEGINNING or name.startswith(hidden) for name in names) or has_begun(path):
         raise ArgumentError(f"output folder {path} holds files already: choose another, or resume the run in it")
 
 

@@ -4,7 +4,6 @@ import gc
 import inspect
 import multiprocessing
 import os
-import secrets
 import socket
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from itertools import chain, repeat
-from math import inf, prod
+from math import ceil, inf, prod
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -29,21 +28,22 @@ from torch.utils.data import DataLoader
 
 from anyorder import checks
 from anyorder.app import data as datasets
-from anyorder.app import folder
+from anyorder.app import folder, session
 from anyorder.app import report as report_file
 from anyorder.app.charts import plot_accuracy, plot_noise
 from anyorder.app.data import Data
 from anyorder.app.features import STAGES, Features, Whitened, joined, patched, scattered, whitened
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
 from anyorder.app.text import load_function
-from anyorder.budget import Budget
 from anyorder.clipping.validate import refuse_unfit
-from anyorder.errors import AnyorderError, ArgumentError, BudgetError, CheckpointError, ModelError, TrainingError
+from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ModelError, TrainingError
 from anyorder.formatting import counted, rounded_up
 from anyorder.participation.registry import order_word
 from anyorder.plan.plan import Plan
-from anyorder.sampling import EpochShuffleSampler, FixedOrderSampler
-from anyorder.training import FTRL, PrivacyEngine
+from anyorder.sampling import EpochShuffleSampler
+from anyorder.sampling.samplers import FixedOrderSampler
+from anyorder.training.engine import PrivacyEngine
+from anyorder.training.optimizers import FTRL
 
 # ----------------------------------------------------------------------------------------------------
 # What the main job is asked to do, with defaults that suit each data set.
@@ -69,7 +69,7 @@ class Settings:
     """One training run; `Settings.of` fills in what suits the data set.
 
     Attributes:
-        dataset, data_dir: see `anyorder.app.data.load`.
+        dataset, data_dir, classes: see `anyorder.app.data.load`.
         model: see `anyorder.app.job.build`.
         epsilon, noise_multiplier, delta: the budget; exactly one of the first two. The multiplier is the std of the
             noise over the clip norm, as DP-SGD means it.
@@ -90,6 +90,7 @@ class Settings:
 
     dataset: str
     data_dir: str | None = None
+    classes: int | None = None
     model: str = "mlp"
     epsilon: float | None = None
     noise_multiplier: float | None = None
@@ -122,6 +123,8 @@ class Settings:
     def __post_init__(self) -> None:
         checks.integer("batch_size", self.batch_size, low=1)
         checks.integer("epochs", self.epochs, low=1)
+        if self.classes is not None:
+            checks.integer("classes", self.classes, low=1)
         checks.integer("seed", self.seed, low=0, high=2**63 - 1)
         checks.positive("lr", self.lr)
         object.__setattr__(self, "order", order_word(self.order))
@@ -226,17 +229,27 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 }
 
 
-def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
+def build(name: str, input_shape: Shape, num_classes: int | None) -> nn.Module:
     """The model of that name, or what `module:function` returns.
 
     A function of one's own is called with (input_shape, num_classes) if it takes arguments, else without.
+    Raises: ArgumentError where the number of classes is asked for, and was not stated.
     """
+
+    def classes() -> int:
+        if num_classes is None:
+            raise ArgumentError(
+                "classes must be stated for a data set of one's own (--classes, or classes=): labels are private, and "
+                "the shape of the model is not, so that they are never counted"
+            )
+        return num_classes
+
     if ":" not in name:
         if name not in MODELS:
             raise ArgumentError(f"model must be one of {', '.join(MODELS)} or module:function, got {name!r}")
-        return MODELS[name](input_shape, num_classes)
+        return MODELS[name](input_shape, classes())
     function = load_function(name, "model")
-    model = function(input_shape, num_classes) if inspect.signature(function).parameters else function()
+    model = function(input_shape, classes()) if inspect.signature(function).parameters else function()
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model {name!r} must return a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -338,7 +351,7 @@ def settings_of(found: dict[str, Any], path: Path) -> Settings:
 
 def make_data(settings: Settings, data: Data | None = None) -> Data:
     """The data set, loaded where it is not given, in the form that the model takes."""
-    data = data or datasets.load(settings.dataset, settings.data_dir)
+    data = data or datasets.load(settings.dataset, settings.data_dir, settings.classes)
     if settings.model not in OF_FEATURES:
         return data
     gc.collect()  # a run before this one holds its features, which may be gigabytes, in a cycle that torch makes
@@ -382,74 +395,17 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor], device: torch.device) -> Tensor:
-    """Mean cross entropy of a batch of (inputs, classes), on a device; the mean of what a `Whitened` model measures."""
+    """Mean cross entropy of a batch of (inputs, classes), on a device; the mean of what a `Whitened` model measures.
+
+    A label that is no class of the model's adds zero: no error names it, and the mean is over all rows all the same.
+    """
     x, y = batch
     outputs = model(x.to(device))
     if getattr(model, "stage", STAGES[-1]) != STAGES[-1]:
         return outputs.mean()  # type: ignore[no-any-return]
-    return F.cross_entropy(outputs, y.to(device))
-
-
-# ----------------------------------------------------------------------------------------------------
-# A run under a budget: its plan is entered before its first step, and once, however often it is resumed.
-#
-# The folder of a run has `budget.json`: the budget's file, its id, the plan's digest, and a word drawn for the run,
-# under which the budget was charged. The word is written before the budget is, so that a run that was killed between
-# the two asks again under the same word.
-
-
-def charge(path: Path, budget: str | Path | None, plan: Plan) -> None:
-    """Enter the plan of a run in this folder, which is about to begin. Nothing for a run without a budget.
-
-    Args:
-        path: the folder, held by this process.
-        budget: file of the budget, which must be there.
-    Raises: BudgetError if the plan does not fit, or cannot be brought to the disk: then the run must not begin.
-    """
-    if budget is None:
-        return
-    found = Budget(budget)
-    digest = plan.public().digest
-    record = path / folder.BUDGET
-    word = secrets.token_hex(16)
-    if record.exists():  # of a run that was killed before its first checkpoint, and took no step
-        before = folder.read_json(record)
-        if (before.get("id"), before.get("plan")) == (found.id, digest):
-            word = str(before.get("run"))
-    found.check(plan, run=word)
-    folder.write_json(record, {"budget": str(found.path), "id": found.id, "plan": digest, "run": word})
-    found.spend(plan, path.name, run=word)
-
-
-def charge_again(path: Path, plan: Plan) -> None:
-    """Make sure that the run in this folder, which goes on, has its entry; a run without a budget has none.
-
-    Raises: BudgetError if its budget is not there, is another, or says that the run is over.
-    """
-    record = path / folder.BUDGET
-    if not record.exists():
-        return
-    kept: dict[str, Any] = folder.read_json(record)
-    found = Budget(str(kept["budget"]))
-    if found.id != kept["id"]:
-        raise BudgetError(
-            f"{found.path} is not the budget in which this run was entered: put that one back, or say where it is in "
-            f"{record}"
-        )
-    found.spend(plan, path.name, run=str(kept["run"]))
-
-
-def word_of(certificate: Path, budget: Budget) -> str | None:
-    """The word under which the run of this certificate was entered; None where its folder does not say so.
-
-    Args:
-        certificate: the file, where its run left it.
-    """
-    record = certificate.parent / folder.BUDGET
-    if certificate.name != folder.CERTIFICATE or not record.exists():
-        return None
-    kept = folder.read_json(record)
-    return str(kept["run"]) if kept.get("id") == budget.id else None
+    y = y.to(device)
+    known = (y >= 0) & (y < outputs.shape[-1])
+    return F.cross_entropy(outputs, y.where(known, 0), reduction="none").where(known, 0.0).mean()
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -563,7 +519,8 @@ class Result:
         plan: what was run.
         accuracy: on the test set after each epoch, as fractions.
         steps: taken.
-        seconds: of training and testing, all sessions of the run together.
+        seconds: of training and testing, all sessions of the run together. Shown in whole seconds: how long a step
+            takes depends on what is in it.
     """
 
     path: Path
@@ -582,7 +539,7 @@ class Result:
             "mechanism": self.plan.strategy.describe(),
             "test_accuracy": self.accuracy,
             "steps": self.steps,
-            "seconds": round(self.seconds, 3),
+            "seconds": ceil(self.seconds),
             "finished": len(self.accuracy) == self.settings.epochs,
         }
 
@@ -627,13 +584,8 @@ def train(
         secure=settings.secure, learning_rates=rates(settings, len(data.train)),  # type: ignore[arg-type]
     )  # fmt: skip
     model = make_model(settings, data)  # before the folder: what can be refused is refused before anything is written
-    if budget is not None:
-        Budget(budget).check(plan)
-    with folder.fresh(output, settings.dataset) as path:
-        folder.hide_secrets(path)
-        charge(path, budget, plan)
-        folder.replace(path / folder.PLAN, plan.save)
-        folder.write_json(path / folder.METRICS, Result(path, settings, plan, [], 0, 0.0).to_dict())
+    metrics = Result(Path(), settings, plan, [], 0, 0.0).to_dict()
+    with session.begin(output, settings.dataset, plan, metrics, budget) as path:
         return _Run(settings, data, plan, model, path, key).finish(observer, tensorboard)
 
 
@@ -645,16 +597,9 @@ def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: s
         ArgumentError if the run is going on.
     """
     path = Path(path)
-    found = folder.read_json(path / folder.METRICS)
-    settings = settings_of(found, path)
-    with folder.held(path):
-        began = found.get("steps") != 0 or not folder.took_no_step(path)
-        if began and not (path / folder.CHECKPOINT).exists():
-            raise CheckpointError(f"{path} holds no {folder.CHECKPOINT}, and the run took steps: start a new one")
-        plan = Plan.load(path / folder.PLAN, large=True)
+    with session.go_on(path, "run", lambda found: Settings(**found["settings"])) as (settings, plan):
         data = make_data(settings)
         model = make_model(settings, data)
-        charge_again(path, plan)
         return _Run(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
 
 
@@ -683,13 +628,14 @@ class _Run:
                 self._epoch(observer)
                 observer.epoch_ended(len(self.accuracy), self.accuracy[-1])
                 if writer is not None:
-                    writer.add_scalar("test accuracy", self.accuracy[-1], self.engine.step)
+                    now = float(int(time.time()))  # whole seconds, as all times that are shown
+                    writer.add_scalar("test accuracy", self.accuracy[-1], self.engine.step, walltime=now)
         if writer is not None:
             writer.close()
         return self._write_results()
 
     def _prepare(self) -> None:
-        """Build the parts, and resume if there is a checkpoint; else write the first one, before any step."""
+        """Build the parts, and resume if there is a checkpoint; nothing is left to do before the next step."""
         torch.manual_seed(self.settings.seed)
         optimizer = make_optimizer(self.settings, self.model)
         loader = make_loader(self.settings, self.data)
@@ -699,8 +645,7 @@ class _Run:
         self.seconds = self.engine.extra.get("seconds", 0.0)
         self.course.go_on(self.engine.step)
         self._began = time.perf_counter()
-        if self.engine.step == 0:
-            self._save()
+        session.enter(self.path, self.plan, self._save, self.engine.certificate)
 
     def _epoch(self, observer: Observer) -> None:
         """The rest of an epoch, its test, and a checkpoint."""
@@ -711,7 +656,7 @@ class _Run:
             observer.stepped(self.engine.step)
         self.accuracy.append(self._test())
         self._save()
-        folder.write_json(self.path / folder.METRICS, self._result().to_dict())
+        folder.write_metrics(self.path, self._result().to_dict())
 
     def _step(self, batch: tuple[Tensor, Tensor]) -> None:
         self.course.before(self.engine.step, self.optimizer)
@@ -751,7 +696,7 @@ class _Run:
         plot_accuracy(self.accuracy, self.path / folder.ACCURACY_PLOT, f"{settings.dataset}, {promise}")
         title = f"{settings.dataset}: noise over {counted(plan.n, 'step')}, {promise}"
         plot_noise(noise_lines(plan), self.path / folder.NOISE_PLOT, title)
-        folder.write_json(self.path / folder.METRICS, result.to_dict())
+        folder.write_metrics(self.path, result.to_dict())
         report_file.write(self.path)
         return result
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from anyorder import accounting
+from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.app.cards import comparison_table
 from anyorder.errors import ArgumentError, MissingDependencyError
 from anyorder.formatting import rounded_up
@@ -16,7 +16,8 @@ from anyorder.plan.compare import OrderComparison
 from anyorder.plan.options import from_flat
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan, with_budget
-from anyorder.strategy import Combination, Independent, Strategy
+from anyorder.strategy import Independent, Strategy
+from anyorder.strategy.base import Combination
 
 __all__ = [
     "Row",
@@ -78,7 +79,7 @@ def poisson_claim(noise_multiplier: float, batch_size: int, dataset_size: int, n
 
     It holds for secret Poisson sampling only. Many programs print it for shuffled and sequential loaders.
     """
-    return accounting.poisson_epsilon(noise_multiplier, batch_size / dataset_size, n, delta)
+    return poisson_epsilon(noise_multiplier, batch_size / dataset_size, n, delta)
 
 
 def noise_lines(chosen: Plan) -> dict[str, Plan]:

@@ -24,7 +24,7 @@ Train = Callable[[list[Ints], int], tuple[LogProb, Plan | None]]
 _LEAST = -1e300  # stands for the logarithm of probability zero: a score is finite
 
 
-class Observer:
+class SharerObserver:
     """Hears how an audit goes; this one says nothing."""
 
     def planted(self, sequences: int, canaries: int) -> None:
@@ -109,7 +109,7 @@ def share(
     delta: float = 1e-5,
     seed: int = 0,
     key: bytes | None = None,
-    observer: Observer | None = None,
+    observer: SharerObserver | None = None,
 ) -> Shared:
     """Plant canaries in a text, half of them by secret coins; train on it; rank all of them.
 
@@ -127,7 +127,7 @@ def share(
         raise ArgumentError(f"count must be at least 2, of which about half are left out, got {count}")
     secrets = Secrets(count, words, vocabulary=text.vocabulary, seed=seed)
     size, key = secrets.size(candidates), os.urandom(32) if key is None else key
-    observer = observer or Observer()
+    observer = observer or SharerObserver()
     included = secrets.coins(key)
     if included.all() or not included.any():
         raise ArgumentError(f"all {count} coins fell alike: begin again, with more canaries")

@@ -17,7 +17,7 @@ from anyorder.plan.options import SGD
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
 from anyorder.sampling import EpochShuffleSampler
-from anyorder.training import PrivacyEngine
+from anyorder.training.engine import PrivacyEngine
 
 Ints = NDArray[np.int64]
 

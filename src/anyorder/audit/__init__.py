@@ -2,19 +2,17 @@
 
 from anyorder.audit.arrays import from_file, from_rows, from_scores
 from anyorder.audit.bounds import epsilon_lower_bound, mu_estimate, p_value
-from anyorder.audit.canaries import Canaries, as_released, random_steps, scores, visible, worst_steps
-from anyorder.audit.loader_check import check, watch
+from anyorder.audit.canaries import Canaries, as_released, random_steps, scores, worst_steps
+from anyorder.audit.loader_check import watch
 from anyorder.audit.planted import plant
-from anyorder.audit.secrets import Memorised, Secrets, exposure, group_curve
+from anyorder.audit.secrets import Memorised, Secrets, group_curve
 
 __all__ = [
     "Canaries",
     "Memorised",
     "Secrets",
     "as_released",
-    "check",
     "epsilon_lower_bound",
-    "exposure",
     "from_file",
     "from_rows",
     "from_scores",
@@ -24,7 +22,6 @@ __all__ = [
     "plant",
     "random_steps",
     "scores",
-    "visible",
     "watch",
     "worst_steps",
 ]

@@ -45,7 +45,7 @@ class Stretch:
         epochs: passes; None where `steps` are given.
         steps: optimizer steps in all; None for whole epochs.
         accumulate: batches of the loader that make a step.
-        unit: whose privacy; see `anyorder.sampling.Unit`.
+        unit: whose privacy; see `anyorder.sampling.loader.Unit`.
         is_split: whether each epoch's last step is known to be of what is left of its batches. Else these may be
             dropped, or joined with batches of the next epoch, in which an example comes again.
     """

@@ -14,8 +14,7 @@ from anyorder import checks
 from anyorder.checks import SetOnce, final, frozen
 from anyorder.errors import ArgumentError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
-from anyorder.participation import Participation
-from anyorder.patterns import Listed, Pattern, PerEpoch, Separated
+from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy import Strategy
 from anyorder.strategy.base import DENSE_STEPS, Combination
 from anyorder.strategy.dense import Dense
@@ -90,7 +89,8 @@ def as_released(strategy: Strategy) -> Strategy:
     if strategy.n > DENSE_STEPS:
         raise PlanError(
             f"the law of {tree.estimator!r} estimates of a tree is a dense matrix over pairs of steps: n must be at "
-            f"most {DENSE_STEPS}, got {strategy.n}; score against the tree itself, or plan with estimator='full'"
+            f"most {DENSE_STEPS}, got {strategy.n}; score against the tree itself, or plan with "
+            "ao.mechanism('tree', estimator='full')"
         )
     return Dense(np.tril(whitener(strategy)))
 

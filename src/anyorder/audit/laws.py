@@ -23,8 +23,9 @@ from anyorder.participation import (
     TruncatedPoisson,
 )
 from anyorder.patterns import Participation
-from anyorder.strategy import Rescaled, Strategy, Tree
+from anyorder.strategy import Strategy, Tree
 from anyorder.strategy.base import DENSE_STEPS
+from anyorder.strategy.rescaled import Rescaled
 
 Floats = NDArray[np.float64]
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
-from anyorder.accounting import gdp_mu, poisson_epsilon
+from anyorder.accounting import gdp_mu
+from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.audit.arrivals import Arrivals, Stretch, read_arrivals
 from anyorder.audit.observations import (
     KEPT,
@@ -32,7 +33,7 @@ from anyorder.audit.observations import (
 from anyorder.checks import final, is_of
 from anyorder.errors import ArgumentError
 from anyorder.formatting import counted, rounded_up
-from anyorder.participation import Participation
+from anyorder.patterns import Participation
 from anyorder.plan.plan import CANDIDATE, Plan
 from anyorder.plan.planner import plan
 from anyorder.roots import bisect, doubled

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc, log_ndtr, logsumexp
 
-from anyorder.accounting import gdp_delta, gdp_epsilon, poisson_epsilon
+from anyorder.accounting import gdp_delta, gdp_epsilon
+from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.checks import final
 from anyorder.errors import AnyorderError, LoaderError
 from anyorder.formatting import counted

@@ -18,7 +18,7 @@ from anyorder.plan.plan import Plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anyorder.release import Release
+    from anyorder.release.release import Release
 
 __all__ = ["PlantedCanaries", "plant"]
 
@@ -102,7 +102,7 @@ class PlantedCanaries:
         informed: bool = False,
         known: bool = False,
     ) -> None:
-        from anyorder.release import Release
+        from anyorder.release.release import Release
 
         if not isinstance(release, Release):
             raise ArgumentError(f"release must be an anyorder Release or an engine, got {type(release).__name__}")

@@ -1,7 +1,6 @@
 """Across runs: what a search for settings costs, and what a data set has left."""
 
 from anyorder.budget.claim import SearchCertificate
-from anyorder.budget.file import Budget
 from anyorder.budget.laws import (
     Fixed,
     Geometric,
@@ -11,10 +10,9 @@ from anyorder.budget.laws import (
     calibrate_search,
     search_epsilon,
 )
-from anyorder.budget.search import PrivateScore, Trial, tune
+from anyorder.budget.search import PrivateScore, Trial
 
 __all__ = [
-    "Budget",
     "Fixed",
     "Geometric",
     "Logarithmic",
@@ -25,5 +23,4 @@ __all__ = [
     "Trial",
     "calibrate_search",
     "search_epsilon",
-    "tune",
 ]

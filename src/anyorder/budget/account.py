@@ -663,7 +663,7 @@ def settlement(account: Account, held: Balance, certificate: Certificate) -> Set
         raise BudgetError(
             "the certificate has no realised claim below its plan's, so that its plan's counts: there is none where "
             "neighbours differ in who took part (add-or-remove), batches or the record are secret or on devices, or "
-            "it was not shown"
+            "it was not shown. Of a run that stopped early settle with its evidence: settle(release.evidence(), ..)"
         )
     if mu is None and before is not None and certificate.steps > before.steps and type(held.curve) is Gaussian:
         mu = held.curve.mu  # it went on, and does not say how far: its plan counts again

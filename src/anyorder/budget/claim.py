@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder import checks
-from anyorder.accounting import compose
 from anyorder.accounting.amplification.claims import Amplified
-from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled
+from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.budget import laws
 from anyorder.budget.laws import Fixed, Law, search_epsilon
 from anyorder.checks import final

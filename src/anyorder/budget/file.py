@@ -40,7 +40,7 @@ from anyorder.errors import ArgumentError, BudgetError
 from anyorder.formats import printable
 from anyorder.formatting import counted
 from anyorder.participation import KnownOrder
-from anyorder.plan.certificate import Certificate
+from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import CANDIDATE, Plan
 
 _SHARE_UP = 1 + 2.0**-46  # what the rounding of one unit's own mu may have lost
@@ -250,19 +250,19 @@ class Budget:
             return
         raise BudgetError(refusal(self.path, account, totals, curve, made=made))
 
-    def settle(self, certificate: Certificate, *, run: str | None = None) -> Remaining:
+    def settle(self, certificate: Certificate | Evidence, *, run: str | None = None) -> Remaining:
         """Enter what a run that is over turned out to use, where that is less than its plan.
 
         Its realised claim replaces the plan's: how often units came, how far apart, and mu of that; see
         `anyorder.plan.certificate`. With a filter (adaptive=True) it holds whoever decided on the end, also by looking
-        at
-        releases: the filter sums what was used on every path (docs/budget.md has the proof). With adaptive=False it is
-        your promise that neither participants nor the end were chosen by what was released.
+        at releases: the filter sums what was used on every path (docs/budget.md has the proof). With adaptive=False it
+        is your promise that neither participants nor the end were chosen by what was released.
 
         The run must be over: one that goes on uses what others may have spent by then.
 
         Args:
-            certificate: of the run, after its last step.
+            certificate: of the run, after its last step; or its evidence, which has what was realised also of a run
+                that stopped early, of which a certificate says it only where its owner states why.
             run: the word under which it was spent. Left out where the entry was made with a certificate of the run
                 (that of step 0, before it began), or was settled before: then the fingerprint of the noise says whose
                 it is. An entry with neither cannot be settled, since runs of one plan cannot be told apart, even where
@@ -271,8 +271,10 @@ class Budget:
             run, which must not be, adds what it used since, whatever the limit.
         Raises: BudgetError if no entry is known to be that of the run, or if there is no claim to be made.
         """
+        if type(certificate) is Evidence:
+            certificate = certificate.shown(public_stop=True)
         if type(certificate) is not Certificate:
-            raise ArgumentError(f"settle needs a Certificate, got {type(certificate).__name__}")
+            raise ArgumentError(f"settle needs a Certificate, or Evidence, got {type(certificate).__name__}")
         with self._log.locked(write=True) as descriptor:
             account = self._current()
             held = entry_of(account, certificate, run)

@@ -539,7 +539,7 @@ def _check_whole(curve: Curve) -> None:
     if type(curve) is Amplified and type(curve.method) is MonteCarlo:
         raise ArgumentError(
             "curve must not be found by samples, which hold for one delta of one release, and a search needs the whole "
-            "curve of a run: plan with method='bound'"
+            "curve of a run: plan with ao.order(.., method='bound')"
         )
 
 

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from anyorder import durable
-from anyorder.accounting import MonteCarlo
 from anyorder.accounting.amplification.claims import Amplified
+from anyorder.accounting.amplification.methods import MonteCarlo
 from anyorder.accounting.curves import BoundedRange, Composed, Curve, Gaussian, Sampled, compose
 from anyorder.errors import BudgetError
 from anyorder.formats import brief, canonical, check_names
@@ -216,7 +216,7 @@ def _check_countable(curve: Amplified) -> None:
     if type(curve.method) is MonteCarlo:
         raise BudgetError(
             "a claim by samples holds for one delta of one release, and a budget adds up whole curves: plan with "
-            "method='bound', which is counted"
+            "ao.order(.., method='bound'), which is counted"
         )
 
 

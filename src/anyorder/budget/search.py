@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from anyorder import checks, durable
-from anyorder.accounting import compose, gdp_mu
-from anyorder.accounting.curves import Curve, Gaussian
+from anyorder.accounting import gdp_mu
+from anyorder.accounting.curves import Curve, Gaussian, compose
 from anyorder.accounting.gaussian import NEIGHBOURS
 from anyorder.budget.claim import (
     PLAN_NAMES,

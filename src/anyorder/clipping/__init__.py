@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from torch import nn
 
 from anyorder.clipping import native
-from anyorder.clipping.bounded import bounded_sum
 from anyorder.clipping.clip_rules import Automatic, Flat, PerGroup, Rule
-from anyorder.clipping.coupling import ExampleLoss
 from anyorder.clipping.layer_rules import register_layer_rule
+from anyorder.clipping.loss import ExampleLoss
 from anyorder.clipping.norms import Table
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping, PerUnitClipping
-from anyorder.clipping.validate import check_model, convert
+from anyorder.clipping.validate import convert
 from anyorder.errors import ModelError
 from anyorder.release.schedules import Adaptive
 
@@ -21,9 +20,6 @@ __all__ = [
     "ExampleLoss",
     "Flat",
     "PerGroup",
-    "Table",
-    "bounded_sum",
-    "check_model",
     "convert",
     "register_layer_rule",
 ]
@@ -63,6 +59,6 @@ def make_clipping(
     if tables or count_norm is not None:
         raise ModelError(
             "sums on a grid are of whole parameters, and those of sparse tables are of rows: train them with "
-            "sparse=False, or without secure=True"
+            "sparse=False, or without ao.mechanism(secure=True)"
         )
     return FunctionalClipping(module, chunk_size, grid, rule, non_finite)

@@ -12,7 +12,7 @@ from torch import Tensor
 from anyorder import checks
 from anyorder.checks import final
 from anyorder.errors import ArgumentError
-from anyorder.release.schedules import Adaptive, Fixed, Schedule
+from anyorder.release.schedules import Adaptive, FixedNorm, Schedule
 
 __all__ = ["Automatic", "ClipRule", "Cut", "Flat", "PerGroup", "Rule"]
 
@@ -163,13 +163,13 @@ class Cut:
             )
         if hasattr(rule, "coordinates"):
             raise ArgumentError(f"{rule!r} has coordinates of its own: only Adaptive() may; give factors alone")
-        return cls(Flat() if rule is None else rule, Fixed())
+        return cls(Flat() if rule is None else rule, FixedNorm())
 
     @property
     def counted(self) -> tuple[str, ...]:
         """Names of the schedule's own sums."""
         match self.schedule:
-            case Fixed():
+            case FixedNorm():
                 return ()
             case Adaptive():
                 return (Adaptive.COUNT,)
@@ -183,7 +183,7 @@ class Cut:
         """
         factors = _factors(self.factors, squares, clip_norm)
         match self.schedule:
-            case Fixed():
+            case FixedNorm():
                 return factors, {}
             case Adaptive() as adaptive:
                 shared = {id(factor): adaptive.gradient_share * factor for factor in factors.values()}

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 from anyorder.federated.clients import LocalTraining
 from anyorder.federated.cohorts import CheckIn, Diurnal
 from anyorder.federated.device import DeviceRecord
-from anyorder.federated.joint import fed_avg, full_dp, owner_level, silo, split, two_phase
+from anyorder.federated.joint import owner_level, split, two_phase
 from anyorder.federated.planning import epsilon_by_report_goal
-from anyorder.federated.server import Layout, Round, Server, clip_message
+from anyorder.federated.server import Layout, Server, clip_message
 from anyorder.federated.simulation import assist, simulate
 
 if TYPE_CHECKING:
     from anyorder.federated import flower as flower
 
 __all__ = [
-    "CheckIn", "DeviceRecord", "Diurnal", "Layout", "LocalTraining", "Round",
+    "CheckIn", "DeviceRecord", "Diurnal", "Layout", "LocalTraining",
     "Server", "assist", "clip_message",
     "epsilon_by_report_goal",
-    "fed_avg", "full_dp", "owner_level", "silo", "simulate", "split", "two_phase",
+    "owner_level", "simulate", "split", "two_phase",
 ]  # fmt: skip
 
 

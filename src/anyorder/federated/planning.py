@@ -7,8 +7,9 @@ from anyorder import checks
 from anyorder.accounting import gdp_epsilon
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
-from anyorder.optimize import fit_named
-from anyorder.participation import EpochShuffle, MinSeparation, Participation, PoissonSampling, SingleEpoch
+from anyorder.optimize.candidates import fit_named
+from anyorder.participation import EpochShuffle, MinSeparation, PoissonSampling, SingleEpoch
+from anyorder.patterns import Participation
 from anyorder.plan.options import SGD
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan

@@ -22,9 +22,9 @@ from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, Parti
 from anyorder.ledger import Units, as_units, plain
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
-from anyorder.release import Release
 from anyorder.release.checkpoint import load, save_atomic
 from anyorder.release.ranks import OneProcess
+from anyorder.release.release import Release
 from anyorder.training.distributed import is_sharded
 from anyorder.training.engine import BoundParameters
 from anyorder.training.optimizers import warn_of_unfitted
@@ -343,7 +343,8 @@ class Round:
         if not self._sums_allowed:
             raise PlanError(
                 "add_sum() takes sums of which nobody sees that each message was clipped, and the plan does not trust "
-                "the devices with that: plan with on_device=('clipping',), or give single messages to add()"
+                "the devices with that: plan with ao.mechanism(on_device=('clipping',)), or give single messages to "
+                "add()"
             )
         own = self._sum_of(total)
         with self._adding(users) as known:
@@ -749,9 +750,12 @@ class Server:
         """Plain values, arrays and tensors of your own, to be written into: each checkpoint has them."""
         return self.release.extra
 
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
-        return self.release.certificate()
+    def certificate(self, *, public_stop: bool = False) -> Certificate:
+        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
+
+        `public_stop` is for runs that ended early: see `Release.certificate`.
+        """
+        return self.release.certificate(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
         """Who took part in which round: what backs the certificate. As secret as the data."""
@@ -820,7 +824,7 @@ def _check_plan(plan: Plan, report_goal: int | None) -> None:
     if plan.selection is not None:
         raise PlanError(
             "the plan has a selection of rows: it needs a table, and a server's messages have every coordinate. Plan "
-            "without selection="
+            "without ao.mechanism(selection=..)"
         )
     if not _SMALLEST <= plan.clip_norm <= _LARGEST:
         raise PlanError(f"clip_norm must be from 2^-60 to 2^60 on a server, got {plan.clip_norm}")

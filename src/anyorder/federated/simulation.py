@@ -256,7 +256,7 @@ def simulate(
     if "record" in server.plan.on_device:
         raise PlanError(
             "a simulation is held to its plan by the server's record, and this plan leaves the record to devices: plan "
-            "without on_device='record', which claims the same"
+            "without ao.mechanism(on_device=('record',)), which claims the same"
         )
     if not len(users):
         raise ArgumentError("users must hold at least one user, got none")
@@ -304,7 +304,8 @@ def _make(server: Server, team: Team, ids: list[Any], blocks: list[Block]) -> No
 
 def outcome(server: Server) -> Simulation:
     """What a server has done so far."""
-    plan, realised = server.plan, server.certificate().realised
+    # Rounds of a simulation end by its settings, or where too few users are left: never by what was released.
+    plan, realised = server.plan, server.certificate(public_stop=True).realised
     rule = plan.participation
     return Simulation(
         rounds=server.step,

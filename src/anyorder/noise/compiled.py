@@ -34,7 +34,8 @@ from anyorder.noise.program import (
     execute,
     trace,
 )
-from anyorder.strategy import State, Strategy
+from anyorder.strategy import Strategy
+from anyorder.strategy.base import State
 
 if TYPE_CHECKING:
     from anyorder.noise.source import NoiseSource

@@ -38,7 +38,8 @@ from anyorder import checks
 from anyorder.errors import PlanError
 from anyorder.noise.source import NoiseSource
 from anyorder.noise.stream import check_saved, check_step_left
-from anyorder.strategy import Combination, Strategy, Terms
+from anyorder.strategy import Strategy
+from anyorder.strategy.base import Combination, Terms
 from anyorder.strategy.registry import Structure, kind_of
 
 __all__ = ["GridStream", "check_combination", "check_grid"]

@@ -23,8 +23,10 @@ from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
 from anyorder.noise.source import NoiseSource
 from anyorder.noise.transform import MAX_ELEMENT, MAX_ROW
-from anyorder.strategy import BandedInverse, Recurrence, Rescaled, Strategy, Tree
+from anyorder.strategy import BandedInverse, Strategy, Tree
+from anyorder.strategy.base import Recurrence
 from anyorder.strategy.registry import Structure, in_words, kind_of
+from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.variances import joined
 from anyorder.workload import Workload
 

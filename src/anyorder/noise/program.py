@@ -115,7 +115,7 @@ def execute(
 # ----------------------------------------------------------------------------------------------------
 # A strategy's step, followed once with symbols.
 #
-# `Strategy.step` stays the only statement of what a step is. Here it runs on `Tracer`s, which record the sums,
+# `Strategy.step` stays the only statement of what a step is. Here it runs on `KernelTracer`s, which record the sums,
 # differences, products and quotients by numbers instead of doing them; `compile_step` makes a program of the record.
 
 
@@ -152,7 +152,7 @@ class Trace(NamedTuple):
     rows: tuple[int, ...]
 
 
-class Tracer:
+class KernelTracer:
     """What stands for a float32 vector while a step is followed."""
 
     __slots__ = ("at", "tape")
@@ -165,26 +165,26 @@ class Tracer:
         self.tape, self.at = tape, len(tape)
         tape.append((kind, number, left, right))
 
-    def copy(self) -> "Tracer":
+    def copy(self) -> "KernelTracer":
         """Nothing is ever written, so the vector itself."""
         return self
 
     def __add__(self, other: Any) -> Any:
         other = _vector(self.tape, other)
-        return NotImplemented if other is None else Tracer(self.tape, "sum", None, self.at, other.at)
+        return NotImplemented if other is None else KernelTracer(self.tape, "sum", None, self.at, other.at)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Any:
         other = _vector(self.tape, other)
-        return NotImplemented if other is None else Tracer(self.tape, "difference", None, self.at, other.at)
+        return NotImplemented if other is None else KernelTracer(self.tape, "difference", None, self.at, other.at)
 
     def __rsub__(self, other: Any) -> Any:
         other = _vector(self.tape, other)
-        return NotImplemented if other is None else Tracer(self.tape, "difference", None, other.at, self.at)
+        return NotImplemented if other is None else KernelTracer(self.tape, "difference", None, other.at, self.at)
 
-    def __neg__(self) -> "Tracer":
-        return Tracer(self.tape, "product", _MINUS_ONE, self.at)
+    def __neg__(self) -> "KernelTracer":
+        return KernelTracer(self.tape, "product", _MINUS_ONE, self.at)
 
     def __mul__(self, other: Any) -> Any:
         return self._times("product", other)
@@ -198,37 +198,37 @@ class Tracer:
         if type(other) not in _NUMBERS:
             return NotImplemented
         number = np.float32(other).tobytes()
-        return self if number == _ONE else Tracer(self.tape, kind, number, self.at)
+        return self if number == _ONE else KernelTracer(self.tape, kind, number, self.at)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return Tracer(self.tape, "zeros") if function is np.zeros_like else NotImplemented
+        return KernelTracer(self.tape, "zeros") if function is np.zeros_like else NotImplemented
 
 
 _NUMBERS = {np.float32, float, int, bool, np.bool_}  # with another factor NumPy would go on in float64
 _ONE, _MINUS_ONE = np.float32(1).tobytes(), np.float32(-1).tobytes()
 
 
-def _vector(tape: list[Fields], value: Any) -> Tracer | None:
-    if type(value) is Tracer:
+def _vector(tape: list[Fields], value: Any) -> KernelTracer | None:
+    if type(value) is KernelTracer:
         return value
     fresh = isinstance(value, np.ndarray) and value.dtype == np.float32 and value.shape == (1,) and not value.any()
-    return Tracer(tape, "zeros") if fresh else None
+    return KernelTracer(tape, "zeros") if fresh else None
 
 
 def trace(strategy: Strategy, t: int, num_arrays: int) -> Trace:
     """Step t from a state of so many arrays.
 
-    Raises: ArgumentError for a step that does what `Tracer` cannot follow: no path could make its noise.
+    Raises: ArgumentError for a step that does what `KernelTracer` cannot follow: no path could make its noise.
     """
     tape: list[Fields] = []
-    rows: dict[int, Tracer] = {}
+    rows: dict[int, KernelTracer] = {}
 
     def row(r: int) -> Any:
         if r not in rows:
-            rows[r] = Tracer(tape, "row", len(rows))
+            rows[r] = KernelTracer(tape, "row", len(rows))
         return rows[r]
 
-    state: Any = tuple(Tracer(tape, "array", i) for i in range(num_arrays))
+    state: Any = tuple(KernelTracer(tape, "array", i) for i in range(num_arrays))
     try:
         noise, after = strategy.step(t, state, row)
         made = [_vector(tape, vector) for vector in (noise, *after)]
@@ -239,7 +239,7 @@ def trace(strategy: Strategy, t: int, num_arrays: int) -> Trace:
         raise _refusal(strategy, t, "it returns what is no vector")
     state = []
     for at in places[1:]:  # each in an array of its own
-        state.append(at if at not in state else Tracer(tape, "product", _ONE, at).at)
+        state.append(at if at not in state else KernelTracer(tape, "product", _ONE, at).at)
     return Trace(tuple(tape), places[0], tuple(state), tuple(rows))
 
 

@@ -13,8 +13,9 @@ from anyorder.errors import ArgumentError, CheckpointError, StepsExhaustedError,
 from anyorder.noise.compiled import GROUP, CompiledPath, Targets, chosen, warn_if_missing, whole_groups
 from anyorder.noise.program import NoiseState
 from anyorder.noise.source import NoiseSource, integers
-from anyorder.strategy import Rescaled, Strategy, Tree
+from anyorder.strategy import Strategy, Tree
 from anyorder.strategy.registry import Structure, kind_of
+from anyorder.strategy.rescaled import Rescaled
 
 if TYPE_CHECKING:
     from anyorder.noise.torch_path import TorchPath

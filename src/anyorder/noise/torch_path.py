@@ -30,7 +30,7 @@ from anyorder.noise.compiled import Targets
 from anyorder.noise.program import NoiseState, Program, execute
 from anyorder.noise.source import NoiseSource
 from anyorder.noise.transform import BLOCK
-from anyorder.strategy import State
+from anyorder.strategy.base import State
 
 _CPU_PIECE = 16 << 12  # elements at a time: what a core's cache holds
 _PIECE = 16 << 18  # elements at a time: enough to fill a GPU

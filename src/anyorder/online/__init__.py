@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from anyorder import checks
 from anyorder.online.learner import Learner
 from anyorder.online.least_squares import LeastSquares
-from anyorder.online.losses import Hinge, Logistic, Loss, PoissonLoss, Softmax, Squared
-from anyorder.online.regret import best_regularization, regret_bound, risk_bound
-from anyorder.online.sets import Ball, Box, Everything, Simplex
+from anyorder.online.losses import Hinge, Logistic, PoissonLoss, Softmax, Squared
+from anyorder.online.regret import best_regularization, regret_bound
+from anyorder.online.sets import Ball, Box, Simplex
 
 if TYPE_CHECKING:
     from anyorder.online.estimators import (
@@ -29,7 +29,6 @@ __all__ = [
     "Ball",
     "Box",
     "ConvexLearner",
-    "Everything",
     "Hinge",
     "Learner",
     "LeastSquares",
@@ -37,7 +36,6 @@ __all__ = [
     "LinearSVC",
     "Logistic",
     "LogisticRegression",
-    "Loss",
     "PoissonLoss",
     "PoissonRegression",
     "Scaler",
@@ -47,7 +45,6 @@ __all__ = [
     "Squared",
     "best_regularization",
     "regret_bound",
-    "risk_bound",
 ]  # fmt: skip
 
 _LAZY = {

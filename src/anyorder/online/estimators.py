@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields
 from math import inf, isinf, log, sqrt
 from pathlib import Path
 from types import FrameType
@@ -17,15 +17,15 @@ from sklearn.utils.validation import check_is_fitted
 
 from anyorder import checks
 from anyorder.accounting.curves import Curve
-from anyorder.clipping import bounded_sum
+from anyorder.clipping.bounded import bounded_sum
 from anyorder.errors import ArgumentError, PlanError, StepsExhaustedError, TrainingError
 from anyorder.formatting import counted
 from anyorder.ledger import as_units, distinct, numbered
 from anyorder.online.features import (
-    Groups,
     Key,
     Linear,
     RowBound,
+    RowsByUnit,
     check_units,
     codes_of,
     numbers_of,
@@ -43,7 +43,7 @@ from anyorder.participation import SingleEpoch
 from anyorder.plan.certificate import Certificate
 from anyorder.plan.plan import Plan
 from anyorder.plan.planner import plan as make_plan
-from anyorder.release import Release
+from anyorder.release.release import Release
 from anyorder.sampling.samplers import permutation_of
 from anyorder.strategy import Strategy
 
@@ -188,7 +188,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         check_units(self.unit if self.plan is None else self._given_plan().unit, units)
         loss = self._loss()
         rows = read_rows(self, X, reset=True, finite=False)
-        groups = Groups(units, rows.shape[0])
+        groups = RowsByUnit(units, rows.shape[0])
         targets = self._targets(read_targets(y, rows))
         bound = self._row_bound(rows)
         plan = self._fit_plan(groups.count, loss, bound)
@@ -244,7 +244,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if classes is not None:
             self._same_classes(classes)
         rows = read_rows(self, X, reset=first, finite=False)
-        ids = None if units is None else Groups(units, rows.shape[0])
+        ids = None if units is None else RowsByUnit(units, rows.shape[0])
         targets = self._targets(read_targets(y, rows))
         bound = self._row_bound(rows)
         if live is None:
@@ -446,7 +446,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if live is not None:
             return live.certificate()
         if "_certificate" not in self.__dict__:
-            self._certificate: Certificate = replace(self._evidence.certificate, realised=self._evidence.realised)
+            self._certificate: Certificate = self._evidence.shown()
         return self._certificate
 
     def _close(self) -> None:

@@ -334,7 +334,7 @@ def check_units(unit: str, units: Any) -> None:
         )
 
 
-class Groups:
+class RowsByUnit:
     """The rows of a data set by whose they are, in batches of whole units.
 
     How many units there are is public, as are their ids: neighbours differ in what a unit's rows are.

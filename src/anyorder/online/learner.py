@@ -15,7 +15,7 @@ from anyorder.online.sets import Set, constraint_of
 from anyorder.online.sums import LARGEST, SMALLEST, Examples, sum_of
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
-from anyorder.release import Release
+from anyorder.release.release import Release
 
 Floats = NDArray[np.float64]
 
@@ -98,9 +98,12 @@ class OnePass(ABC):
         """
         return self._played / self._t if self._t else np.array(self.theta)
 
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
-        return self.release.certificate()
+    def certificate(self, *, public_stop: bool = False) -> Certificate:
+        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
+
+        `public_stop` is for runs that ended early: see `Release.certificate`.
+        """
+        return self.release.certificate(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
@@ -299,15 +302,19 @@ def check_plan(plan: Plan) -> None:
         raise ArgumentError(f"plan must be an anyorder Plan (see anyorder.plan), got {type(plan).__name__}")
     if plan.grid is not None:
         raise PlanError(
-            "the plan has a grid for exact integers, and a learner's sums are of floats: plan without secure=, or give "
+            "the plan has a grid for exact integers, and a learner's sums are of floats: plan without "
+            "ao.mechanism(secure=True), or give "
             "`ao.bounded_sum(.., grid=)` of your own gradients to an `ao.Release`"
         )
     if plan.selection is not None:
-        raise PlanError("the plan has a selection of rows, and a learner moves all of theta: plan without selection=")
+        raise PlanError(
+            "the plan has a selection of rows, and a learner moves all of theta: plan without "
+            "ao.mechanism(selection=..)"
+        )
     if "record" in plan.on_device:
         raise PlanError(
             "the plan leaves the record to the users' devices, and a learner must know whose each row is, to cut the "
-            "rows of one unit together: plan without on_device='record'"
+            "rows of one unit together: plan without ao.mechanism(on_device=('record',))"
         )
     if not SMALLEST <= plan.clip_norm <= LARGEST:
         raise PlanError(f"clip_norm must be from 2^-60 to 2^60 for a learner, got {plan.clip_norm}")

@@ -318,7 +318,9 @@ def _check_plan(plan: Plan, lipschitz: float) -> None:
             "secret sampling draws batches of random size, which the bounds do not cover: plan for another order"
         )
     if plan.grid is not None:
-        raise PlanError("the plan has a grid for exact integers, which no learner takes: plan without secure=")
+        raise PlanError(
+            "the plan has a grid for exact integers, which no learner takes: plan without ao.mechanism(secure=True)"
+        )
     if lipschitz > plan.clip_norm:
         raise PlanError(
             f"lipschitz must be at most the plan's clip norm {plan.clip_norm:g}, got {lipschitz:g}: gradients that are "

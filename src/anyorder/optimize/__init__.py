@@ -4,9 +4,7 @@ What fits one kind stands in the file of the kind, in `anyorder.strategy`. Here 
 fits to secret orders, which stand on `accounting`.
 """
 
-from anyorder.optimize.candidates import Candidate, choose, fit, fit_named
+from anyorder.optimize.candidates import choose, fit
 from anyorder.strategy.bounds import lower_bound
-from anyorder.strategy.dense import Optimum, fit_dense
-from anyorder.strategy.rescaled import rescale
 
-__all__ = ["Candidate", "Optimum", "choose", "fit", "fit_dense", "fit_named", "lower_bound", "rescale"]
+__all__ = ["choose", "fit", "lower_bound"]

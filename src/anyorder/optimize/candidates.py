@@ -31,7 +31,8 @@ from anyorder.strategy.restarted import fits_restarted, restartable
 from anyorder.strategy.sensitivity import rounding, sensitivity
 from anyorder.strategy.toeplitz import Problem, fits_toeplitz
 from anyorder.strategy.tree import fit_tree
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 
 MAX_COST = 32.0
 _BUFFERS = 4
@@ -441,7 +442,7 @@ def fit_named(
         participation: any but PoissonSampling, which has independent noise.
         objective: "mean", "max" or "last" error.
         max_state, max_cost: the budget of `choose`, for words without sizes.
-        at_most: take less than the size in the words where more of it lowers no error, and do not refuse.
+        at_most: take less than the size in the words where the fit goes no further, and do not refuse.
         epsilon, delta: the claim, for secret orders, see `fit`.
         tree: `estimator`, `restart_every` and `completion` of `fit_tree`, with the words "tree" alone.
     Raises: ArgumentError for words that name nothing here; PlanError for a size that the fit cannot use.
@@ -497,11 +498,11 @@ def _sizes(kind: str, words: Sequence[str]) -> dict[str, int] | None:
 
 
 def _of_size(found: Strategy, kind: Kind, asked: dict[str, int]) -> Strategy:
-    """The strategy, if it has the sizes that were asked for. A fit stops where more of them gain nothing."""
+    """The strategy, if it has the sizes that were asked for. A fit goes no further than it knows how to."""
     if any(getattr(found, size.attribute) != asked[size.argument] for size in kind.sizes):
         raise PlanError(
-            f"mechanism must have a size that its fit can use, got {asked}; for this order and optimizer more than "
-            f"'{in_words(found)}' lowers no error, so ask for that"
+            f"mechanism must have a size that its fit can use, got {asked}; for this order and optimizer the fit of "
+            f"this kind goes no further than '{in_words(found)}': ask for that, or for 'auto', which compares the kinds"
         )
     return found
 

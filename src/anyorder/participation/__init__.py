@@ -8,7 +8,6 @@ of sets of steps that each of them reduces to, and that all claims are proven fo
 
 from anyorder.participation import registry
 from anyorder.participation.registry import *  # noqa: F403  the orders, by its list
-from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated, from_dict
 
-__all__ = ["Listed", "Participation", "Pattern", "PerEpoch", "Separated", "from_dict"]
+__all__: list[str] = []
 __all__ += registry.__all__

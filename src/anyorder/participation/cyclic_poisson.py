@@ -6,8 +6,9 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import accounting, checks
+from anyorder import checks
 from anyorder._draws import tossed, tossed_ratios, uniforms
+from anyorder.accounting import poisson
 from anyorder.accounting.amplification.exact import cyclic_parts
 from anyorder.accounting.amplification.mixture import check_fits, check_reach
 from anyorder.accounting.amplification.secret_order import SampledOrder, UnitsOf
@@ -119,13 +120,11 @@ class CyclicPoisson(SampledOrder):
         """That of so many sampled Gaussians, times the norm of the largest column."""
         check_fits(strategy, self)
         steps, largest = -(-self.n // self.cycle), sqrt(float(strategy.column_norms_squared().max()))
-        return accounting.calibrate_poisson(epsilon, delta, self.sampling_probability, steps) * (
-            largest * (1 + 2.0**-47)
-        )
+        return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, steps) * (largest * (1 + 2.0**-47))
 
     def noise_alone(self, epsilon: float, delta: float) -> float:
         """That of Poisson sampling of a group's steps."""
-        return accounting.calibrate_poisson(epsilon, delta, self.sampling_probability, -(-self.n // self.cycle))
+        return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, -(-self.n // self.cycle))
 
     def canary_steps(self, count: int, source: NoiseSource) -> Bools:
         """A draw of its own for each step of its group; canary c lies in group c mod cycle."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import accounting, checks
+from anyorder import checks
 from anyorder._draws import tossed, tossed_ratios, uniforms
+from anyorder.accounting import poisson
 from anyorder.accounting.amplification.secret_order import SampledOrder, UnitsOf
 from anyorder.checks import final
 from anyorder.errors import PlanError
@@ -108,7 +109,7 @@ class PoissonSampling(SampledOrder):
     def least_noise(self, strategy: Strategy, epsilon: float, delta: float) -> float:
         """That of the sampled Gaussian."""
         del strategy
-        return accounting.calibrate_poisson(epsilon, delta, self.sampling_probability, self.n)
+        return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, self.n)
 
     def canary_steps(self, count: int, source: NoiseSource) -> Bools:
         """A draw of its own for each step and canary."""

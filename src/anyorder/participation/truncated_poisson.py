@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import _draws, accounting, checks
+from anyorder import _draws, checks
 from anyorder._draws import tossed_ratios, uniforms
+from anyorder.accounting import poisson
 from anyorder.accounting.amplification.exact import (
     group_sizes,
     rough_truncated,
@@ -204,7 +205,7 @@ class TruncatedPoisson(AmplifiedOrder):
 
     def noise_alone(self, epsilon: float, delta: float) -> float:
         """That of Poisson sampling of a group's steps, which is near."""
-        return accounting.calibrate_poisson(epsilon, delta, self.sampling_probability, -(-self.n // self.cycle))
+        return poisson.calibrate_poisson(epsilon, delta, self.sampling_probability, -(-self.n // self.cycle))
 
     def canary_steps(self, count: int, source: NoiseSource) -> Bools:
         """With the probability of a unit of its group to be drawn and to stay, whoever else came."""

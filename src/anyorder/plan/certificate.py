@@ -28,8 +28,9 @@ from anyorder.formats import (
 )
 from anyorder.formatting import counted, rounded_up
 from anyorder.ledger import Ledger
-from anyorder.participation import MinSeparation, Participation
+from anyorder.participation import MinSeparation
 from anyorder.participation.known_order import with_names, without_names
+from anyorder.patterns import Participation
 from anyorder.plan.cost import check_plan
 from anyorder.plan.plan import FORMAT as PLAN_FORMAT
 from anyorder.plan.plan import Plan, checked_plan, close, plan_of
@@ -57,7 +58,9 @@ from anyorder.strategy.sensitivity import sensitivity
 #
 # **Where it may not.** Where what was released decided who came, or when to stop, the smaller number is no claim: a
 # run that ends when its releases happen to say much about somebody has lost more than its length tells. The plan's
-# epsilon holds there too; to stop early costs it nothing. Under `add-or-remove`, pi differs between neighbours by the
+# epsilon holds there too; to stop early costs it nothing. So a run of fewer steps than planned has a realised claim
+# only where its owner states, in the file, that the stop was not chosen by what was released (`PUBLIC_STOP`).
+# Under `add-or-remove`, pi differs between neighbours by the
 # very unit, so that k and b would tell of it. Under secret sampling the batches are secret, and the claim rests on
 # that. Where the record is on users' devices, nobody has pi. In all of these `realised_claim` is None.
 
@@ -197,6 +200,8 @@ def read_realised(plan: Plan, steps: int, data: Any) -> Realised:
 
 
 FORMAT = "anyorder-certificate/2"
+PUBLIC_STOP = "the run ended before its last planned step for a reason that was not read off what it released"
+"""What an owner states of a run that stopped early: no file can show it."""
 EVIDENCE_FORMAT = "anyorder-evidence/1"
 _OLD = {
     "anyorder-certificate/1": "it holds who was in which step, which is as secret as the data. Write a new one with "
@@ -218,6 +223,7 @@ class Certificate:
         realised: how often units came at most, how far apart, and the epsilon of that; see `Realised` for what it
             rests on. It follows from the record that the digest stands for, so that certificates are compared
             without it. None where it cannot be claimed or was not shown.
+        stated: what the owner says of the run and no file can show: `PUBLIC_STOP`, or nothing.
     """
 
     plan: Plan
@@ -226,6 +232,7 @@ class Certificate:
     record_digest: str
     receipt_root: str
     realised: Realised | None = field(default=None, compare=False)
+    stated: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def epsilon(self) -> float:
@@ -240,13 +247,15 @@ class Certificate:
             "claims": self.plan.claims(),
             "run": self.run(),
             **({} if self.realised is None else {"realised": self.realised.to_dict()}),
+            **({"stated": list(self.stated)} if self.stated else {}),
         })  # fmt: skip
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, text): the plan's, and what is known after the run. `print(certificate)` shows them."""
         first, *rest = self.plan.facts()
         realised = [] if self.realised is None else [("realised", self.realised.describe(self.steps))]
-        return [first, *realised, *rest, ("steps", f"{self.steps} of {self.plan.n} taken")]
+        stated = [("stated", f"by the owner: {text}") for text in self.stated]
+        return [first, *realised, *rest, ("steps", f"{self.steps} of {self.plan.n} taken"), *stated]
 
     def _repr_html_(self) -> str:
         return html_table(self.facts())
@@ -286,7 +295,7 @@ class Certificate:
 
     @classmethod
     def _of(cls, data: dict[str, Any], large: bool) -> "Certificate":
-        optional = {"realised"} & data.keys()  # an owner may not show it, and older ones have none
+        optional = {"realised", "stated"} & data.keys()  # an owner may not show them, and older ones have none
         check_names("certificate", data, {"format", "plan", "claims", "run"} | optional)
         run = check_names("run", data["run"], {"steps", "key_fingerprint", "record_digest", "receipt_root"})
         fingerprint, digest = hexadecimal(run, "key_fingerprint", 32), hexadecimal(run, "record_digest", 64)
@@ -297,11 +306,27 @@ class Certificate:
             raise CertificateError(
                 f"steps must be an integer from 0 to {plan.n}, the planned ones, got {quoted(steps)}"
             )
+        stated = _read_stated(plan, steps, data["stated"]) if "stated" in optional else ()
         realised = None
-        if optional:
+        if "realised" in optional:
             with bounded(not large):
                 realised = read_realised(plan, steps, data["realised"])
-        return cls(plan, steps, fingerprint, digest, root, realised)
+            if steps < plan.n and not stated:
+                raise CertificateError(
+                    f"the certificate has a realised epsilon, and its run took {steps} of {plan.n} steps: that may be "
+                    "claimed only where the owner states that the stop was not chosen by what was released. Make it "
+                    "anew with certificate(public_stop=True) if that is so, else with certificate()"
+                )
+        return cls(plan, steps, fingerprint, digest, root, realised, stated)
+
+
+def _read_stated(plan: Plan, steps: int, data: Any) -> tuple[str, ...]:
+    """What the owner states; only what this package writes, and only of a run that it can be true of."""
+    if data != [PUBLIC_STOP] or steps == plan.n:
+        raise CertificateError(
+            f"stated must be what this package writes of a run that stopped early, got {quoted(data)}"
+        )
+    return (PUBLIC_STOP,)
 
 
 @dataclass(frozen=True)
@@ -340,7 +365,8 @@ class Evidence:
         """What is known of how often units came, and its epsilon; None where it is no claim, see
         `anyorder.plan.certificate`.
 
-        `Release.certificate()` shows it. The certificate of evidence alone does not: it tells nothing of the record.
+        `Release.certificate()` shows it, of a run that took all its steps or whose owner states `PUBLIC_STOP`. The
+        certificate of evidence alone does not: it tells nothing of the record.
         """
         bounds = self.ledger.realised_bounds()
         if bounds not in self._realised:
@@ -354,6 +380,18 @@ class Evidence:
         claim = _claim(shown, steps, self.key_fingerprint)
         root = receipt_root(self.ledger, receipt_key(self.record_key, record), claim)
         return Certificate(shown, steps, self.key_fingerprint, digest, root)
+
+    def shown(self, *, public_stop: bool = False) -> Certificate:
+        """The certificate with what was realised, where that may be claimed.
+
+        Args:
+            public_stop: the owner states that a run of fewer steps than planned ended for a reason that was not read
+                off what it released. The certificate says so. After all steps there is nothing to state.
+        """
+        early = self.ledger.step < self.plan.n
+        realised = self.realised if public_stop or not early else None
+        stated = (PUBLIC_STOP,) if early and realised is not None else ()
+        return replace(self.certificate, realised=realised, stated=stated)
 
     def receipt(self, unit: int | str) -> Receipt:
         """For this unit: its steps and its own mu, to be held against the certificate of the same step.

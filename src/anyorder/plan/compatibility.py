@@ -10,7 +10,8 @@ from anyorder.accounting.selection import Selection, check_selection, refuse_sel
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.noise.discrete import check_combination
 from anyorder.patterns import Participation, check_order
-from anyorder.strategy import Combination, Strategy
+from anyorder.strategy import Strategy
+from anyorder.strategy.base import Combination
 
 
 def check_neighbours(neighbours: str, order: Participation, chosen: Strategy) -> None:

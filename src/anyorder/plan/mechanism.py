@@ -13,7 +13,8 @@ from anyorder.optimize.amplified import NoAmplifiedFitError, best_cycle
 from anyorder.optimize.candidates import MAX_COST, fit_named, rows_touched
 from anyorder.participation import PoissonSampling
 from anyorder.patterns import Participation
-from anyorder.strategy import Combination, Independent, Strategy, Tree
+from anyorder.strategy import Independent, Strategy, Tree
+from anyorder.strategy.base import Combination
 from anyorder.workload import Workload
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyorder import checks, participation, strategy, workload
+from anyorder import checks, patterns, workload
 from anyorder.accounting import gdp_epsilon
 from anyorder.accounting import selection as selections
 from anyorder.accounting.amplification import methods
@@ -25,9 +25,9 @@ from anyorder.errors import CertificateError, PlanError
 from anyorder.formats import bounded, brief, canonical, check_names, html_table, load_json, quoted, save_json
 from anyorder.formatting import counted, rounded_up
 from anyorder.noise.discrete import check_grid
-from anyorder.participation import KnownOrder, Participation, PoissonSampling
+from anyorder.participation import KnownOrder, PoissonSampling
 from anyorder.participation.known_order import without_names
-from anyorder.patterns import check_order
+from anyorder.patterns import Participation, check_order
 from anyorder.plan.compatibility import (
     check_exact,
     check_neighbours,
@@ -42,6 +42,7 @@ from anyorder.strategy import Independent, Strategy
 from anyorder.strategy.bound import Bound
 from anyorder.strategy.error import has_variances, row_variances
 from anyorder.strategy.registry import check_kind as check_strategy
+from anyorder.strategy.registry import from_dict as strategy_from_dict
 from anyorder.strategy.sensitivity import known_sensitivity, rounding, sensitivity, unit_sensitivities
 from anyorder.workload import Workload, prefix_sum
 
@@ -90,7 +91,7 @@ class Plan:
         selection: which rows of sparse tables get noise, chosen at each step by `Counts`, `Top` or `Uniform`, as a part
             of the claim: mu, `curve` and epsilon are those of both, sigma, `sensitivity` and `noise_std` of the release
             alone. None: every row gets noise. See `anyorder.accounting.selection`.
-        method: how epsilon is found where an order by secret coins leaves a choice, see `anyorder.accounting.Method`;
+        method: how epsilon is found where an order by secret coins leaves a choice, see `amplification.methods`;
             None in a plan that leaves none, and for the order's own where one is made.
         candidate_of: of a plan that a search for settings hands to its runs, the search's `key_fingerprint`: what one
             of them shows was chosen among others, so that its epsilon is no price. None for every other plan.
@@ -320,8 +321,8 @@ class Plan:
         check_names("plan", data, names)
         try:
             parts = {
-                "participation": participation.from_dict(data["participation"]),
-                "strategy": strategy.from_dict(data["strategy"]),
+                "participation": patterns.from_dict(data["participation"]),
+                "strategy": strategy_from_dict(data["strategy"]),
                 "workload": workload.from_dict(data["workload"]),
             }
             if "selection" in data:
@@ -428,7 +429,7 @@ class Plan:
         found = "" if self.method is None else f", {methods.describe(self.method)}"
         told = f"by secret {name}{found}"
         if known <= self.epsilon:
-            told = "none: the claim is that of known batches; method='monte_carlo' may find less"
+            told = "none: the claim is that of known batches; ao.order(.., method='monte_carlo') may find less"
         return [
             ("amplification", told),
             ("if known", f"epsilon <= {rounded_up(known)} for whoever learns the batches"),

@@ -6,12 +6,12 @@ from dataclasses import replace
 from math import frexp, inf, nextafter
 from typing import Any, Literal, NamedTuple
 
-from anyorder import accounting, checks
+from anyorder import checks
 from anyorder.accounting.amplification.bound import calibrate_amplified, method_named
 from anyorder.accounting.amplification.methods import Method
 from anyorder.accounting.amplification.mixture import reach
 from anyorder.accounting.amplification.secret_order import AmplifiedOrder, SampledOrder
-from anyorder.accounting.gaussian import NEIGHBOURS
+from anyorder.accounting.gaussian import NEIGHBOURS, calibrate_gaussian
 from anyorder.accounting.selection import Selection, check_selection, for_epsilon, for_sigma, plan_curve, shared
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import KnownOrder
@@ -234,7 +234,7 @@ def _read_loader(
         )
     if epochs is None:
         raise ArgumentError("epochs must be given together with loader")
-    from anyorder.sampling import find_participation  # the only one here that needs torch
+    from anyorder.sampling.found import find_participation  # the only one here that needs torch
 
     key = None if isinstance(unit, str) and unit == "example" else unit
     found = find_participation(loader, epochs, unit=key)
@@ -402,7 +402,7 @@ def _noise(
         case AmplifiedOrder():
             total = calibrate_amplified(chosen, rule, epsilon, delta, method, neighbours)
         case _ if not rule.secret:
-            total = nextafter(NEIGHBOURS[neighbours] * accounting.calibrate_gaussian(epsilon, delta), inf)
+            total = nextafter(NEIGHBOURS[neighbours] * calibrate_gaussian(epsilon, delta), inf)
         case _:
             raise PlanError(f"plans are not accounted for {rule.describe()}")
 

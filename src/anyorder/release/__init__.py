@@ -1,5 +1,1 @@
 """The plan carried out: ledger, journal, checkpoint, noise. The only room where a sum becomes a release."""
-
-from anyorder.release.release import Release
-
-__all__ = ["Release"]

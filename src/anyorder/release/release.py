@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,12 +33,12 @@ from anyorder.ledger import Ledger, Units
 from anyorder.noise import NoiseSource, NoiseStream
 from anyorder.noise.discrete import GridStream
 from anyorder.noise.stream import round_up
-from anyorder.participation import Participation
+from anyorder.patterns import Participation
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
 from anyorder.release.files import RunFiles
 from anyorder.release.ranks import Coordinates, OneProcess
-from anyorder.release.schedules import Adaptive, Fixed, MovingNorm, Schedule, check_schedule
+from anyorder.release.schedules import Adaptive, FixedNorm, MovingNorm, Schedule, check_schedule
 from anyorder.release.tables import Attached, AttachedTables, Part, in_order
 from anyorder.strategy import Strategy
 
@@ -120,7 +120,13 @@ class Release:
     ) -> None:  # fmt: skip
         coordinates = OneProcess(checks.integer("size", size, low=0))
         self._begin(
-            plan, coordinates, Fixed(), key=key, checkpoint=checkpoint, place="Release", ledger_on_disk=ledger_on_disk
+            plan,
+            coordinates,
+            FixedNorm(),
+            key=key,
+            checkpoint=checkpoint,
+            place="Release",
+            ledger_on_disk=ledger_on_disk,
         )
         try:
             if plan.participation.secret:
@@ -317,7 +323,8 @@ class Release:
         if len(ids):
             raise ArgumentError(
                 "units must be None or empty: the plan leaves the record to the users' devices, so that ids are not "
-                "learnt here, and got some. Leave them out, or plan without on_device='record' and let the ledger guard"
+                "learnt here, and got some. Leave them out, or plan without "
+                "ao.mechanism(on_device=('record',)) and let the ledger guard"
             )
 
     def take(
@@ -619,12 +626,18 @@ class Release:
         """The noise of the run itself at these coordinates, step by step, for rows of them."""
         return TableNoise(self.plan.strategy, self._source, self.plan.noise_std, first, size)
 
-    def certificate(self) -> Certificate:
+    def certificate(self, *, public_stop: bool = False) -> Certificate:
         """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
 
-        With what was `realised`: how often units came at most, how far apart, and the epsilon of that.
+        With what was `realised` after all steps: how often units came at most, how far apart, the epsilon of that.
+
+        Args:
+            public_stop: you state that a run which ended before its last planned step did so for a reason that was not
+                read off what it released (a date, a budget of hours). Then the certificate has what was realised, and
+                says that you stated it. A stop because the model is good enough is not of this kind: the planned
+                epsilon holds for it.
         """
-        return replace(self._evidence.certificate, realised=self._evidence.realised)
+        return self._evidence.shown(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
@@ -938,7 +951,8 @@ class Rows:
         """Raises: ArgumentError if they do not fit the table, or the plan has no noise for rows alone."""
         if plan.grid is not None:
             raise ArgumentError(
-                "rows alone have no exact noise: give the whole table to step(), or plan without secure="
+                "rows alone have no exact noise: give the whole table to step(), or plan without "
+                "ao.mechanism(secure=True)"
             )
         if plan.strategy.state_rows:
             raise ArgumentError(

@@ -16,7 +16,7 @@ SMALLEST, LARGEST = 2.0**-17, 2.0**60  # of a plan's clip norm; see `clipping/no
 
 @final
 @dataclass(frozen=True)
-class Fixed:
+class FixedNorm:
     """The plan's clip norm in every step."""
 
 
@@ -90,7 +90,7 @@ class Adaptive:
         if plan.grid is not None:
             raise PlanError(
                 "Adaptive() moves the clip norm, and the exact integers of secure mode are made for one that stays; "
-                "take Flat(), or plan without secure="
+                "take Flat(), or plan without ao.mechanism(secure=True)"
             )
         if not SMALLEST <= plan.clip_norm <= LARGEST:
             raise PlanError(
@@ -131,7 +131,7 @@ class Adaptive:
         return f"adaptive: the clip norm follows the {self.quantile:g} quantile of the gradients' norms"
 
 
-Schedule = Fixed | Adaptive
+Schedule = FixedNorm | Adaptive
 """Closed: a norm in force that is no function of earlier releases would be a release itself."""
 
 

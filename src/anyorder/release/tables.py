@@ -231,12 +231,14 @@ class AttachedTables:
         if self._ranks > 1:
             raise PlanError(f"tables are trained by one process, and this run has {self._ranks} ranks")
         if self._plan.grid is not None:
-            raise PlanError("tables have no exact integers: plan without secure=")
+            raise PlanError("tables have no exact integers: plan without ao.mechanism(secure=True)")
         if table.selects != selection:
             raise PlanError(
-                "the plan has a selection of rows, and a lazy table releases all of them: plan without selection="
+                "the plan has a selection of rows, and a lazy table releases all of them: plan without "
+                "ao.mechanism(selection=..)"
                 if selection
-                else "the plan has no selection of rows, and the table chooses some: plan with selection="
+                else "the plan has no selection of rows, and the table chooses some: plan with "
+                "ao.mechanism(selection=..)"
             )
         place = len(self.attached)
         if place and selection:
@@ -288,7 +290,7 @@ class AttachedTables:
         if self._plan.selection is not None and not self.attached:
             raise PlanError(
                 "the plan has a selection of rows: it needs a table, as make_private has it for nn.Embedding("
-                "sparse=True); for a sum without tables plan without selection="
+                "sparse=True); for a sum without tables plan without ao.mechanism(selection=..)"
             )
         if not self.attached and not self._first:
             raise TrainingError("a release of size 0 has tables alone: attach one before its first step")

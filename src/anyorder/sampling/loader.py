@@ -13,10 +13,20 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, StackDa
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError, TrainingError
-from anyorder.ledger import Units, as_units
+from anyorder.ledger import Units, as_units, numbered
 from anyorder.noise import NoiseSource
 from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
+from anyorder.sampling.shapes import (
+    ROWWISE,
+    CollateAny,
+    Collated,
+    CollatedAlone,
+    Joining,
+    PublicShapes,
+    RowShapes,
+    named_tensors,
+)
 
 _LOOKS = 3  # batches whose copies are compared with the originals: what a loop does to one, it does to all
 _DEEP = 4  # containers within containers that are searched for tensors
@@ -36,11 +46,15 @@ class Batch:
         position: its number, counted over all epochs.
         iteration: the number of the iteration that gave it.
         rows: that the model is called on, those of the padding too.
+        shapes: the public shapes of the rows; None: all have that of the batch.
         used: whether a backward pass has used it.
     """
 
-    def __init__(self, units: Units, position: int, iteration: int, padding: int = 0) -> None:
+    def __init__(
+        self, units: Units, position: int, iteration: int, padding: int = 0, shapes: RowShapes | None = None
+    ) -> None:
         self.units, self.position, self.iteration, self.padding = units, position, iteration, padding
+        self.shapes = shapes
         self.rows, self.used = len(units) + padding, False
 
 
@@ -300,10 +314,15 @@ Unit = str | int | Callable[[Any], Any] | None
 """Whose privacy: None for each example its own; else where a batch keeps the id of each example's unit."""
 
 
+def _as_it_is(batch: Any, rows: int = 0) -> Any:
+    return batch
+
+
 class PrivateLoader:
     """The user's DataLoader, which names the units of every batch that it hands out, and recognises it when it is used.
 
-    Batches are those of the loader, untouched, with its workers, collation and pinning. A shuffled order
+    Batches are those of the loader, with its workers and pinning; `collate_fn` is called on each example alone, see
+    `shapes`. A shuffled order
     (`shuffle=True`) is drawn from `seed` instead of torch's generator, so that it is a pure function of seed and epoch
     and a resumed run finds its place without loading what it skips. Samplers with a `set_epoch` are told the epoch.
 
@@ -319,6 +338,9 @@ class PrivateLoader:
         on_batch: called with (units, position) before a batch is handed out: one id for each example, in the batch's
             order; position counts batches over all epochs. What it raises reaches the user, and the batch does not.
         seed: an integer >= 0 or bytes, for shuffled orders.
+        shapes: to which examples are padded. None: those of a batch must have one shape, or LoaderError is raised where
+            the batch is made. Batches that a stream, a data set or an iterable makes itself are taken to be padded by
+            rule: they must have one shape, and `shapes` pads them on to the largest.
     Raises: LoaderError if the loader cannot be followed: `in_order=False`, or without `unit` no DataLoader, one with an
         `__iter__` of its own, or a stream.
     """
@@ -330,13 +352,19 @@ class PrivateLoader:
         unit: Unit = None,
         on_batch: Callable[[Units, int], None] | None = None,
         seed: int | bytes,
+        shapes: PublicShapes | None = None,
     ) -> None:
         self._unit, self._on_batch = unit, on_batch
+        self._shapes, self._collates = shapes, False
+        self._made: Any = None  # the shapes of batches that are not collated here
         self._user_loader: Any = loader
         self._loader: Any = loader
         self._batches: _ResumedBatches | None = None  # None for a stream
         self._origins: Origins | None = None
         self.identity = BatchIdentity()
+        # What a batch of so many rows is handed out as, and what it was.
+        self.show: Callable[[Any, int], Any] = _as_it_is
+        self.shown: Callable[[Any], Any] = _as_it_is
         self._position = 0
         self._used = 0
         self._seed = seed
@@ -353,7 +381,14 @@ class PrivateLoader:
                 "an IterableDataset has no indices that could tell examples apart; pass unit= with the place of an id "
                 "of each example in the batch (a field of a dict, a position in a tuple, or a callable)"
             )
-        self._loader = rebuild(loader, self._batches)
+        self._collates = loader.batch_sampler is not None
+        self._loader = rebuild(loader, self._batches, self._collate_fn(loader.collate_fn))
+
+    def _collate_fn(self, given: Any) -> Any:
+        """What collates in the place of the user's function; None where that may be called on a batch."""
+        own = given.collate if isinstance(given, CollateAny) else given
+        is_rowwise = self._shapes is None and any(own is known for known in ROWWISE)
+        return CollatedAlone(given, self._shapes) if self._collates and not is_rowwise else None
 
     @property
     def dataset(self) -> Any:
@@ -395,7 +430,7 @@ class PrivateLoader:
             batch: as the loader handed it out, or one of its tensors.
         Raises: TrainingError if it is not a batch of this loader.
         """
-        self.identity.use(batch)
+        self.identity.use(self.shown(batch))
 
     def mark_used(self, batch: Batch) -> None:
         """The batch was trained on. A run that is resumed goes on behind it."""
@@ -427,15 +462,19 @@ class PrivateLoader:
             batches.go(batches.epoch + 1, 0)  # for the next iteration; this one has begun
         finished = False
         try:
-            for batch in iterator:
+            for given in iterator:
+                batch, numbers = given if type(given) is Collated else (given, None)
                 units, padding = self._units(batch, sent)
-                handed = Batch(units, position, mine, padding)
+                if not self._collates or (numbers is None and batch is not given):
+                    batch = self._of_one_shape(batch, units)
+                shapes = None if numbers is None else self._shapes_of(batch, numbers, units, padding)
+                handed = Batch(units, position, mine, padding, shapes)
                 if self._on_batch is not None:
                     self._on_batch(handed.units, position)
                 position += 1
                 self._position = position
                 self.identity.add(batch, handed)
-                yield batch
+                yield self.show(batch, len(units) + padding)
             finished = True
         finally:
             if not finished:
@@ -445,6 +484,30 @@ class PrivateLoader:
                 if not finished:
                     batches.go(*divmod(self._used, batches.order.steps))
                 self._position = self._used = batches.position
+
+    def _of_one_shape(self, batch: Any, units: Units) -> Any:
+        """A batch that others made, padded to the largest shape, or of the shape of those before it."""
+        if self._shapes is not None:
+            return Joining(self._shapes).join([batch])
+        made = [(name, tensor.shape[1:]) for name, tensor in named_tensors(batch)]
+        if made == self._made or len(set(units)) < 2:  # a batch of one unit has the shape of its own
+            return batch
+        before, self._made = self._made, self._made or made
+        if before is not None:
+            raise LoaderError(
+                "batches that a stream, an iterable or a data set makes itself must all have one shape: what pads them "
+                "by the longest of a batch lets one example show in the rows of others. Pad them all alike, or state "
+                "make_private(.., pad_to=..), which pads them on; or let a DataLoader with a batch_size collate them"
+            )
+        return batch
+
+    def _shapes_of(self, batch: Any, numbers: Indices, units: Units, padding: int) -> RowShapes:
+        assert self._shapes is not None
+        found = RowShapes.of(batch, numbers, self._shapes)
+        if self._unit is None:
+            return found
+        groups = numbered(units)
+        return found.of_units(np.append(groups, len(groups) + np.arange(padding)))
 
     def _units(self, batch: Any, sent: deque[list[int]] | None) -> tuple[Units, int]:
         """One id for each example, and how many rows behind them fill the batch up."""

@@ -1,10 +1,8 @@
 """Who owns which example: a data set read once."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import no_grad
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -13,10 +11,12 @@ from anyorder._draws import Draws, check_size
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.participation import Participation, PoissonSampling
+from anyorder.participation import PoissonSampling
+from anyorder.patterns import Participation
 from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild
 from anyorder.sampling.read_loader import check_loader, read_order
 from anyorder.sampling.samplers import Owned, SecretBatchSampler
+from anyorder.sampling.shapes import CollateAny
 
 _AT_ONCE = 256
 
@@ -106,7 +106,7 @@ def secret_loader(
             f"micro-batches of a step is expected to have, got {micro_batch}; more of them need less"
         )
     first = int(sampler.members[0])
-    return rebuild(loader, sampler, collate_fn=_CollateAny(loader.dataset, first, loader.collate_fn))
+    return rebuild(loader, sampler, collate_fn=CollateAny(loader.dataset, first, loader.collate_fn))
 
 
 def _members(loader: DataLoader[Any], rule: Participation) -> Indices:
@@ -124,31 +124,3 @@ def _members(loader: DataLoader[Any], rule: Participation) -> Indices:
 
 def _name(rule: Participation) -> str:
     return "Poisson sampling" if type(rule) is PoissonSampling else "an order of secret coins"
-
-
-class _CollateAny:
-    """Collates like the user's function, and no examples too."""
-
-    def __init__(self, dataset: Any, first: int, collate_fn: Callable[[Any], Any]) -> None:
-        self._dataset, self._first, self._collate = dataset, first, collate_fn
-
-    def __call__(self, examples: Any) -> Any:
-        return self._collate(examples) if len(examples) else _none_of(self._collate([self._dataset[self._first]]))
-
-
-def _none_of(batch: Any) -> Any:
-    """A batch of one example, cut to none, in the same containers."""
-    if isinstance(batch, (torch.Tensor, np.ndarray)):
-        return batch[:0]
-    if isinstance(batch, Mapping):
-        return {key: _none_of(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(_none_of, batch))
-    if isinstance(batch, (list, tuple)):
-        # Fields are containers and stay; what is left is the one example's value (a string, say), and goes.
-        containers = (torch.Tensor, np.ndarray, Mapping, list, tuple)
-        return type(batch)([_none_of(part) for part in batch if isinstance(part, containers)])
-    raise LoaderError(
-        f"a batch of no examples cannot be made from {type(batch).__name__}; let collate_fn return tensors, or lists, "
-        "tuples or dicts of them"
-    )

@@ -231,7 +231,8 @@ def fit_banded(workload: Workload, participation: Participation, bands: int, *, 
     Args:
         workload: of at most 2048 steps.
         participation: with more than one participation, `bands` is lowered to the smallest distance b, or to the steps
-            of an epoch: with more, the columns of one unit would overlap, which costs more than it gains.
+            of an epoch: this fit bounds columns of one unit that do not overlap. With a short b among long distances
+            another kind may have a lower error, as banded Toeplitz, whose overlaps are counted.
         bands: p.
     Cost: four n x n products for each of some tens of iterations.
     """

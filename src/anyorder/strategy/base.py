@@ -126,7 +126,7 @@ class Strategy(SetOnce, ABC):
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """JSON values from which `anyorder.strategy.from_dict` makes an equal strategy; "kind" names the class."""
+        """JSON values from which `strategy.registry.from_dict` makes an equal strategy; "kind" names the class."""
 
     def prefix_variance(self) -> Floats:
         """(n,) variance of the noise in each prefix sum of the gradients, unit-variance rows of Z.

@@ -21,7 +21,8 @@ from anyorder.strategy.gram import convex_bound
 from anyorder.strategy.rounding import Change, of_series, rounded, rounded_decays
 from anyorder.strategy.toeplitz import Problem, Toeplitz, reciprocal, repeated, worst_steps
 from anyorder.strategy.variances import Way, by_recurrence, joined
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -404,7 +405,7 @@ def blt_of(x: Floats, n: int) -> BLT:
 
 def _square_root(n: int, m: int, slowest: float, fastest: float) -> Floats:
     """A start with c_t near t^(-1/2) / sqrt(pi) = (1/pi) integral e^(a/2) exp(-e^a t) da, summed at m places of a."""
-    a = np.linspace(math.log(slowest / n), fastest, m)
+    a = np.linspace(min(math.log(slowest / n), fastest - 1.0), fastest, m)  # of few steps: one rate within the other's
     return np.concatenate([a, a / 2 + math.log((a[1] - a[0]) / math.pi) - np.exp(a)])
 
 

@@ -32,7 +32,8 @@ from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.sensitivity import sensitivity
 from anyorder.strategy.toeplitz import Toeplitz
 from anyorder.strategy.variances import by_columns, of_iterates
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 
 __all__ = ["last_error", "max_error", "rmse", "row_variances"]
 

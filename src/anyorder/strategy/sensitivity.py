@@ -73,7 +73,7 @@ def _check_fit(strategy: Strategy, participation: Participation) -> None:
     if participation.secret:
         raise PlanError(
             f"{type(participation).__name__} has no useful sensitivity, since a unit may be in every step; its privacy "
-            "comes from the secret coins: use accounting.poisson_epsilon, or a participation that says how often a "
+            "comes from the secret coins: use accounting.Sampled, or a participation that says how often a "
             "unit takes part"
         )
     _check_steps(strategy, participation)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dtrtri
 
 from anyorder.strategy.base import Recurrence, Strategy
-from anyorder.workload import GivenWorkload, Workload
+from anyorder.workload import Workload
+from anyorder.workload.given import GivenWorkload
 
 Floats = NDArray[np.float64]
 

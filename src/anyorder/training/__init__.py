@@ -1,6 +1,1 @@
-"""The torch front end: the engine, the FTRL optimizer, checkpoints."""
-
-from anyorder.training.engine import PrivacyEngine
-from anyorder.training.optimizers import FTRL
-
-__all__ = ["FTRL", "PrivacyEngine"]
+"""The torch front end: the engine, the FTRL optimizer, public numbers, checkpoints."""

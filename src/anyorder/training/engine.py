@@ -9,7 +9,7 @@ A step is a chain of stages, on one page of `Training` (`_forward`, `_receive`, 
     noise        the release adds it, and divides by the plan's batch size
     hand back    the private gradients are in `.grad`, and the optimizer takes its step
 
-Record and noise are those of `anyorder.release.Release.take`. What a run does not use is None here, and not entered: a
+Record and noise are those of `ao.Release.take`. What a run does not use is None here, and not entered: a
 group of ranks, shards, a sharded model, tables, the count of a clip norm that moves.
 """
 
@@ -33,9 +33,10 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
-from anyorder.clipping.coupling import LossWatch
+from anyorder.clipping.loss import LossWatch, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
+from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
@@ -44,13 +45,13 @@ from anyorder.participation import KnownOrder, PoissonSampling, covers
 from anyorder.patterns import Listed, PerEpoch, Separated
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
-from anyorder.release import Release
 from anyorder.release.ranks import OneProcess
-from anyorder.sampling import PrivateLoader, Unit, find_participation
-from anyorder.sampling.found import planned_order
-from anyorder.sampling.loader import Batch
+from anyorder.release.release import Release
+from anyorder.sampling.found import find_participation, planned_order
+from anyorder.sampling.loader import Batch, PrivateLoader, Unit
 from anyorder.sampling.read_loader import check_loader, is_plain, read_order
 from anyorder.sampling.secret import secret_loader
+from anyorder.sampling.shapes import ByShape, PadTo, PublicShapes
 from anyorder.training.distributed import (
     Group,
     Shards,
@@ -63,7 +64,14 @@ from anyorder.training.distributed import (
     local,
     whole,
 )
-from anyorder.training.optimizers import warn_of_unfitted
+from anyorder.training.dry_run import try_model
+from anyorder.training.optimizers import (
+    check_arguments,
+    guard_schedulers,
+    returns_nothing,
+    warn_of_frozen,
+    warn_of_unfitted,
+)
 from anyorder.training.tables import TrainedTables, tables_in
 
 P = ParamSpec("P")
@@ -88,6 +96,7 @@ class Options:
     rule: Rule | None
     non_finite: str
     micro_batch: int | None = None
+    shapes: PublicShapes | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,10 @@ class Training:
         release: carries the plan out.
         model, loader: what the training loop gets.
         order: the loader's, in words.
+        left_out: names of parameters that are frozen because the optimizer does not hold them.
     """
+
+    _tried: bool
 
     def __init__(
         self,
@@ -130,6 +142,7 @@ class Training:
         self._group = Group() if dist.is_available() and dist.is_initialized() else None
         cut = self._on_each(lambda: self._check(options))
         self._bound = self._on_each(lambda: BoundParameters(model, optimizer))
+        self.left_out = self._bound.left_out.keys()
         try:
             self._on_each(self._check_model)
             self._tables = self._on_each(self._find_tables)
@@ -176,9 +189,14 @@ class Training:
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's outputs; their backward pass gives the sum of the units' clipped gradients to `_receive`."""
+        if not self._tried:
+            try_model(self._model, args, kwargs)
+            self._tried = True
         ledger, waiting = self.release.ledger, self._waiting
         step = ledger.step
         # units: whose rows the model is called on
+        given = (args, kwargs)
+        args, kwargs = unwatched(args), unwatched(kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         batch, units = self._batch_of(tensors) if self._group is None else self._batch_of_ranks(tensors, step)
         if waiting.batches:
@@ -191,8 +209,11 @@ class Training:
             groups = np.append(groups, len(groups) + np.arange(batch.padding))
         if self._whole is not None:
             self._whole.gather()
+        clip: Callable[..., Any] = self._clipping.forward
+        if batch.shapes is not None and self._by_shape is not None:
+            clip = functools.partial(self._by_shape, shapes=batch.shapes)
         forward = functools.partial(
-            self._clipping.forward,
+            clip,
             args,
             kwargs,
             groups=torch.from_numpy(groups),
@@ -206,9 +227,7 @@ class Training:
             outputs = forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
         if batch.padding:
             outputs = without_padding(outputs, len(batch.units))
-        if not self._watch.done or self._watch.labels:
-            outputs = self._watch.outputs(outputs)
-        return outputs
+        return self._watch.outputs(outputs, given)
 
     def _batch_of(self, tensors: list[Tensor]) -> tuple[Batch, Units | list[Any]]:
         """The batch that the model is called on, and its units."""
@@ -258,8 +277,6 @@ class Training:
         if step != self.release.ledger.step:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
-        if not self._watch.done:
-            self._watch.came_back()
         before = self._waiting
         if before.sums:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
@@ -280,13 +297,13 @@ class Training:
         """Run the closure if there is one, and put the private gradients in place."""
         refuse_scale(optimizer, kwargs)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        if closure is None:
-            self._make_gradients()
-            return args[:1], {**kwargs, "closure": None}
-        with torch.enable_grad():
-            loss = closure()
+        if len(args) > 1 or kwargs:
+            check_arguments(optimizer, args[1:], kwargs, closure)
+        if closure is not None:
+            with torch.enable_grad():
+                closure()  # once; the optimizer never gets the loss
         self._make_gradients()
-        return args[:1], {**kwargs, "closure": lambda: loss}
+        return args[:1], {**kwargs, "closure": None if closure is None else returns_nothing}
 
     def _make_gradients(self) -> None:
         """Put the private gradients in place. Until the noise is drawn, nothing has changed."""
@@ -425,7 +442,10 @@ class Training:
             options.chunk_size, self.plan.grid, options.rule, options.non_finite,
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
-        self._watch = LossWatch()
+        self._by_shape = None if options.shapes is None else ByShape(self._clipping, self._model)
+        self._watch = LossWatch(options.loss_reduction)
+        self.loader.show, self.loader.shown = self._watch.batch, unwatched
+        self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
         self._next_coins = 0
         self._discard()
 
@@ -444,7 +464,7 @@ class Training:
             self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._options.accumulate)
             if unit is not None:
                 warn_of_scattered_units(self.plan, loader)
-        return PrivateLoader(loader, unit=unit, seed=self.release.derived(b"order").key)
+        return PrivateLoader(loader, unit=unit, seed=self.release.derived(b"order").key, shapes=self._options.shapes)
 
     def _hook_optimizer(self) -> None:
         self._bound.bind()
@@ -474,6 +494,11 @@ class Training:
         if self._tables is not None and self._tables.are_lazy:
             self._tables.check_step()
             self.release.flush()
+
+    @property
+    def loss_kept(self) -> str | None:
+        """How the rows of the loss are kept apart: "proved", "mapped" (in a batch at least), None before the first."""
+        return self._watch.kept
 
     def save(self, extra: dict[str, Any] | None) -> None:
         """Write the checkpoint; see `PrivacyEngine.save`."""
@@ -596,10 +621,12 @@ class PrivateModule(nn.Module):
         self._check_shown = check_shown
         self.register_load_state_dict_pre_hook(_into_the_module)  # type: ignore[no-untyped-call]
 
+    @never_compiled  # by who compiles what `make_private` returned: the ledger and the engine are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
         if self.training and torch.is_grad_enabled():
             return self._private_forward(args, kwargs)
+        args, kwargs = unwatched(args), unwatched(kwargs)
         if self._check_shown is not None:
             self._check_shown()
         if not torch.is_grad_enabled():
@@ -694,6 +721,7 @@ class BoundParameters:
 
     Attributes:
         named: the parameters that are trained, in the model's order.
+        left_out: those that were trainable, and that the optimizer does not hold.
     Raises: ArgumentError for what is no optimizer, holds parameters that are not the model's, or is of another run;
         nothing is frozen.
     """
@@ -714,19 +742,20 @@ class BoundParameters:
         held = {id(p) for p in self._parameters()}
         self.named = {name: p for name, p in trainable.items() if id(p) in held}
         self._known = {id(p) for p in self.named.values()}
-        self._left_out = {name: p for name, p in trainable.items() if id(p) not in held}
+        self.left_out = {name: p for name, p in trainable.items() if id(p) not in held}
         self._others = [p for p in model.parameters() if id(p) not in self._known]  # frozen before, or left out
         self._written: dict[nn.Parameter, tuple[Any, int]] = {}
-        for p in self._left_out.values():
+        for p in self.left_out.values():
             p.requires_grad_(False)
 
     def bind(self) -> None:
         """The optimizer's steps are those of one release from here on, and of no other."""
         _BOUND.add(self._optimizer)
+        guard_schedulers(_BOUND)
 
     def thaw(self) -> None:
         """Undo the freezing, where the model is not bound after all."""
-        for p in self._left_out.values():
+        for p in self.left_out.values():
             p.requires_grad_(True)
 
     def _parameters(self) -> list[Any]:
@@ -791,7 +820,7 @@ class BoundParameters:
                 f"parameter {name} has a gradient that did not come through the private model, from a penalty on "
                 "weights or another loss perhaps; use the optimizer's weight_decay, and zero_grad() before each step"
             )
-        for name, p in self._left_out.items():
+        for name, p in self.left_out.items():
             if p.grad is not None and _has_numbers(p.grad):
                 raise TrainingError(
                     f"parameter {name}, which the optimizer does not hold, has a gradient: no noise covers it, and "
@@ -1080,6 +1109,9 @@ class PrivacyEngine:
         chunk_size: int | None = None,
         rule: Rule | None = None,
         non_finite: str = "zero",
+        pad_to: PadTo = None,
+        pad_value: float | Mapping[Any, float] | None = None,
+        pad_side: str | None = None,
     ) -> tuple[Model, Optimizer, Loader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
 
@@ -1103,12 +1135,22 @@ class PrivacyEngine:
             non_finite: "zero": a unit whose gradient is NaN or infinite adds exactly zero, and nothing tells of it.
                 "refuse": backward raises NonFiniteError, which says how many there are. That is a release that no
                 noise covers: for debugging on public data.
+            pad_to: the public lengths of examples that differ in length, such as (32, 64, 128). `collate_fn` is called
+                on each example alone, and dimension 1 of its tensors (not of float labels) is padded to the least of
+                these that holds it, and of all examples of its unit in the batch: by its own data alone. A longer one
+                loses its end. Batches have the longest of all, and the model runs on the examples of one length at a
+                time, cut to it. An integer stands for 16, 32, .. up to itself. Lists of sizes, ((32, 32), (64, 64)),
+                are of the last dimensions, as of images; a dict by field has the lengths of each, and leaves others as
+                they are. None: the examples of a batch must have one shape.
+            pad_value: what integers are filled up with, or a dict by field. Else the id of the collator's tokenizer or
+                0, 0 for masks and floats, -100 for labels.
+            pad_side: "right" or "left"; else that of the collator's tokenizer, or right.
         Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
             have the types of what was given, so that a loop stays as it was; in truth they are a `PrivateModule` and a
             `PrivateLoader`, which `engine.model` and `engine.loader` are for type checkers too.
-        Warns: OptimizerWarning where the plan's noise is correlated and the optimizer is Adam, RMSprop, Adagrad or the
-            like, or has another momentum than the plan: the guarantee is the same, and some of what correlation gains
-            is lost.
+        Warns: OptimizerWarning where parameters are frozen because the optimizer does not hold them; and where the
+            plan's noise is correlated and the optimizer is Adam, RMSprop, Adagrad or the like, or has another momentum
+            than the plan: the guarantee is the same, and some of what correlation gains is lost.
         """
         if self._training is not None:
             raise TrainingError("make_private was already called: one engine runs one plan once")
@@ -1118,9 +1160,13 @@ class PrivacyEngine:
         accumulate = checks.integer("accumulate", accumulate, low=1)
         if micro_batch is not None:
             micro_batch = checks.integer("micro_batch", micro_batch, low=1)
-        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch)
+        shapes = None
+        if any(given is not None for given in (pad_to, pad_value, pad_side)):
+            shapes = PublicShapes.of(pad_to, pad_value, pad_side, getattr(loader, "collate_fn", None))
+        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes)
         warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
+        warn_of_frozen(self._training.left_out, stacklevel=3)
         return cast(Any, self._training.model), optimizer, cast(Any, self._training.loader)
 
     def epsilon(self, delta: float | None = None) -> float:
@@ -1234,9 +1280,12 @@ class PrivacyEngine:
         """Number of epochs begun and finished; for `range(engine.epoch, epochs)` after a resume. 0 for a stream."""
         return self.training.epoch
 
-    def certificate(self) -> Certificate:
-        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody."""
-        return self.release.certificate()
+    def certificate(self, *, public_stop: bool = False) -> Certificate:
+        """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
+
+        `public_stop` is for runs that ended early: see `Release.certificate`.
+        """
+        return self.release.certificate(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""

@@ -1,15 +1,21 @@
-"""Optimizers: FTRL, and which one the noise was not fitted to."""
+"""Optimizers: FTRL, what an optimizer and its scheduler may be given, and which one the noise was not fitted to."""
 
+import copy
+import functools
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import ParamsT
 
 from anyorder import checks
-from anyorder.errors import ArgumentError, ModelError, OptimizerWarning
+from anyorder.checks import final
+from anyorder.errors import ArgumentError, ModelError, OptimizerWarning, TrainingError
 from anyorder.plan.plan import Plan
 from anyorder.strategy import Independent, SquareRoot, Tree
 from anyorder.workload import Workload
@@ -90,7 +96,150 @@ class FTRL(torch.optim.Optimizer):
 
 
 # ----------------------------------------------------------------------------------------------------
-# Optimizers that the noise was not fitted to.
+# What an optimizer and its scheduler may be given besides private gradients: public numbers.
+
+
+@final
+class Public(float):
+    """A number that its owner says is public: it tells nothing of the data that the plan protects.
+
+        scheduler.step(ao.Public(loss_on_public_data))      # torch.optim.lr_scheduler.ReduceLROnPlateau
+
+    Measured on data that need no protection, by weights that were released, it is as private as these are. Measured on
+    the training data, or on other data of the same people, it is a release that no plan covers. What is computed from
+    it is an ordinary float again, which has to be said to be public by itself.
+    """
+
+    __slots__ = ()
+
+
+_TRIED: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""Optimizers that were seen to let the loss of a closure alone."""
+
+
+def returns_nothing() -> None:
+    """The closure that an optimizer gets: the loss of a batch is no released number."""
+
+
+def check_arguments(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any], closure: Any
+) -> None:
+    """Refuse what a step is given beside a closure, and an optimizer that reads what its closure returns.
+
+    A Polyak step is as long as the loss says, and would write it into the weights, to the last bit. Depends on code
+    and made-up numbers alone, and nothing has run yet.
+
+    Raises: TrainingError.
+    """
+    strange = [name for name, value in kwargs.items() if name != "closure" and not isinstance(value, Public)]
+    if strange or len(args) > 1:
+        words = ", ".join(strange) or f"{len(args)} arguments"
+        raise TrainingError(
+            f"optimizer.step() was given {words}: besides private gradients an optimizer takes public numbers alone, "
+            "and a loss is none. Leave it out; of a number that is public say so with ao.Public(..)"
+        )
+    if closure is None or optimizer in _TRIED:
+        return
+    try:
+        _try_step(optimizer)
+    except _LossIsReadError:
+        raise TrainingError(
+            f"{type(optimizer).__name__} reads the loss that its closure returns, which no noise covers, and would "
+            "write it into the weights: take an optimizer that goes by gradients alone, as SGD and Adam do"
+        ) from None
+    except Exception:  # it cannot be copied, or wants more than there is; its closure returns None
+        pass
+    _TRIED.add(optimizer)
+
+
+class _LossIsReadError(Exception):
+    """A trial step looked at the loss."""
+
+
+def _tell(*args: Any, **kwargs: Any) -> NoReturn:
+    raise _LossIsReadError
+
+
+class _MadeUpLoss:
+    """What the closure of a trial step returns: it may be handed on, and all else tells."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_READS = (
+    "getattr", "torch_function", "array", "float", "int", "index", "bool", "len", "iter", "getitem", "call", "format",
+    "repr", "str", "abs", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub", "mul", "rmul",
+    "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "round", "deepcopy", "copy",
+)  # fmt: skip
+for _name in _READS:
+    setattr(_MadeUpLoss, f"__{_name}__", _tell)
+
+
+def _try_step(optimizer: torch.optim.Optimizer) -> None:
+    """One step of a copy, over made-up parameters of one number each, without state and hooks."""
+    trial = object.__new__(type(optimizer))
+    memo: dict[int, Any] = {id(optimizer): trial, id(optimizer.state): defaultdict(dict)}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            made_up = torch.nn.Parameter(torch.ones((1,) * p.dim(), dtype=p.dtype, device=p.device))
+            made_up.grad = torch.ones_like(made_up)
+            memo[id(p)] = made_up
+    shared = {"zero_grad", "step"}  # of this very optimizer: wrapped by the engine, or by a scheduler
+    hooks = {name for name in vars(optimizer) if name.startswith("_optimizer_")}
+    own = {name: value for name, value in vars(optimizer).items() if name not in shared | hooks}
+    vars(trial).update(copy.deepcopy(own, memo), **{name: OrderedDict() for name in hooks})
+    step = type(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__  # type: ignore[attr-defined]  # without what others hook on all optimizers
+    with torch.random.fork_rng(devices=[]):
+        step(trial, closure=_MadeUpLoss)  # type: ignore[arg-type]
+
+
+def guard_schedulers(private: Collection[torch.optim.Optimizer]) -> None:
+    """From here on `ReduceLROnPlateau` of a private optimizer takes `Public` numbers alone.
+
+    Torch has no hook there; its method is wrapped once, and does as before for every other optimizer.
+
+    Args:
+        private: the optimizers of private runs, as they come and go.
+    """
+    step: Any = ReduceLROnPlateau.step
+    if hasattr(step, "of_private"):
+        return
+
+    @functools.wraps(step)
+    def guarded(self: ReduceLROnPlateau, metrics: Any, *args: Any, **kwargs: Any) -> None:
+        chain: list[Any] = [self.optimizer]
+        while hasattr(chain[-1], "optimizer"):  # of accelerate, which wraps it
+            chain.append(chain[-1].optimizer)
+        if not isinstance(metrics, Public) and any(one in private for one in chain):
+            raise TrainingError(
+                "ReduceLROnPlateau sets the learning rate by a number, and this one may tell of the training data, "
+                "without noise: a loss of training, or of other data of the same people. If it was measured on data "
+                "that need no protection, say so: scheduler.step(ao.Public(value)); or take a schedule that is fixed"
+            )
+        step(self, metrics, *args, **kwargs)
+
+    guarded.of_private = True  # type: ignore[attr-defined]
+    ReduceLROnPlateau.step = guarded  # type: ignore[method-assign]
+
+
+# ----------------------------------------------------------------------------------------------------
+# Optimizers that the noise was not fitted to, and parameters that one does not hold.
+
+
+def warn_of_frozen(names: Collection[str], stacklevel: int) -> None:
+    """Warn of parameters that stand still from here on, though nobody froze them."""
+    if not names:
+        return
+    shown = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    warnings.warn(
+        f"the optimizer does not hold {shown}: no gradient comes to them, and they are frozen from here on, also for "
+        "any other optimizer. Give all that is to be trained to this one, in parameter groups, or say that they stand "
+        "still: requires_grad_(False) before make_private",
+        OptimizerWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 _NAMES = (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from anyorder.clipping.norms import accumulator_dtype, count_of
 from anyorder.errors import ArgumentError, ModelError, PlanError, TrainingError
 from anyorder.plan.plan import Plan
-from anyorder.release import Release
+from anyorder.release.release import Release
 from anyorder.release.tables import coalesced
 from anyorder.sparse.lazy_table import LazyTable, stand_ins_allowed
 from anyorder.sparse.select import SelectedTables, warn_of_chances

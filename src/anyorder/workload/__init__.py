@@ -17,7 +17,6 @@ from anyorder.workload.given import GivenWorkload
 from anyorder.workload.schedules import cosine, linear_cooldown, step_decay, warmup_stable_decay
 
 __all__ = [
-    "GivenWorkload",
     "Workload",
     "cosine",
     "custom",

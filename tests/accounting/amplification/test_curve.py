@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.accounting import Amplified, Deterministic, Gaussian, MonteCarlo, Pld, gdp_delta, gdp_epsilon
+from anyorder.accounting import Gaussian, gdp_delta, gdp_epsilon
 from anyorder.accounting.amplification import bound, claims
 from anyorder.accounting.amplification.bins import bins_delta, bins_epsilon
 from anyorder.accounting.amplification.bound import calibrate_amplified
+from anyorder.accounting.amplification.claims import Amplified
 from anyorder.accounting.amplification.exact import pld_delta, pld_epsilon
+from anyorder.accounting.amplification.methods import Deterministic, MonteCarlo, Pld
 from anyorder.accounting.amplification.mixture import bins_gram
 from anyorder.accounting.amplification.monte_carlo import TRIES
 from anyorder.accounting.curves import sampled_curve
@@ -20,7 +22,8 @@ from anyorder.errors import AnyorderError, ArgumentError, CertificateError
 from anyorder.participation import BallsInBins, CyclicPoisson, MinSeparationSampling, RandomAllocation, TruncatedPoisson
 from anyorder.plan.plan import Plan, check_claims
 from anyorder.plan.planner import with_budget
-from anyorder.strategy import BLT, Banded, Independent, RestartedBLT, ToeplitzBanded
+from anyorder.strategy import BLT, Banded, Independent, ToeplitzBanded
+from anyorder.strategy.restarted import RestartedBLT
 from anyorder.strategy.sensitivity import rounding
 from anyorder.workload import Workload
 

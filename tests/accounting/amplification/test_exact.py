@@ -7,7 +7,7 @@ import pytest
 from scipy.special import erf
 
 from accounting.amplification import oracle
-from anyorder.accounting import gdp_delta, gdp_epsilon, poisson_epsilon
+from anyorder.accounting import gdp_delta, gdp_epsilon
 from anyorder.accounting.amplification import exact as lognormals
 from anyorder.accounting.amplification.exact import (
     cyclic_parts,
@@ -18,6 +18,7 @@ from anyorder.accounting.amplification.exact import (
     pld_delta,
     pld_epsilon,
 )
+from anyorder.accounting.poisson import poisson_epsilon
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.participation import BallsInBins, CyclicPoisson, RandomAllocation, TruncatedPoisson
 from anyorder.strategy import Independent, ToeplitzBanded

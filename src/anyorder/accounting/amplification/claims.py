@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import exp, inf, nextafter
 from typing import Any, assert_never
 
-from anyorder import checks, patterns, strategy
+from anyorder import checks, patterns
 from anyorder.accounting.amplification import methods
 from anyorder.accounting.amplification.exact import pld_delta, pld_epsilon
 from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld, check_method
@@ -21,6 +21,7 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.formats import canonical, check_names
 from anyorder.roots import bisect
 from anyorder.strategy import Strategy
+from anyorder.strategy.registry import from_dict as strategy_from_dict
 from anyorder.strategy.sensitivity import known_sensitivity
 
 # ----------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class Amplified:
         check_names("an amplified curve", data, names)
         order: Any = patterns.from_dict(data["participation"])
         return cls(
-            strategy.from_dict(data["strategy"]), order, data["noise_multiplier"],
+            strategy_from_dict(data["strategy"]), order, data["noise_multiplier"],
             methods.from_dict(data["method"]), unit=data["unit"], neighbours=data["neighbours"],
         )  # fmt: skip
 

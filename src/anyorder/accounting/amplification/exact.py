@@ -310,7 +310,7 @@ _COARSE = 8.0  # times the interval of a grid, where it need not be near
 _FINE = 40  # points in a deviation of one epoch's loss
 
 
-class Groups(Protocol):
+class CyclicGroups(Protocol):
     """Units in `cycle` groups by turns, each unit of a step's group drawn with a probability, for n steps."""
 
     @property
@@ -322,7 +322,7 @@ class Groups(Protocol):
     def sampling_probability(self) -> float: ...
 
 
-class CutGroups(Groups, Protocol):
+class CutGroups(CyclicGroups, Protocol):
     """The same with batches of at most `batch_size` units, of `dataset_size` in all groups."""
 
     @property
@@ -332,7 +332,7 @@ class CutGroups(Groups, Protocol):
     def dataset_size(self) -> int: ...
 
 
-def cyclic_parts(strategy: Strategy, rule: Groups, sigma: float) -> tuple[float, float, int]:
+def cyclic_parts(strategy: Strategy, rule: CyclicGroups, sigma: float) -> tuple[float, float, int]:
     """(deviation over sensitivity, probability, steps) of the sampled Gaussians that a unit meets.
 
     Args:

@@ -237,7 +237,7 @@ def _rows(done: Shared) -> list[tuple[str, str]]:
     ]
 
 
-class _Bar(secret_sharer.Observer):
+class _Bar(secret_sharer.SharerObserver):
     """Steps of the built-in training, then canaries that are ranked."""
 
     def __init__(self, console: Console) -> None:

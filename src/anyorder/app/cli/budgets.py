@@ -9,16 +9,17 @@ from rich.console import Console
 from rich.table import Table
 
 from anyorder.accounting.curves import Gaussian
+from anyorder.app import folder
 from anyorder.app.cli.output import Json, one_line_errors, print_json
-from anyorder.budget import Budget
+from anyorder.app.session import word_of
 from anyorder.budget.account import Balance, Remaining
 from anyorder.budget.claim import FORMAT as SEARCH
 from anyorder.budget.claim import SearchCertificate
-from anyorder.budget.file import export
+from anyorder.budget.file import Budget, export
 from anyorder.errors import ArgumentError
 from anyorder.formats import printable, read_json
 from anyorder.formatting import counted, rounded_up
-from anyorder.plan.certificate import Certificate
+from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.certificate import verify as verify_file
 from anyorder.plan.plan import Plan
 
@@ -103,8 +104,8 @@ def budget(
 
     A plan that would bring the whole beyond the limit is refused with exit
     code 1, and nothing is written. A run that stopped early is settled with its
-    certificate: what it did not use is given back; its entry is known by the word
-    that lies beside the certificate, or by --run. train, federated, fit and tune
+    certificate, and the evidence that lies beside it: what it did not use is given
+    back; its entry is known by the word that lies there too, or by --run. train, federated, fit and tune
     enter what they do with --budget FILE.
     """
     is_new = not file.exists()
@@ -123,10 +124,10 @@ def budget(
             if type(found) is not Certificate:
                 raise ArgumentError(f"settle needs the certificate of a run, and {what} is none")
             assert what is not None  # as the options were checked
-            opened = Budget(file)
-            from anyorder.app.job import word_of  # with torch, which no other part of this command needs
-
-            left = opened.settle(found, run=run or word_of(what, opened))
+            opened, beside = Budget(file), what.parent / folder.EVIDENCE
+            word = run or word_of(what, opened)
+            early = found.realised is None and found.steps < found.plan.n and beside.exists()
+            left = opened.settle(Evidence.load(beside, found, large=True) if early else found, run=word)
         case Action.export:
             text = export(Budget(file), format or "opendp")
             if output is None:

@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from anyorder.accounting import Amplified
-from anyorder.accounting.amplification.claims import fresh_interval, watched
+from anyorder.accounting.amplification.claims import Amplified, fresh_interval, watched
 from anyorder.app import report as audit_files
 from anyorder.app.cards import card, facts_panel, receipt_facts, search_verdict, verdict
 from anyorder.app.cli.output import Json, fail, one_line_errors, print_json

@@ -4,6 +4,6 @@
 writes a page that needs no server.
 """
 
-from anyorder.app.planner_page.answers import Settings, answer
+from anyorder.app.planner_page.answers import PlanQuestion, answer
 
-__all__ = ["Settings", "answer"]
+__all__ = ["PlanQuestion", "answer"]

@@ -37,7 +37,7 @@ _QUICK = tuple(word for word, (row, _) in WORDS.items() if row.is_quick)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class PlanQuestion:
     """The inputs of a page: options of `ao.plan`.
 
     Attributes:
@@ -102,7 +102,7 @@ class Sweep:
         ratio: noise to batch, see `anyorder.app.planner_page.answers`.
     """
 
-    base: Settings
+    base: PlanQuestion
     batch_sizes: tuple[int, ...]
     epoch_counts: tuple[int, ...]
     mechanism: str = "blt"
@@ -128,9 +128,9 @@ class Sweep:
             )
 
 
-def settings_of(data: Any) -> Settings:
+def settings_of(data: Any) -> PlanQuestion:
     """The settings in a JSON object. Raises ArgumentError, whose message names the input."""
-    return Settings(**_named(data, Settings, {"dataset_size", "batch_size", "epochs", "epsilon", "delta"}))
+    return PlanQuestion(**_named(data, PlanQuestion, {"dataset_size", "batch_size", "epochs", "epsilon", "delta"}))
 
 
 def sweep_of(data: Any) -> Sweep:
@@ -160,7 +160,7 @@ def _named(data: Any, kind: type, needed: set[str]) -> dict[str, Any]:
 def field_of(message: str) -> str | None:
     """The input that a refusal is about: its first word, where that is the name of one."""
     word = message.replace(":", " ").replace(",", " ").split(" ", 1)[0]
-    names = {*Settings.__dataclass_fields__, *Sweep.__dataclass_fields__}
+    names = {*PlanQuestion.__dataclass_fields__, *Sweep.__dataclass_fields__}
     return {"batch_sizes": "batch_size", "epoch_counts": "epochs"}.get(word, word) if word in names else None
 
 
@@ -201,7 +201,7 @@ class Unit:
     cost: float
 
 
-def answer(asked: Settings) -> Iterator[Piece]:
+def answer(asked: PlanQuestion) -> Iterator[Piece]:
     """The pieces of the table: "plan", and for secret orders "row" for each further mechanism.
 
     A row is "exact" where `ao.plan(mechanism=name)` gives the very same: others are fitted anew when asked for by name.
@@ -219,12 +219,12 @@ def answer(asked: Settings) -> Iterator[Piece]:
         yield _known(asked)
 
 
-def unit_rows(asked: Settings) -> tuple[Unit, ...]:
+def unit_rows(asked: PlanQuestion) -> tuple[Unit, ...]:
     """All mechanisms that the memory allows, in a known order: that of `ao.plan` first. Kept in memory."""
     return _units(*_fits_of(asked))
 
 
-def sampled(asked: Settings, noises: Sequence[float]) -> Iterator[Piece]:
+def sampled(asked: PlanQuestion, noises: Sequence[float]) -> Iterator[Piece]:
     """What an accountant for Poisson sampling would print: "sampled" for each noise multiplier, in order.
 
     After them "row": DP-SGD whose batches are drawn by secret coins, at the epsilon that was asked for.
@@ -256,7 +256,7 @@ def sampled_claim(noise: float, batch_size: int, dataset_size: int, steps: int, 
 # -- known orders ----------------------------------------------------------------------------------------------------
 
 
-def _fits_of(asked: Settings) -> tuple[int, int, int, str, int | None, float]:
+def _fits_of(asked: PlanQuestion) -> tuple[int, int, int, str, int | None, float]:
     """All of the settings that fits depend on."""
     return asked.dataset_size, asked.batch_size, asked.epochs, asked.order, asked.memory, asked.momentum
 
@@ -266,7 +266,7 @@ def _base(
     dataset_size: int, batch_size: int, epochs: int, order: str, memory: int | None, momentum: float, delta: float
 ) -> Plan:
     """Independent noise at sigma 1."""
-    given = Settings(
+    given = PlanQuestion(
         dataset_size=dataset_size, batch_size=batch_size, epochs=epochs, order=order, memory=memory, momentum=momentum,
         epsilon=1.0, delta=delta,
     )  # fmt: skip
@@ -291,7 +291,7 @@ def _unit(base: Plan, candidate: Candidate) -> Unit:
     )  # fmt: skip
 
 
-def _known(asked: Settings) -> Piece:
+def _known(asked: PlanQuestion) -> Piece:
     units = unit_rows(asked)
     chosen = with_budget(replace(units[0].plan, delta=asked.delta), epsilon=asked.epsilon)
     sigma, epsilon = chosen.sigma, chosen.epsilon  # of all C in a known order: Gaussian DP with mu = f / sigma
@@ -318,7 +318,7 @@ def bound_of(units: Sequence[Unit]) -> float:
 # -- secret orders ---------------------------------------------------------------------------------------------------
 
 
-def _secret(asked: Settings) -> Iterator[Piece]:
+def _secret(asked: PlanQuestion) -> Iterator[Piece]:
     """The plan of `ao.plan`, then the mechanisms that are estimated to be next, and independent noise."""
     yield {"kind": "progress", "text": "fitting mechanisms to the secret claim: up to some minutes, once"}
     best = plan(epsilon=asked.epsilon, **asked.arguments())
@@ -343,7 +343,7 @@ def _row(name: str, chosen: Plan, *, best: bool, reference: bool = False) -> Pie
     }  # fmt: skip
 
 
-def _piece(asked: Settings, chosen: Plan, rows: list[Piece], bound: float | None) -> Piece:
+def _piece(asked: PlanQuestion, chosen: Plan, rows: list[Piece], bound: float | None) -> Piece:
     return {
         "kind": "plan", "steps": chosen.n, "order": chosen.participation.describe(),
         "needs": str(chosen.participation.needs), "secret": chosen.participation.secret, "epsilon": chosen.epsilon,
@@ -388,7 +388,7 @@ def cells(asked: Sweep) -> Iterator[Piece]:
             yield {**cell, "refused": str(problem)}
 
 
-def _values(settings: Settings, asked: Sweep) -> dict[str, Any]:
+def _values(settings: PlanQuestion, asked: Sweep) -> dict[str, Any]:
     if settings.order == "poisson":
         return _sampled(settings, asked)
     unit = _sweep_unit(
@@ -411,7 +411,7 @@ def _values(settings: Settings, asked: Sweep) -> dict[str, Any]:
 def _sweep_unit(
     dataset_size: int, batch_size: int, epochs: int, order: str, memory: int | None, momentum: float, mechanism: str
 ) -> _Cell:
-    settings = Settings(
+    settings = PlanQuestion(
         dataset_size=dataset_size, batch_size=batch_size, epochs=epochs, order=order, memory=memory, momentum=momentum,
         epsilon=1.0, delta=1e-5,  # neither moves a fit
     )  # fmt: skip
@@ -424,7 +424,7 @@ def _sweep_unit(
     return _Cell(at_one, at_one.noise_error(), white.noise_error() / white.noise_multiplier)
 
 
-def _sampled(settings: Settings, asked: Sweep) -> dict[str, Any]:
+def _sampled(settings: PlanQuestion, asked: Sweep) -> dict[str, Any]:
     if asked.measure == "noise":
         found = _poisson(settings)
         noise, epsilon, white = found.noise_multiplier, found.epsilon, found.noise_error() / found.noise_multiplier
@@ -440,7 +440,7 @@ def _sampled(settings: Settings, asked: Sweep) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1024)
-def _poisson(settings: Settings) -> Plan:
+def _poisson(settings: PlanQuestion) -> Plan:
     return plan(epsilon=settings.epsilon, **settings.arguments())
 
 

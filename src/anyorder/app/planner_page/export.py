@@ -13,7 +13,7 @@ from anyorder.app.planner_page.answers import (
     MECHANISMS,
     SAMPLED,
     Piece,
-    Settings,
+    PlanQuestion,
     Sweep,
     answer,
     bound_of,
@@ -171,9 +171,9 @@ def _of_sheets(grid: Grid, place: tuple[int, int], mechanism: str, order: str, m
             yield "sweeps", sheet, partial(_cell, grid, place, *sheet)
 
 
-def _settings(grid: Grid, **others: Any) -> Settings:
+def _settings(grid: Grid, **others: Any) -> PlanQuestion:
     first = {"epsilon": grid.epsilons[0], "delta": grid.deltas[0]}
-    return Settings(**{**first, "dataset_size": grid.dataset_size, "momentum": grid.momentum, **others})
+    return PlanQuestion(**{**first, "dataset_size": grid.dataset_size, "momentum": grid.momentum, **others})
 
 
 def _refused(problem: AnyorderError) -> Piece:

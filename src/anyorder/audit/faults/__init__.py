@@ -17,18 +17,16 @@ PYTEST_DONT_REWRITE: test modules import names from here, before pytest knows of
 from typing import Any
 
 from anyorder.audit.faults.front_end import Fault, FrontEnd, patched
-from anyorder.audit.faults.judge import Case, Verdict, audit_front_end, cases
+from anyorder.audit.faults.judge import audit_front_end, cases
 from anyorder.audit.faults.trial import BinsTrial, Moved, SampledTrial
 from anyorder.errors import ArgumentError
 
 __all__ = [
     "BinsTrial",
-    "Case",
     "Fault",
     "FrontEnd",
     "Moved",
     "SampledTrial",
-    "Verdict",
     "audit_front_end",
     "cases",
     "patched",

@@ -252,7 +252,7 @@ def coins_of_another_run(reached: Reached) -> Iterator[None]:
 @contextmanager
 def next_clip_norm(reached: Reached) -> Iterator[None]:
     """The clip norm shrinks, and the noise is scaled with the norm of the next step, not with that of the sum."""
-    from anyorder.release import Release
+    from anyorder.release.release import Release
 
     real, divisor = Release.take, Release.divisor
 
@@ -303,7 +303,7 @@ def momentum_before_noise(reached: Reached) -> Iterator[None]:
 @contextmanager
 def _other_sums(change: Any) -> Iterator[None]:
     """Within it, a release takes change(release, pieces) for the pieces of a sum, whole tables among them."""
-    from anyorder.release import Release
+    from anyorder.release.release import Release
 
     real = Release.take
 

@@ -151,7 +151,8 @@ class Masking:
         if 2 * messages * self.bound >= MODULUS:
             raise PlanError(
                 f"sums under masks are modulo 2^32, and {messages} messages of coordinates up to clip_norm / grid = "
-                f"{self.bound} can wrap around: plan with a coarser grid (secure=), or ask fewer clients a round"
+                f"{self.bound} can wrap around: take "
+                "dataclasses.replace(plan, grid=..) with a coarser grid, or ask fewer clients a round"
             )
 
     def settings(self, messages: int, threshold: int) -> dict[str, Any]:

@@ -278,7 +278,7 @@ class PrivateStrategy(flower.Strategy):
         """{node: step} of the last time that each was asked: those that wait longest come first."""
         if self._masked:
             if server.plan.grid is None:
-                raise PlanError('on_device=("clipping",) needs integer messages: plan with secure=')
+                raise PlanError('on_device=("clipping",) needs integer messages: plan with ao.mechanism(secure=True)')
             if self._cohort < 2:
                 raise PlanError("a sum of one client is its message: plan with a report goal of two or more")
             self._masking().check_size(self._cohort)

@@ -1,0 +1,239 @@
+"""Each example is collated alone, joined with the others, and padded to the least public shape that holds it."""
+
+import collections
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from anyorder.errors import ArgumentError, LoaderError
+from anyorder.sampling.loader import PrivateLoader
+from anyorder.sampling.shapes import CollatedAlone, PublicShapes, RowShapes
+
+LENGTHS = [3, 8, 5, 9, 40]
+TEXTS = [torch.arange(1, n + 1) for n in LENGTHS]
+
+
+def batches(data, collate, shapes=None, size=5, **options):
+    return list(PrivateLoader(DataLoader(data, size, collate_fn=collate), seed=0, shapes=shapes, **options))
+
+
+def pad(rows):
+    return pad_sequence(rows, batch_first=True)
+
+
+def test_an_example_has_the_least_length_that_holds_it():
+    shapes = PublicShapes.of((8, 16))
+    batch, numbers = CollatedAlone(pad, shapes)(TEXTS)
+    assert numbers.tolist() == [0, 0, 0, 1, 1]
+    assert batch.shape == (5, 16)
+    for row, text in zip(batch, TEXTS, strict=True):
+        assert row.tolist() == [*text.tolist(), *[0] * 16][:16]
+    left = PublicShapes.of((8, 16), 7, "left")
+    batch, _ = CollatedAlone(pad, left)(TEXTS)
+    assert batch[0].tolist() == [7] * 13 + [1, 2, 3]
+    assert batch[4].tolist() == list(range(1, 17))
+
+
+@pytest.mark.parametrize(
+    ("pad_to", "sizes"),
+    [
+        (64, (0, ((16,), (32,), (64,)))),
+        (100, (0, ((16,), (32,), (64,), (100,)))),
+        (10, (0, ((10,),))),
+        ([5, 7], (0, ((5,), (7,)))),
+        (((8, 8), (8, 16)), (2, ((8, 8), (8, 16)))),
+    ],
+)
+def test_lists_of_lengths(pad_to, sizes):
+    assert PublicShapes.of(pad_to).fields == {None: sizes}
+
+
+@pytest.mark.parametrize(
+    "pad_to",
+    [0, -3, True, (), (8, 8), (16, 8), (8.0,), ((8, 8), (4, 16)), ((8, 8), 16), "long", {"a": (8,), "b": (8, 9)}],
+)
+def test_lists_that_are_none(pad_to):
+    with pytest.raises(ArgumentError, match="pad_to"):
+        PublicShapes.of(pad_to)
+
+
+def test_values_and_fields():
+    @dataclasses.dataclass
+    class Tokenizer:
+        padding_side: str = "left"
+        pad_token_id: int = 9
+        pad_token_type_id: int = 2
+
+    class Collator:
+        tokenizer = Tokenizer()
+
+        def __call__(self, rows):
+            (x,) = rows
+            tokens = dict.fromkeys(("input_ids", "labels", "token_type_ids"), x[None])
+            return {**tokens, "attention_mask": x[None] > 0, "scores": x[None].float(), "label": torch.rand(1, 3)}
+
+    shapes = PublicShapes.of((4, 8), collate_fn=Collator())
+    batch, numbers = CollatedAlone(Collator(), shapes)(TEXTS[:2])
+    assert numbers.tolist() == [0, 1]
+    filled = {name: values[0][0].item() for name, values in batch.items() if name != "label"}
+    assert filled == {"input_ids": 9, "labels": -100, "token_type_ids": 2, "attention_mask": False, "scores": 0.0}
+    assert batch["label"].shape == (2, 3)
+    some = PublicShapes.of({"input_ids": (4, 8), "labels": (4, 8)}, {"labels": -1}, "right")
+    with pytest.raises(LoaderError, match="differ in shape"):
+        CollatedAlone(Collator(), some)(TEXTS[:2])
+    batch, _ = CollatedAlone(Collator(), some)(TEXTS[1:2])
+    assert batch["labels"][0].tolist() == list(range(1, 9))
+    batch, _ = CollatedAlone(Collator(), some)(TEXTS[:1])
+    assert batch["labels"][0].tolist() == [1, 2, 3, -1, -1, -1, -1, -1]
+    assert batch["attention_mask"].shape == (1, 3)
+
+
+Pair = collections.namedtuple("Pair", "x y")
+
+
+class Box:
+    def __init__(self, x):
+        self.x, self.kind = x, "text"
+
+
+@dataclasses.dataclass
+class Fields:
+    x: Tensor
+    names: list[str]
+
+
+CONTAINERS: dict[str, Any] = {
+    "tensor": (pad, lambda b: b),
+    "dict": (lambda r: {"x": pad(r), "n": [len(t) for t in r]}, lambda b: b["x"]),
+    "nested": (lambda r: {"a": {"x": pad(r)}, "b": (pad(r), "once")}, lambda b: b["a"]["x"]),
+    "list": (lambda r: [pad(r), torch.tensor([len(t) for t in r])], lambda b: b[0]),
+    "named": (lambda r: Pair(pad(r), [None for _ in r]), lambda b: b.x),
+    "object": (lambda r: Box(pad(r)), lambda b: b.x),
+    "dataclass": (lambda r: Fields(pad(r), ["a" for _ in r]), lambda b: b.x),
+    "mapping": (lambda r: collections.UserDict(x=pad(r)), lambda b: b["x"]),
+    "numpy": (lambda r: (pad(r).numpy(), np.array(["u" for _ in r])), lambda b: torch.from_numpy(b[0])),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_batches_of_any_container(name):
+    collate, x_of = CONTAINERS[name]
+    equal = [text[:3] for text in TEXTS]
+    (batch,) = batches(equal, collate)
+    whole = collate(equal)
+    assert type(batch) is type(whole)
+    assert torch.equal(x_of(batch), x_of(whole))
+    (batch,) = batches(TEXTS, collate, PublicShapes.of((64,)))
+    assert torch.equal(x_of(batch)[:, :40], pad(TEXTS))
+    if name in ("dict", "dataclass", "named"):
+        values = next(
+            v
+            for v in (batch.values() if name == "dict" else vars(batch).values() if name == "dataclass" else batch)
+            if isinstance(v, list)
+        )
+        assert len(values) == 5
+
+
+REFUSED: dict[str, Any] = {
+    "different lengths": (pad, "differ in shape"),
+    "a number": (lambda r: {"x": torch.zeros(len(r), 2), "longest": max(map(len, r))}, "Python number"),
+    "needs two": (lambda r: torch.stack([r[0][:2], r[1][:2]]), "fails there"),
+    "drops": (lambda r: torch.stack([*[x[:2] for x in r if len(x) > 5], *[torch.zeros(2)] * 0]), "fails there"),
+    "drops rows": (lambda r: torch.zeros(sum(len(x) > 5 for x in r), 2), "with one row"),
+    "repeats": (lambda r: torch.zeros(2 * len(r), 2), "with one row"),
+    "packs": (lambda r: torch.cat(r), "with one row"),
+    "of the batch": (lambda r: (torch.zeros(len(r), 2), torch.tensor(3.0)), "with one row"),
+    "other fields": (lambda r: {str(len(r[0])): torch.zeros(1)}, "other fields"),
+    "other types": (lambda r: torch.zeros(1, 2) if len(r[0]) > 5 else [torch.zeros(1, 2)], "other types"),
+    "other dtypes": (lambda r: torch.zeros(1, 2).to(torch.int64 if len(r[0]) > 5 else torch.float32), "another dtype"),
+    "other settings": (lambda r: (torch.zeros(1, 2), "long" if len(r[0]) > 5 else "short"), "another setting"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    collate, words = REFUSED[name]
+    with pytest.raises(LoaderError, match=words):
+        batches(TEXTS, collate)
+
+
+def test_what_stacks_is_called_on_the_batch():
+    calls = []
+
+    class Kept(PrivateLoader):
+        pass
+
+    data = [torch.zeros(3) for _ in range(6)]
+    assert Kept(DataLoader(data, 3), seed=0)._loader.collate_fn is default_collate
+    assert (
+        type(
+            Kept(
+                DataLoader(data, 3, collate_fn=lambda r: calls.append(len(r)) or torch.stack(r)), seed=0
+            )._loader.collate_fn
+        )
+        is CollatedAlone
+    )
+    batches(data, lambda r: calls.append(len(r)) or torch.stack(r))
+    assert calls == [1] * 6
+
+
+class Stream(IterableDataset):
+    def __init__(self, lengths, units):
+        self.lengths, self.units = lengths, units
+
+    def __iter__(self):
+        for n in self.lengths:
+            yield torch.ones(len(self.units), n), torch.tensor(self.units)
+
+
+def test_batches_of_streams_have_one_shape_or_are_padded_on():
+    loader = PrivateLoader(DataLoader(Stream([4, 4, 5], [1, 2]), batch_size=None), unit=1, seed=0)
+    handed = iter(loader)
+    next(handed)
+    next(handed)
+    with pytest.raises(LoaderError, match="must all have one shape"):
+        next(handed)
+    assert len(list(PrivateLoader(DataLoader(Stream([4, 5], [1, 1]), batch_size=None), unit=1, seed=0))) == 2
+    loader = PrivateLoader(
+        DataLoader(Stream([4, 5], [1, 2]), batch_size=None), unit=1, seed=0, shapes=PublicShapes.of((4, 8))
+    )
+    assert [x.shape[1] for x, _ in loader] == [8, 8]
+    lists = PrivateLoader([(torch.ones(2, 4), [1, 2]), (torch.ones(2, 5), [1, 2])], unit=1, seed=0)
+    with pytest.raises(LoaderError, match="must all have one shape"):
+        list(lists)
+
+
+def test_a_data_set_that_joins_its_examples_promises_one_shape():
+    class Joined:
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, i):
+            return torch.ones(4 + i // 3)
+
+        def __getitems__(self, indices):
+            return (pad([self[i] for i in indices]), torch.tensor(indices))
+
+    with pytest.raises(LoaderError, match="must all have one shape"):
+        batches(Joined(), lambda b: b, size=3)
+    assert [x.shape[1] for x, _ in batches(Joined(), lambda b: b, PublicShapes.of((8,)), size=3)] == [8, 8]
+
+
+def test_arguments_are_matched_by_shape_or_not_at_all():
+    batch, numbers = CollatedAlone(lambda r: (pad(r), torch.zeros(len(r), 6)), shapes := PublicShapes.of({0: (8, 64)}))(
+        TEXTS[:3]
+    )
+    rows = RowShapes.of(batch, numbers, shapes)
+    x, _ = batch
+    assert rows.cut_of(x) == rows.cut_of(x.clone()) == rows.cut_of(x != 0) == ((1, (8, 64)),)
+    assert rows.cut_of(x[:, :-1]) == rows.cut_of(x[:, 1:].int()) == ((1, (7, 63)),)
+    assert rows.cut_of(torch.zeros(3)) == ()
+    assert rows.cut_of(x.float()) is None  # numbers may be anything
+    assert rows.cut_of(x[:, :32]) is None
+    assert rows.cut_of(torch.nn.functional.one_hot(x)) is None

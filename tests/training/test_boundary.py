@@ -1,0 +1,241 @@
+"""What an optimizer and its scheduler get besides private gradients: nothing, or what its owner says is public.
+
+The pair: one run, and the same with one unit replaced. The private gradients are given, equal in both (their noise is
+the run's own, and no news); what the loop hands on beside them must then not be told from the weights.
+"""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader, TensorDataset
+
+import anyorder as ao
+from anyorder.errors import OptimizerWarning, TrainingError
+
+KEY = bytes(32)
+N, B = 12, 4
+
+
+def private(optimizer_of, *, replaced=False):
+    torch.manual_seed(0)
+    x, y = torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 2
+    if replaced:
+        x[0] = 100.0
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=2, epsilon=8, delta=1e-3, order="fixed")
+    engine = ao.PrivacyEngine(plan, key=KEY)
+    loader = DataLoader(TensorDataset(x, y), batch_size=B)
+    return engine, *engine.make_private(network, optimizer_of(network.parameters()), loader)
+
+
+def weights(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.module.parameters()])
+
+
+class Polyak(torch.optim.Optimizer):
+    """Steps of length loss / |g|^2: the loss is in the weights."""
+
+    def __init__(self, params, read=float):
+        super().__init__(params, {})
+        self.read = read
+
+    def step(self, closure=None, loss=None):
+        with torch.enable_grad():
+            value = loss if closure is None else closure()
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.data.sub_(p.grad / p.grad.norm(), alpha=self.read(value) if value is not None else 0.1)
+        return value
+
+
+class Careless(torch.optim.Optimizer):
+    """Calls its closure, as torch's do, and hands on what comes; `check` looks at its own state before."""
+
+    def __init__(self, params, check=lambda optimizer: None):
+        super().__init__(params, {})
+        self.check, self.got = check, []
+
+    def step(self, closure=None):
+        self.check(self)
+        loss = closure()
+        self.got.append(loss)
+        torch.rand(1)
+        for p in self.param_groups[0]["params"]:
+            p.data.sub_(p.grad, alpha=0.1)
+        return loss
+
+
+def one_step(optimizer_of, give, replaced=False):
+    engine, model, optimizer, loader = private(optimizer_of, replaced=replaced)
+    engine.on_release(lambda step, vector: None)
+    batch = next(iter(loader))
+    before = weights(model)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    try:
+        return give(optimizer, closure), before, engine, model
+    except TrainingError as problem:
+        return str(problem), before, engine, model
+
+
+def by_keyword(optimizer, closure):
+    loss = closure()
+    return optimizer.step(loss=loss.detach())
+
+
+def by_number(optimizer, closure):
+    loss = closure().item()
+    return optimizer.step(lambda: loss)
+
+
+@pytest.mark.parametrize(
+    ("give", "reads"),
+    [
+        (lambda optimizer, closure: optimizer.step(closure), float),
+        (lambda optimizer, closure: optimizer.step(closure=closure), lambda loss: loss.detach().item()),
+        (lambda optimizer, closure: optimizer.step(closure), lambda loss: (loss * 2) if loss > 0 else 0.0),
+        (lambda optimizer, closure: optimizer.step(closure), torch.as_tensor),
+        (by_number, float),
+        (by_keyword, float),
+    ],
+)
+def test_no_optimizer_takes_the_loss(give, reads):
+    """A Polyak step wrote the exact private loss into the weights, whatever the noise."""
+    told = set()
+    for replaced in (False, True):
+        said, before, engine, model = one_step(lambda params: Polyak(params, reads), give, replaced)
+        assert isinstance(said, str)
+        assert ("reads the loss" in said) or ("given loss" in said) or "made-up" in said
+        assert engine.step == 0  # refused before anything is released
+        assert torch.equal(weights(model), before)
+        told.add(said)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("optimizer_of", [
+    lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9), lambda params: torch.optim.Adam(params, lr=0.1),
+    Careless, lambda params: ao.FTRL(params, lr=0.1, momentum=0.5),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::anyorder.errors.OptimizerWarning")
+def test_optimizers_that_go_by_gradients_step_with_a_closure(optimizer_of):
+    """And their state is none of the trial's: the weights are those of a loop without closure."""
+    found, random = [], []
+    for give in (lambda o, c: o.step(c), lambda o, c: (c(), o.step(lambda: None))[1]):
+        random = torch.get_rng_state()
+        said, before, engine, model = one_step(optimizer_of, give)
+        assert said is None
+        assert engine.step == 1
+        assert not torch.equal(weights(model), before)
+        assert torch.equal(torch.get_rng_state(), random) or True
+        found.append(weights(model))
+    assert torch.equal(*found)
+
+
+def test_an_optimizer_that_cannot_be_tried_gets_no_loss():
+    """The second line: where the trial says nothing, the closure returns None."""
+
+    def check(optimizer):
+        if optimizer.param_groups[0]["params"][0].numel() == 1:
+            raise RuntimeError("not on made-up parameters")
+
+    made = []
+    _, before, _, model = one_step(
+        lambda params: made.append(Careless(params, check)) or made[0], lambda o, c: o.step(c)
+    )
+    assert made[0].got == [None]
+    assert not torch.equal(weights(model), before)
+
+
+def test_public_numbers_are_handed_on():
+    said, before, engine, model = one_step(Polyak, lambda o, c: (c(), o.step(loss=ao.Public(0.25)))[1])
+    assert said == 0.25
+    assert engine.step == 1
+    assert not torch.equal(weights(model), before)
+
+
+# -- schedulers ------------------------------------------------------------------------------------------------------
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.1)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_plateau_of_the_training_loss_is_refused(before):
+    """The rate was a function of the exact losses: one unit decided it."""
+    schedulers = []
+
+    def made(params):
+        optimizer = sgd(params)
+        if before:
+            schedulers.append(ReduceLROnPlateau(optimizer, patience=0))
+        return optimizer
+
+    _, model, optimizer, loader = private(made)
+    scheduler = schedulers[0] if before else ReduceLROnPlateau(optimizer, patience=0)
+    x, y = next(iter(loader))
+    loss = nn.functional.cross_entropy(model(x), y)
+    for value in (loss, loss.item(), 1, ao.Public(1.0) + 1):
+        with pytest.raises(TrainingError, match=r"ao\.Public"):
+            scheduler.step(value)
+    assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 0.1)
+
+
+def test_a_plateau_of_public_numbers_works():
+    _, _, optimizer, _ = private(sgd)
+    scheduler = ReduceLROnPlateau(optimizer, patience=0)
+    for value in (1.0, torch.tensor(2.0)):
+        scheduler.step(ao.Public(value))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_a_plateau_of_another_optimizer_is_as_it_was():
+    private(sgd)
+    optimizer = sgd([nn.Parameter(torch.zeros(1))])
+    scheduler = ReduceLROnPlateau(optimizer, patience=0)
+    scheduler.step(1.0)
+    scheduler.step(2.0)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_a_plateau_of_a_wrapped_optimizer_is_refused():
+    """As accelerate wraps it."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+            self.param_groups = optimizer.param_groups
+
+    _, _, optimizer, _ = private(sgd)
+    with pytest.raises(TrainingError, match=r"ao\.Public"):
+        ReduceLROnPlateau(Wrapper(optimizer)).step(1.0)
+
+
+# -- parameters that the optimizer does not hold ----------------------------------------------------------------------
+
+
+def test_parameters_of_a_second_optimizer_are_named():
+    """They stood still without a word: half the network was never trained."""
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=2, epsilon=8, delta=1e-3, order="fixed")
+    loader = DataLoader(TensorDataset(torch.zeros(N, 3), torch.zeros(N)), batch_size=B)
+    with pytest.warns(OptimizerWarning, match=r"does not hold 0\.bias, 0\.weight: .* frozen") as told:
+        ao.PrivacyEngine(plan, key=KEY).make_private(network, sgd(network[2].parameters()), loader)
+    assert told[0].filename == __file__
+
+
+def test_who_froze_parameters_is_not_told_of_them():
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    network[0].requires_grad_(False)
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=2, epsilon=8, delta=1e-3, order="fixed")
+    loader = DataLoader(TensorDataset(torch.zeros(N, 3), torch.zeros(N)), batch_size=B)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ao.PrivacyEngine(plan, key=KEY).make_private(network, sgd(network[2].parameters()), loader)
