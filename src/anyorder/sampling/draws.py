@@ -13,13 +13,13 @@ and generators are set to `Seeds.at(address)` there, whatever was drawn before: 
 those that data set and collation keep (`held_generators`).
 
 Proof. An example's draws are a function of its address and of its own data, so R_u is the same for D and for D' where
-they differ in another unit, in this step and in every other: replacing one unit moves v_u alone. So with a
-collation of each example alone. A forward pass, or a collation of a batch, draws for all rows at once. How many numbers it takes follows from shapes: where these stay, so
-does every R_u; where one unit changes them, the R_u of others are other numbers of the same law, drawn under a secret
-key and independent of D, and the claim holds for each pair of draws that are coupled to be equal, hence for their
-mixture (joint convexity of hockey-stick divergences). No later step can tell: its generators are set anew. After each
-batch and each pass the process's generators are put back as the user had them, so that nothing private has moved them,
-and what is drawn between the steps is the user's own, from the user's own seed.
+they differ in another unit, in this step and in every other: replacing one unit moves v_u alone. So with a collation of
+each example alone. A forward pass, or a collation of a batch, draws for all rows at once. How many numbers it takes
+follows from shapes: where these stay, so does every R_u; where one unit changes them, the R_u of others are other
+numbers of the same law, drawn under a secret key and independent of D, and the claim holds for each pair of draws that
+are coupled to be equal, hence for their mixture (joint convexity of hockey-stick divergences). No later step can tell:
+its generators are set anew. After each batch and each pass the process's generators are put back as the user had them,
+so that nothing private has moved them, and what is drawn between the steps is the user's own, from the user's own seed.
 
 Not seen: generators that no attribute, closure or global name of data set and collation leads to (a local variable of
 a Python generator, an object of a C extension), and what the training loop draws between batch and step.
