@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -299,6 +300,7 @@ def _claim(
     return printed(accountant, sigma, q, found.steps, delta), q, by
 
 
+@lru_cache(maxsize=64)  # an audit asks for the same again
 def printed(accountant: str, sigma: float, q: float, steps: int, delta: float) -> float:
     """The epsilon of Poisson sampling by "prv" or "rdp"; the second is Opacus's of that name to three digits."""
     if accountant == "prv":

@@ -67,6 +67,7 @@ from anyorder.training.distributed import (
     whole,
 )
 from anyorder.training.dry_run import try_model
+from anyorder.training.module_state import state_of
 from anyorder.training.optimizers import (
     check_arguments,
     guard_schedulers,
@@ -452,10 +453,12 @@ class Training:
             options.chunk_size, self.plan.grid, options.rule, options.non_finite,
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
-        self._by_shape = None if options.shapes is None else ByShape(self._clipping, self._model)
         self._draws = ModelDraws.of(
             self._model, Seeds(self.release.derived(b"draws").key), 0 if self._group is None else self._group.rank
         )
+        self._by_shape: ByShape | None = None
+        if options.shapes is not None:
+            self._by_shape = ByShape(self._clipping, functools.partial(state_of, self._model))
         self._watch = LossWatch(options.loss_reduction)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
         self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
