@@ -119,7 +119,7 @@ def test_own_data_and_model(tmp_path, monkeypatch):
         "    return pairs, pairs\n"
         "def model(shape, classes): return torch.nn.Linear(*shape, classes)\n"
     )
-    parts = ["--dataset", "own_parts:data", "--model", "own_parts:model"]
+    parts = ["--dataset", "own_parts:data", "--classes", 2, "--model", "own_parts:model"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     outcome = invoke("train", *parts, "--batch-size", 20, "--noise-multiplier", 0.1, "--json")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anyorder import formats, participation, patterns
+from anyorder import formats, participation, patterns, plan
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.participation import (
     BallsInBins,
@@ -236,3 +236,17 @@ def test_no_two_orders_take_a_loader_for_their_own() -> None:
             assert [len(found) for found in taken] == [1, 1, 1, 1, 0]
             assert [[type(recognised(one))] for one in by_kind[:-1]] == taken[:-1]
             assert recognised(facts) is None
+
+
+def test_more_participations_than_steps_are_as_many_as_fit():
+    """A plan for them is that for n of n, and its ledger lets as many in."""
+    for n, b, k, fits in ((2, 1, 10, 2), (4, 3, 10, 2), (4, 9, 2, 1)):
+        assert MinSeparation(n, b, k).pattern == MinSeparation(n, b, fits).pattern
+        assert MinSeparation(n, b, k).max_participations == fits
+        assert FixedOrder(n, k, b).max_participations == fits
+        many, few = (
+            plan(order=MinSeparation(n, b, most), batch_size=4, noise_multiplier=1.0, delta=1e-3, unit="user")
+            for most in (k, fits)
+        )
+        assert (many.epsilon, many.noise_std, many.sensitivity) == (few.epsilon, few.noise_std, few.sensitivity)
+        assert f"at most {fits} of {n} steps" in many.participation.describe()

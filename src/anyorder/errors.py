@@ -8,6 +8,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointWarning",
     "ClippingWarning",
+    "IsolationError",
     "LimitError",
     "LoaderError",
     "MissingDependencyError",
@@ -61,6 +62,10 @@ class StepsExhaustedError(TrainingError):
 
 class NonFiniteError(TrainingError):
     """Under `non_finite="refuse"`: a unit's gradient is NaN or infinite. No noise covers this message."""
+
+
+class IsolationError(AnyorderError, AssertionError):
+    """A check of isolation found a channel by which one unit reaches more than its own part of its own steps."""
 
 
 class CheckpointError(AnyorderError, RuntimeError):

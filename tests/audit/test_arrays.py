@@ -12,6 +12,7 @@ import anyorder as ao
 from anyorder.accounting import Gaussian
 from anyorder.app import AuditSummary
 from anyorder.app.cli import app
+from anyorder.audit import arrays
 from anyorder.audit.canaries import sampled_scores
 from anyorder.audit.result import Audited, Stated
 from anyorder.errors import ArgumentError
@@ -337,6 +338,24 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     rest = written(tmp_path, **{name: value for name, value in FIELDS.items() if name != "released"})
     with pytest.raises(ArgumentError, match="released must be an .npy"):
         ao.audit.from_file(rest, released=tmp_path / "none.npy")
+
+
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """13 MB unpacked to 3 GB."""
+    large, noise = np.zeros((1 << 10, 1 << 10)), np.random.default_rng(0).standard_normal((1 << 7, 1 << 10))
+    monkeypatch.setattr(arrays, "_UNPACKED", 1 << 20)
+    np.savez_compressed(tmp_path / "bomb.npz", released=large)
+    np.savez_compressed(tmp_path / "noise.npz", released=noise)  # a MB, and as much unpacked
+    np.savez(tmp_path / "plain.npz", released=large)
+    with monkeypatch.context() as unread:
+        unread.setattr(np, "load", lambda *_, **__: pytest.fail("it was read"))
+        with pytest.raises(ArgumentError, match=r"bomb\.npz unpacks to 8388\d* bytes"):
+            ao.audit.from_file(tmp_path / "bomb.npz")
+    for name in ("noise.npz", "plain.npz"):
+        with pytest.raises(ArgumentError, match="must have the fields"):
+            ao.audit.from_file(tmp_path / name)
 
 
 @pytest.mark.parametrize(

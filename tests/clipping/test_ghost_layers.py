@@ -413,12 +413,11 @@ def test_scales_of_normalised_layers_have_no_copy_for_each_example_in_the_graph(
     """Autograd would make products and sums over positions one by one; the rule tells their gradients itself."""
     seen = []
     finish = engine.Pass.finish
-    monkeypatch.setattr(engine.Pass, "finish", lambda self, direct: (seen.extend(direct), finish(self, direct))[1])
+    monkeypatch.setattr(engine.Pass, "finish", lambda self, direct: (seen.append(direct), finish(self, direct))[1])
     module = nn.Sequential(nn.Linear(8, 8), norm(8), nn.Tanh(), norm(8))
     x = torch.randn(4, 5, 8)
     run(GhostClipping(module), x, torch.randn(4, 5, 8), F.mse_loss)
-    assert len(seen) == len(list(module.parameters()))
-    assert all(values is None for values in seen)
+    assert seen == [{}]
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])

@@ -183,7 +183,7 @@ def test_a_damaged_entry_is_computed_anew(folder: Path) -> None:
     ask(count, {"a": 1})
     (path,) = folder.iterdir()
     whole = path.read_text()
-    for damaged in ("", whole[: len(whole) // 2], "[]", whole.replace('"n": 3', '"n": 4'), "\x00"):
+    for damaged in ("", whole[: len(whole) // 2], "[]", "[" * 200_000, whole.replace('"n": 3', '"n": 4'), "\x00"):
         path.write_text(damaged)
         before = len(count)
         assert ask(count, {"a": 1}) == Independent(3)

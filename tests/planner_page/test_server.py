@@ -6,13 +6,14 @@ import io
 import json
 import re
 import socket
+import time
 from queue import Queue
 from urllib.parse import urlsplit
 
 import pytest
 
 from anyorder.app.planner_page import child
-from anyorder.app.planner_page.server import MAX_BODY, Worker, document, policy, refusal
+from anyorder.app.planner_page.server import HEADER_SECONDS, MAX_BODY, Worker, document, policy, refusal
 
 SIZES = {"dataset_size": 240, "batch_size": 20, "epochs": 2, "epsilon": 2.0, "delta": 1e-5, "order": "fixed"}
 
@@ -267,3 +268,32 @@ def test_a_fault_of_ours_is_named_by_its_kind_alone(monkeypatch):
     assert (last["kind"], last["field"]) == ("error", None)
     assert "failed (KeyError)" in last["message"]
     assert "secret" not in last["message"]
+
+
+def test_headers_that_do_not_come_hold_the_page_for_seconds_alone(address):
+    """40 connections that never ended their headers kept the page from everybody, for good."""
+    place = urlsplit(address)
+    held = [socket.create_connection((place.hostname, place.port)) for _ in range(40)]
+    try:
+        for one in held:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        began = time.monotonic()
+        while request(address, "GET", "/")[0] != 200:
+            assert time.monotonic() - began < HEADER_SECONDS + 30
+            time.sleep(0.2)
+        for one in held:
+            one.settimeout(30)
+            assert one.recv(1) == b""
+    finally:
+        for one in held:
+            one.close()
+
+
+def test_a_connection_may_ask_again_before_its_time(address):
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
+    for _ in range(3):
+        connection.request("GET", "/")
+        assert connection.getresponse().read().decode() == document(None)
+        time.sleep(0.1)
+    connection.close()

@@ -55,7 +55,8 @@ def test_images_are_read_from_a_parquet_folder(shape, tmp_path, monkeypatch):
     assert torch.equal((x * 255).round().to(torch.uint8), torch.from_numpy(expected))
     assert y.tolist() == [0, 1, 2, 1, 0]
     assert data.test.tensors[1].tolist() == [2, 1]
-    assert (data.input_shape, data.num_classes) == (tuple(expected.shape[1:]), 3)
+    assert (data.input_shape, data.num_classes) == (tuple(expected.shape[1:]), 10)  # as MNIST has, whatever labels say
+    assert datasets.load("mnist", folder, classes=3).num_classes == 3
 
 
 def test_a_folder_without_data_is_named(tmp_path):
@@ -77,13 +78,18 @@ def test_data_sets_of_ones_own(module):
         "    classes = list('abcdef')\n"
         "def pairs(): return Pairs(), Pairs()\n"
         "def named(): return Named(), Named()\n"
+        "class Counted(Pairs):\n"
+        "    def __init__(self): self.classes = ['folders', 'that', 'are', 'there']\n"
+        "def counted(): return Counted(), Counted()\n"
         "def tensors(): return [TensorDataset(torch.zeros(3, 2), torch.tensor([0, 4, 1]))] * 2\n"
         "def wrong(): return Pairs()\n"
         "def bare(): return [torch.zeros(3), torch.zeros(3)]\n",
     )
-    assert datasets.load("owndata:pairs").num_classes == 2
+    assert datasets.load("owndata:pairs").num_classes is None
+    assert datasets.load("owndata:pairs", classes=2).num_classes == 2
     assert datasets.load("owndata:named").num_classes == 6
-    tensors = datasets.load("owndata:tensors")
+    assert datasets.load("owndata:counted").num_classes is None
+    tensors = datasets.load("owndata:tensors", classes=5)
     assert (tensors.num_classes, tensors.input_shape) == (5, (2,))
     with pytest.raises(ArgumentError, match=r"must return \(train, test\)"):
         datasets.load("owndata:wrong")
@@ -131,5 +137,9 @@ def test_models_of_ones_own(module):
     )
     assert models.build("ownmodel:fitted", (5,), 7).weight.shape == (7, 5)
     assert models.build("ownmodel:plain", (5,), 7).weight.shape == (2, 3)
+    assert models.build("ownmodel:plain", (5,), None).weight.shape == (2, 3)
+    for name in ("ownmodel:fitted", "linear"):
+        with pytest.raises(ArgumentError, match="--classes"):
+            models.build(name, (5,), None)
     with pytest.raises(ArgumentError, match=r"torch\.nn\.Module"):
         models.build("ownmodel:wrong", (5,), 7)

@@ -169,3 +169,28 @@ def test_one_pass_reads_every_example_once():
     found = find_participation(DataLoader(data, batch_size=6, sampler=EpochShuffleSampler(20, 1)), 4, unit=1)
     assert sorted(data.read) == list(range(20))
     assert found.participation.n == 16
+
+
+def test_a_plan_of_joined_batches_that_the_engine_would_refuse_is_refused_with_the_cure():
+    """It was made, and the engine stopped in the first step: a unit is in two micro-batches."""
+    ids = [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
+    data = TensorDataset(torch.randn(12, 3), torch.arange(12) % 2, torch.tensor(ids))
+    options = {"unit": 2, "epochs": 1, "epsilon": 8, "delta": 1e-3}
+    with pytest.raises(LoaderError, match=r"UnitOrderSampler\(ids, batch_size\)") as told:
+        ao.plan(loader=DataLoader(data, batch_size=4), batch_size=8, **options)
+    assert "two of the 2 batches" in str(told.value)
+    # What it names does run: the units whole, or batches of a step's size.
+    together = DataLoader(data, batch_sampler=UnitOrderSampler(ids, 5, seed=0))
+    for loader, size, accumulate in ((together, 10, 2), (DataLoader(data, batch_size=8), None, 1)):
+        plan = ao.plan(loader=loader, batch_size=size, **options)
+        model = nn.Linear(3, 2)
+        engine = ao.PrivacyEngine(plan)
+        model, optimizer, batches = engine.make_private(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), loader, unit=2, accumulate=accumulate
+        )
+        for i, (x, y, _) in enumerate(batches, 1):
+            nn.functional.cross_entropy(model(x), y).backward()
+            if i % accumulate == 0 or i == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+        assert engine.step == plan.n

@@ -163,7 +163,7 @@ def test_activation_checkpoints_change_nothing(reentrant, tmp_path):
 
 
 def test_nothing_of_the_training_data_is_logged(tmp_path):
-    run = trainer(bert(), Sentences(False), tmp_path, eval_strategy="epoch")
+    run = trainer(bert(), Sentences(False), tmp_path, eval_strategy="epoch", private={"public_evaluation": True})
     result = run.train()
     logged = {name for line in run.state.log_history for name in line}
     assert "eval_loss" in logged
@@ -275,7 +275,8 @@ def test_the_examples_of_a_user_are_clipped_together(data, keys, micro, unused, 
     sampler = ao.sampling.UnitOrderSampler(keys(USERS), batch_size=5)
     monkeypatch.setattr(sampler, "_batches", micro)
     run = trainer(
-        bert(), rows, tmp_path, plan, private={"unit": "user_id", "batch_sampler": sampler}, num_train_epochs=1,
+        bert(), rows, tmp_path, plan, num_train_epochs=1,
+        private={"unit": "user_id", "batch_sampler": sampler, "public_evaluation": True},
         per_device_train_batch_size=5, gradient_accumulation_steps=len(micro), remove_unused_columns=unused,
     )  # fmt: skip
     run.train()

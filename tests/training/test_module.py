@@ -13,12 +13,12 @@ import anyorder as ao
 from anyorder.errors import TrainingError
 
 
-def private(model=None):
+def private(model=None, key=None):
     torch.manual_seed(0)
     model = nn.Linear(4, 2) if model is None else model
     loader = DataLoader(TensorDataset(torch.randn(8, 4), torch.randint(0, 2, (8,))), batch_size=4)
     plan = ao.plan(loader=loader, epochs=1, epsilon=8, delta=1e-3, mechanism="tree")
-    return ao.PrivacyEngine(plan).make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    return ao.PrivacyEngine(plan, key=key).make_private(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
 
 
 @pytest.mark.parametrize("given_in_evaluation", [False, True])
@@ -76,3 +76,21 @@ def test_nn_data_parallel_calls_what_is_refused():
     from torch.nn.parallel import replicate
 
     assert "_replicate_for_data_parallel" in replicate.__code__.co_names
+
+
+@pytest.mark.parametrize("by", [lambda m: torch.compile(m, backend="eager"), lambda m: m.compile(backend="eager") or m])
+def test_a_private_model_that_is_compiled_runs_as_it_is_written(by):
+    """The compiler went into the ledger, and died of an assertion."""
+    found = []
+    for compiles in (False, True):
+        model, optimizer, loader = private(key=bytes(32))
+        called = by(model) if compiles else model
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(called(x), y).backward()
+            optimizer.step()
+        found.append(model.module.weight.detach().clone())
+        called.eval()
+        with torch.no_grad():
+            assert torch.equal(called(x), model.module(x))
+    assert torch.equal(*found)

@@ -5,6 +5,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from pickle import PicklingError
 from typing import Any
@@ -274,7 +275,7 @@ def _of_folder(path: Path) -> Setup:
             f"{settings.schedule!r}), which a Setup cannot say; train the same data with --model cnn (or another but "
             "scattering or patches) and --schedule constant, and audit the folder of that run"
         )
-    data = datasets.load(settings.dataset, settings.data_dir)
+    data = datasets.load(settings.dataset, settings.data_dir, settings.classes)
     model = parts.make_model(settings, data)
     loss = functools.partial(parts.loss, device=torch.device(settings.device))
     return Setup(plan, model, parts.make_optimizer(settings, model), parts.make_loader(settings, data), loss)
@@ -461,7 +462,7 @@ class AuditOutcome:
             "order": self.plan.participation.describe(),
             "mechanism": self.plan.strategy.describe(),
             "audit": self.summary.to_dict(),
-            "seconds": round(self.seconds, 3),
+            "seconds": ceil(self.seconds),
         }
 
 

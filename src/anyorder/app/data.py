@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from anyorder import checks
@@ -16,6 +15,7 @@ from anyorder.app.text import load_function
 from anyorder.errors import ArgumentError
 
 DATASETS = ("cifar10", "digits", "fashion_mnist", "mnist")
+_CLASSES = 10  # of each of them, as those who made them say; never counted in a copy of the data
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,19 @@ class Data:
     """Two data sets of (input, class) pairs.
 
     Attributes:
-        input_shape: of one input, without the batch.
-        num_classes: taken as public, as is the number of training examples.
+        input_shape: of one input of the test set, without the batch.
+        num_classes: what was stated, never found in labels, which are private: the shape of the model is public. None
+            where nobody stated it. A label that is not among them adds zero to a step, and nothing tells of it.
     """
 
     name: str
     train: Dataset[Any]
     test: Dataset[Any]
     input_shape: tuple[int, ...]
-    num_classes: int
+    num_classes: int | None
 
 
-def load(name: str, data_dir: str | Path | None = None) -> Data:
+def load(name: str, data_dir: str | Path | None = None, classes: int | None = None) -> Data:
     """The data set of that name.
 
     Args:
@@ -42,15 +43,20 @@ def load(name: str, data_dir: str | Path | None = None) -> Data:
             "cifar10", or `module:function`, which returns (train, test), two data sets of (input tensor, class).
         data_dir: a folder in the layout of the Hugging Face hub (parquet files per split) that holds the data set;
             without it, the hub is asked for it by name.
+        classes: the number of classes, 0 to classes - 1; None for what the data set is known to have, or its class
+            says in code: `classes = ["cat", "dog"]`.
     """
+    if classes is not None:
+        classes = checks.integer("classes", classes, low=1)
     if ":" in name:
-        return _own(name)
+        return _own(name, classes)
     if name not in DATASETS:
         raise ArgumentError(f"dataset must be one of {', '.join(DATASETS)} or module:function, got {name!r}")
-    return _digits() if name == "digits" else _images(name, data_dir)
+    classes = _CLASSES if classes is None else classes
+    return _digits(classes) if name == "digits" else _images(name, data_dir, classes)
 
 
-def _digits() -> Data:
+def _digits(classes: int) -> Data:
     source = checks.optional("sklearn.datasets", extra="train", purpose="the digits data set")
     images, labels = source.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -58,7 +64,7 @@ def _digits() -> Data:
     y = torch.from_numpy(labels[order]).long()
     cut = len(y) * 4 // 5
     train, test = TensorDataset(x[:cut], y[:cut]), TensorDataset(x[cut:], y[cut:])
-    return Data("digits", train, test, (1, 8, 8), 10)
+    return Data("digits", train, test, (1, 8, 8), classes)
 
 
 def column(name: str, key: str, data_dir: str | Path | None = None) -> list[Any]:
@@ -74,11 +80,10 @@ def column(name: str, key: str, data_dir: str | Path | None = None) -> list[Any]
     return list(rows[key])
 
 
-def _images(name: str, data_dir: str | Path | None) -> Data:
+def _images(name: str, data_dir: str | Path | None, classes: int) -> Data:
     hub = _hub(name, data_dir)
     train, test = (_decode(hub, split) for split in _splits(hub, name, data_dir))
-    x, y = train.tensors
-    return Data(name, train, test, tuple(x.shape[1:]), int(y.max()) + 1)
+    return Data(name, train, test, tuple(test.tensors[0].shape[1:]), classes)
 
 
 def _hub(name: str, data_dir: str | Path | None) -> Any:
@@ -114,7 +119,7 @@ def _decode(hub: Any, split: Any) -> TensorDataset:
     return TensorDataset(x.float().div_(255).contiguous(), torch.tensor(split[label][:]))
 
 
-def _own(name: str) -> Data:
+def _own(name: str, classes: int | None) -> Data:
     found = load_function(name, "dataset")()
     if not isinstance(found, Sequence) or len(found) != 2 or not all(hasattr(part, "__len__") for part in found):
         raise ArgumentError(
@@ -122,25 +127,14 @@ def _own(name: str) -> Data:
         )
     train, test = found
     try:
-        x, _ = train[0]
+        x, _ = test[0]  # which is nobody's: its accuracy is shown
         shape = tuple(x.shape)
     except (TypeError, ValueError, AttributeError, IndexError, KeyError) as problem:
         raise ArgumentError(f"dataset {name!r} must hold (input tensor, class) pairs: {problem}") from problem
-    return Data(name, train, test, shape, _num_classes(train, test))
-
-
-def _num_classes(*parts: Any) -> int:
-    """From `classes`, as torchvision's data sets have it, else one more than the largest class."""
-    if hasattr(parts[0], "classes"):
-        return len(parts[0].classes)
-    return 1 + max(_largest(part) for part in parts)
-
-
-def _largest(part: Any) -> int:
-    if isinstance(part, TensorDataset):
-        labels: Tensor = part.tensors[1]
-        return int(labels.max())
-    return max(int(part[i][1]) for i in range(len(part)))
+    stated = getattr(type(train), "classes", None)  # of an object they may be counted: the folders that there are, say
+    if classes is None and isinstance(stated, Sequence):
+        classes = len(stated)
+    return Data(name, train, test, shape, classes)
 
 
 def _first_line(problem: Exception) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -288,8 +289,12 @@ def by_key(keys: Iterable[Hashable]) -> dict[int | str, NDArray[np.int64]]:
 
 
 def class_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross entropy of scores (.., classes) against classes (..), those of -100 left out."""
-    return F.cross_entropy(output.reshape(-1, output.shape[-1]), target.reshape(-1))
+    """Mean cross entropy of scores (.., classes) against classes (..); what is no class of these, as -100, is left out.
+
+    Of one user's own rows: what is left out changes the mean of nobody else. A user without any adds zero.
+    """
+    known = (target >= 0) & (target < output.shape[-1])
+    return F.cross_entropy(output.reshape(-1, output.shape[-1]), target.where(known, -100).reshape(-1))
 
 
 def accuracy(model: nn.Module, test: Examples, batch_size: int = 1000) -> float:
@@ -384,7 +389,7 @@ class FederatedResult:
             "test_accuracy": [list(point) for point in self.accuracy],
             "realised": realised,
             "rounds": 0 if made is None else made.rounds,
-            "seconds": round(self.seconds, 3),
+            "seconds": ceil(self.seconds),
             "finished": made is not None,
         }
 

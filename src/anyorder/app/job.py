@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from itertools import chain, repeat
-from math import inf, prod
+from math import ceil, inf, prod
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Settings:
     """One training run; `Settings.of` fills in what suits the data set.
 
     Attributes:
-        dataset, data_dir: see `anyorder.app.data.load`.
+        dataset, data_dir, classes: see `anyorder.app.data.load`.
         model: see `anyorder.app.job.build`.
         epsilon, noise_multiplier, delta: the budget; exactly one of the first two. The multiplier is the std of the
             noise over the clip norm, as DP-SGD means it.
@@ -90,6 +90,7 @@ class Settings:
 
     dataset: str
     data_dir: str | None = None
+    classes: int | None = None
     model: str = "mlp"
     epsilon: float | None = None
     noise_multiplier: float | None = None
@@ -122,6 +123,8 @@ class Settings:
     def __post_init__(self) -> None:
         checks.integer("batch_size", self.batch_size, low=1)
         checks.integer("epochs", self.epochs, low=1)
+        if self.classes is not None:
+            checks.integer("classes", self.classes, low=1)
         checks.integer("seed", self.seed, low=0, high=2**63 - 1)
         checks.positive("lr", self.lr)
         object.__setattr__(self, "order", order_word(self.order))
@@ -226,17 +229,27 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 }
 
 
-def build(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
+def build(name: str, input_shape: Shape, num_classes: int | None) -> nn.Module:
     """The model of that name, or what `module:function` returns.
 
     A function of one's own is called with (input_shape, num_classes) if it takes arguments, else without.
+    Raises: ArgumentError where the number of classes is asked for, and was not stated.
     """
+
+    def classes() -> int:
+        if num_classes is None:
+            raise ArgumentError(
+                "classes must be stated for a data set of one's own (--classes, or classes=): labels are private, and "
+                "the shape of the model is not, so that they are never counted"
+            )
+        return num_classes
+
     if ":" not in name:
         if name not in MODELS:
             raise ArgumentError(f"model must be one of {', '.join(MODELS)} or module:function, got {name!r}")
-        return MODELS[name](input_shape, num_classes)
+        return MODELS[name](input_shape, classes())
     function = load_function(name, "model")
-    model = function(input_shape, num_classes) if inspect.signature(function).parameters else function()
+    model = function(input_shape, classes()) if inspect.signature(function).parameters else function()
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model {name!r} must return a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -338,7 +351,7 @@ def settings_of(found: dict[str, Any], path: Path) -> Settings:
 
 def make_data(settings: Settings, data: Data | None = None) -> Data:
     """The data set, loaded where it is not given, in the form that the model takes."""
-    data = data or datasets.load(settings.dataset, settings.data_dir)
+    data = data or datasets.load(settings.dataset, settings.data_dir, settings.classes)
     if settings.model not in OF_FEATURES:
         return data
     gc.collect()  # a run before this one holds its features, which may be gigabytes, in a cycle that torch makes
@@ -382,12 +395,17 @@ def make_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimize
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor], device: torch.device) -> Tensor:
-    """Mean cross entropy of a batch of (inputs, classes), on a device; the mean of what a `Whitened` model measures."""
+    """Mean cross entropy of a batch of (inputs, classes), on a device; the mean of what a `Whitened` model measures.
+
+    A label that is no class of the model's adds zero: no error names it, and the mean is over all rows all the same.
+    """
     x, y = batch
     outputs = model(x.to(device))
     if getattr(model, "stage", STAGES[-1]) != STAGES[-1]:
         return outputs.mean()  # type: ignore[no-any-return]
-    return F.cross_entropy(outputs, y.to(device))
+    y = y.to(device)
+    known = (y >= 0) & (y < outputs.shape[-1])
+    return F.cross_entropy(outputs, y.where(known, 0), reduction="none").where(known, 0.0).mean()
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -501,7 +519,8 @@ class Result:
         plan: what was run.
         accuracy: on the test set after each epoch, as fractions.
         steps: taken.
-        seconds: of training and testing, all sessions of the run together.
+        seconds: of training and testing, all sessions of the run together. Shown in whole seconds: how long a step
+            takes depends on what is in it.
     """
 
     path: Path
@@ -520,7 +539,7 @@ class Result:
             "mechanism": self.plan.strategy.describe(),
             "test_accuracy": self.accuracy,
             "steps": self.steps,
-            "seconds": round(self.seconds, 3),
+            "seconds": ceil(self.seconds),
             "finished": len(self.accuracy) == self.settings.epochs,
         }
 
@@ -609,7 +628,8 @@ class _Run:
                 self._epoch(observer)
                 observer.epoch_ended(len(self.accuracy), self.accuracy[-1])
                 if writer is not None:
-                    writer.add_scalar("test accuracy", self.accuracy[-1], self.engine.step)
+                    now = float(int(time.time()))  # whole seconds, as all times that are shown
+                    writer.add_scalar("test accuracy", self.accuracy[-1], self.engine.step, walltime=now)
         if writer is not None:
             writer.close()
         return self._write_results()

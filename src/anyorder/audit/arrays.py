@@ -8,7 +8,7 @@ can be files (`from_file`), written by any program in any language that writes N
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -205,8 +205,26 @@ def from_file(file: str | Path, *, released: str | Path | None = None) -> Audite
     return from_scores(both.pop("scores"), **both) if "scores" in both else from_rows(both.pop("released"), **both)
 
 
+_UNPACKED = 256 << 20  # bytes that an .npz file may unpack to, or _RATIO times its own size
+_RATIO = 8
+
+
+def _check_size(file: Path) -> None:
+    """Refuse a small file that unpacks to a large one, before anything is unpacked."""
+    with ZipFile(file) as parts:
+        unpacked = sum(part.file_size for part in parts.infolist())  # no part gives more than this says
+    most = max(_UNPACKED, _RATIO * file.stat().st_size)
+    if unpacked > most:
+        raise ArgumentError(
+            f"{file.name} unpacks to {unpacked} bytes, more than the {most} that are read: save large arrays with "
+            "numpy.savez, without compression, or the rows as an .npy file of their own, which is not read whole"
+        )
+
+
 def _fields(file: Path) -> dict[str, Any]:
     try:
+        if is_zipfile(file):
+            _check_size(file)
         opened = np.load(file, allow_pickle=False)
         fields = None if isinstance(opened, np.ndarray) else {name: opened[name] for name in opened.files}
     except (OSError, ValueError, BadZipFile, EOFError) as problem:

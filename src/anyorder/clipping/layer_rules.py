@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, TypeVar, overload
+from typing import Any, Protocol, Self, TypeVar, overload
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import Made, Witness, note, one_pass
+from anyorder.clipping.coupling import Made, Witness, note
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import BLOCK, ConvolutionUse, DirectUse, EmbeddingUse, Geometry, LinearUse, Table, Use
 from anyorder.clipping.torch_private import pytree
@@ -69,44 +69,81 @@ class ParameterView:
         return parameter
 
 
-class Tracer(TorchFunctionMode):
-    """Runs what parameters are used in on the whole batch; active while the module runs under vmap.
+@dataclass(frozen=True)
+class Books:
+    """What the rules of one pass read, and where they tell what entered and left each use of a parameter.
 
-    Args:
+    Attributes:
         parameters: the parameters, cut off from autograd, by name.
         dtypes: float32 or float64, in which the gradients of each are added up.
         anchor: a scalar that requires a gradient; what is computed from a parameter depends on it.
         expected: how many uses of each parameter backward may come to; counted here.
         enter: takes each use that backward comes to.
-        made: see `coupling.one_pass`.
         tables: the parameters that are read by lookups alone, and how.
+    """
+
+    parameters: dict[str, Tensor]
+    dtypes: dict[str, torch.dtype]
+    anchor: Tensor
+    expected: Counter[str]
+    enter: Callable[[ParameterView, Use], None]
+    tables: Mapping[str, Table]
+
+    def tensor(self, part: ParameterView) -> Tensor:
+        """The part of the parameter itself."""
+        parameter = self.parameters[part.name]
+        return part.of(parameter) if part.chain else parameter
+
+    def source(self, part: ParameterView) -> Tensor | Table:
+        """Where the rows of a table come from: the part of the parameter, or what stands behind it."""
+        table = self.tables.get(part.name)
+        return self.tensor(part) if table is None else table
+
+    def anchored(self, function: Any, *arguments: Any) -> Any:
+        """An autograd function whose backward comes before that of the parameters."""
+        return function.apply(self.anchor, *arguments)
+
+    def expect(self, *parts: ParameterView | None) -> None:
+        """Announce a use."""
+        for part in parts:
+            if part is not None and torch.is_grad_enabled():
+                self.expected[part.name] += 1
+
+
+class Recording(Protocol):
+    """Takes what a pass does; see `program.Recorder`."""
+
+    def rule(self, run: Callable[..., Any], books: Books, tensors: Sequence[Tensor | None]) -> Any:
+        """run(books, *tensors), written down."""
+
+    def see(self, function: Any, result: Any) -> None:
+        """A function of torch was called."""
+
+    def refuse(self, problem: str) -> None:
+        """What was done cannot be written down."""
+
+
+class Tracer(TorchFunctionMode):
+    """Runs what parameters are used in on the whole batch; active while the module runs under vmap.
+
+    Args:
+        books: of the pass.
+        made: see `coupling.one_pass`.
+        recording: None, or who writes the pass down.
 
     Attributes:
-        dtypes, enter, tables: as given.
+        books, tables: as given.
         direct: names of the parameters whose gradients will come from autograd, (B, *shape) each, as far as is seen.
     """
 
-    def __init__(
-        self,
-        parameters: dict[str, Tensor],
-        dtypes: dict[str, torch.dtype],
-        anchor: Tensor,
-        expected: Counter[str],
-        enter: Callable[[ParameterView, Use], None],
-        made: Made,
-        tables: Mapping[str, Table],
-    ) -> None:
+    def __init__(self, books: Books, made: Made, recording: Recording | None = None) -> None:
         super().__init__()
-        self._parameters, self.dtypes, self._anchor = parameters, dtypes, anchor
-        self._expected, self.enter, self._made, self.tables = expected, enter, made, tables
-        self._level: int | None = None
+        self.books, self.tables = books, books.tables
+        self._parameters, self._made, self._recording = books.parameters, made, recording
+        self._level = -1  # of vmap
         self._parts: dict[int, ParameterView] = {}
         self._alive: list[Tensor] = []  # so that no id is used again
         self.direct: set[str] = set()
-
-    def start_on_batch(self) -> None:
-        """The module is given the parameters themselves, and the whole batch."""
-        self._parts = {id(tensor): ParameterView(name) for name, tensor in self._parameters.items()}
 
     def start(self, copies: dict[str, Tensor], token: Tensor) -> None:
         """The copies of the parameters that the module is given, and any tensor mapped over examples."""
@@ -137,6 +174,8 @@ class Tracer(TorchFunctionMode):
                 f"forward writes a parameter in place ({name}): it would not be private. Keep updates out of forward"
             )
         result = func(*args, **kwargs)
+        if self._recording is not None:
+            self._recording.see(func, result)
         for made in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(made, Tensor):
                 self._made.append(weakref.ref(made))
@@ -205,40 +244,26 @@ class Tracer(TorchFunctionMode):
             if own.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() and own.shape == tensor.shape:
                 self.track(tensor, view)
 
-    def tensor(self, part: ParameterView) -> Tensor:
-        """The part of the parameter itself."""
-        parameter = self._parameters[part.name]
-        return part.of(parameter) if part.chain else parameter
-
-    def source(self, part: ParameterView) -> Tensor | Table:
-        """Where the rows of a table come from: the part of the parameter, or what stands behind it."""
-        table = self.tables.get(part.name)
-        return self.tensor(part) if table is None else table
-
     # -- the whole batch ---------------------------------------------------------------------------------------------
 
     def on_batch(self, run: Callable[..., Any], *tensors: Tensor | None) -> Any:
-        """run(*tensors) of the whole batch: each with the examples in front, and what it returns likewise."""
-        if self._level is None:  # a model of layers in a row: these are of the whole batch
-            return run(*tensors)
+        """run(books, *tensors) of the whole batch: each with the examples in front, and what it returns likewise."""
         if private.interpreter is None:
-            return _OnBatch.apply(run, self._token, *tensors)  # type: ignore[no-untyped-call]
+            self.unrecorded("a release of torch without interpreters")
+            return _OnBatch.apply(functools.partial(run, self.books), self._token, *tensors)  # type: ignore[no-untyped-call]
         level, unwrap = self._level, private.unwrap_batched
         whole, dims = zip(*[(t, None) if t is None else unwrap(t, level) for t in tensors], strict=True)
         with private.interpreter().lower():
-            result = run(*_in_front(len(self._whole), whole, dims))
+            given = _in_front(len(self._whole), whole, dims)
+            recording = self._recording
+            result = run(self.books, *given) if recording is None else recording.rule(run, self.books, given)
         wrap = private.add_batch_dim
         return wrap(result, 0, level) if isinstance(result, Tensor) else tuple(wrap(t, 0, level) for t in result)
 
-    def anchored(self, function: Any, *arguments: Any) -> Any:
-        """An autograd function whose backward comes before that of the parameters."""
-        return function.apply(self._anchor, *arguments)
-
-    def expect(self, *parts: ParameterView | None) -> None:
-        """Announce a use."""
-        for part in parts:
-            if part is not None and torch.is_grad_enabled():
-                self._expected[part.name] += 1
+    def unrecorded(self, problem: str) -> None:
+        """What comes now cannot be written down."""
+        if self._recording is not None:
+            self._recording.refuse(problem)
 
 
 class _OnBatch(torch.autograd.Function):
@@ -360,8 +385,8 @@ class LinearMap(torch.autograd.Function):
     """y = x W^T + b on (B, ..., in); backward enters what it saw."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, x: Any, w: Any, b: Any) -> Any:
-        ctx.tracer, ctx.parts, ctx.shape = tracer, parts, x.shape
+    def forward(ctx: Any, anchor: Any, books: Any, parts: Any, x: Any, w: Any, b: Any) -> Any:
+        ctx.books, ctx.parts, ctx.shape = books, parts, x.shape
         rows = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(rows, w)
         return private.unsafe_view(F.linear(rows, w, b), (*x.shape[:-1], w.shape[0]))
@@ -369,13 +394,13 @@ class LinearMap(torch.autograd.Function):
     @staticmethod
     @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
-        (x, w), (weight, bias), tracer = ctx.saved_tensors, ctx.parts, ctx.tracer
+        (x, w), (weight, bias), books = ctx.saved_tensors, ctx.parts, ctx.books
         grad = grad.reshape(-1, grad.shape[-1])
         a, g = x.detach().reshape(ctx.shape[0], -1, x.shape[1]), grad.reshape(ctx.shape[0], -1, grad.shape[1])
-        tracer.enter(weight, LinearUse(a, g, tracer.dtypes[weight.name]))
+        books.enter(weight, LinearUse(a, g, books.dtypes[weight.name]))
         if bias is not None:
-            dtype = tracer.dtypes[bias.name]
-            tracer.enter(bias, DirectUse(g.sum(1, dtype=dtype), dtype))
+            dtype = books.dtypes[bias.name]
+            books.enter(bias, DirectUse(g.sum(1, dtype=dtype), dtype))
         back = (grad @ w.detach()).view(ctx.shape) if ctx.needs_input_grad[3] else None
         return None, None, None, back, None, None
 
@@ -386,10 +411,13 @@ def _linear(tracer: Tracer, func: Any, input: Any, weight: Any, bias: Any = None
         return NotImplemented
     if bias is not None and bias_part is None:  # frozen, or made from a parameter
         return _linear(tracer, func, input, weight) + bias
-    tracer.expect(part, bias_part)
-    own = tracer.tensor(part), None if bias_part is None else tracer.tensor(bias_part)
 
-    return tracer.on_batch(lambda x: tracer.anchored(LinearMap, tracer, (part, bias_part), *_cast(x, *own)), input)
+    def linear(books: Books, x: Tensor) -> Any:
+        books.expect(part, bias_part)
+        own = books.tensor(part), None if bias_part is None else books.tensor(bias_part)
+        return books.anchored(LinearMap, books, (part, bias_part), *_cast(x, *own))
+
+    return tracer.on_batch(linear, input)
 
 
 def _matmul(tracer: Tracer, func: Any, input: Any, other: Any, **kwargs: Any) -> Any:
@@ -413,8 +441,8 @@ class Convolution(torch.autograd.Function):
     """A convolution of the images of all examples."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, geometry: Geometry, x: Any, w: Any, b: Any) -> Any:
-        ctx.tracer, ctx.parts, ctx.geometry, ctx.shape = tracer, parts, geometry, x.shape
+    def forward(ctx: Any, anchor: Any, books: Any, parts: Any, geometry: Geometry, x: Any, w: Any, b: Any) -> Any:
+        ctx.books, ctx.parts, ctx.geometry, ctx.shape = books, parts, geometry, x.shape
         inner = len(geometry.kernel) + 1
         images = x.flatten(0, -inner - 1)
         ctx.save_for_backward(images, w)
@@ -428,13 +456,13 @@ class Convolution(torch.autograd.Function):
     @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w = (t.detach() for t in ctx.saved_tensors)
-        (weight, bias), tracer, geometry, batch = ctx.parts, ctx.tracer, ctx.geometry, ctx.shape[0]
+        (weight, bias), books, geometry, batch = ctx.parts, ctx.books, ctx.geometry, ctx.shape[0]
         grad = grad.flatten(0, -len(geometry.kernel) - 2)
-        tracer.enter(weight, ConvolutionUse(x, grad, geometry, batch, tracer.dtypes[weight.name]))
+        books.enter(weight, ConvolutionUse(x, grad, geometry, batch, books.dtypes[weight.name]))
         if bias is not None:
             places = [d for d in range(grad.dim() + 1) if d not in (0, 2)]
-            dtype = tracer.dtypes[bias.name]
-            tracer.enter(bias, DirectUse(grad.view(batch, -1, *grad.shape[1:]).sum(places, dtype=dtype), dtype))
+            dtype = books.dtypes[bias.name]
+            books.enter(bias, DirectUse(grad.view(batch, -1, *grad.shape[1:]).sum(places, dtype=dtype), dtype))
         back = None
         if ctx.needs_input_grad[4]:
             back = torch.ops.aten.convolution_backward(
@@ -463,13 +491,13 @@ def _convolution(
     if bias is not None and bias_part is None:
         added = bias.view(-1, *(1 for _ in kernel))
         return _convolution(tracer, func, input, weight, None, stride, geometry.padding, dilation, groups) + added
-    tracer.expect(part, bias_part)
-    own = tracer.tensor(part), None if bias_part is None else tracer.tensor(bias_part)
 
-    def run(x: Tensor) -> Any:
-        return tracer.anchored(Convolution, tracer, (part, bias_part), geometry, *_cast(x, *own))
+    def convolution(books: Books, x: Tensor) -> Any:
+        books.expect(part, bias_part)
+        own = books.tensor(part), None if bias_part is None else books.tensor(bias_part)
+        return books.anchored(Convolution, books, (part, bias_part), geometry, *_cast(x, *own))
 
-    return tracer.on_batch(run, input)
+    return tracer.on_batch(convolution, input)
 
 
 def _per_dimension(value: Any, spatial: int) -> tuple[int, ...]:
@@ -484,8 +512,8 @@ class LayerNorm(torch.autograd.Function):
     """y = x^ w + b with x^ = (x - mean) / standard deviation, over the last dimensions, those of w."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, eps: float, x: Any, w: Any, b: Any) -> Any:
-        ctx.tracer, ctx.parts = tracer, parts
+    def forward(ctx: Any, anchor: Any, books: Any, parts: Any, eps: float, x: Any, w: Any, b: Any) -> Any:
+        ctx.books, ctx.parts = books, parts
         y, mean, rstd = torch.native_layer_norm(x, w.shape, w, b, eps)
         ctx.save_for_backward(x, w, b, mean, rstd)
         return y
@@ -494,7 +522,7 @@ class LayerNorm(torch.autograd.Function):
     @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w, b, mean, rstd = ctx.saved_tensors
-        _enter_scaled(ctx.tracer, ctx.parts, w.shape, grad, lambda rows: (x[rows] - mean[rows]).mul_(rstd[rows]))
+        _enter_scaled(ctx.books, ctx.parts, w.shape, grad, lambda rows: (x[rows] - mean[rows]).mul_(rstd[rows]))
         back = None
         if ctx.needs_input_grad[4]:
             wanted = [True, False, False]
@@ -506,8 +534,8 @@ class _RmsNorm(torch.autograd.Function):
     """y = x^ w with x^ = x / root of (the mean square + eps), over the last dimensions, those of w."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Any, tracer: Any, parts: Any, eps: float | None, x: Any, w: Any) -> Any:
-        ctx.tracer, ctx.parts = tracer, parts
+    def forward(ctx: Any, anchor: Any, books: Any, parts: Any, eps: float | None, x: Any, w: Any) -> Any:
+        ctx.books, ctx.parts = books, parts
         eps = torch.finfo(x.dtype).eps if eps is None else eps
         rstd = x.square().mean(list(range(-w.dim(), 0)), keepdim=True).add_(eps).rsqrt_()
         ctx.save_for_backward(x, w, rstd)
@@ -517,7 +545,7 @@ class _RmsNorm(torch.autograd.Function):
     @backward_as_forward
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w, rstd = (t.detach() for t in ctx.saved_tensors)
-        _enter_scaled(ctx.tracer, ctx.parts, w.shape, grad, lambda rows: x[rows] * rstd[rows])
+        _enter_scaled(ctx.books, ctx.parts, w.shape, grad, lambda rows: x[rows] * rstd[rows])
         back = None
         if ctx.needs_input_grad[4]:
             # dx = (w g - x^ mean(w g x^)) / root,  x^ = x rstd
@@ -527,7 +555,7 @@ class _RmsNorm(torch.autograd.Function):
         return None, None, None, None, back, None
 
 
-def _enter_scaled(tracer: Tracer, parts: Any, shape: Any, grad: Tensor, normalised: Callable[[slice], Tensor]) -> None:
+def _enter_scaled(books: Books, parts: Any, shape: Any, grad: Tensor, normalised: Callable[[slice], Tensor]) -> None:
     """Enter y = x^ w + b: the gradient of each example is sum_t g_t x^_t for w, and sum_t g_t for b.
 
     Args:
@@ -537,27 +565,26 @@ def _enter_scaled(tracer: Tracer, parts: Any, shape: Any, grad: Tensor, normalis
     size = max(1, BLOCK // 16 // max(1, grad[0].numel()))
     pieces = [slice(i, i + size) for i in range(0, len(grad), size)]
 
-    dtype = tracer.dtypes[weight.name]
+    dtype = books.dtypes[weight.name]
     products = (normalised(rows).to(dtype).mul_(grad[rows]) for rows in pieces)
     scales = torch.cat([product.view(len(product), -1, *shape).sum(1) for product in products])
-    tracer.enter(weight, DirectUse(scales, dtype))
+    books.enter(weight, DirectUse(scales, dtype))
     if bias is not None:
-        dtype = tracer.dtypes[bias.name]
-        tracer.enter(bias, DirectUse(grad.reshape(len(grad), -1, *shape).sum(1, dtype=dtype), dtype))
+        dtype = books.dtypes[bias.name]
+        books.enter(bias, DirectUse(grad.reshape(len(grad), -1, *shape).sum(1, dtype=dtype), dtype))
 
 
 def _normalised(tracer: Tracer, input: Any, shape: Any, weight: Any, bias: Any) -> Any:
-    """The parameters of a normalised layer, and their parts; None where it is not one of plain parameters."""
+    """The parts of the parameters of a normalised layer; None where it is not one of plain parameters."""
     parts = tracer.part(weight), tracer.part(bias)
     plain = isinstance(input, Tensor) and parts[0] is not None and (bias is None) == (parts[1] is None)
     # Torch casts by lists of its own where autocast is on, and where the types differ.
     if not plain or torch.is_autocast_enabled(input.device.type) or tuple(weight.shape) != tuple(shape):
         return None
-    own = [None if part is None else tracer.tensor(part) for part in parts]
+    own = [None if part is None else tracer.books.tensor(part) for part in parts]
     if any(t is not None and t.dtype != input.dtype for t in own) or input.dtype in (torch.float16, torch.bfloat16):
         return None
-    tracer.expect(*parts)
-    return parts, own
+    return parts
 
 
 def _layer_norm(
@@ -565,21 +592,30 @@ def _layer_norm(
     eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Any:  # fmt: skip
     del cudnn_enable
-    found = _normalised(tracer, input, normalized_shape, weight, bias)
-    if found is None:
+    parts = _normalised(tracer, input, normalized_shape, weight, bias)
+    if parts is None:
         return NotImplemented
-    parts, own = found
-    return tracer.on_batch(lambda x: tracer.anchored(LayerNorm, tracer, parts, eps, x, *own), input)
+
+    def layer_norm(books: Books, x: Tensor) -> Any:
+        books.expect(*parts)
+        own = [None if part is None else books.tensor(part) for part in parts]
+        return books.anchored(LayerNorm, books, parts, eps, x, *own)
+
+    return tracer.on_batch(layer_norm, input)
 
 
 def _rms_norm(
     tracer: Tracer, func: Any, input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None
 ) -> Any:
-    found = _normalised(tracer, input, normalized_shape, weight, None)
-    if found is None:
+    parts = _normalised(tracer, input, normalized_shape, weight, None)
+    if parts is None:
         return NotImplemented
-    parts, (own, _) = found
-    return tracer.on_batch(lambda x: tracer.anchored(_RmsNorm, tracer, parts, eps, x, own), input)
+
+    def rms_norm(books: Books, x: Tensor) -> Any:
+        books.expect(*parts)
+        return books.anchored(_RmsNorm, books, parts, eps, x, books.tensor(parts[0]))
+
+    return tracer.on_batch(rms_norm, input)
 
 
 # -- attention -------------------------------------------------------------------------------------------------------
@@ -599,12 +635,13 @@ def _attention(
     if attn_mask is not None:
         attn_mask = attn_mask.expand(*lead, *(1 for _ in range(3 - min(3, attn_mask.dim()))), *attn_mask.shape[-3:])
 
-    def run(*tensors: Tensor | None) -> Any:
+    def attention(books: Books, *tensors: Tensor | None) -> Any:
+        del books
         q, k, v, mask = (t if t is None or not lead else t.flatten(0, 1) for t in tensors)
         y = func(q, k, v, mask, dropout_p, is_causal, **kwargs)
         return y.view(-1, *lead, *y.shape[1:]) if lead else y
 
-    return tracer.on_batch(run, query, key, value, attn_mask)
+    return tracer.on_batch(attention, query, key, value, attn_mask)
 
 
 def _multi_head(tracer: Tracer, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -654,8 +691,8 @@ class Lookup(torch.autograd.Function):
     """Rows of a table, (B, ..) ids to (B, .., D)."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Any, tracer: Any, part: Any, padding: Any, ids: Tensor, source: Any) -> Any:
-        ctx.tracer, ctx.part, ctx.padding, ctx.size = tracer, part, padding, rows_of(source)
+    def forward(ctx: Any, anchor: Any, books: Any, part: Any, padding: Any, ids: Tensor, source: Any) -> Any:
+        ctx.books, ctx.part, ctx.padding, ctx.size = books, part, padding, rows_of(source)
         ctx.save_for_backward(ids)
         return _read(source, ids)
 
@@ -673,9 +710,9 @@ class Bag(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Any, tracer: Any, part: Any, padding: Any, mode: str, ids: Tensor, weights: Any, source: Any
+        ctx: Any, anchor: Any, books: Any, part: Any, padding: Any, mode: str, ids: Tensor, weights: Any, source: Any
     ) -> Any:
-        ctx.tracer, ctx.part, ctx.padding, ctx.mode, ctx.size = tracer, part, padding, mode, rows_of(source)
+        ctx.books, ctx.part, ctx.padding, ctx.mode, ctx.size = books, part, padding, mode, rows_of(source)
         weighted = ctx.needs_input_grad[6]
         if isinstance(source, Tensor):
             ctx.save_for_backward(ids, weights, F.embedding(ids, source) if weighted else None)
@@ -703,8 +740,8 @@ class Bag(torch.autograd.Function):
 
 
 def _enter_lookup(ctx: Any, ids: Tensor, g: Tensor) -> None:
-    dtype = ctx.tracer.dtypes[ctx.part.name]
-    ctx.tracer.enter(ctx.part, EmbeddingUse(ids, g, ctx.size, ctx.padding, dtype))
+    dtype = ctx.books.dtypes[ctx.part.name]
+    ctx.books.enter(ctx.part, EmbeddingUse(ids, g, ctx.size, ctx.padding, dtype))
 
 
 def _by_torch(table: Tensor, ids: Tensor, mode: str, padding: int | None, weights: Tensor | None) -> Tensor:
@@ -739,10 +776,13 @@ def _embedding(
     part = tracer.part(weight)
     if part is None or weight.dim() != 2 or max_norm is not None or scale_grad_by_freq:
         return NotImplemented
-    source = tracer.source(part)
-    padding = None if padding_idx is None else padding_idx % rows_of(source)
-    tracer.expect(part)
-    return tracer.on_batch(lambda ids: tracer.anchored(Lookup, tracer, part, padding, ids, source), input)
+    padding = None if padding_idx is None else padding_idx % rows_of(tracer.books.source(part))
+
+    def embedding(books: Books, ids: Tensor) -> Any:
+        books.expect(part)
+        return books.anchored(Lookup, books, part, padding, ids, books.source(part))
+
+    return tracer.on_batch(embedding, input)
 
 
 def _embedding_bag(
@@ -760,17 +800,18 @@ def _embedding_bag(
     if part is None:  # frozen, or made from a parameter; vmap has no rule for bags
         if private.is_wrapped(weight):
             return NotImplemented
-        return tracer.on_batch(lambda ids, weights: _by_torch(weight, ids, mode, padding_idx, weights), input, weights)
-    source = tracer.source(part)
-    padding = None if padding_idx is None else padding_idx % rows_of(source)
-    tracer.expect(part)
+        tracer.unrecorded("a frozen table of bags")
+        return tracer.on_batch(lambda _, ids, own: _by_torch(weight, ids, mode, padding_idx, own), input, weights)
+    padding = None if padding_idx is None else padding_idx % rows_of(tracer.books.source(part))
 
-    def run(ids: Tensor, weights: Tensor | None) -> Any:
+    def bags(books: Books, ids: Tensor, weights: Tensor | None) -> Any:
+        books.expect(part)
+        source = books.source(part)
         if ids.dim() == 2:  # (B, L): one bag of each example
-            return tracer.anchored(Bag, tracer, part, padding, mode, ids.unsqueeze(1), weights, source).squeeze(1)
-        return tracer.anchored(Bag, tracer, part, padding, mode, ids, weights, source)
+            return books.anchored(Bag, books, part, padding, mode, ids.unsqueeze(1), weights, source).squeeze(1)
+        return books.anchored(Bag, books, part, padding, mode, ids, weights, source)
 
-    return tracer.on_batch(run, input, weights)
+    return tracer.on_batch(bags, input, weights)
 
 
 _MODES = ("sum", "mean")
@@ -936,10 +977,11 @@ class _Ruled:
         slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         if not slots:
             raise ModelError(f"{self} was given no tensor, and its rule would have no activations")
-        tracer.expect(*self.parts.values())
+        tracer.unrecorded("a rule of the user's own")
+        tracer.books.expect(*self.parts.values())
         tracer.direct.update(part.name for part in self.parts.values())
         versions = [private.version(private.unwrapped(leaves[i])) for i in slots]
-        with reparametrized(self.layer, {local: tracer.tensor(part) for local, part in self.parts.items()}):
+        with reparametrized(self.layer, {local: tracer.books.tensor(part) for local, part in self.parts.items()}):
             y = self.original(*args, **kwargs)
         if not isinstance(y, Tensor) or not y.is_floating_point():
             raise ModelError(f"{self} must return one floating-point tensor to have a rule, got {type(y).__name__}")
@@ -953,9 +995,9 @@ class _Ruled:
             args, kwargs = pytree.tree_unflatten(filled, structure)
             return self.original(*args, **kwargs)
 
-        def run(y: Tensor, *activations: Tensor) -> Any:
+        def run(books: Books, y: Tensor, *activations: Tensor) -> Any:
             self._check_once(call, activations, y)
-            return tracer.anchored(_Told, self, y, *activations)
+            return books.anchored(_Told, self, y, *activations)
 
         with private.WithoutModes():
             result: Tensor = tracer.on_batch(run, y, *(leaves[i] for i in slots))
@@ -971,11 +1013,11 @@ class _Ruled:
             self._enter(self.parts[local], values)
 
     def _enter(self, part: ParameterView, values: Tensor) -> None:
-        self.tracer.enter(part, DirectUse(values, self.tracer.dtypes[part.name]))
+        self.tracer.books.enter(part, DirectUse(values, self.tracer.books.dtypes[part.name]))
 
     def _by_rule(self, activations: Sequence[Tensor], backprops: Tensor) -> dict[str, Tensor]:
         """{parameter: (B, *shape)} of (B, n, ..) activations and backprops: the rule sees one example at a time."""
-        own = {local: _wide(self.tracer.tensor(part)) for local, part in self.parts.items()}
+        own = {local: _wide(self.tracer.books.tensor(part)) for local, part in self.parts.items()}
 
         def alone(*tensors: Tensor) -> tuple[Tensor, ...]:
             note(self.made, *tensors)
@@ -1045,7 +1087,7 @@ class _Ruled:
         if not bool(total.isfinite()):
             return False
         for local, values in right.items():
-            close = _CLOSE.get(self.tracer.tensor(self.parts[local]).dtype, _HALF)
+            close = _CLOSE.get(self.tracer.books.tensor(self.parts[local]).dtype, _HALF)
             close = max(close, *(_CLOSE.get(t.dtype, _HALF) for t in (y, *like) if t.is_floating_point()))
             off = (by_rule[local].double() - values).norm()
             if not bool(off <= close * values.norm() + 1e-6 * total):
@@ -1060,7 +1102,7 @@ class _Ruled:
         self, call: Callable[[Sequence[Tensor]], Any], example: Sequence[Tensor], back: Tensor
     ) -> dict[str, Tensor]:
         """The gradients of one example by autograd."""
-        own = {local: self.tracer.tensor(part).clone().requires_grad_() for local, part in self.parts.items()}
+        own = {local: self.tracer.books.tensor(part).clone().requires_grad_() for local, part in self.parts.items()}
         with reparametrized(self.layer, own):
             y = call(example)
         found = torch.autograd.grad(y, list(own.values()), back, allow_unused=True, materialize_grads=True)
@@ -1099,291 +1141,3 @@ class _Told(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         ctx.ruled.tell([t.detach() for t in ctx.saved_tensors], grad)
         return None, None, grad, *(None,) * ctx.count
-
-
-# -- models of layers in a row ---------------------------------------------------------------------------------------
-
-
-class NotRowwise(Exception):
-    """A layer was given what is not in the form of `RowwiseCall`."""
-
-
-class RowwiseCall:
-    """The call `module(x)` on the whole batch, of torch's own layers in a row: vmap takes a third of a small step.
-
-    The module is `nn.Sequential`, or one layer, and every part of it is exactly of a kind in `_KINDS`. Then no example
-    can see another, although all run together:
-
-    - Each kind is, by its definition in torch, a function of one row of its input at a time, row i of the result being
-      of row i alone: a linear map and LayerNorm over later dimensions than the first, a convolution and pooling of
-      images with a dimension of examples in front, rows of a table, functions of one element; a dropout mask is of no
-      data. Where the number of dimensions decides which one a layer takes for the examples, it is checked.
-    - What runs is that and nothing else. The type of each part is the listed class itself, with the `forward` that it
-      had when this file was loaded; the part has the attributes that its class gives it and no further ones, settings
-      are numbers and words, buffers there are none, hooks none but of saving and loading, parameters are `nn.Parameter`
-      of the shape that the class gives them. Input and modes of torch are checked likewise: no subclass, no transform,
-      no mode, no hook for all modules. So no code of the user runs between the batch and the outputs, and nothing can
-      be kept of it. A table that is read elsewhere than in its parameter (`norms.Table`) is the engine's.
-    - Functions and settings are read when the model is called, and the chunks of backward run with what was read.
-
-    Each use of a trained parameter goes by the same rule as under vmap. All is looked at anew in every batch: a hook
-    may come between two. What is not so in every respect is run on each example alone.
-
-    Attributes:
-        tensors: (x,), with leading dimension `size`.
-        size: B, the number of examples.
-    """
-
-    mapped = False
-
-    def __init__(self, x: Tensor, layers: list["_Layer"], made: Made) -> None:
-        self.tensors, self.size, self._layers, self.made = (x,), len(x), layers, made
-
-    @classmethod
-    def of(
-        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Mapping[str, Tensor],
-        made: Made, tables: Mapping[str, Table],
-    ) -> "RowwiseCall | None":  # fmt: skip
-        """The call, or None where model or arguments are not in this form.
-
-        Args:
-            parameters: the trained parameters, cut off from autograd.
-            made, tables: see `Tracer`.
-        """
-        if type(module) not in _KINDS or len(args) != 1 or kwargs or type(args[0]) is not Tensor or not _alone(args[0]):
-            return None
-        cut = {id(p): (name, parameters[name]) for name, p in module.named_parameters() if name in parameters}
-        layers: list[_Layer] = []
-        return cls(args[0], layers, made) if _collect(module, cut, tables, layers) else None
-
-    def __call__(self, tracer: Tracer, x: Tensor) -> Tensor:
-        """The outputs of (b, ..) examples; the tracer is told of every use of a parameter.
-
-        Raises: NotRowwise where an input has too few dimensions, or another type than its layer.
-        """
-        with one_pass(self.made):
-            for function, values, trained, low, high in self._layers:
-                if not low <= x.dim() <= high:
-                    raise NotRowwise
-                result = RULES[function](tracer, function, x, *values) if trained else function(x, *values)
-                if result is NotImplemented:
-                    raise NotRowwise
-                x = result
-        return x
-
-    def assemble(self, differentiable: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> Tensor:
-        """The module's output: a tensor."""
-        del others
-        return differentiable[0]
-
-
-def _alone(x: Tensor) -> bool:
-    """Whether torch itself, and nobody else, computes what is computed of a tensor."""
-    return (
-        x.dim() > 0
-        and not x.requires_grad
-        and x.layout is torch.strided
-        and not x.is_nested
-        and not torch.is_autocast_enabled(x.device.type)
-        and not private.is_wrapped(x)
-        and private.current_level() is None
-        and not torch.compiler.is_compiling()
-        and not (private.function_modes() or private.dispatch_modes())
-        and nn.Module.__call__ is _CALL
-        and bool(private.HOOKS_OF_ALL_MODULES)
-        and not any(private.HOOKS_OF_ALL_MODULES)
-    )
-
-
-class _Layer(NamedTuple):
-    """function(x, *values), for x of `low` to `high` dimensions; `trained`: values hold a trained parameter."""
-
-    function: Callable[..., Tensor]
-    values: list[Any]
-    trained: bool
-    low: int
-    high: int
-
-
-class _Kind(NamedTuple):
-    """A kind of layers that treats rows apart.
-
-    Attributes:
-        forward: that of the class, when this file was loaded.
-        function, arguments: what forward calls: the function, and the attributes after its input.
-        parameters, attributes: all that its class gives a part.
-        settings: the attributes that must be numbers and words.
-        fits: whether settings and shapes of parameters are of the form.
-        dims: the least and the largest number of dimensions of the input.
-    """
-
-    forward: Any
-    function: Callable[..., Tensor]
-    arguments: tuple[str, ...]
-    parameters: tuple[str, ...]
-    attributes: Any
-    settings: tuple[str, ...]
-    fits: Callable[[dict[str, Any]], bool]
-    dims: Callable[[dict[str, Any]], tuple[int, int]]
-
-
-def _collect(
-    module: nn.Module, cut: Mapping[int, tuple[str, Tensor]], tables: Mapping[str, Table], layers: list[_Layer]
-) -> bool:
-    """Append the layers in order; whether all are of the form."""
-    kind, own = type(module), vars(module)
-    known = _KINDS.get(kind)
-    if (
-        known is None
-        or kind.forward is not known.forward
-        or own.keys() != known.attributes
-        or any(map(own.get, _EMPTY))
-    ):
-        return False
-    held, parts = own["_parameters"], own["_modules"]
-    if kind is nn.Sequential:
-        return not held and all(_collect(part, cut, tables, layers) for part in parts.values())
-    if parts or tuple(held) != known.parameters:
-        return False
-    for name in known.settings:
-        value = own[name]
-        if not _SETTINGS.issuperset(map(type, value if type(value) in (tuple, list) else (value,))):
-            return False
-    names: list[str | None] = []
-    for p in held.values():
-        if p is not None:
-            if type(p) is not nn.Parameter:
-                return False
-            names.append(cut[id(p)][0] if id(p) in cut else None)
-    if not known.fits(own):
-        return False
-    trained = bool(names) and names[0] is not None
-    if not trained and any(names):  # a bias alone
-        return False
-    if kind is nn.LayerNorm and trained and None in names:
-        return False
-    if known.function not in LOOKUPS and not tables.keys().isdisjoint(names):
-        return False
-    values: list[Any] = []
-    for name in known.arguments:
-        value = held[name] if name in held else own.get(name)
-        if isinstance(value, Tensor):
-            value = cut[id(value)][1] if id(value) in cut else value.detach()
-        values.append(value)
-    layers.append(_Layer(known.function, values, trained, *known.dims(own)))
-    return True
-
-
-def _itself(x: Tensor) -> Tensor:
-    return x
-
-
-def _gelu(x: Tensor, approximate: str) -> Tensor:
-    return F.gelu(x, approximate=approximate)
-
-
-def _anything(own: dict[str, Any]) -> bool:
-    return not own.get("inplace") and not own.get("return_indices")
-
-
-def _linear_fits(own: dict[str, Any]) -> bool:
-    w, b = own["_parameters"].values()
-    return w is not None and w.dim() == 2 and (b is None or b.shape == w.shape[:1])
-
-
-def _convolution_fits(own: dict[str, Any]) -> bool:
-    w, b = own["_parameters"].values()
-    if any(type(own[name]) is not tuple for name in ("kernel_size", "stride", "padding", "dilation")):
-        return False
-    shaped = w is not None and w.dim() == len(own["kernel_size"]) + 2 and (b is None or b.shape == w.shape[:1])
-    return shaped and own["padding_mode"] == "zeros" and not own["transposed"]
-
-
-def _table_fits(own: dict[str, Any]) -> bool:
-    w = own["_parameters"]["weight"]
-    rescaled = own["max_norm"] is not None or own["scale_grad_by_freq"] or own.get("include_last_offset")
-    padding = type(own["padding_idx"]) in (int, type(None))
-    return w is not None and w.dim() == 2 and padding and not rescaled and own.get("mode", "sum") in _MODES
-
-
-def _norm_fits(own: dict[str, Any]) -> bool:
-    shape, (w, b) = own["normalized_shape"], own["_parameters"].values()
-    return (
-        type(shape) is tuple
-        and all(p is None or p.shape == shape for p in (w, b))
-        and not (w is None and b is not None)
-    )
-
-
-def _flatten_fits(own: dict[str, Any]) -> bool:
-    start, end = own["start_dim"], own["end_dim"]
-    return type(start) is type(end) is int and start >= 1 and (end == -1 or end >= 1)
-
-
-def _from(low: int, high: int = 64) -> Callable[[dict[str, Any]], tuple[int, int]]:
-    return lambda own: (low, high)
-
-
-def _kind(
-    kind: type[nn.Module], function: Any, arguments: tuple[str, ...] = (), further: tuple[str, ...] = (),
-    fits: Any = _anything, dims: Any = _from(1),
-) -> tuple[type[nn.Module], _Kind]:  # fmt: skip
-    """A row of `_KINDS`; `further`: the attributes that the function is not given."""
-    parameters = tuple(name for name in ("weight", "bias") if name in arguments)
-    names = {*arguments, *further} - {*parameters, "training", "offsets", "per_sample_weights"}
-    settings = ("training", *names)
-    return kind, _Kind(kind.forward, function, arguments, parameters, _EVERY_MODULE | names, settings, fits, dims)
-
-
-_EVERY_MODULE = vars(nn.Module()).keys()
-_WHEN_SAVED = {name for name in _EVERY_MODULE if "state_dict" in name}  # hooks, which no forward or backward runs
-_EMPTY = tuple(_EVERY_MODULE - {"training", "_parameters", "_modules"} - _WHEN_SAVED)
-_SETTINGS = frozenset({type(None), bool, int, float, str})
-_CALL = nn.Module.__call__
-_OF_CONVOLUTION = (
-    "in_channels", "out_channels", "kernel_size", "transposed", "output_padding", "padding_mode",
-    "_reversed_padding_repeated_twice",
-)  # fmt: skip
-_CONVOLVED = ("weight", "bias", "stride", "padding", "dilation", "groups")
-_KINDS: dict[type[nn.Module], _Kind] = dict([
-    _kind(nn.Sequential, None),
-    _kind(nn.Linear, F.linear, ("weight", "bias"), ("in_features", "out_features"), _linear_fits, _from(2)),
-    _kind(nn.Conv1d, F.conv1d, _CONVOLVED, _OF_CONVOLUTION, _convolution_fits, _from(3, 3)),
-    _kind(nn.Conv2d, F.conv2d, _CONVOLVED, _OF_CONVOLUTION, _convolution_fits, _from(4, 4)),
-    _kind(
-        nn.Embedding, F.embedding, ("weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
-        ("num_embeddings", "embedding_dim"), _table_fits,
-    ),
-    _kind(
-        nn.EmbeddingBag, F.embedding_bag,
-        ("weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights",
-         "include_last_offset", "padding_idx"),
-        ("num_embeddings", "embedding_dim"), _table_fits, _from(2, 2),
-    ),
-    _kind(
-        nn.LayerNorm, F.layer_norm, ("normalized_shape", "weight", "bias", "eps"), ("elementwise_affine",), _norm_fits,
-        lambda own: (len(own["normalized_shape"]) + 1, 64),
-    ),
-    _kind(nn.Identity, _itself),
-    _kind(nn.Tanh, torch.tanh),
-    _kind(nn.Sigmoid, torch.sigmoid),
-    _kind(nn.ReLU, F.relu, (), ("inplace",)),
-    _kind(nn.SiLU, F.silu, (), ("inplace",)),
-    _kind(nn.Mish, F.mish, (), ("inplace",)),
-    _kind(nn.GELU, _gelu, ("approximate",)),
-    _kind(nn.ELU, F.elu, ("alpha",), ("inplace",)),
-    _kind(nn.LeakyReLU, F.leaky_relu, ("negative_slope",), ("inplace",)),
-    _kind(nn.Softplus, F.softplus, ("beta", "threshold")),
-    _kind(nn.Flatten, torch.flatten, ("start_dim", "end_dim"), (), _flatten_fits),
-    _kind(nn.Dropout, F.dropout, ("p", "training"), ("inplace",)),
-    _kind(
-        nn.MaxPool2d, F.max_pool2d, ("kernel_size", "stride", "padding", "dilation", "ceil_mode"), ("return_indices",),
-        _anything, _from(4),
-    ),
-    _kind(
-        nn.AvgPool2d, F.avg_pool2d,
-        ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"), (), _anything,
-        _from(4),
-    ),
-    _kind(nn.AdaptiveAvgPool2d, F.adaptive_avg_pool2d, ("output_size",), (), _anything, _from(4)),
-])  # fmt: skip

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.coupling import SETTING, Made, check_argument, note
+from anyorder.clipping.coupling import SETTING, Made, note
+from anyorder.clipping.program import Arguments, Place, Structure
 from anyorder.clipping.torch_private import pytree
 from anyorder.clipping.validate import own_error, unmapped
 from anyorder.errors import AnyorderError, ModelError
@@ -228,13 +228,6 @@ _NOTHING = nullcontext()
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where an output tensor goes in the module's output structure."""
-
-    differentiable: bool
-
-
 class ExampleCall:
     """The call `module(*args, **kwargs)` on a batch, as a function of the parameters and of one example.
 
@@ -242,36 +235,23 @@ class ExampleCall:
 
     Args:
         module: the module. Its buffers are copied: every example sees what they hold now.
-        args, kwargs: what the module is called with on the batch; see `PerUnitClipping.forward`.
+        arguments: what the module is called with.
         made: what the model's last pass made; see `coupling.one_pass`.
         mapped: whether functions are put into the form that `Mapped` gives them.
 
     Attributes:
-        tensors: the tensors among the arguments, each with leading dimension `size`.
-        size: B, the number of examples.
-
-    Raises: ModelError if the tensors do not share a leading dimension, or an argument cannot be split by example.
+        tensors, size: those of the arguments.
+        buffers: the copies, by name.
+        output: the structure of what the last call returned.
     """
 
-    def __init__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], made: Made, *, mapped: bool = False
-    ) -> None:
-        for argument in (*args, *kwargs.values()):
-            check_argument(argument)
-        self._structure: pytree.TreeSpec | None = None
-        if kwargs or not all(type(argument) is Tensor for argument in args):
-            leaves, self._structure = pytree.tree_flatten((args, kwargs))
-        else:  # as most models are called: nothing to flatten
-            leaves = list(args)
-        self._slots = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self._settings = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.tensors: Tensors = tuple(leaves[i] for i in self._slots)
-        self.size = _batch_size(self.tensors)
+    def __init__(self, module: nn.Module, arguments: Arguments, made: Made, *, mapped: bool = False) -> None:
+        self._arguments, self.tensors, self.size = arguments, arguments.tensors, arguments.size
         self.mapped, self.made = mapped, made
         self._module = module
-        self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        self._versions = {name: private.version(buffer) for name, buffer in self._buffers.items()}
-        self._output: tuple[list[Any], pytree.TreeSpec | None]
+        self.buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        self._versions = {name: private.version(buffer) for name, buffer in self.buffers.items()}
+        self.output: Structure
 
     def __call__(
         self, parameters: dict[str, Tensor], example: Tensors, within: AbstractContextManager[Any] | None = None
@@ -283,13 +263,12 @@ class ExampleCall:
             example: one slice of every tensor in `tensors`, without the batch dimension.
             within: what to run the module in.
         """
-        leaves: list[Any] = list(self._settings)
-        for slot, tensor in zip(self._slots, example, strict=True):
-            leaves[slot] = tensor.unsqueeze(0)
-            note(self.made, leaves[slot])
-        args, kwargs = self._called_with(leaves)
+        tensors = [tensor.unsqueeze(0) for tensor in example]
+        note(self.made, *tensors)
+        args, kwargs = self._arguments.filled(tensors)
+        del tensors
         forms = Mapped(example[0]) if self.mapped else nullcontext()
-        with reparametrized(self._module, self._buffers | parameters), within or nullcontext(), forms:
+        with reparametrized(self._module, self.buffers | parameters), within or nullcontext(), forms:
             output = self._module(*args, **kwargs)
         self._check_buffers()
         places: list[Any] = [output]
@@ -304,11 +283,11 @@ class ExampleCall:
                 continue
             _check_output(leaf)
             if isinstance(leaf, Tensor):
-                places[i] = _Place(leaf.is_floating_point() or leaf.is_complex())
+                places[i] = Place(leaf.is_floating_point() or leaf.is_complex())
                 (differentiable if places[i].differentiable else others).append(leaf.squeeze(0) if leaf.dim() else leaf)
         if not differentiable:
             raise ModelError("the model has no floating-point output, so that no loss can train it; return one")
-        self._output = places, structure
+        self.output = Structure(places, structure)
         return tuple(differentiable), tuple(others)
 
     def explain(
@@ -337,49 +316,22 @@ class ExampleCall:
 
     def _on_batch(self, parameters: dict[str, Tensor], within: Within) -> None:
         """The module on the whole batch, as without a guarantee."""
-        leaves = list(self._settings)
-        for slot, tensor in zip(self._slots, self.tensors, strict=True):
-            leaves[slot] = tensor
-        args, kwargs = self._called_with(leaves)
-        held = {name: b.clone() for name, b in self._buffers.items()} | parameters
+        args, kwargs = self._arguments.filled(self.tensors)
+        held = {name: b.clone() for name, b in self.buffers.items()} | parameters
         with reparametrized(self._module, held), within(parameters):
             self._module(*args, **kwargs)
 
     def assemble(self, differentiable: Tensors, others: Tensors) -> Any:
         """The module's output structure of the last call, filled with batched tensors."""
-        places, structure = self._output
-        sources = {True: iter(differentiable), False: iter(others)}
-        leaves = [next(sources[place.differentiable]) if isinstance(place, _Place) else place for place in places]
-        return leaves[0] if structure is None else pytree.tree_unflatten(leaves, structure)
-
-    def _called_with(self, leaves: list[Any]) -> Any:
-        """Arguments and keyword arguments."""
-        return (leaves, {}) if self._structure is None else pytree.tree_unflatten(leaves, self._structure)
+        return self.output.filled(differentiable, others)
 
     def _check_buffers(self) -> None:
-        written = [name for name, buffer in self._buffers.items() if private.version(buffer) != self._versions[name]]
+        written = [name for name, buffer in self.buffers.items() if private.version(buffer) != self._versions[name]]
         if written:
             raise ModelError(
                 f"the module writes its buffers {', '.join(written)} in forward: what it writes would not be private. "
                 "Keep such state out of the model, or call .eval() on the part that writes it"
             )
-
-
-def _batch_size(tensors: Tensors) -> int:
-    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
-    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
-    size = sizes.pop() if len(sizes) == 1 else None
-    if size is None:
-        raise ModelError(
-            "the tensors given to the model must share their leading dimension, the examples of the batch; got shapes "
-            f"{shapes}. Repeat a shared tensor for each example, or make it a buffer of the model"
-        )
-    if any(tensor.requires_grad for tensor in tensors):
-        raise ModelError(
-            "the tensors given to the model must not require gradients: what came before the model would get a "
-            "gradient that is not private. Put those layers into the model, or detach the tensors"
-        )
-    return size
 
 
 def _check_output(leaf: Any) -> None:
@@ -430,7 +382,7 @@ def mappable(
 
 def _own_weights_again(part: nn.RNNBase) -> None:
     """A recurrent layer keeps a list of its weights, in which those of the last call are left."""
-    part._flat_weights = [getattr(part, name, None) for name in part._flat_weights_names]
+    part._flat_weights[:] = [getattr(part, name, None) for name in part._flat_weights_names]
 
 
 def _map_state(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:

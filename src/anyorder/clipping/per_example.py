@@ -25,10 +25,9 @@ from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
 from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, one_pass
 from anyorder.clipping.layer_rules import (
-    NotRowwise,
+    Books,
     ParameterView,
     Reading,
-    RowwiseCall,
     Tracer,
     for_each_example,
     layers_with_rules,
@@ -53,6 +52,7 @@ from anyorder.clipping.norms import (
     settle_lookups,
     sums_of,
 )
+from anyorder.clipping.program import Arguments, Programs, Recorder, Replay, key_of
 from anyorder.clipping.recurrent import recurrent_layers
 from anyorder.clipping.validate import FAILURES
 from anyorder.errors import AnyorderError, ArgumentError, ClippingWarning, ModelError, TrainingError
@@ -225,12 +225,13 @@ class Pass:
         cut, clip_norm, scale: see `GhostClipping`, `PerUnitClipping`.
         receive: takes the `Sums`.
         tables: the parameters that are read by lookups alone.
+        recorder: writes the forward pass down, or None.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        call: ExampleCall | RowwiseCall,
+        call: ExampleCall | Replay,
         parameters: dict[str, Tensor],
         groups: Tensor,
         settings: TorchState,
@@ -239,8 +240,10 @@ class Pass:
         scale: float,
         receive: Callable[[Sums], None],
         tables: SparseTables = NO_TABLES,
+        recorder: Recorder | None = None,
     ) -> None:
         self._module, self._call, self.parameters, self._settings = module, call, parameters, settings
+        self._recorder = recorder
         self._cut, self._clip_norm, self._scale, self._receive = cut, clip_norm, scale, receive
         self._tables = tables
         self._device = call.tensors[0].device
@@ -262,12 +265,16 @@ class Pass:
         """
         size = len(tensors[0])
         root = torch.zeros((), device=self._device, requires_grad=True)
-        if isinstance(self._call, RowwiseCall):
-            return self._on_batch(self._call, root, *tensors)
-        call = self._call
+        if isinstance(self._call, Replay):
+            return self._replayed(self._call, root)
+        call, recorder = self._call, self._recorder
         # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
-        anchor, *copies = _Root.apply(root, self, size, *self.parameters.values())  # type: ignore[no-untyped-call]
-        tracer = self._tracer(anchor)
+        anchor, *copies = _Root.apply(root, self, size, tuple(self.parameters), *self.parameters.values())  # type: ignore[no-untyped-call]
+        tracer = Tracer(self._books(anchor), call.made, recorder)
+        if recorder is not None:
+            named = dict(self._module.named_parameters())
+            constants = {name: named[name] for name in named.keys() - self.parameters.keys()} | call.buffers
+            recorder.begin(tensors, dict(zip(self.parameters, copies, strict=True)), constants)
 
         def example(token: Tensor, *tensors: Tensor) -> tuple[Tensors, Tensors]:
             copies = dict(zip(self.parameters, tensors, strict=False))
@@ -285,6 +292,7 @@ class Pass:
             layers_with_rules(self._module, tracer, call.made),
             mappable(modules, self._device, traced=layers),
             one_pass(call.made),
+            nullcontext() if recorder is None else recorder.watching(),
         ):
             differentiable, others = for_each_example(example, token, *copies, *tensors)
         tracer.forget()
@@ -301,22 +309,21 @@ class Pass:
             raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
         return differentiable, others, anchor
 
-    def _tracer(self, anchor: Tensor) -> Tracer:
-        options = self._expected, self._enter, self._call.made, self._tables.by_name
-        return Tracer(self.parameters, self._dtypes, anchor, *options)
+    def _books(self, anchor: Tensor) -> Books:
+        return Books(self.parameters, self._dtypes, anchor, self._expected, self._enter, self._tables.by_name)
 
-    def _on_batch(self, call: RowwiseCall, root: Tensor, x: Tensor) -> tuple[Tensors, Tensors, Tensor]:
-        """The same of a plain model. Where that fails, running it on one example alone tells why."""
-        (anchor,) = _Root.apply(root, self, 0)  # type: ignore[no-untyped-call]
-        tracer = self._tracer(anchor)
-        tracer.start_on_batch()
+    def _replayed(self, call: Replay, root: Tensor) -> tuple[Tensors, Tensors, Tensor]:
+        """The same by a program. Where that fails, running the model as ever tells why."""
+        names = call.program.copies
+        taken = [self.parameters[name] for name in names]
+        anchor, *copies = _Root.apply(root, self, call.size, names, *taken)  # type: ignore[no-untyped-call]
         try:
             with disable_saved_tensors_hooks(_NO_HOOKS):
-                return (call(tracer, x),), (), anchor
+                return *call.program.run(self._books(anchor), call.tensors, tuple(copies)), anchor
         except (AnyorderError, torch.OutOfMemoryError):
             raise
-        except (NotRowwise, *FAILURES) as error:
-            raise Unmapped(f"the model does not run on the whole batch: {error}") from error
+        except FAILURES as error:
+            raise Unmapped(f"the program does not run: {error}") from error
 
     @contextmanager
     def _understood(self, call: ExampleCall, tensors: Tensors) -> Iterator[None]:
@@ -356,19 +363,19 @@ class Pass:
             self._uses[part.name].append((part, use))
 
     @torch.no_grad()
-    def finish(self, direct: Tensors) -> None:
+    def finish(self, direct: Mapping[str, Tensor]) -> None:
         """Settle the rest, clip, and add up.
 
         Args:
-            direct: for each parameter, the per-example gradients (b, *shape) that came by autograd, or None.
+            direct: the per-example gradients (b, *shape) that came by autograd, by parameter.
         """
         if self._tables.by_name:
-            self._refuse(name for name, values in zip(self.parameters, direct, strict=True) if values is not None)
+            self._refuse(direct)
         self._check_versions()
         with full_precision(self._device):
             settled = {}
-            for name, values in zip(self.parameters, direct, strict=True):
-                one = self._settle(name, values)
+            for name in self.parameters:
+                one = self._settle(name, direct.get(name))
                 if one is not None:
                     settled[name] = one
             self._uses, self._settled, self._versions = defaultdict(list), {}, []
@@ -509,18 +516,16 @@ class _Root(torch.autograd.Function):
     """A copy of each parameter for each example; its backward is the last of all."""
 
     @staticmethod
-    def forward(ctx: Any, root: Tensor, owner: Pass, size: int, *parameters: Tensor) -> Tensors:
-        ctx.owner, ctx.count = owner, len(owner.parameters)
+    def forward(ctx: Any, root: Tensor, owner: Pass, size: int, names: tuple[str, ...], *parameters: Tensor) -> Tensors:
+        ctx.owner, ctx.names = owner, names
         ctx.set_materialize_grads(False)
-        if not parameters:
-            return (root.clone(),)
         return root.clone(), *[p.expand(size, *p.shape) for p in parameters]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, anchor: Tensor, *grads: Tensor) -> Any:
-        ctx.owner.finish(grads or (None,) * ctx.count)
-        return (None,) * (3 + len(grads))
+    def backward(ctx: Any, anchor: Tensor, *grads: Tensor | None) -> Any:
+        ctx.owner.finish({name: g for name, g in zip(ctx.names, grads, strict=True) if g is not None})
+        return (None,) * (4 + len(grads))
 
 
 # -- the engine in one pass ------------------------------------------------------------------------------------------
@@ -536,8 +541,8 @@ class GhostClipping(PerUnitClipping):
     backward pass gives the norm of each unit's gradient ("ghost norms") and then, weighted by the clip factors, the
     sum [Li et al. 2022; Bu et al. 2023, book-keeping]; `norms` has the formulas and how their rounding is bounded.
     A parameter that is used in any other way has its per-example gradients made by autograd. A model with a function
-    that cannot be mapped so runs with functions in the form of `Mapped`, or else by `FunctionalClipping`. A model of
-    torch's own layers in a row, which treat examples apart by definition, runs on the whole batch; see `RowwiseCall`.
+    that cannot be mapped so runs with functions in the form of `Mapped`, or else by `FunctionalClipping`. What
+    two batches of a kind did is done by a list of operations from the third on; see `program`.
 
     Cost: a plain step, plus the norms. Memory: what autograd holds, and the gradients of all layers' outputs.
 
@@ -568,6 +573,7 @@ class GhostClipping(PerUnitClipping):
         self._tables = SparseTables.of(module, tables or {}, count_norm)
         self._unmapped = self._mapped = False
         self._made: Made = []
+        self.programs = Programs(module)
 
     def forward(
         self,
@@ -587,30 +593,40 @@ class GhostClipping(PerUnitClipping):
         if not tables.keys() <= parameters.keys():
             frozen = ", ".join(sorted(tables.keys() - parameters.keys()))
             raise ModelError(f"{frozen} was made a table and has been frozen since; set requires_grad=True again")
-        row = None
-        if not (self._mapped or self._unmapped):
-            row = RowwiseCall.of(self._module, args, kwargs, parameters, self._made, tables)
-        call = row or ExampleCall(self._module, args, kwargs, self._made, mapped=self._mapped)
-        _check_groups(groups, call.size)
+        arguments = Arguments(args, kwargs)
+        _check_groups(groups, arguments.size)
         clip_norm = checks.positive("clip_norm", clip_norm)
-        if call.size:
+        if arguments.size:
             scale = checks.positive("scale", scale)
-        nothing = not call.size or not torch.is_grad_enabled()
+        nothing = not arguments.size or not torch.is_grad_enabled()
         if (nothing or self._unmapped) and not tables:  # nothing to clip, or not by this engine
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
-        start = TorchState.now(call.tensors[0].device)
+        key = None if nothing or self._mapped or self._chunk_size is not None else key_of(arguments)
+        program = self.programs.find(key)
+        recorder = self.programs.recorder(key) if program is None else None
+        start = TorchState.now(arguments.tensors[0].device)
         groups = groups.detach().cpu()
         refuse = self._non_finite == "refuse"
         options = self._cut, self._tables, refuse, clip_norm, scale, receive, start
-        job = _GhostJob(self._module, call, parameters, groups, *options)
+        call: ExampleCall | Replay
+        if program is None:
+            call = ExampleCall(self._module, arguments, self._made, mapped=self._mapped)
+        else:
+            call = Replay(program, arguments)
+        job = _GhostJob(self._module, call, parameters, groups, *options, recorder)
         while True:
             try:
-                return job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
+                outputs = job.outputs(self._chunk_size, None if self._fixed else DIRECT_BYTES)
+                if recorder is not None:
+                    self.programs.add(key, recorder)
+                return outputs
             except Unmapped as error:
                 cause = error.__cause__ or error
                 start.rewind()
-                if isinstance(job.call, RowwiseCall):
-                    job.call = ExampleCall(self._module, args, kwargs, self._made)
+                job.recorder = recorder = None
+                if isinstance(job.call, Replay):
+                    self.programs.drop()
+                    job.call = ExampleCall(self._module, arguments, self._made)
                     continue
                 if not job.call.mapped:
                     job.call.mapped = self._mapped = True
@@ -633,7 +649,10 @@ class GhostClipping(PerUnitClipping):
                 if self._fixed or self._chunk_size == 1:
                     raise
                 start.rewind()
-                half = max(1, (self._chunk_size or call.size) // 2)
+                job.recorder = recorder = None
+                if isinstance(job.call, Replay):
+                    job.call = ExampleCall(self._module, arguments, self._made)
+                half = max(1, (self._chunk_size or arguments.size) // 2)
                 self._chunk_size = error.size if isinstance(error, TooLarge) else half
 
     def state_dict(self) -> dict[str, Any]:
@@ -659,7 +678,7 @@ class _GhostJob:
     """One batch, from its forward pass to its backward pass."""
 
     module: nn.Module
-    call: ExampleCall | RowwiseCall
+    call: ExampleCall | Replay
     parameters: dict[str, Tensor]
     groups: Tensor
     cut: Cut
@@ -669,6 +688,7 @@ class _GhostJob:
     scale: float
     receive: Receive
     settings: TorchState
+    recorder: Recorder | None = None
     done: bool = False
 
     def outputs(self, chunk_size: int | None, direct_bytes: int | None) -> Any:
@@ -678,8 +698,10 @@ class _GhostJob:
         cuts = None if chunk_size is None else _cut(self.groups, chunk_size)
         held = (*self.parameters.values(), *self.call.tensors)
         if cuts is None:
-            whole = self._pass(self.groups, self._finish)
+            whole = self._pass(self.groups, self._finish, self.recorder)
             differentiable, others, anchor = whole.outputs(self.call.tensors, direct_bytes)
+            if self.recorder is not None and isinstance(self.call, ExampleCall):
+                self.recorder.end(differentiable, others, self.call.output)
             if not torch.is_grad_enabled():
                 return self.call.assemble(differentiable, others)
             return self.call.assemble(_Whole.apply(anchor, self, len(held), *held, *differentiable), others)  # type: ignore[no-untyped-call]
@@ -740,8 +762,8 @@ class _GhostJob:
         except RuntimeError as error:
             raise TrainingError(f"backward through the private model cannot run: {error}") from error
 
-    def _pass(self, groups: Tensor, receive: Any = None) -> Pass:
-        options = self.cut, self.clip_norm, self.scale, receive, self.tables
+    def _pass(self, groups: Tensor, receive: Any = None, recorder: Recorder | None = None) -> Pass:
+        options = self.cut, self.clip_norm, self.scale, receive, self.tables, recorder
         return Pass(self.module, self.call, self.parameters, groups, self.settings, *options)
 
     def _finish(self, found: Sums) -> None:
@@ -867,7 +889,7 @@ class FunctionalClipping(PerUnitClipping):
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
-        call = ExampleCall(self._module, args, kwargs, self.made, mapped=self.mapped)
+        call = ExampleCall(self._module, Arguments(args, kwargs), self.made, mapped=self.mapped)
         _check_groups(groups, call.size)
         job = _FunctionalJob(
             module=self._module,

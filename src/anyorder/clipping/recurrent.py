@@ -5,7 +5,6 @@ product and a few in-place operations a step. Shapes: T times, B examples, H hid
 a projection); x is (T, B, in), y is (T, B, P); what is recorded is (B, T, .).
 """
 
-import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from anyorder.clipping import torch_private as private
-from anyorder.clipping.layer_rules import ParameterView, Tracer
+from anyorder.clipping.layer_rules import Books, ParameterView, Tracer
 from anyorder.clipping.norms import DirectUse, LinearUse
 from anyorder.errors import ModelError
 
@@ -493,20 +492,20 @@ def _forward(tracer: Tracer, layer: RecurrentLayer, input: Any, hx: Any = None) 
     if alone:
         input, states = input.unsqueeze(dim), [state.unsqueeze(state_dim) for state in states]
     parts = {name: tracer.part(getattr(layer, name)) for name in _weight_names(layer)}
-    tracer.expect(*parts.values())
 
-    def run(x: Tensor, *hidden: Tensor) -> tuple[Tensor, ...]:
+    def recurrent(books: Books, x: Tensor, *hidden: Tensor) -> tuple[Tensor, ...]:
+        books.expect(*parts.values())
         folded = tuple(_fold(h, state_dim) for h in hidden)
         hx = None if not folded else folded if lstm else folded[0]
-        twin = _with_own_weights(tracer, layer, parts)
-        result = run_recurrent(twin, _fold(x, dim), hx, _recorder(tracer, parts, len(x)))
+        twin = _with_own_weights(books, layer, parts)
+        result = run_recurrent(twin, _fold(x, dim), hx, _recorder(books, parts, len(x)))
         y, last = (None, result) if cell else result
         last = last if lstm else (last,)
         outputs = () if y is None else (_unfold(y, dim, len(x)),)
         return *outputs, *(_unfold(h, state_dim, len(x)) for h in last)
 
     with private.WithoutModes():
-        outputs = list(tracer.on_batch(run, input, *states))
+        outputs = list(tracer.on_batch(recurrent, input, *states))
     tracer.note(*outputs)
     y = None if cell else outputs.pop(0)
     if alone:
@@ -525,28 +524,29 @@ def _unfold(tensor: Tensor, dim: int, batch: int) -> Tensor:
     return tensor.reshape(*tensor.shape[:dim], batch, -1, *tensor.shape[dim + 1 :]).movedim(dim, 0)
 
 
-def _with_own_weights(tracer: Tracer, layer: RecurrentLayer, parts: dict[str, ParameterView | None]) -> Any:
+def _with_own_weights(books: Books, layer: RecurrentLayer, parts: dict[str, ParameterView | None]) -> Any:
     """The layer with the parameters themselves in the place of their copies."""
-    twin: Any = copy.copy(layer)
+    twin: Any = object.__new__(type(layer))  # `copy.copy` would renew what the layer keeps of its weights
+    vars(twin).update(vars(layer))
     twin._parameters = {
-        name: getattr(layer, name) if part is None else tracer.anchored(_Same, tracer.tensor(part))
+        name: getattr(layer, name) if part is None else books.anchored(_Same, books.tensor(part))
         for name, part in parts.items()
     }
     return twin
 
 
-def _recorder(tracer: Tracer, parts: dict[str, ParameterView | None], batch: int) -> Any:
+def _recorder(books: Books, parts: dict[str, ParameterView | None], batch: int) -> Any:
     def record(name: str, activations: Tensor | None, gradients: Tensor) -> None:
         part = parts[name]
         if part is None:
             return
         g = gradients.reshape(batch, -1, gradients.shape[-1])
-        dtype = tracer.dtypes[part.name]
+        dtype = books.dtypes[part.name]
         if activations is None:
-            tracer.enter(part, DirectUse(g.sum(1, dtype=dtype), dtype))
+            books.enter(part, DirectUse(g.sum(1, dtype=dtype), dtype))
         else:
             a = activations.reshape(batch, -1, activations.shape[-1])
-            tracer.enter(part, LinearUse(a, g, dtype))
+            books.enter(part, LinearUse(a, g, dtype))
 
     return record
 

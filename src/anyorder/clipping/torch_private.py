@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._functorch import pyfunctorch
 from torch.nn.modules import batchnorm, instancenorm
-from torch.utils import _pytree, checkpoint
+from torch.utils import _python_dispatch, _pytree, checkpoint
 
 from anyorder.errors import MissingDependencyError
 
@@ -90,8 +90,14 @@ def _many() -> int:
 
 function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _many)
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _many)
+DispatchMode: Any = _python_dispatch.TorchDispatchMode
 unsafe_view: Callable[[Tensor, tuple[int, ...]], Tensor] = torch.ops.aten._unsafe_view
 """As `view`, of a tensor that nobody else has: nothing after it could write a view in place."""
+
+
+def memory(tensor: Tensor) -> int:
+    """Equal for tensors that share their memory, as long as one of them lives."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 # -- references ------------------------------------------------------------------------------------------------------
@@ -128,6 +134,22 @@ CHECKPOINT_VARIANTS: tuple[tuple[Any, str], ...] = (
     (checkpoint, "_checkpoint_without_reentrant_generator"),
 )
 """What `torch.utils.checkpoint.checkpoint` looks up and calls: the reentrant variant, and the other."""
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def never_compiled(function: Function) -> Function:
+    """Have `torch.compile` run a function, and all that it calls, as they are written; no import of the compiler.
+
+    What `torch.compiler.disable` says, which imports it. A release without these names compiles what it can, or fails.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "_FrameExecStrategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 def compiler_leaves(kind: type[Tensor]) -> bool:

@@ -55,7 +55,8 @@ def find_participation(loader: Any, epochs: int, *, unit: Unit = None, accumulat
 
     Examples are told apart through `Subset` and `ConcatDataset`: one that such a data set lists twice comes twice.
 
-    Raises: LoaderError for an order that is not known, or in which an example may come twice in an epoch.
+    Raises: LoaderError for an order that is not known, or in which an example may come twice in an epoch, or a unit in
+        two of the batches that make a step.
     """
     epochs = checks.integer("epochs", epochs, low=1)
     accumulate = checks.integer("accumulate", accumulate, low=1)
@@ -123,5 +124,16 @@ def _units_of_steps(order: Order, epochs: int, accumulate: int, loader: DataLoad
     steps: list[list[Any]] = [[] for _ in range(epochs * per_epoch)]
     for epoch in range(epochs):
         for i, batch in enumerate(order.batches(epoch, 0)):
-            steps[epoch * per_epoch + i // accumulate] += ids[np.searchsorted(members, batch)].tolist()
+            came = ids[np.searchsorted(members, batch)].tolist()
+            if i % accumulate == 0:
+                seen: set[Any] = set()
+            if not seen.isdisjoint(came):
+                raise LoaderError(
+                    f"a unit is in two of the {accumulate} batches that make a step, and would be clipped in each: "
+                    "keep the examples of a unit in one batch, with batch_sampler="
+                    "anyorder.sampling.UnitOrderSampler(ids, batch_size), or make the loader with the batch size of a "
+                    "step, and bound memory by make_private(chunk_size=..)"
+                )
+            seen.update(came)
+            steps[epoch * per_epoch + i // accumulate] += came
     return steps

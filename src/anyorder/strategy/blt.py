@@ -405,7 +405,7 @@ def blt_of(x: Floats, n: int) -> BLT:
 
 def _square_root(n: int, m: int, slowest: float, fastest: float) -> Floats:
     """A start with c_t near t^(-1/2) / sqrt(pi) = (1/pi) integral e^(a/2) exp(-e^a t) da, summed at m places of a."""
-    a = np.linspace(math.log(slowest / n), fastest, m)
+    a = np.linspace(min(math.log(slowest / n), fastest - 1.0), fastest, m)  # of few steps: one rate within the other's
     return np.concatenate([a, a / 2 + math.log((a[1] - a[0]) / math.pi) - np.exp(a)])
 
 

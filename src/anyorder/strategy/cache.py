@@ -69,7 +69,7 @@ def remember(
         entry = json.loads(path.read_text())
         if entry["digest"] == _digest(entry["value"]):
             return decode(entry["value"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass  # absent or damaged: computed below
     result = answer()
     value = encode(result)

@@ -36,6 +36,7 @@ from anyorder.clipping.clip_rules import Cut, Rule
 from anyorder.clipping.coupling import LossWatch
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
+from anyorder.clipping.torch_private import never_compiled
 from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
@@ -609,6 +610,7 @@ class PrivateModule(nn.Module):
         self._check_shown = check_shown
         self.register_load_state_dict_pre_hook(_into_the_module)  # type: ignore[no-untyped-call]
 
+    @never_compiled  # by who compiles what `make_private` returned: the ledger and the engine are no part of a graph
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs, one row for each example."""
         if self.training and torch.is_grad_enabled():

@@ -1,5 +1,6 @@
 """`anyorder federated`."""
 
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -150,9 +151,10 @@ def _rows(result: Any) -> list[tuple[str, str]]:
         most, least = made.realised
         came = f"nobody was in more than {counted(most, 'round')}, or in two less than {least} apart"
         rows.append(("realised", f"epsilon <= {rounded_up(made.realised_epsilon)} {delta}: {came}"))
+    seconds = counted(ceil(result.seconds), "second")
     return [
         *rows,
-        ("time", f"{result.seconds:.1f} s for {done} of up to {counted(settings.report_goal, 'user')}"),
+        ("time", f"{seconds} for {done} of up to {counted(settings.report_goal, 'user')}"),
         ("files", str(result.path)),
         ("check it", f"anyorder verify {result.path / 'run.privacy.json'}"),
     ]

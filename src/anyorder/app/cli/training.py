@@ -1,5 +1,6 @@
 """`anyorder train`."""
 
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,9 @@ def train(
         ),
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder with the data set's parquet files.")] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="Number of classes, for a data set of your own; other labels count for nothing.")
+    ] = None,
     epsilon: Epsilon = None,
     delta: Annotated[float | None, typer.Option(help="Target delta. Default: 1e-5.")] = None,
     noise_multiplier: Noise = None,
@@ -76,7 +80,8 @@ def train(
 
     $ anyorder train --dataset mnist --data-dir data/mnist --epsilon 8
 
-    $ anyorder train --dataset mydata:load --model mymodels:build --epsilon 2
+    $ anyorder train --dataset mydata:load --classes 5 --model mymodels:build
+    --epsilon 2
 
     $ anyorder train --resume runs/digits-20250101-120000
 
@@ -87,8 +92,8 @@ def train(
     certificate), plan.json, metrics.json and the pictures.
     """
     every: dict[str, Any] = {
-        "dataset": dataset, "model": model, "data_dir": data_dir, "epsilon": epsilon, "delta": delta,
-        "noise_multiplier": noise_multiplier, "batch_size": batch_size, "epochs": epochs, "lr": lr,
+        "dataset": dataset, "model": model, "data_dir": data_dir, "classes": classes, "epsilon": epsilon,
+        "delta": delta, "noise_multiplier": noise_multiplier, "batch_size": batch_size, "epochs": epochs, "lr": lr,
         "momentum": momentum, "clip_norm": clip_norm, "mechanism": mechanism, "estimator": estimator,
         "restart_every": restart_every, "completion": completion, "order": order, "secure": secure,
         "optimizer": optimizer, "schedule": schedule,
@@ -113,7 +118,7 @@ def train(
     rows = [
         ("test accuracy", f"{100 * result.accuracy[-1]:.2f} %"),
         ("privacy", f"epsilon <= {rounded_up(result.plan.epsilon)} at delta = {result.plan.delta:g}"),
-        ("time", f"{result.seconds:.1f} s for {counted(result.steps, 'step')}"),
+        ("time", f"{counted(ceil(result.seconds), 'second')} for {counted(result.steps, 'step')}"),
         ("files", str(result.path)),
         ("check it", verify_command(result.path, result.plan)),
     ]

@@ -229,6 +229,8 @@ if TYPE_CHECKING:
 
 MAX_BODY = 16 << 10
 """Bytes of a question."""
+HEADER_SECONDS = 5.0
+"""Seconds in which a connection's next request must have begun and told all its headers: then it is closed."""
 BODY_SECONDS = 5.0
 """Seconds in which a question must have come: slower ones would keep the page from others."""
 LIMITS = {"plan": 900.0, "sampled": 120.0, "sweep": 900.0}
@@ -315,6 +317,47 @@ async def _lines(pieces: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
         yield json.dumps(piece, allow_nan=False).encode() + b"\n"
 
 
+def patient(protocol: type[Any], idle: object) -> type[Any]:
+    """A protocol of HTTP that closes connections whose headers do not come: each is one of few that there may be.
+
+    Args:
+        protocol: of uvicorn, by h11, whose connections wait for nobody's headers to end.
+        idle: the state in which h11 waits for headers.
+    """
+
+    class Patient(protocol):  # type: ignore[misc]
+        _waits: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            if self.conn.their_state is not idle:
+                self._forget()
+            elif self._waits is None:
+                self._waits = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+        def _forget(self) -> None:
+            if self._waits is not None:
+                self._waits.cancel()
+                self._waits = None
+
+    return Patient
+
+
 def serve(port: int = 0, started: Callable[[str], None] = print) -> None:
     """Serve the page on 127.0.0.1 until it is stopped (Ctrl-C).
 
@@ -325,12 +368,15 @@ def serve(port: int = 0, started: Callable[[str], None] = print) -> None:
     """
     checks.integer("port", port, low=0, high=65535)
     checks.optional("starlette", extra="planner", purpose="the planner's page")
-    uvicorn = checks.optional("uvicorn", extra="planner", purpose="the planner's page")
+    uvicorn, h11, by_h11 = (
+        checks.optional(name, extra="planner", purpose="the planner's page")
+        for name in ("uvicorn", "h11", "uvicorn.protocols.http.h11_impl")
+    )
     with socket.create_server(("127.0.0.1", port)) as listening:
         own = listening.getsockname()[1]
         config = uvicorn.Config(
             application(own), log_level="warning", access_log=False, server_header=False, lifespan="on",
-            timeout_graceful_shutdown=2, limit_concurrency=32, ws="none",
+            timeout_graceful_shutdown=2, limit_concurrency=32, ws="none", http=patient(by_h11.H11Protocol, h11.IDLE),
         )  # fmt: skip
         started(f"http://127.0.0.1:{own}/")
         uvicorn.Server(config).run(sockets=[listening])

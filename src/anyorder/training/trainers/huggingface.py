@@ -1,6 +1,8 @@
 """Hugging Face: `transformers.Trainer` with private gradients."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +19,34 @@ from anyorder.plan.plan import Plan
 from anyorder.sampling import UnitOrderSampler
 from anyorder.sampling.loader import PrivateLoader
 from anyorder.sampling.shapes import PadTo
-from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit
+from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit, random_state, set_random_state
+from anyorder.training.optimizers import Public
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
 
 TRAINER = (
-    "_get_collator_with_removed_columns", "_get_train_sampler", "_init_training_state", "_prepare_inputs",
-    "_remove_unused_columns", "_save_checkpoint",
+    "_get_collator_with_removed_columns", "_get_train_sampler", "_init_training_state", "_load_rng_state",
+    "_prepare_inputs", "_remove_unused_columns", "_save_checkpoint", "_save_rng_state",
 )  # fmt: skip
 """What PrivateTrainer calls or replaces of transformers.Trainer; a save that is not called would lose the ledger."""
 
 _transformers = checks.optional("transformers", extra="huggingface", purpose="PrivateTrainer")
 check_names(_transformers.Trainer, TRAINER, _transformers)
 
-_RELEASES = ("loss", "train_loss", "grad_norm", "total_flos")  # of the training data, not covered by the plan
+_SHOWN = ("learning_rate", "epoch", "step", "train_runtime")
+"""What is logged and returned of a training: functions of settings and of the number of steps, and whole seconds.
+
+Not the loss, the norm of gradients, counts of operations and tokens, and rates by the second: the data are in them.
+"""
+
+_STATE = (
+    "epoch", "global_step", "max_steps", "logging_steps", "eval_steps", "save_steps", "train_batch_size",
+    "num_train_epochs", "log_history", "best_metric", "best_global_step", "best_model_checkpoint",
+    "is_local_process_zero", "is_world_process_zero", "is_hyper_param_search", "trial_name", "trial_params",
+    "stateful_callbacks",
+)  # fmt: skip
+"""What of a TrainerState may stay: settings, counts of steps, what was logged, the best of metrics that are public."""
+
 _IGNORE = -100  # label of tokens that do not count, as transformers has it
 _DECODER = ("decoder_input_ids", "decoder_inputs_embeds")
 _PADS = (
@@ -38,6 +54,12 @@ _PADS = (
     "DataCollatorForTokenClassification",
 )  # outputs of other models are as long as texts
 _NO_LONGEST = 10**9  # of a tokenizer that states none
+_BY_METRIC = ("reduce_lr_on_plateau", "greedy")
+_OF_EVALUATION = (
+    "metrics of an evaluation go exactly into logs, files, schedules and choices: evaluate on data that need no "
+    "protection, not on rows of those who are in train_dataset, and say so with public_evaluation=True; or leave out "
+    "what goes by them"
+)
 _CHECKPOINT = "_privacy.checkpoint"  # an underscore: the hub is not sent such files
 
 
@@ -117,6 +139,7 @@ class PrivateTrainerMixin:
         pad_to: PadTo = None,
         pad_value: float | Mapping[Any, float] | None = None,
         pad_side: str | None = None,
+        public_evaluation: bool = False,
         **kwargs: Any,
     ) -> None:
         self.plan = plan
@@ -129,6 +152,7 @@ class PrivateTrainerMixin:
             raise ArgumentError("batch_sampler keeps units together: give unit=, the name of their column, too")
         self._unit, self._batch_sampler = unit, batch_sampler
         self._engine_key = key
+        self._evaluates, self._evaluating = public_evaluation, False
         self._options: dict[str, Any] = {"chunk_size": chunk_size, "micro_batch": micro_batch, "rule": rule}
         self._padding: dict[str, Any] = {"pad_to": pad_to, "pad_value": pad_value, "pad_side": pad_side}
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
@@ -139,6 +163,7 @@ class PrivateTrainerMixin:
             )
         super().__init__(*args, **kwargs)
         self._check_arguments(self.args)  # type: ignore[attr-defined]
+        self._check_choices()
         self.args.ignore_data_skip = True  # type: ignore[attr-defined]  # the private loader finds its place itself
 
     def _check_arguments(self, args: Any) -> None:
@@ -155,6 +180,24 @@ class PrivateTrainerMixin:
         if getattr(args, "packing", False) or getattr(args, "padding_free", False):
             raise ArgumentError("packing and padding_free join examples in a row, so that no gradient is of one alone")
         self._check_batch_size(args)
+
+    def _check_choices(self) -> None:
+        """Refuse what goes by measured numbers, unless they are said to be public."""
+        trainer: Any = self
+        args = trainer.args
+        goes_by = {
+            "eval_strategy": str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no",
+            "load_best_model_at_end": args.load_best_model_at_end,
+            "metric_for_best_model": args.metric_for_best_model is not None,
+            "save_strategy 'best'": str(getattr(args.save_strategy, "value", args.save_strategy)) == "best",
+            "lr_scheduler_type": str(getattr(args.lr_scheduler_type, "value", "")) in _BY_METRIC,
+            "EarlyStoppingCallback": any(
+                isinstance(each, _transformers.EarlyStoppingCallback) for each in trainer.callback_handler.callbacks
+            ),
+        }
+        found = [name for name, is_set in goes_by.items() if is_set]
+        if found and not self._evaluates:
+            raise ArgumentError(f"{_OF_EVALUATION}; got {', '.join(found)}")
 
     def _check_batch_size(self, args: Any) -> None:
         sampler, given = self._batch_sampler, args.per_device_train_batch_size
@@ -188,6 +231,7 @@ class PrivateTrainerMixin:
             trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction="sum",
             accumulate=args.gradient_accumulation_steps, **self._options, **self._lengths(),
         )  # fmt: skip
+        self._random = random_state()  # of the checkpoint, where there is one; the Trainer draws before its first step
         self._private = self.engine.model
         self._private.training = True  # the Trainer sets modes on its own model; eval() ones come from from_pretrained
         return _WholeEpochs(self.engine.loader)
@@ -228,7 +272,9 @@ class PrivateTrainerMixin:
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's. To resume, use the last checkpoint of this run: the plan's noise goes on from there."""
         self._resumes = bool(resume_from_checkpoint)
-        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        self._check_choices()  # callbacks may have come since
+        found = super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+        return found._replace(metrics=self._shown(found.metrics))
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
@@ -303,15 +349,55 @@ class PrivateTrainerMixin:
         return super()._prepare_inputs(inputs)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """The Trainer's log, without the loss of training and the norms of gradients."""
-        kept = {name: value for name, value in logs.items() if name not in _RELEASES}
-        super().log(kept, *args, **kwargs)  # type: ignore[misc]
+        """The Trainer's log, of what `_SHOWN` has, what is `ao.Public`, and metrics of a public evaluation."""
+        super().log(self._shown(logs), *args, **kwargs)  # type: ignore[misc]
+
+    def _shown(self, found: dict[str, Any]) -> dict[str, Any]:
+        if self._evaluating:
+            return found
+        kept = {name: value for name, value in found.items() if name in _SHOWN or isinstance(value, Public)}
+        return {name: ceil(value) if name == "train_runtime" else value for name, value in kept.items()}
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """The Trainer's, of data that need no protection: `public_evaluation=True` says so. Its metrics are public."""
+        if not self._evaluates:
+            raise ArgumentError(_OF_EVALUATION)
+        self._evaluating = True
+        try:
+            found: dict[str, float] = super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._evaluating = False
+        return {name: Public(value) if isinstance(value, float) else value for name, value in found.items()}
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """0: the number of operations follows from the lengths of texts, and would stand in files that are shown."""
+        del inputs
+        return 0
+
+    def save_state(self) -> None:
+        """The Trainer's, of what may be shown."""
+        self._clear_state()
+        super().save_state()  # type: ignore[misc]
+
+    def _clear_state(self) -> None:
+        """Set what is not known to be public to what it was before the training."""
+        state: Any = self.state  # type: ignore[attr-defined]
+        for each in fields(state):
+            if each.name not in _STATE:
+                setattr(state, each.name, None if each.default is MISSING else each.default)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: output_dir holds the noise key."""
         raise ArgumentError("push_to_hub uploads output_dir, where the noise key is kept; use model.push_to_hub(..)")
 
+    def _save_rng_state(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: how many numbers were drawn depends on the data. The privacy checkpoint has it, and is secret."""
+
+    def _load_rng_state(self, *args: Any, **kwargs: Any) -> None:
+        set_random_state(self._random)
+
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._clear_state()
         super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
         self._bound().save()
 
@@ -332,8 +418,11 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
         trainer.engine.certificate().save("run.privacy.json")
 
     Each example's loss is computed on its own (`example_losses`), gradients are clipped to the plan's clip norm and get
-    the plan's noise; `max_grad_norm` does nothing more. Losses of training and norms of gradients are not logged: they
-    would be releases. Evaluation is the Trainer's: keep it to data that need no protection.
+    the plan's noise; `max_grad_norm` does nothing more. Losses of training, norms of gradients, counts of operations
+    and rates by the second are in no log, file or result: they would be releases. Evaluation is the Trainer's, and for
+    data that need no protection: `public_evaluation=True` says that they are such. Without it `evaluate()`,
+    `eval_strategy`, `load_best_model_at_end`, `metric_for_best_model`, EarlyStoppingCallback and schedules by a metric
+    are refused. What code of your own logs is left out, unless it is `ao.Public`.
 
     With `save_strategy`, the privacy state is saved in `output_dir` beside each checkpoint, and
     `train(resume_from_checkpoint=True)` in a new trainer goes on from the last of them.
@@ -357,6 +446,7 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
         batch_sampler: with `unit`, the order of training; None: the Trainer's own (shuffled, or
             `train_sampling_strategy="sequential"`), which the ledger holds to the plan.
         key: see `PrivacyEngine`; leave it out.
+        public_evaluation: whether what is evaluated is public, and what goes by its metrics is allowed.
         chunk_size, micro_batch, rule: see `PrivacyEngine.make_private`.
         pad_to, pad_value, pad_side: see there; the collator is called on each example alone. Without pad_to, texts that
             DataCollatorWithPadding or DataCollatorForTokenClassification pads have the lengths 16, 32, .. up to the

@@ -1,5 +1,7 @@
 """Lightning: a callback that makes a LightningModule's training private."""
 
+import warnings
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from anyorder import checks
-from anyorder.errors import ArgumentError, CheckpointError, TrainingError
+from anyorder.errors import ArgumentError, CheckpointError, OptimizerWarning, TrainingError
 from anyorder.plan.plan import Plan
 from anyorder.sampling.loader import PrivateLoader, Unit
 from anyorder.training.engine import PrivacyEngine, check_unit
+from anyorder.training.optimizers import Public
 
 __all__ = ["PrivacyCallback"]
 
@@ -26,8 +29,9 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         privacy.engine.certificate().save("run.privacy.json")
 
     `training_step` stays as it is, with two duties: it calls `self.net` for the outputs, and its loss is a sum or a
-    mean over examples of a loss of each example alone. What it logs of the training data is a release that the plan
-    does not cover: log on validation data. `gradient_clip_val` does nothing more than the plan's clip norm.
+    mean over examples of a loss of each example alone. What `self.log` is given goes exactly into files, the choice of
+    checkpoints, stops and schedules: what is neither an `ao.Public` number nor named in `public_metrics` is left out,
+    with one warning. `gradient_clip_val` does nothing more than the plan's clip norm.
 
     Args:
         plan: what to run.
@@ -38,6 +42,8 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
             `PrivacyEngine.make_private`, which also says what `loss_reduction`, `chunk_size` and `rule` are.
         accumulate: micro-batches in a step: the same number as the Trainer's `accumulate_grad_batches`.
         key: see `PrivacyEngine`; leave it out.
+        public_metrics: names that are logged, and that callbacks and schedulers may monitor: of data that need no
+            protection, as validation rows of people who are not in the training data, or of settings.
 
     Attributes:
         engine: the engine, once `make_private` was called.
@@ -53,11 +59,15 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         checkpoint: str | Path | None = None,
         loss_reduction: str = "mean",
         key: bytes | None = None,
+        public_metrics: Collection[str] = (),
         **options: Any,
     ) -> None:
         self.engine = PrivacyEngine(plan, checkpoint=checkpoint, key=key)
         check_unit(plan, unit)
         self._network, self._saves, self._accumulate = network, checkpoint is not None, accumulate
+        if isinstance(public_metrics, str):
+            raise ArgumentError(f"public_metrics must be a list of names, got the string {public_metrics!r}")
+        self._public, self._left_out = frozenset(public_metrics), set[str]()
         self._options = {"unit": unit, "accumulate": accumulate, "loss_reduction": loss_reduction, **options}
 
     def make_private(self, module: Any, loader: Any) -> tuple[Any, PrivateLoader]:
@@ -84,10 +94,13 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         net, _, private_loader = self.engine.make_private(net, _optimizer(configured), loader, **self._options)
         setattr(module, self._network, net)
         module.configure_optimizers = lambda: configured
+        module.log = self._logging(module.log)
+        step = module.lr_scheduler_step
+        module.lr_scheduler_step = lambda scheduler, metric: step(scheduler, self._of_schedule(metric))
         return module, private_loader
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse a run that does not begin where the privacy state is."""
+        """Refuse a run that does not begin where the privacy state is, or goes by metrics that may not be public."""
         del pl_module
         if not self.engine.is_private:
             raise TrainingError("call make_private(module, loader) before fit, and give fit what it returns")
@@ -103,6 +116,41 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
                 f"Lightning would go on at step {trainer.global_step}, the privacy state is at step "
                 f"{self.engine.step}: give fit the ckpt_path that was saved last"
             )
+        plateaus = [(each.scheduler, each.monitor) for each in trainer.lr_scheduler_configs if each.reduce_on_plateau]
+        for one, monitor in [*plateaus, *((one, getattr(one, "monitor", None)) for one in trainer.callbacks)]:
+            if isinstance(monitor, str) and not self._is_public(monitor):
+                raise ArgumentError(
+                    f"{type(one).__name__} goes by {monitor!r}, and nobody said that it is public: a metric of the "
+                    "training data, or of other data of the same people, would decide without noise. If it is measured "
+                    f"on data that need no protection: PrivacyCallback(.., public_metrics=[{monitor!r}])"
+                )
+
+    def _is_public(self, name: str) -> bool:
+        """Whether a name is one of `public_metrics`, as Lightning writes it for steps, epochs and loaders."""
+        whole = name.partition("/dataloader_idx_")[0]
+        return not self._public.isdisjoint({name, whole, whole.removesuffix("_epoch"), whole.removesuffix("_step")})
+
+    def _logging(self, log: Callable[..., None]) -> Callable[..., None]:
+        """The module's `log`, of public numbers alone."""
+
+        def public_alone(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(value, Public) or self._is_public(name):
+                return log(name, value, *args, **kwargs)
+            if name not in self._left_out:
+                self._left_out.add(name)
+                warnings.warn(
+                    f"{name!r} is not logged: nobody said that it is public. If it tells nothing of the training data "
+                    f"or of their people: PrivacyCallback(.., public_metrics=[{name!r}]), or log ao.Public(value)",
+                    OptimizerWarning,
+                    stacklevel=3,
+                )
+            return None
+
+        return public_alone
+
+    def _of_schedule(self, metric: Any) -> Any:
+        """What a schedule goes by: `on_train_start` saw that its name is public."""
+        return None if metric is None else Public(metric)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Undo that Lightning divides by the number of micro-batches: the plan's batch size is the only divisor."""

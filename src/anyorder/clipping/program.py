@@ -1,0 +1,891 @@
+"""The forward pass of a model as a flat list of operations on the whole batch: written down twice, then replayed.
+
+Under `torch.func.vmap` a model is seen by nobody but torch, and what torch makes of it is a list of operations on
+tensors of all examples, in which no row can reach another: each is what a batching rule of torch made of a function of
+one example. `Recorder` writes that list down, below vmap and below autograd, while the model runs as ever; each rule of
+a layer (`layer_rules`) is one entry. In later batches `PassProgram` runs the entries, with autograd, in place of the
+model: the same operations with the same numbers in the same order, and so the same bits.
+
+That is right as long as the model would make the same list again. It may depend on:
+
+- the shapes, strides, types and devices of the inputs, the arguments that are no tensors, and torch's settings: the
+  `key_of` a batch, under which its program is kept;
+- what the code of the model can reach: modules, their attributes, hooks, modes, parameters and buffers, their classes,
+  and the names that its functions read. `Snapshot` holds all of it, and every batch asks whether it is as it was;
+- anything else: numbers drawn by Python or NumPy, clocks, values of tensors, files. `_Guard` looks at every call that
+  Python makes during a capture. What is not known to depend on its arguments alone ends the recording.
+
+A program is used from the third batch of its kind on, if the first two gave the same list. Where something is in doubt,
+the model runs as without programs. Which way a batch goes depends on code and shapes, never on values of the data.
+"""
+
+import functools
+import random
+import sys
+import sysconfig
+import types
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anyorder.clipping import torch_private as private
+from anyorder.clipping.coupling import check_argument
+from anyorder.clipping.torch_private import pytree
+from anyorder.errors import ModelError
+
+if TYPE_CHECKING:
+    from anyorder.clipping.layer_rules import Books
+
+Tensors = tuple[Tensor, ...]
+
+
+class NotRecorded(Exception):
+    """The model may make another list of operations in a batch of the same kind."""
+
+
+# -- what a model is called with, and returns --------------------------------------------------------------------------
+
+_HERE = object()  # in the place of a tensor
+
+
+class Arguments:
+    """What a module is called with, split into the tensors, which are of the batch, and the rest.
+
+    Args:
+        args, kwargs: what the module is called with on the batch; see `PerUnitClipping.forward`.
+
+    Attributes:
+        tensors: the tensors among the arguments, each with leading dimension `size`.
+        size: B, the number of examples.
+        words: equal for calls that differ in their tensors alone.
+
+    Raises: ModelError if the tensors do not share a leading dimension, or an argument cannot be split by example.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._structure: pytree.TreeSpec | None = None
+        self.tensors: Tensors = args
+        if kwargs or set(map(type, args)) != {Tensor}:  # else as most models are called: nothing to flatten
+            for argument in (*args, *kwargs.values()):
+                check_argument(argument)
+            leaves, self._structure = pytree.tree_flatten((args, kwargs))
+            self.tensors = tuple([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+            self._settings = [_HERE if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        first = self.tensors[0] if len(self.tensors) == 1 else None
+        alone = first is not None and first.dim() and not first.requires_grad
+        self.size = len(first) if first is not None and alone else _batch_size(self.tensors)
+
+    @property
+    def words(self) -> Any:
+        if self._structure is None:
+            return None
+        return self._structure, tuple([(type(setting), setting) for setting in self._settings])
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        """Arguments and keyword arguments, with other tensors in the place of those of the batch."""
+        if self._structure is None:
+            return tensors, {}
+        rest = iter(tensors)
+        leaves = [next(rest) if setting is _HERE else setting for setting in self._settings]
+        return pytree.tree_unflatten(leaves, self._structure)
+
+
+def _batch_size(tensors: Tensors) -> int:
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
+        raise ModelError(
+            "the tensors given to the model must share their leading dimension, the examples of the batch; got shapes "
+            f"{shapes}. Repeat a shared tensor for each example, or make it a buffer of the model"
+        )
+    if any(tensor.requires_grad for tensor in tensors):
+        raise ModelError(
+            "the tensors given to the model must not require gradients: what came before the model would get a "
+            "gradient that is not private. Put those layers into the model, or detach the tensors"
+        )
+    return size
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an output tensor goes in the module's output structure."""
+
+    differentiable: bool
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a module returned: its leaves, a `Place` for each tensor, and how they are put together (None: one leaf)."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec | None
+
+    def filled(self, differentiable: Tensors, others: Tensors) -> Any:
+        """The structure with tensors in it."""
+        if self.spec is None:
+            return differentiable[0]
+        sources = {True: iter(differentiable), False: iter(others)}
+        leaves = [next(sources[leaf.differentiable]) if isinstance(leaf, Place) else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+# -- the list --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A tensor of the program, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _Operation:
+    """One operation.
+
+    Attributes:
+        function: an overload of an ATen operator, or what a rule of a layer runs: (books, *tensors).
+        args, kwargs: with a `_Slot` in the place of each tensor.
+        made: the numbers of its results.
+        identity: equal for equal operations of two recordings.
+        rule: whether it is a rule.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    made: tuple[int, ...]
+    identity: Any
+    rule: bool
+
+
+def _slots(values: Any) -> Iterator[int]:
+    for value in values:
+        if isinstance(value, _Slot):
+            yield value.number
+        elif isinstance(value, (list, tuple)):
+            yield from _slots(value)
+
+
+def _filled(values: Any, tensors: list[Any]) -> list[Any]:
+    """The arguments with tensors in them."""
+    result = []
+    for value in values:
+        if isinstance(value, _Slot):
+            result.append(tensors[value.number])
+        else:
+            result.append(_filled(value, tensors) if isinstance(value, (list, tuple)) else value)
+    return result
+
+
+class PassProgram:
+    """A recorded pass.
+
+    Attributes:
+        copies: names of the parameters of which it takes a copy for each example: their gradients come by autograd.
+        direct: names of the parameters whose per-example gradients are made, as the tracer saw them.
+    """
+
+    def __init__(
+        self, nodes: list[_Operation], inputs: int, copies: dict[str, int], constants: dict[int, Tensor],
+        outputs: tuple[tuple[int, ...], tuple[int, ...]], output: Structure,
+        autocast: tuple[str, bool, torch.dtype],
+    ) -> None:  # fmt: skip
+        used = {number for node in nodes for number in _slots((*node.args, *node.kwargs.values()))}
+        used.update(*outputs)
+        # Autograd itself takes a cut copy of results that it saves, which nobody uses.
+        self._nodes = [n for n in nodes if n.function is not _DETACH or not used.isdisjoint(n.made)]
+        self._constants = {number: t for number, t in constants.items() if number in used}
+        self._inputs, self._outputs, self._autocast = inputs, outputs, autocast
+        self._copies = {name: number for name, number in copies.items() if number in used}
+        self.copies = tuple(self._copies)
+        self.output = output
+        self._size = 1 + max([*used, inputs, *(n for node in nodes for n in node.made)])
+        self._steps = self._with_ends()
+
+    def __str__(self) -> str:
+        lines = []
+        for node in self._nodes:
+            arguments = [*map(repr, node.args), *(f"{name}={value!r}" for name, value in node.kwargs.items())]
+            name = node.function.__qualname__.partition(".")[0] if node.rule else str(node.function)
+            lines.append(f"{', '.join(map(str, node.made))} = {name}({', '.join(arguments)})")
+        return "\n".join(lines)
+
+    def same(self, other: "PassProgram") -> bool:
+        """Whether two recordings gave the same list."""
+        mine, theirs = ([(n.identity, n.args, n.kwargs, n.made) for n in p._nodes] for p in (self, other))
+        return (
+            mine == theirs
+            and (self._outputs, self._copies, self._autocast) == (other._outputs, other._copies, other._autocast)
+            and self._constants.keys() == other._constants.keys()
+            and all(t is other._constants[number] for number, t in self._constants.items())
+        )
+
+    def run(self, books: "Books", inputs: Tensors, copies: Tensors) -> tuple[Tensors, Tensors]:
+        """The model's outputs on a batch: the differentiable ones, and the others."""
+        tensors: list[Any] = [None] * self._size
+        tensors[: self._inputs] = inputs
+        for number, constant in self._constants.items():
+            tensors[number] = constant
+        for number, copy in zip(self._copies.values(), copies, strict=True):
+            tensors[number] = copy
+        kind, mixed, dtype = self._autocast
+        # Recorded operations are those below autocast, with its casts; rules ask for it themselves.
+        with torch.autocast(kind, enabled=False) if mixed else nullcontext():
+            for rule, function, holes, args, kwargs, made, ended in self._steps:
+                if holes is None:
+                    given = _filled(args, tensors)
+                else:
+                    given = list(args)
+                    for place, number in holes:
+                        given[place] = tensors[number]
+                if not rule:
+                    result = function(*given, **kwargs)
+                elif mixed:
+                    with torch.autocast(kind, dtype, cache_enabled=False):
+                        result = function(books, *given)
+                else:
+                    result = function(books, *given)
+                if len(made) == 1 and isinstance(result, Tensor):
+                    tensors[made[0]] = result
+                else:
+                    for number, one in zip(made, result, strict=True):
+                        tensors[number] = one
+                for number in ended:
+                    tensors[number] = None
+        first, second = self._outputs
+        return tuple([tensors[i] for i in first]), tuple([tensors[i] for i in second])
+
+    def _with_ends(self) -> list[Any]:
+        """The nodes in the form in which they are run: with what nobody needs after each."""
+        last: dict[int, int] = {}
+        for place, node in enumerate(self._nodes):
+            for number in (*_slots((*node.args, *node.kwargs.values())), *node.made):
+                last[number] = place
+        kept = {n for group in self._outputs for n in group}
+        steps = []
+        for place, node in enumerate(self._nodes):
+            numbers = {*_slots(node.args), *_slots(node.kwargs.values()), *node.made} - kept
+            ended = tuple(n for n in sorted(numbers) if last[n] == place)
+            nested = any(isinstance(a, (list, tuple)) and any(True for _ in _slots(a)) for a in node.args)
+            holes = None if nested else [(i, a.number) for i, a in enumerate(node.args) if isinstance(a, _Slot)]
+            if any(True for _ in _slots(node.kwargs.values())):
+                raise NotRecorded("a tensor among keyword arguments")
+            steps.append((node.rule, node.function, holes, node.args, node.kwargs, node.made, ended))
+        return steps
+
+
+class Replay:
+    """A program as the call of a batch.
+
+    Attributes:
+        tensors, size: the inputs, and how many examples they have.
+    """
+
+    mapped = False
+
+    def __init__(self, program: PassProgram, arguments: Arguments) -> None:
+        self.program, self.tensors, self.size = program, arguments.tensors, arguments.size
+
+    def assemble(self, differentiable: Tensors, others: Tensors) -> Any:
+        """The module's output structure, filled."""
+        return self.program.output.filled(differentiable, others)
+
+
+# -- recording -------------------------------------------------------------------------------------------------------
+
+_DETACH = torch.ops.aten.detach.default
+_VALUES = (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_REFUSED_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_ABOUT = {
+    "size", "dim", "ndimension", "nelement", "numel", "__len__", "stride", "is_contiguous", "is_floating_point",
+    "is_complex", "element_size", "storage_offset", "is_signed", "get_device", "type", "is_same_size", "result_type",
+    "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_cuda", "is_sparse", "is_quantized", "is_leaf",
+    "is_nested", "is_meta", "is_mkldnn", "is_mps", "is_xpu", "itemsize", "nbytes", "can_cast", "promote_types",
+    "broadcast_shapes", "is_tensor", "is_conj", "is_neg", "is_inference", "names", "has_names",
+}  # fmt: skip
+"""Functions of torch that tell of shapes and types, never of values."""
+
+
+class Recorder(private.DispatchMode):  # type: ignore[misc]
+    """Writes down what runs on the whole batch, while it is active around a pass under vmap.
+
+    Args:
+        snapshot: of the model; what its functions read goes there.
+
+    Attributes:
+        problem: why there is no program, if there is none.
+        program: what was written down, at the end.
+    """
+
+    def __init__(self, snapshot: "Snapshot") -> None:
+        super().__init__()
+        self._snapshot = snapshot
+        self._numbers: dict[int, int] = {}
+        self._held: list[Tensor] = []  # by number: no id is used again
+        self._nodes: list[_Operation] = []
+        self._outside: set[int] = set()  # memory that the program must not write
+        self._paused = False
+        self.problem: str | None = None
+        self.program: PassProgram | None = None
+
+    def begin(self, inputs: Tensors, copies: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
+        """What the pass begins with: the batch, the parameters' copies, and what stands for frozen ones and buffers."""
+        self._inputs = len(inputs)
+        for tensor in inputs:
+            self._number(tensor)
+        self._copies = {name: self._number(tensor) for name, tensor in copies.items()}
+        owned = self._snapshot.named
+        self._constants = {self._number(tensor): owned[name] for name, tensor in constants.items()}
+        for tensor in self._snapshot.tensors:
+            if id(tensor) not in self._numbers and not tensor.requires_grad:
+                self._constants[self._number(tensor)] = tensor
+        self._outside = {private.memory(t) for t in self._held}
+        device = inputs[0].device.type
+        self._autocast = device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def refuse(self, problem: str) -> None:
+        """The pass goes on; there will be no program."""
+        self.problem = self.problem or problem
+
+    def _number(self, tensor: Tensor) -> int:
+        number = self._numbers[id(tensor)] = len(self._held)
+        self._held.append(tensor)
+        return number
+
+    # -- what runs ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not self._paused and self.problem is None:
+            try:
+                self._write(func, args, kwargs, result)
+            except NotRecorded as error:
+                self.refuse(str(error))
+        return result
+
+    def _write(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        if func.namespace != "aten" or not _REFUSED_TAGS.isdisjoint(func.tags):
+            raise NotRecorded(f"{func} may depend on values")
+        if not torch.is_grad_enabled():  # by the model, or in an autograd.Function of its own
+            raise NotRecorded("gradients were disabled")
+        template, keywords = tuple(map(self._said, args)), {k: self._said(v) for k, v in kwargs.items()}
+        if func._schema.is_mutable:
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                written = argument.alias_info is not None and argument.alias_info.is_write
+                if written and (not isinstance(value, Tensor) or private.memory(value) in self._outside):
+                    raise NotRecorded(f"{func} writes what was there before the pass")
+            if any(isinstance(v, Tensor) for v in kwargs.values()):
+                raise NotRecorded(f"{func} writes into its arguments by name")
+        made = [result] if isinstance(result, Tensor) else [] if result is None else list(result)
+        self._nodes.append(_Operation(func, template, keywords, self._results(made), func, False))
+
+    def rule(self, run: Callable[..., Any], books: "Books", tensors: Sequence[Tensor | None]) -> Any:
+        """run(books, *tensors), which is one operation."""
+        self._paused = True
+        try:
+            result = run(books, *tensors)
+        finally:
+            self._paused = False
+        if self.problem is None:
+            device, *now = self._autocast
+            if now != [torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)]:
+                self.refuse("autocast was changed by the model")
+            elif not torch.is_grad_enabled():
+                self.refuse("gradients were disabled")
+            else:
+                self._write_rule(run, tensors, result)
+        return result
+
+    def _write_rule(self, run: Any, tensors: Sequence[Tensor | None], result: Any) -> None:
+        try:
+            template = tuple(map(self._said, tensors))
+            cells = [cell.cell_contents for cell in run.__closure__ or ()]
+            made = self._results([result] if isinstance(result, Tensor) else list(result))
+        except NotRecorded as error:
+            self.refuse(str(error))
+            return
+        self._nodes.append(_Operation(run, template, {}, made, (run.__code__, cells), True))
+
+    def _said(self, value: Any) -> Any:
+        """An argument as a program has it."""
+        if isinstance(value, Tensor):
+            if id(value) not in self._numbers:
+                raise NotRecorded("a tensor that no operation of the pass made")
+            return _Slot(self._numbers[id(value)])
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._said, value))
+        if type(value) not in _VALUES:
+            raise NotRecorded(f"an argument of type {type(value).__name__}")
+        return value
+
+    def _results(self, tensors: list[Any]) -> tuple[int, ...]:
+        numbers = []
+        for tensor in tensors:
+            if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+                raise NotRecorded("a result that is no ordinary tensor")
+            # What is written in place is the tensor that it was.
+            known = self._numbers.get(id(tensor))
+            numbers.append(self._number(tensor) if known is None else known)
+        return tuple(numbers)
+
+    def see(self, function: Any, result: Any) -> None:
+        """A function of torch that the model called: one that tells of values ends the recording."""
+        if self.problem is None and not _has_tensor(result):
+            name = getattr(function, "__name__", "")
+            if name == "__get__":
+                name = getattr(getattr(function, "__self__", None), "__name__", "")
+            if name not in _ABOUT:
+                self.refuse(f"{name} tells of values, or changes what is not a tensor")
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around the model's run."""
+        guard = _Guard(self._snapshot, self)
+        with self, guard:
+            yield
+
+    def end(self, differentiable: Tensors, others: Tensors, output: Structure) -> None:
+        """What was written down becomes a program, if it can; the recorder holds no tensor of the pass after it."""
+        try:
+            if self.problem is None and not self._snapshot.holds():
+                self.refuse("forward changed what it may read")
+            if self.problem is None:
+                outputs = (
+                    tuple([self._numbers[id(t)] for t in differentiable]), tuple([self._numbers[id(t)] for t in others])
+                )  # fmt: skip
+                nodes, inputs, constants = self._nodes, self._inputs, self._constants
+                self.program = PassProgram(nodes, inputs, self._copies, constants, outputs, output, self._autocast)
+        except (KeyError, NotRecorded) as error:
+            self.refuse(repr(error))
+        finally:
+            self._numbers, self._held, self._nodes, self._constants = {}, [], [], {}
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_tensor, value))
+    return isinstance(value, Tensor)
+
+
+# -- what a model can reach ------------------------------------------------------------------------------------------
+
+_PLAIN = frozenset({
+    type(None), bool, int, float, complex, str, bytes, range, slice, type(...), torch.dtype, torch.device, torch.layout,
+    torch.memory_format, torch.Size, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.MemberDescriptorType, types.GetSetDescriptorType, property, staticmethod, classmethod,
+    types.MethodWrapperType, types.ClassMethodDescriptorType,
+})  # fmt: skip
+_TENSORS = (Tensor, nn.Parameter, nn.Buffer) if hasattr(nn, "Buffer") else (Tensor, nn.Parameter)
+_MOST = 50_000  # values in a snapshot
+_TRUSTED = ("torch", "math", "typing", "collections", "functools", "itertools", "operator", "contextlib", "abc", "enum",
+            "dataclasses", "numbers", "copy", "anyorder", "builtins", "types", "warnings", "inspect")  # fmt: skip
+"""Packages whose functions depend on their arguments, and whose own state no forward changes."""
+
+
+def _trusted(name: Any) -> bool:
+    return isinstance(name, str) and name.partition(".")[0] in _TRUSTED
+
+
+_FACTS = attrgetter("requires_grad", "dtype", "shape", "device")
+
+
+def _facts(tensors: list[Tensor]) -> Any:
+    return list(map(_FACTS, tensors)), list(map(Tensor.stride, tensors))
+
+
+class Snapshot:
+    """All that the code of a model can read by name, as it was; `holds` says whether it still is.
+
+    Objects are compared by identity, and what can be changed in place is looked into. Numbers of a tensor are not
+    looked at: programs read the tensors themselves.
+
+    Attributes:
+        named: the module's parameters and buffers by name.
+        tensors: all that were found.
+
+    Raises: NotRecorded for what cannot be looked into, and for modules with hooks of forward or backward.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.named: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        self._seen: dict[int, Any] = {}
+        self._dicts: list[tuple[Mapping[Any, Any], tuple[Any, ...], tuple[Any, ...]]] = []
+        self._lists: list[tuple[Any, tuple[Any, ...]]] = []
+        self._names: dict[tuple[int, str], tuple[Mapping[str, Any], str, Any]] = {}
+        self._cells: list[tuple[Any, Any]] = []
+        self._sets: list[tuple[Any, frozenset[Any]]] = []
+        self.tensors: list[Tensor] = []
+        self._facts: list[Any] = []
+        self._strides: list[Any] = []
+        self._empty: list[Any] = []
+        self._objects: list[Any] = []
+        self._types: list[type] = []
+        for part in module.modules():
+            if any(vars(part).get(name) for name in _HOOKS):
+                raise NotRecorded("a module with hooks")
+        self.add(module)
+
+    def holds(self) -> bool:
+        """Whether all is as it was."""
+        if any(self._empty) or not all(map(is_, map(type, self._objects), self._types)):
+            return False
+        for held, keys, values in self._dicts:
+            if tuple(held) != keys or not all(map(is_, held.values(), values)):
+                return False
+        for items, values in self._lists:
+            if len(items) != len(values) or not all(map(is_, items, values)):
+                return False
+        for names, name, value in self._names.values():
+            if names.get(name, self) is not value:
+                return False
+        for cell, value in self._cells:
+            if cell.cell_contents is not value:
+                return False
+        for held, elements in self._sets:
+            if held != elements:
+                return False
+        return bool(_facts(self.tensors) == (self._facts, self._strides))
+
+    def name(self, names: Mapping[str, Any], name: str) -> None:
+        """A name that a function reads."""
+        if (id(names), name) not in self._names:
+            value = names[name]
+            self._names[id(names), name] = names, name, value
+            self.add(value)
+
+    def add(self, value: Any) -> None:
+        """A value, and what can be reached from it."""
+        kind = type(value)
+        if kind in _PLAIN or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if len(self._seen) > _MOST:
+            raise NotRecorded("a model that reaches too much")
+        if kind in _TENSORS and not private.is_wrapped(value) and value.layout is torch.strided:
+            self.tensors.append(value)
+            self._facts.append(_FACTS(value))
+            self._strides.append(value.stride())
+        elif isinstance(value, Tensor):
+            raise NotRecorded(f"a tensor of type {kind.__name__}")
+        elif kind in (dict, OrderedDict, types.MappingProxyType):
+            self._mapping(value)
+        elif kind is list or kind is tuple:
+            if kind is list:
+                self._lists.append((value, tuple(value)))
+            for one in value:
+                self.add(one)
+        elif kind in (set, frozenset):
+            if not all(type(one) in _PLAIN for one in value):
+                raise NotRecorded("a set of objects")
+            if value:
+                self._sets.append((value, frozenset(value)))
+            else:
+                self._empty.append(value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif kind is weakref.ReferenceType and isinstance(value(), Tensor):
+            self.add(value())
+        elif kind is types.ModuleType:
+            pass  # what is read of it is seen by name
+        else:
+            self._object(value, kind)
+
+    def _mapping(self, held: Mapping[Any, Any]) -> None:
+        if not held and not isinstance(held, types.MappingProxyType):
+            self._empty.append(held)
+            return
+        self._dicts.append((held, tuple(held), tuple(held.values())))
+        for key, value in held.items():
+            self.add(key)
+            self.add(value)
+
+    def _class(self, value: type) -> None:
+        """A class of the user's own: its functions and constants."""
+        for one in value.__mro__[:-1]:
+            if one in self._seen.values() and one is not value:
+                continue
+            self._seen[id(one)] = one
+            held = vars(one)
+            self._dicts.append((held, tuple(held), tuple(held.values())))
+            if not _trusted(one.__module__):
+                for name, member in held.items():
+                    if not name.startswith("_abc"):
+                        self.add(member)
+
+    def _object(self, value: Any, kind: type) -> None:
+        if kind is types.FunctionType:
+            for cell in value.__closure__ or ():
+                try:
+                    content = cell.cell_contents
+                except ValueError:
+                    raise NotRecorded("an empty cell") from None
+                self._cells.append((cell, content))
+                self.add(content)
+            for one in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+                self.add(one)
+        elif kind is types.MethodType:
+            self.add(value.__self__)
+            self.add(value.__func__)
+        elif kind is functools.partial:
+            for one in (value.func, value.args, value.keywords):
+                self.add(one)
+        elif hasattr(value, "__dict__") and not hasattr(kind, "__slots__"):
+            if not isinstance(value, nn.Module) and (isinstance(value, (dict, list, set)) or _native(kind)):
+                raise NotRecorded(f"an object of type {kind.__name__}")
+            self._objects.append(value)
+            self._types.append(kind)
+            self._mapping(vars(value))
+            self.add(kind)
+        else:
+            raise NotRecorded(f"an object of type {kind.__name__}")
+
+
+def _native(kind: type) -> bool:
+    """Whether objects of a class may hold what `vars` does not show."""
+    return any(
+        "__new__" in vars(one) and isinstance(vars(one)["__new__"], types.BuiltinFunctionType)
+        for one in kind.__mro__[:-1]
+    )
+
+
+_HOOKS = tuple(name for name in vars(nn.Module()) if "hook" in name and "state_dict" not in name)
+
+# -- what a model calls ----------------------------------------------------------------------------------------------
+
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_BUILTINS = {
+    "len", "isinstance", "issubclass", "getattr", "hasattr", "min", "max", "sum", "abs", "round", "sorted", "any",
+    "all", "callable", "divmod", "pow", "iter", "next", "setattr", "__build_class__",
+}  # fmt: skip
+_OWNERS = (Tensor, str, tuple, list, dict, set, int, float, torch.Size, types.MappingProxyType)
+
+
+class _Guard:
+    """Looks at every call that Python makes during a capture.
+
+    Functions that are neither torch's nor this package's have the names that they read put into the snapshot. A
+    built-in function that they call must be known to depend on its arguments alone.
+    """
+
+    def __init__(self, snapshot: Snapshot, recorder: Recorder) -> None:
+        self._snapshot, self._recorder = snapshot, recorder
+        self._codes: dict[Any, bool] = {}
+
+    def __enter__(self) -> None:
+        self._drawn = _drawn_so_far()
+        sys.setprofile(self._called)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        if _drawn_so_far() != self._drawn:
+            self._recorder.refuse("numbers were drawn outside of torch")
+
+    def _called(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        recorder = self._recorder
+        if recorder.problem is not None or recorder._paused:
+            return
+        try:
+            if event == "call":
+                self._function(frame)
+            elif event == "c_call":
+                self._builtin(frame, argument)
+        except NotRecorded as error:
+            recorder.refuse(str(error))
+        except Exception as error:  # an object that does not tell of itself
+            recorder.refuse(repr(error))
+
+    def _is_own(self, frame: types.FrameType) -> bool:
+        """Whether what runs is the user's, or a library's that is not known here."""
+        own = self._codes.get(frame.f_code)
+        if own is None:
+            known = _trusted(frame.f_globals.get("__name__")) or _is_standard(frame.f_code)
+            own = self._codes[frame.f_code] = not known
+        return own
+
+    def _function(self, frame: types.FrameType) -> None:
+        code = frame.f_code
+        if code in self._codes:
+            return
+        if not self._is_own(frame):
+            caller, name = frame.f_back, frame.f_globals.get("__name__")
+            if not _trusted(name) and caller is not None and self._is_own(caller):
+                del self._codes[code]
+                raise NotRecorded(f"{code.co_qualname} of {name}")
+            return
+        if code.co_freevars and not _is_nested(code, frame.f_back):
+            for name in code.co_freevars:
+                if name != "__class__":
+                    raise NotRecorded(f"{code.co_qualname} reads {name} of the function around it")
+        for name in code.co_names:
+            if name in frame.f_globals:
+                self._snapshot.name(frame.f_globals, name)
+                self._of_module(frame.f_globals[name], code)
+
+    def _of_module(self, value: Any, code: types.CodeType) -> None:
+        """Names that are read of a module."""
+        if isinstance(value, types.ModuleType) and not _trusted(value.__name__):
+            for name in code.co_names:
+                if name in vars(value) and (id(vars(value)), name) not in self._snapshot._names:
+                    self._snapshot.name(vars(value), name)
+                    self._of_module(vars(value)[name], code)
+
+    def _builtin(self, frame: types.FrameType, function: Any) -> None:
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, torch.Generator):
+            raise NotRecorded("a generator was asked")
+        if not self._is_own(frame):
+            return
+        module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
+        if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            if isinstance(owner, _OWNERS) or module.startswith("torch"):
+                return
+            raise NotRecorded(f"{name} of a {type(owner).__name__}")
+        if module == "builtins" and name not in _BUILTINS and not isinstance(owner, type):
+            raise NotRecorded(f"the function {name}")
+        if not module or module in ("builtins", "math", "_operator", "_functools", "itertools"):
+            return
+        if module.startswith("torch") and not name.startswith(("set", "_set", "get_rng", "seed", "manual", "initial")):
+            return
+        raise NotRecorded(f"the function {module}.{name}")
+
+
+def _is_standard(code: types.CodeType) -> bool:
+    name = code.co_filename
+    return name.startswith("<frozen") or (name.startswith(_STANDARD) and "site-packages" not in name)
+
+
+def _drawn_so_far() -> Any:
+    """The state of the generators of Python and NumPy that anybody can draw from."""
+    state: Any = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), state[1].tobytes(), state[2:]
+
+
+def _is_nested(code: types.CodeType, frame: types.FrameType | None) -> bool:
+    """Whether a function was written in one that runs now: a comprehension, say."""
+    while frame is not None:
+        if code in frame.f_code.co_consts:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# -- the programs of a model -----------------------------------------------------------------------------------------
+
+_KINDS_OF_BATCHES = 8
+_CHANGES = 32  # of what a model reads, after which it is left alone
+_REFUSALS = 6
+
+
+def key_of(arguments: Arguments) -> Any:
+    """What a program depends on besides its model; None where there is to be none."""
+    tensors = arguments.tensors
+    facts = []
+    for t in tensors:
+        if type(t) is not Tensor or t.layout is not torch.strided or private.is_wrapped(t) or t.is_complex():
+            return None
+        facts.append((t.shape, t.stride(), t.dtype, t.device))
+    if len(tensors) > 1 and (len({id(t) for t in tensors}) < len(tensors) or len({f[3] for f in facts}) > 1):
+        return None
+    if private.function_modes() or private.dispatch_modes() or private.current_level() is not None:
+        return None
+    if torch.compiler.is_compiling() or any(private.HOOKS_OF_ALL_MODULES):
+        return None
+    device = tensors[0].device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return (
+        *facts, arguments.words, autocast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
+        torch.is_inference_mode_enabled(),
+    )  # fmt: skip
+
+
+class Programs:
+    """The programs of one model, by the kinds of its batches.
+
+    Args:
+        module: the model.
+
+    Attributes:
+        refused: why the last recording gave no program.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._snapshot: Snapshot | None = None
+        self._once: dict[Any, PassProgram] = {}
+        self._twice: dict[Any, PassProgram] = {}
+        self._without: Counter[Any] = Counter()
+        self._changes = self._refusals = 0
+        self._off = False
+        self.refused: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._twice)
+
+    def find(self, key: Any) -> PassProgram | None:
+        """The program of batches of a kind, if nothing changed."""
+        if key is None or self._off:
+            return None
+        if self._snapshot is not None and not self._snapshot.holds():
+            self._forget()
+            self._changes += 1
+            self._off = self._changes > _CHANGES
+        return self._twice.get(key)
+
+    def recorder(self, key: Any) -> Recorder | None:
+        """One for a batch of a kind that has no program, where there may be one; after `find`."""
+        if key is None or self._off or self._without[key] > 1 or sys.getprofile() is not None:
+            return None
+        if len(self._once.keys() | self._twice.keys() | {key}) > _KINDS_OF_BATCHES:
+            return None
+        if self._snapshot is None:
+            try:
+                self._snapshot = Snapshot(self._module)
+            except NotRecorded as error:
+                self._refuse(str(error))
+                return None
+        return Recorder(self._snapshot)
+
+    def add(self, key: Any, recorder: Recorder) -> None:
+        """What a recorder found."""
+        program = recorder.program
+        if program is None:
+            self._without[key] += 1
+            self._refuse(recorder.problem or "")
+            return
+        before = self._once.pop(key, None)
+        if before is None:
+            self._once[key] = program
+        elif program.same(before):
+            self._twice[key] = program
+        else:
+            self._without[key] += 1
+            self._refuse("two batches of a kind gave two lists")
+
+    def drop(self) -> None:
+        """Do without from here on."""
+        self._forget()
+        self._off = True
+
+    def _refuse(self, problem: str) -> None:
+        self.refused = problem
+        self._refusals += 1
+        if not self._twice:
+            self._snapshot, self._once = None, {}
+        if self._refusals >= _REFUSALS and not self._twice:
+            self.drop()
+
+    def _forget(self) -> None:
+        self._snapshot, self._once, self._twice, self._without = None, {}, {}, Counter()

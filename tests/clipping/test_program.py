@@ -1,0 +1,536 @@
+"""Programs: a replayed batch is, to the last bit, one in which the model ran, and never that of another state."""
+
+import copy
+import gc
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from anyorder.clipping import program, register_layer_rule
+from anyorder.clipping.per_example import GhostClipping
+
+B = 6
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(11, 8), nn.Embedding(5, 8)
+        self.norm, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.drop, self.head = nn.Dropout(0.2), nn.Linear(8, 11, bias=False)
+        self.head.weight = self.tokens.weight  # tied
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        x = x + self.drop(self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)))
+        return self.head(x)
+
+
+class Own(nn.Module):
+    """Parameters used in no layer, a buffer, a tensor of the module's own, a setting."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.line = nn.Parameter(torch.rand(4)), nn.Linear(4, 3)
+        self.register_buffer("mean", torch.rand(4))
+        self.table, self.temperature, self.options = torch.rand(4), 2.0, {"power": [1, 2]}
+
+    def forward(self, x, add=0.0):
+        x = ((x - self.mean) * self.scale + self.table) / self.temperature
+        x = x ** self.options["power"][1] + add
+        return {"y": self.line(x), "rank": x.argsort(1), "name": "own"}
+
+
+class Writes(nn.Module):
+    """In-place functions and views, of what it made itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.line, self.shift = nn.Linear(4, 6), nn.Parameter(torch.rand(3))
+
+    def forward(self, x):
+        y = self.line(x)
+        first, second = y.chunk(2, -1)
+        first = first.clone()
+        first[:, 1:].mul_(2).add_(second[:, 1:].detach())
+        return torch.cat([first.relu_(), second * self.shift], -1)
+
+
+def lstm():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(4, 5, num_layers=2, dropout=0.3, batch_first=True), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.head(self.rnn(x)[0][:, -1])
+
+    return Last()
+
+
+def frozen():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+TABLE = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), lambda: torch.randn(B, 4)),
+    "logistic": (lambda: nn.Linear(4, 3), lambda: torch.randn(B, 4)),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding="same"), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 4), nn.Flatten(),
+            nn.Linear(36, 3),
+        ),
+        lambda: torch.randn(B, 1, 6, 6),
+    ),
+    "lstm": (lstm, lambda: torch.randn(B, 3, 4)),
+    "gpt": (Gpt, lambda: torch.randint(0, 11, (B, 5))),
+    "bags": (
+        lambda: nn.Sequential(nn.EmbeddingBag(11, 4, mode="sum", padding_idx=0), nn.Linear(4, 2)),
+        lambda: torch.randint(0, 11, (B, 3)),
+    ),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(4, 30), nn.Dropout(0.5), nn.Linear(30, 3)),
+        lambda: torch.randn(B, 4),
+    ),
+    "own": (Own, lambda: torch.randn(B, 4)),
+    "writes": (Writes, lambda: torch.randn(B, 4)),
+    "frozen": (frozen, lambda: torch.randn(B, 4)),
+}  # fmt: skip
+GROUPS = {"examples": torch.arange(B), "units": torch.tensor([0, 1, 0, 2, 2, 2])}
+
+
+def step(clipping, x, groups=GROUPS["examples"], **kwargs):
+    """(outputs, sums) of one batch."""
+    got = []
+    outputs = clipping.forward((x,), kwargs, groups=groups, clip_norm=0.7, scale=float(len(x)), receive=got.append)
+    y = outputs["y"] if isinstance(outputs, dict) else outputs
+    (y.float().square().sum() / 10).backward()
+    return outputs, got[0]
+
+
+def without(module):
+    """The engine that never replays."""
+    clipping = GhostClipping(module)
+    clipping.programs.drop()
+    return clipping
+
+
+def equal(a, b):
+    (y, sums), (z, others) = a, b
+    if isinstance(y, dict):
+        assert y.keys() == z.keys()
+        assert y["name"] == z["name"]
+        torch.testing.assert_close(y["rank"], z["rank"], rtol=0, atol=0)
+        y, z = y["y"], z["y"]
+    torch.testing.assert_close(y, z, rtol=0, atol=0)
+    assert list(sums) == list(others)
+    for name, value in sums.items():
+        torch.testing.assert_close(value, others[name], rtol=5e-10, atol=0)
+
+
+def captured(module, make, **kwargs):
+    """An engine that has a program."""
+    clipping = GhostClipping(module)
+    for _ in range(3):  # what torch loads on first use is no part of a program
+        step(clipping, make(), **kwargs)
+    assert len(clipping.programs) == 1, clipping.programs.refused
+    return clipping
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("name", TABLE)
+def test_replayed_batches_are_those_of_the_model_bit_for_bit(name, groups):
+    make, inputs = TABLE[name]
+    torch.manual_seed(1)
+    module = make()
+    other = copy.deepcopy(module)
+    clipping, ordinary = captured(module, inputs), without(other)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = inputs()
+        torch.manual_seed(7 + seed)
+        one = step(clipping, x, GROUPS[groups])
+        after = torch.rand(1)
+        torch.manual_seed(7 + seed)
+        equal(one, step(ordinary, x, GROUPS[groups]))
+        assert torch.rand(1) == after  # as many numbers were drawn
+        with torch.no_grad():  # parameters move: the program reads them
+            for p, q in zip(module.parameters(), other.parameters(), strict=True):
+                q.copy_(p.mul_(1.1))
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt", "convolutions", "own"])
+def test_autocast(name):
+    make, inputs = TABLE[name]
+    module = make()
+    with torch.autocast("cpu", torch.bfloat16):
+        clipping = captured(module, inputs)
+        x = inputs()
+        torch.manual_seed(3)
+        one = step(clipping, x)
+        torch.manual_seed(3)
+        equal(one, step(without(module), x))
+
+
+def test_masks_are_drawn_again_in_each_batch():
+    module = nn.Sequential(nn.Linear(4, 30), nn.Dropout(0.5))
+    clipping, x = captured(module, TABLE["mlp"][1]), torch.randn(B, 4)
+    first, second = step(clipping, x)[0], step(clipping, x)[0]
+    assert not torch.equal(first == 0, second == 0)
+    assert (first == 0).float().mean(1).std() > 0 or not torch.equal(first[0] == 0, first[1] == 0)
+
+
+def test_no_code_of_the_model_runs_in_a_replayed_batch(monkeypatch):
+    clipping = captured(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), TABLE["mlp"][1])
+    found = clipping.programs.find
+    monkeypatch.setattr(clipping.programs, "find", lambda key: (found(key), monkeypatch.setattr(F, "relu", None))[0])
+    step(clipping, torch.randn(B, 4))
+
+
+# -- what a model may read, changed between two batches --------------------------------------------------------------
+
+FACTOR, FACTORS = 2.0, {"f": 2.0}
+
+
+class Settings:
+    kept = 2.0
+
+    def __init__(self):
+        self.factor = 2.0
+
+
+class Reads(nn.Module):
+    """Reads all that a program is compared with."""
+
+    power = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.line, self.drop, self.shift = nn.Linear(4, 4), nn.Dropout(0.5), nn.Parameter(torch.zeros(4))
+        self.register_buffer("mean", torch.rand(4))
+        self.factor, self.word, self.deep = 2.0, "relu", {"list": [1.0, (2.0, {"x": 3.0})]}
+        self.settings, self.activation = Settings(), torch.tanh
+
+    def forward(self, x):
+        x = self.drop(self.line(x - self.mean)) * self.factor * self.deep["list"][1][1]["x"] * self.settings.factor
+        x = self.activation(x) * FACTOR * FACTORS["f"] * self.power * Settings.kept * outside(1.0)
+        return (x.relu() if self.word == "relu" else x.exp()) + self.shift
+
+
+def outside(x):
+    return x * 3.0
+
+
+def hook(value):
+    return lambda module, args, output: output * value
+
+
+def new_type(m, monkeypatch):
+    class Other(Reads):
+        def forward(self, x):
+            return super().forward(x) * 5
+
+    m.__class__ = Other
+
+
+CHANGES = {
+    "training": lambda m, mp: m.eval(),
+    "training of a part": lambda m, mp: m.drop.eval(),
+    "a setting of a part": lambda m, mp: setattr(m.drop, "p", 0.0),
+    "number": lambda m, mp: setattr(m, "factor", 3.0),
+    "word": lambda m, mp: setattr(m, "word", "exp"),
+    "inside containers": lambda m, mp: m.deep["list"][1][1].update(x=4.0),
+    "item of a list": lambda m, mp: m.deep["list"].__setitem__(1, (2.0, {"x": 7.0})),
+    "function": lambda m, mp: setattr(m, "activation", torch.sigmoid),
+    "object": lambda m, mp: setattr(m.settings, "factor", 9.0),
+    "class": lambda m, mp: mp.setattr(Settings, "kept", 7.0),
+    "class of the model": lambda m, mp: mp.setattr(Reads, "power", 7.0),
+    "global": lambda m, mp: mp.setitem(globals(), "FACTOR", 5.0),
+    "item of a global": lambda m, mp: mp.setitem(FACTORS, "f", 5.0),
+    "global function": lambda m, mp: mp.setitem(globals(), "outside", lambda x: x * 8.0),
+    "forward of the object": lambda m, mp: setattr(m, "forward", lambda x: m.line(x)),
+    "forward of the class": lambda m, mp: mp.setattr(Reads, "forward", lambda self, x: self.line(x)),
+    "forward of a layer": lambda m, mp: mp.setattr(nn.Dropout, "forward", lambda self, x: x),
+    "type": new_type,
+    "part": lambda m, mp: setattr(m, "line", nn.Linear(4, 4)),
+    "parameter": lambda m, mp: setattr(m, "shift", nn.Parameter(torch.ones(4))),
+    "values of a parameter": lambda m, mp: m.shift.data.fill_(3.0),
+    "memory of a parameter": lambda m, mp: setattr(m.shift, "data", torch.ones(4)),
+    "frozen": lambda m, mp: m.line.weight.requires_grad_(False),
+    "frozen bias": lambda m, mp: m.line.bias.requires_grad_(False),
+    "buffer": lambda m, mp: setattr(m, "mean", torch.ones(4)),
+    "values of a buffer": lambda m, mp: m.mean.fill_(3.0),
+    "no buffer": lambda m, mp: (delattr(m, "mean"), setattr(m, "mean", 0.5)),
+    "forward hook": lambda m, mp: m.line.register_forward_hook(hook(3.0)),
+    "forward hook of the model": lambda m, mp: m.register_forward_hook(hook(3.0)),
+    "pre-hook": lambda m, mp: m.drop.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
+    "hook of all modules": lambda m, mp: mp.callback(nn.modules.module.register_module_forward_hook(hook(2.0)).remove),
+    "dtype": lambda m, mp: m.double(),
+}
+
+
+class Undone(pytest.MonkeyPatch):
+    def __init__(self):
+        super().__init__()
+        self.callback = lambda undo: self.undos.append(undo)
+        self.undos = []
+
+    def undo(self):
+        super().undo()
+        for undo in self.undos:
+            undo()
+
+
+@pytest.fixture
+def patch():
+    made = Undone()
+    yield made
+    made.undo()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_between_two_batches_is_never_replayed_as_it_was(change, patch):
+    torch.manual_seed(0)
+    module = Reads()
+    clipping, x = captured(module, TABLE["mlp"][1]), torch.randn(B, 4)
+    CHANGES[change](module, patch)
+    x = x.to(module.line.weight.dtype)
+    torch.manual_seed(3)
+    one = step(clipping, x)
+    torch.manual_seed(3)
+    equal(one, step(without(module), x))
+    for _ in range(4):
+        torch.manual_seed(3)
+        equal(step(clipping, x), one)
+
+
+BATCHES = {
+    "size": lambda: (torch.randn(B + 1, 4), {}),
+    "shape": lambda: (torch.randn(B, 2, 4), {}),
+    "stride": lambda: (torch.randn(4, B).t(), {}),
+    "dtype": lambda: (torch.randint(0, 5, (B, 4)), {}),
+    "setting": lambda: (torch.randn(B, 4), {"add": 2.0}),
+    "type of a setting": lambda: (torch.randn(B, 4), {"add": 0}),
+    "tensor for a setting": lambda: (torch.randn(B, 4), {"add": torch.ones(B, 4)}),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_of_another_kind_has_a_program_of_its_own(name):
+    module = Own()
+    clipping = captured(module, TABLE["own"][1])
+    x, kwargs = BATCHES[name]()
+    for _ in range(4):
+        equal(
+            step(clipping, x, torch.arange(len(x)), **kwargs), step(without(module), x, torch.arange(len(x)), **kwargs)
+        )
+    again = torch.randn(B, 4)
+    equal(step(clipping, again), step(without(module), again))
+
+
+def test_settings_of_torch_make_another_kind():
+    module, x = Own(), torch.randn(B, 4)
+    clipping = captured(module, TABLE["own"][1])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert step(clipping, x)[0]["y"].dtype == torch.bfloat16
+    torch.use_deterministic_algorithms(True)
+    try:
+        equal(step(clipping, x), step(without(module), x))
+        assert len(clipping.programs._once) == 2
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# -- models that get no program --------------------------------------------------------------------------------------
+
+COUNTS = [0]
+
+
+class Function(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class Of(nn.Module):
+    """A model whose forward has a line of its own."""
+
+    def __init__(self, line):
+        super().__init__()
+        self.head, self.line, self.count, self.p = nn.Linear(4, 3), line, 0, torch.rand(4)
+
+    def forward(self, x):
+        return self.head(self.line(self, x))
+
+
+def counts(m, x):
+    m.count += 1
+    return x * m.count
+
+
+def counts_globally(m, x):
+    COUNTS[0] += 1
+    return x * COUNTS[0]
+
+
+def closed_over():
+    value = 1.0
+
+    def line(m, x):
+        nonlocal value
+        value += 1
+        return x * value
+
+    return line
+
+
+def without_gradient(m, x):
+    with torch.no_grad():
+        y = x * 2
+    return x + y
+
+
+def made_later(m, x):
+    m.late = getattr(m, "late", 0) + 1
+    return x
+
+
+def drawn_by_default(m, x, state=[]):  # noqa: B006
+    state.append(1)
+    return x * len(state)
+
+
+STRANGE = {
+    "counts": counts,
+    "counts globally": counts_globally,
+    "counts in a closure": closed_over(),
+    "counts in a default": drawn_by_default,
+    "draws by Python": lambda m, x: x * (2.0 if random.random() < 0.5 else 1.0),
+    "draws by NumPy": lambda m, x: x * float(np.random.rand()),  # noqa: NPY002
+    "reads a generator": lambda m, x: x * (torch.initial_seed() % 7),
+    "has a gradient of its own": lambda m, x: Function.apply(x),
+    "runs without gradients": without_gradient,
+    "reads a value of a tensor": lambda m, x: x * float(m.p[0]),
+    "reads values by NumPy": lambda m, x: x * m.p.numpy()[0].item(),
+    "keeps what it made": made_later,
+    "makes tensors of numbers": lambda m, x: x * torch.tensor(2.0),
+    "prints": lambda m, x: (print(end=""), x)[1],
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_model_that_may_do_something_else_next_time_runs_itself(name):
+    module = Of(STRANGE[name])
+    clipping = GhostClipping(module)
+    for _ in range(8):
+        step(clipping, torch.randn(B, 4))
+    assert len(clipping.programs) == 0
+    assert clipping.programs.refused
+
+
+def test_a_layer_with_a_rule_of_its_own_and_a_table_that_lies_elsewhere():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(4))
+
+        def forward(self, x):
+            return x * self.weight
+
+    register_layer_rule(Scale, lambda layer, a, b: {layer.weight: a[0] * b})
+    clipping = GhostClipping(nn.Sequential(Scale(), nn.Linear(4, 2)))
+    for _ in range(4):
+        step(clipping, torch.randn(B, 4))
+    assert clipping.programs.refused == "a rule of the user's own"
+
+
+def test_a_layer_left_out_at_random_is_left_out_in_its_own_batches():
+    """Two batches may agree by chance; what was drawn by Python is seen, whatever it was."""
+    module = Of(lambda m, x: x * 2 if random.random() < 1e-9 else x)
+    clipping = GhostClipping(module)
+    for _ in range(4):
+        step(clipping, torch.randn(B, 4))
+    assert len(clipping.programs) == 0
+
+
+def test_at_most_eight_kinds_of_batches_have_a_program():
+    module = nn.Linear(4, 3)
+    clipping = GhostClipping(module)
+    for _ in range(3):
+        for size in range(2, 14):
+            x = torch.randn(size, 4)
+            groups = torch.arange(size)
+            equal(step(clipping, x, groups), step(without(module), x, groups))
+    assert len(clipping.programs) == program._KINDS_OF_BATCHES
+
+
+def test_a_setting_that_moves_in_each_batch_is_followed_and_given_up():
+    module = Own()
+    clipping = GhostClipping(module)
+    for i in range(150):
+        if i % 3 == 0:
+            module.temperature = 1.0 + i
+        x = torch.randn(B, 4)
+        equal(step(clipping, x), step(without(module), x))
+    assert len(clipping.programs) == 0
+
+
+def test_modes_and_profilers_of_the_user_see_the_model(monkeypatch):
+    module = nn.Linear(4, 3)
+    clipping, x = captured(module, TABLE["mlp"][1]), torch.randn(B, 4)
+    seen = []
+
+    class Sees(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Sees():
+        step(clipping, x)
+    assert F.linear in seen
+
+
+# -- what is held ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm", "gpt", "own"])
+def test_nothing_of_a_batch_is_held_without_the_collector(name):
+    make, inputs = TABLE[name]
+    module = make()
+    clipping = captured(module, inputs)
+    gc.collect()
+    gc.disable()
+    try:
+        step(clipping, inputs())
+        before = sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+        for _ in range(50):
+            step(clipping, inputs())
+        assert sum(isinstance(one, torch.Tensor) for one in gc.get_objects()) == before
+    finally:
+        gc.enable()
+
+
+def test_tensors_of_a_replayed_pass_die_when_nobody_needs_them():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.Linear(4, 4))
+    clipping = captured(module, TABLE["mlp"][1])
+    ((found),) = clipping.programs._twice.values()
+    assert sum(len(ended) for *_, ended in found._steps) >= len(found._steps)
+    assert math.isfinite(float(step(clipping, torch.randn(B, 4))[0].detach().sum()))
