@@ -78,7 +78,7 @@ class Settings:
         mechanism, estimator, restart_every, completion: see `anyorder.app.planning.mechanism_words`.
         order: "shuffled" (anew in each epoch), "fixed" (shuffled once, then kept: least noise over several epochs),
             "sequential" (as stored, in each epoch), "poisson" (secret random sampling), or another order by secret
-            coins: "balls-in-bins", "random-allocation", "cyclic-poisson", "truncated-poisson",
+            draws: "balls-in-bins", "random-allocation", "cyclic-poisson", "truncated-poisson",
             "min-separation-sampling"; see `anyorder.plan`.
         secure: exact integers in place of floating-point noise; see `anyorder.plan`.
         optimizer: "sgd" or "ftrl".
