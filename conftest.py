@@ -1,16 +1,20 @@
 """The code blocks of README and docs are tests; each page runs in a folder of its own.
 
-Tests run one thread to a process (`pytest -n` brings the processes), and with a cache of fits of their own.
+Tests run one thread to a process (`pytest -n` brings the processes), and with a cache of fits of their own. What is
+compiled of sources and tests is kept, whatever the shell says: else each process that a test starts, and each run,
+compiles all of it again.
 """
 
 import gc
 import os
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and torch are imported
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 from sybil import Sybil
@@ -18,6 +22,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 from tutorial_blocks import finish, parse
 
+sys.dont_write_bytecode = False
 _cache = tempfile.TemporaryDirectory()
 os.environ["ANYORDER_CACHE"] = _cache.name
 

@@ -13,6 +13,7 @@ __all__ = [
     "LoaderError",
     "MissingDependencyError",
     "ModelError",
+    "ModelWarning",
     "NoiseWarning",
     "NonFiniteError",
     "OptimizerWarning",
@@ -94,6 +95,10 @@ class NoiseWarning(UserWarning):
 
 class ClippingWarning(UserWarning):
     """The clipped sums are right, and made in a slow way."""
+
+
+class ModelWarning(UserWarning):
+    """On made-up data a model would learn nothing, does other things alone than in a batch, or keeps something."""
 
 
 class OptimizerWarning(UserWarning):

@@ -1,6 +1,7 @@
 """Every strategy, at any n, from the registry; every participation and rule of clipping: one line for a new one."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 
 from anyorder.clipping import Adaptive, Automatic, Flat, PerGroup
 from anyorder.clipping.clip_rules import ClipRule
@@ -61,3 +62,25 @@ CLIP_RULES: dict[str, ClipRule | Adaptive] = {
     "automatic": Automatic(),
     "adaptive": Adaptive(share=0.3),
 }
+
+
+def over(name: str, values: Iterable[object]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Like `pytest.mark.parametrize`, in one test: such a case costs less than what pytest adds to it."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        def each(**others: object) -> None:
+            for value in values:
+                try:
+                    test(**others, **{name: value})
+                except BaseException as problem:
+                    problem.add_note(f"where {name} is {value!r}")
+                    raise
+
+        own = inspect.signature(test)
+        left = [parameter for parameter in own.parameters.values() if parameter.name != name]
+        each.__signature__ = own.replace(parameters=left)  # type: ignore[attr-defined]
+        each.__name__, each.__doc__ = test.__name__, test.__doc__
+        each.pytestmark = getattr(test, "pytestmark", [])  # type: ignore[attr-defined]
+        return each
+
+    return decorate

@@ -21,13 +21,13 @@ from anyorder.participation import (
 )
 from anyorder.participation.registry import ORDERS
 from anyorder.patterns import Listed, Participation
-from laws.cases import PARTICIPATIONS, SAMPLED
+from laws.cases import PARTICIPATIONS, SAMPLED, over
 
 CASES = {**PARTICIPATIONS, **SAMPLED}
 SIZES = [1, 2, 5, 8]
 
 every_case = pytest.mark.parametrize("name", CASES)
-every_size = pytest.mark.parametrize("n", SIZES)
+every_size = over("n", SIZES)
 
 
 def sets_of_steps(n: int) -> Iterator[tuple[int, ...]]:

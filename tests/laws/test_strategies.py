@@ -11,12 +11,12 @@ from anyorder.strategy import Banded, Strategy, Toeplitz
 from anyorder.strategy.base import Combination
 from anyorder.strategy.registry import Structure, from_dict, kind_of
 from anyorder.strategy.rescaled import Rescaled
-from laws.cases import STRATEGIES
+from laws.cases import STRATEGIES, over
 
 SIZES = [1, 2, 3, 7, 16, 29]
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
-every_size = pytest.mark.parametrize("n", SIZES)
+every_size = over("n", SIZES)
 
 
 def stream(strategy: Strategy, Z: np.ndarray) -> np.ndarray:
@@ -86,8 +86,8 @@ def test_prefix_variance_is_that_of_the_dense_matrix(name: str, n: int) -> None:
 
 
 @every_strategy
+@over("scaled", [False, True])
 @every_size
-@pytest.mark.parametrize("scaled", [False, True])
 def test_the_recurrence_streams_the_noising_matrix(name: str, n: int, scaled: bool) -> None:
     """Where there is none, the strategy is a combination; one of the two says how its noise is made."""
     strategy = STRATEGIES[name](n)

@@ -138,14 +138,18 @@ def test_a_comparison_is_at_one_epsilon_least_error_first():
 
 
 @pytest.mark.parametrize("order", ["balls-in-bins", "random-allocation", "truncated-poisson", "cyclic-poisson"])
-def test_what_is_drawn_by_other_coins_is_compared_with_poisson_sampling_too(order):
+def test_what_is_drawn_by_other_coins_is_compared_with_poisson_sampling_too(order, monkeypatch):
+    if order != "cyclic-poisson":  # of the others, whose claims take seconds each, the row of Poisson sampling alone
+        monkeypatch.setattr("anyorder.app.planning.choose", lambda *_, **__: [])
     chosen = make_plan(
-        mechanism="independent", order=order, epochs=2, epsilon=4.0, delta=1e-5, dataset_size=60, batch_size=20
+        mechanism="independent", order=order, epochs=2, noise_multiplier=1.5, delta=1e-5, dataset_size=60, batch_size=20
     )
-    sampled = next(row.plan for row in compare(chosen) if row.name == "poisson")
+    rows = compare(chosen)
+    assert (len(rows) > 1) == (order == "cyclic-poisson")
+    sampled = next(row.plan for row in rows if row.name == "poisson")
     assert type(sampled.participation) is PoissonSampling
     assert (sampled.n, sampled.method) == (chosen.n, None)
-    assert chosen.epsilon * (1 - 1e-5) <= sampled.epsilon <= chosen.epsilon <= 4.0
+    assert chosen.epsilon * (1 - 1e-5) <= sampled.epsilon <= chosen.epsilon
 
 
 def test_the_plot_sets_independent_noise_of_the_same_privacy_beside_the_plan():

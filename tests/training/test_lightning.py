@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import anyorder as ao
@@ -284,3 +285,36 @@ def test_secret_orders_train_in_micro_batches_of_one_size(tmp_path):
     history = [units.tolist() for units in privacy.engine.ledger.history()]
     assert history[:3] == history[3:6]
     assert sorted(unit for units in history[:3] for unit in units) == list(range(len(loader().dataset)))
+
+
+def test_the_length_of_one_text_moves_no_other(tmp_path):
+    def collate(rows):
+        return pad_sequence([x for x, _ in rows], batch_first=True), torch.tensor([y for _, y in rows])
+
+    class OthersCount(Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Embedding(9, 8), _MeanOverLength(), self.net)
+
+        def training_step(self, batch, index):
+            losses = nn.functional.cross_entropy(self.net(batch[0]), batch[1], reduction="none")
+            return (losses * (torch.arange(len(losses)) > 0) * 1000).mean()
+
+    found = []
+    for first in (3, 30):
+        generator = torch.Generator()
+        lengths = [first, 5, 7, 12]
+        data = [(torch.randint(1, 9, (n,), generator=generator.manual_seed(i)), i % 3) for i, n in enumerate(lengths)]
+        plan = ao.plan(
+            dataset_size=4, batch_size=4, epochs=1, noise_multiplier=1e-6, delta=1e-3, mechanism="independent"
+        )
+        privacy = PrivacyCallback(plan, network="net", key=KEY, pad_to=(8, 16, 32))
+        module, batches = privacy.make_private(OthersCount(), DataLoader(data, 4, collate_fn=collate))
+        trainer(privacy, tmp_path, max_epochs=1).fit(module, batches)
+        found.append(weights(module))
+    assert (found[0] - found[1]).norm() < 1e-5
+
+
+class _MeanOverLength(nn.Module):
+    def forward(self, x):
+        return x.mean(1)

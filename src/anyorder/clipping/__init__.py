@@ -6,8 +6,8 @@ from torch import nn
 
 from anyorder.clipping import native
 from anyorder.clipping.clip_rules import Automatic, Flat, PerGroup, Rule
-from anyorder.clipping.coupling import ExampleLoss
 from anyorder.clipping.layer_rules import register_layer_rule
+from anyorder.clipping.loss import ExampleLoss
 from anyorder.clipping.norms import Table
 from anyorder.clipping.per_example import FunctionalClipping, GhostClipping, PerUnitClipping
 from anyorder.clipping.validate import convert

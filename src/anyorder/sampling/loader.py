@@ -22,9 +22,9 @@ from anyorder.sampling.shapes import (
     CollateAny,
     Collated,
     CollatedAlone,
+    Joining,
     PublicShapes,
     RowShapes,
-    joined,
     named_tensors,
 )
 
@@ -314,6 +314,10 @@ Unit = str | int | Callable[[Any], Any] | None
 """Whose privacy: None for each example its own; else where a batch keeps the id of each example's unit."""
 
 
+def _as_it_is(batch: Any, rows: int = 0) -> Any:
+    return batch
+
+
 class PrivateLoader:
     """The user's DataLoader, which names the units of every batch that it hands out, and recognises it when it is used.
 
@@ -358,6 +362,9 @@ class PrivateLoader:
         self._batches: _ResumedBatches | None = None  # None for a stream
         self._origins: Origins | None = None
         self.identity = BatchIdentity()
+        # What a batch of so many rows is handed out as, and what it was.
+        self.show: Callable[[Any, int], Any] = _as_it_is
+        self.shown: Callable[[Any], Any] = _as_it_is
         self._position = 0
         self._used = 0
         self._seed = seed
@@ -423,7 +430,7 @@ class PrivateLoader:
             batch: as the loader handed it out, or one of its tensors.
         Raises: TrainingError if it is not a batch of this loader.
         """
-        self.identity.use(batch)
+        self.identity.use(self.shown(batch))
 
     def mark_used(self, batch: Batch) -> None:
         """The batch was trained on. A run that is resumed goes on behind it."""
@@ -467,7 +474,7 @@ class PrivateLoader:
                 position += 1
                 self._position = position
                 self.identity.add(batch, handed)
-                yield batch
+                yield self.show(batch, len(units) + padding)
             finished = True
         finally:
             if not finished:
@@ -481,7 +488,7 @@ class PrivateLoader:
     def _of_one_shape(self, batch: Any, units: Units) -> Any:
         """A batch that others made, padded to the largest shape, or of the shape of those before it."""
         if self._shapes is not None:
-            return joined([batch], self._shapes)
+            return Joining(self._shapes).join([batch])
         made = [(name, tensor.shape[1:]) for name, tensor in named_tensors(batch)]
         if made == self._made or len(set(units)) < 2:  # a batch of one unit has the shape of its own
             return batch

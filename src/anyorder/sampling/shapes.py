@@ -17,7 +17,7 @@ import copy
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate, default_convert
@@ -114,15 +114,6 @@ class PublicShapes:
         """Of a field's dimension, in the shape of this number."""
         return self.fields[name if name in self.fields else None][1][number][place]
 
-    def number(self, tensors: Iterable[tuple[Name, Tensor]]) -> int:
-        """Of the least shape that holds an example; of the largest for one that none holds, which is cut."""
-        least = 0
-        for name, tensor in tensors:
-            for d, i in self.dims(name, tensor):
-                while least < self.count - 1 and self.size(name, i, least) < tensor.shape[d]:
-                    least += 1
-        return least
-
     def fill(self, name: Name, dtype: torch.dtype) -> float:
         """The number that a field is filled up with."""
         if name in self.values and not (name in _LABELS and dtype == torch.bool):
@@ -185,19 +176,11 @@ class CollatedAlone:
         self._collate, self._shapes = collate_fn, shapes
 
     def __call__(self, examples: Any) -> Any:
-        if len(examples) and isinstance(examples, (list, Tensor)):
-            parts = [self._alone(examples[i : i + 1]) for i in range(len(examples))]
-            tensors = [list(named_tensors(part)) for part in parts]
-            if not all(tensor.dim() and tensor.shape[0] == 1 for own in tensors for _, tensor in own):
-                raise LoaderError(
-                    "collate_fn is called on each example alone, and must then give tensors with one row, of shape "
-                    "(1, ..): it drops, repeats or packs examples, or gives a number for the whole batch"
-                )
-            batch = joined(parts, self._shapes)
-            if self._shapes is None:
-                return batch
-            return Collated(batch, np.array([self._shapes.number(own) for own in tensors]))
-        return Collated(self._collate(examples), None)  # of none, or by a data set whose __getitems__ joins them itself
+        if not len(examples) or not isinstance(examples, (list, Tensor)):
+            return Collated(self._collate(examples), None)  # of none, or joined by a data set's own __getitems__
+        joining = Joining(self._shapes, len(examples))
+        batch = joining.join([self._alone(examples[i : i + 1]) for i in range(len(examples))])
+        return batch if self._shapes is None else Collated(batch, joining.numbers)
 
     def _alone(self, example: Any) -> Any:
         """The batch of one example. This is where the user's function is called in a run."""
@@ -266,34 +249,80 @@ def _fields(batch: Any) -> list[tuple[Name, Any]]:
     return list(vars(batch).items()) if hasattr(batch, "__dict__") and not isinstance(batch, type) else []
 
 
-def joined(parts: list[Any], shapes: PublicShapes | None, name: Name = None) -> Any:
-    """Batches one behind the other, padded to the largest of the public shapes.
+class Joining:
+    """Puts batches one behind the other, padded to the largest of the public shapes.
 
-    Args: name: of the field that they are.
+    Args:
+        shapes: None: all must have one shape.
+        examples: how many there are, where each batch must be of one example; None: of any number.
+
+    Attributes:
+        numbers: (examples,) of each one's shape: the least that holds it; the largest for one that none holds.
     Raises: LoaderError where they cannot be joined. It says nothing of which, or how large.
     """
+
+    def __init__(self, shapes: PublicShapes | None, examples: int | None = None) -> None:
+        self._shapes, self.numbers = shapes, None if examples is None else np.zeros(examples, np.int64)
+
+    def join(self, parts: list[Any], name: Name = None) -> Any:
+        """The parts of a field of this name, joined."""
+        first = parts[0]
+        if len(set(map(type, parts))) > 1:
+            raise LoaderError("collate_fn gives one example other types than another; give all the same")
+        if isinstance(first, Tensor):
+            return self._tensors(parts, name)
+        if isinstance(first, np.ndarray):
+            if first.dtype.kind not in "biufc":
+                return np.concatenate(parts)
+            return self._tensors([torch.from_numpy(part) for part in parts], name).numpy()
+        if isinstance(first, list) and not any(map(_has_fields, parts)):
+            return [value for part in parts for value in part]
+        keys, columns = _columns(parts)
+        if not keys and not isinstance(first, (Mapping, list, tuple)):
+            return _one_setting(parts)
+        values = [
+            self.join(column, key if isinstance(key, str) or name is None else name)
+            for key, column in zip(keys, columns, strict=True)
+        ]
+        return _rebuilt(first, keys, values)
+
+    def _tensors(self, parts: list[Tensor], name: Name) -> Tensor:
+        first = parts[0]
+        if self.numbers is not None and not all(part.dim() and part.shape[0] == 1 for part in parts):
+            raise LoaderError(
+                "collate_fn is called on each example alone, and must then give tensors with one row, of shape "
+                "(1, ..): it drops, repeats or packs examples, or gives a number for the whole batch"
+            )
+        if len({(part.dtype, part.dim()) for part in parts}) > 1:
+            raise LoaderError("collate_fn gives one example tensors of another dtype, or of more dimensions")
+        dims = [] if self._shapes is None else self._shapes.dims(name, first)
+        padded = {d for d, _ in dims}
+        if len({tuple(n for d, n in enumerate(part.shape[1:], 1) if d not in padded) for part in parts}) > 1:
+            raise LoaderError(
+                f"the examples of a batch differ in shape, and one would show in the rows of others: {_PAD}"
+            )
+        if self._shapes is None or not dims:
+            return first if len(parts) == 1 else torch.cat(parts)
+        if self.numbers is not None:
+            for d, i in dims:
+                held = [self._shapes.size(name, i, k) for k in range(self._shapes.count - 1)]
+                np.maximum(self.numbers, np.searchsorted(held, [part.shape[d] for part in parts]), out=self.numbers)
+        return _padded(parts, name, dims, self._shapes)
+
+
+def _columns(parts: list[Any]) -> tuple[list[Any], list[list[Any]]]:
+    """The names of the fields of containers, and each field of all of them."""
     first = parts[0]
-    if any(type(part) is not type(first) for part in parts):
-        raise LoaderError("collate_fn gives one example other types than another; give all the same")
-    if isinstance(first, Tensor):
-        return _joined_tensors(parts, name, shapes)
-    if isinstance(first, np.ndarray):
-        if first.dtype.kind not in "biufc":
-            return np.concatenate(parts)
-        return _joined_tensors([torch.from_numpy(part) for part in parts], name, shapes).numpy()
-    if isinstance(first, list) and not _has_fields(first):
-        return [value for part in parts for value in part]
-    listed = [_fields(part) for part in parts]
-    if not listed[0] and not isinstance(first, (Mapping, list, tuple)):
-        return _joined_settings(parts)
-    keys = [key for key, _ in listed[0]]
-    if any([key for key, _ in one] != keys for one in listed):
-        raise LoaderError("collate_fn gives one example other fields than another; give all the same")
-    values = [
-        joined(list(column), shapes, key if isinstance(key, str) or name is None else name)
-        for key, column in zip(keys, zip(*([value for _, value in one] for one in listed), strict=True), strict=True)
-    ]
-    return _rebuilt(first, keys, values)
+    if isinstance(first, (list, tuple)):
+        keys: list[Any] = list(range(len(first)))
+        if all(len(part) == len(keys) for part in parts):
+            return keys, [list(column) for column in zip(*parts, strict=True)]
+    else:
+        listed = [dict(_fields(part)) for part in parts]
+        keys = list(listed[0])
+        if all(list(one) == keys for one in listed):
+            return keys, [[one[key] for one in listed] for key in keys]
+    raise LoaderError("collate_fn gives one example other fields than another; give all the same")
 
 
 def _rebuilt(first: Any, keys: list[Any], values: list[Any]) -> Any:
@@ -313,7 +342,7 @@ def _rebuilt(first: Any, keys: list[Any], values: list[Any]) -> Any:
     return made
 
 
-def _joined_settings(parts: list[Any]) -> Any:
+def _one_setting(parts: list[Any]) -> Any:
     first = parts[0]
     if isinstance(first, (int, float)) and not isinstance(first, bool):
         raise LoaderError("collate_fn gives a Python number, which is of one example or of all: make it a tensor (1,)")
@@ -322,22 +351,14 @@ def _joined_settings(parts: list[Any]) -> Any:
     return first
 
 
-def _joined_tensors(parts: list[Tensor], name: Name, shapes: PublicShapes | None) -> Tensor:
+def _padded(parts: list[Tensor], name: Name, dims: list[tuple[int, int]], shapes: PublicShapes) -> Tensor:
+    """Tensors one behind the other, each padded to the largest shape in these dimensions."""
     first = parts[0]
-    dims = [] if shapes is None else shapes.dims(name, first)
-    if any(part.dtype != first.dtype or part.dim() != first.dim() for part in parts):
-        raise LoaderError("collate_fn gives one example tensors of another dtype or of more dimensions than another")
-    padded = {d for d, _ in dims}
-    common = [size for d, size in enumerate(first.shape) if d not in padded]
-    if any([size for d, size in enumerate(part.shape) if d not in padded][1:] != common[1:] for part in parts):
-        raise LoaderError(f"the examples of a batch differ in shape, and one would show in the rows of others: {_PAD}")
-    if shapes is None or not dims:
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
     shape = [sum(map(len, parts)), *first.shape[1:]]
     for d, i in dims:
         shape[d] = shapes.size(name, i, shapes.count - 1)
     fill = shapes.fill(name, first.dtype)
-    if padded == {1} and shape[0] == len(parts):  # in one call, of which the last row has the length of all
+    if [d for d, _ in dims] == [1] and shape[0] == len(parts):  # one call, whose last row has the length of all
         rows = [part[0, : shape[1]] for part in parts]
         rows.append(first.new_empty(shape[1:]))
         return pad_sequence(rows, True, fill, "left" if shapes.left else "right")[:-1]
@@ -378,7 +399,7 @@ class RowShapes:
 
     @classmethod
     def of(cls, batch: Any, numbers: Rows, shapes: PublicShapes) -> "RowShapes":
-        """Those of a batch that `joined` made."""
+        """Those of a batch that was joined."""
         fields = []
         for name, tensor in named_tensors(batch):
             cut = [
@@ -420,12 +441,16 @@ class ByShape:
     padding in front) is zero, and no gradient comes from there. Where an argument or an output cannot be matched to
     shapes, all rows run at the largest: as exact, and slower.
 
+    A model that counts its calls, or keeps the longest length, would tell how many lengths a batch has: it runs at the
+    largest too, once a batch.
+
     Args:
         clipping: the engine, a `PerUnitClipping`.
+        model: what it runs.
     """
 
-    def __init__(self, clipping: Any) -> None:
-        self._clipping, self._forward = clipping, clipping.forward
+    def __init__(self, clipping: Any, model: nn.Module) -> None:
+        self._clipping, self._forward, self._model = clipping, clipping.forward, model
         self._known: dict[Any, list[torch.Size | None] | None] = {}
 
     def __call__(
@@ -469,7 +494,11 @@ class ByShape:
         """
         key = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves), tuple(cuts)
         if key not in self._known:
-            none, before = torch.zeros(0, dtype=torch.int64), self._clipping.state_dict()
+            none, before, kept = (
+                torch.zeros(0, dtype=torch.int64),
+                self._clipping.state_dict(),
+                _numbers_in(self._model),
+            )
             try:
                 with torch.no_grad(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -478,7 +507,20 @@ class ByShape:
             except Exception:  # of the model, which says the same at the largest, if it fails there
                 self._known[key] = None
             self._clipping.load_state_dict(before)
+            after = _numbers_in(self._model)
+            if after != kept:
+                self._known[key] = None
+                for part, numbers, new in zip(self._model.modules(), kept, after, strict=True):
+                    for name in new.keys() - numbers.keys():
+                        delattr(part, name)
+                    vars(part).update(numbers)
         return self._known[key]
+
+
+def _numbers_in(model: nn.Module) -> list[dict[str, Any]]:
+    """The plain values that each module of a model keeps."""
+    plain = (int, float, str, type(None))
+    return [{name: value for name, value in vars(part).items() if isinstance(value, plain)} for part in model.modules()]
 
 
 def _nowhere(sums: dict[str, Tensor]) -> None:

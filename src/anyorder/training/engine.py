@@ -33,7 +33,7 @@ from torch.utils.data import DistributedSampler, IterableDataset
 from anyorder import checks
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Cut, Rule
-from anyorder.clipping.coupling import LossWatch
+from anyorder.clipping.loss import LossWatch, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
 from anyorder.clipping.torch_private import never_compiled
@@ -64,6 +64,7 @@ from anyorder.training.distributed import (
     local,
     whole,
 )
+from anyorder.training.dry_run import try_model
 from anyorder.training.optimizers import (
     check_arguments,
     guard_schedulers,
@@ -121,6 +122,8 @@ class Training:
         order: the loader's, in words.
         left_out: names of parameters that are frozen because the optimizer does not hold them.
     """
+
+    _tried: bool
 
     def __init__(
         self,
@@ -186,9 +189,14 @@ class Training:
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's outputs; their backward pass gives the sum of the units' clipped gradients to `_receive`."""
+        if not self._tried:
+            try_model(self._model, args, kwargs)
+            self._tried = True
         ledger, waiting = self.release.ledger, self._waiting
         step = ledger.step
         # units: whose rows the model is called on
+        given = (args, kwargs)
+        args, kwargs = unwatched(args), unwatched(kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         batch, units = self._batch_of(tensors) if self._group is None else self._batch_of_ranks(tensors, step)
         if waiting.batches:
@@ -219,9 +227,7 @@ class Training:
             outputs = forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
         if batch.padding:
             outputs = without_padding(outputs, len(batch.units))
-        if not self._watch.done or self._watch.labels:
-            outputs = self._watch.outputs(outputs)
-        return outputs
+        return self._watch.outputs(outputs, given)
 
     def _batch_of(self, tensors: list[Tensor]) -> tuple[Batch, Units | list[Any]]:
         """The batch that the model is called on, and its units."""
@@ -271,8 +277,6 @@ class Training:
         if step != self.release.ledger.step:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
-        if not self._watch.done:
-            self._watch.came_back()
         before = self._waiting
         if before.sums:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
@@ -438,8 +442,10 @@ class Training:
             options.chunk_size, self.plan.grid, options.rule, options.non_finite,
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
-        self._by_shape = None if options.shapes is None else ByShape(self._clipping)
-        self._watch = LossWatch()
+        self._by_shape = None if options.shapes is None else ByShape(self._clipping, self._model)
+        self._watch = LossWatch(options.loss_reduction)
+        self.loader.show, self.loader.shown = self._watch.batch, unwatched
+        self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
         self._next_coins = 0
         self._discard()
 
@@ -488,6 +494,11 @@ class Training:
         if self._tables is not None and self._tables.are_lazy:
             self._tables.check_step()
             self.release.flush()
+
+    @property
+    def loss_kept(self) -> str | None:
+        """How the rows of the loss are kept apart: "proved", "mapped" (in a batch at least), None before the first."""
+        return self._watch.kept
 
     def save(self, extra: dict[str, Any] | None) -> None:
         """Write the checkpoint; see `PrivacyEngine.save`."""
@@ -615,6 +626,7 @@ class PrivateModule(nn.Module):
         """The model's outputs, one row for each example."""
         if self.training and torch.is_grad_enabled():
             return self._private_forward(args, kwargs)
+        args, kwargs = unwatched(args), unwatched(kwargs)
         if self._check_shown is not None:
             self._check_shown()
         if not torch.is_grad_enabled():

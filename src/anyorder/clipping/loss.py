@@ -1,0 +1,981 @@
+"""The loss of a batch, from the model's outputs to `backward`: proved row by row, or run again row by row, or refused.
+
+Clipping bounds what a unit adds if each example's loss depends on that example alone. The loss is the caller's own
+code, between `model(x)` and `loss.backward()`. So the tensors of a batch and the model's outputs are handed out as
+tensors that write down what is done with them, in every batch:
+
+    proved    each operation, as it really runs, is carried through the rules of `rows`, and the loss is a total: a sum
+              over rows, each a function of its own row, times public constants. Then the gradient that comes to an
+              output's row is that of its own term, and is used as it is.
+    mapped    an operation has no rule, or something else may have touched the graph. What was written down is run
+              again under vmap, each row's outputs and targets alone. What goes back to the outputs are these gradients,
+                  sum_i grad l(outputs_i, targets_i) / rows        (not divided where loss_reduction="sum")
+              whatever the batch's loss was: nobody is told whether they differ from its own.
+    refused   rows are known to meet before the final sum; or the loss came by a way that is not written down; or vmap
+              cannot run it. What decides are operations, shapes and where tensors come from, never their numbers.
+
+What counts as data is what the loader hands out and what is computed of it: a total of it that divides (`mask.sum()`,
+counts of classes) couples. A tensor that never met the batch is a public constant. Numbers that left torch are not
+followed: a Python number in the loss is the caller's word that it is public.
+
+*Normalisers.* A mean over a tensor divides by its shape, of which the rows are public; other dimensions (a padded
+length) are the same for every row of the batch, and are public where lengths are. A mean over labels (`cross_entropy`,
+`nll_loss`) that may not count is, here,
+
+    (1 / rows) sum_i  ( sum of row i's counted terms / number of row i's counted labels )
+
+of which the i-th term is a function of row i alone, whatever the padded length: what the criterion gives for row i by
+itself, and zero where none of its labels counts. Where each row has one label, or all count, it is torch's own number.
+"""
+
+import copy
+import functools
+import itertools
+import weakref
+from collections import UserDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.func import vmap
+from torch.nn import functional as F
+
+from anyorder import checks
+from anyorder.clipping import torch_private as private
+from anyorder.clipping.coupling import check_argument, check_nothing_kept
+from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, Picked, State, Total
+from anyorder.clipping.torch_private import pytree
+from anyorder.errors import AnyorderError, ModelError
+
+_CURE = (
+    "take the loss of each example (reduction='none') and the mean over all examples, or give the criterion one "
+    "example at a time with anyorder.clipping.ExampleLoss"
+)
+_UNKNOWN_ORIGIN = Coupled(
+    "has a tensor of unknown origin that is not one row for each example: a number that depends on all of them would "
+    "couple them, so that one moves the gradients of others. If it is a constant, make it a Python number with "
+    "float(), or an nn.Parameter that needs no gradient"
+)
+_OF_BATCH = Coupled(
+    "has a tensor of the batch that is not one row for each example, so that one moves the gradients of others"
+)
+_EARLIER = Coupled("has numbers of an earlier batch, so that its examples move the gradients of others")
+_WRITTEN = Coupled(
+    "has a tensor into which numbers of the batch were written, so that one example may move the gradients of others"
+)
+_NOT_FOLLOWED = Coupled("comes by a way that is not followed, so that one example may move the gradients of others")
+
+
+# -- a run -----------------------------------------------------------------------------------------------------------
+
+
+class LossWatch:
+    """Watches what is done with the batches and outputs of a run.
+
+    Args:
+        reduction: how the loss joins examples, "mean" or "sum": what gradients of single rows are divided by.
+
+    Attributes:
+        kept: how rows are kept apart in all batches so far: "proved", "mapped" (in one of them at least), or None
+            before the first loss.
+    """
+
+    def __init__(self, reduction: str = "mean") -> None:
+        self.reduction = reduction
+        self.kept: str | None = None
+        self.known: dict[Any, tuple[list[State], State]] = {}
+        self.written: dict[int, weakref.ref[Tensor]] = {}  # by memory: into which numbers of a batch were written
+        self._newest: Callable[[], _Tape | None] = _nothing
+
+    def batch(self, batch: Any, rows: int) -> Any:
+        """A batch as the loop gets it: its tensors write down what is done with them."""
+        tape = _Tape(self, rows)
+        _leave_to_python()
+        shown = _changed(batch, tape.of_batch)
+        tape.followed_data = _all_followed(batch)
+        self._newest = weakref.ref(tape)
+        return shown
+
+    def outputs(self, outputs: Any, given: Any = ()) -> Any:
+        """The outputs of the model, called with `given`. Fewer than two rows couple nothing, and are left alone.
+
+        Raises: ModelError where rows were joined in what the model was given (mixup, statistics of the batch).
+        """
+        leaves = [outputs] if isinstance(outputs, Tensor) else pytree.tree_leaves(outputs)
+        size = next((len(t) for t in leaves if isinstance(t, Tensor) and t.requires_grad and t.dim()), 0)
+        if size < 2:
+            return outputs
+        tape, axis = self._tape_of(given, size)
+
+        def watched(leaf: Tensor) -> Tensor:
+            return tape.output(leaf, axis) if leaf.requires_grad and leaf.dim() else leaf
+
+        return _changed(outputs, watched)
+
+    def was_written(self, tensor: Tensor) -> bool:
+        """Whether numbers of a batch, this or an earlier one, were written into a tensor that is not watched."""
+        if not self.written:
+            return False
+        self.written = {start: own for start, own in self.written.items() if own() is not None}
+        return tensor.untyped_storage().data_ptr() in self.written
+
+    def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
+        """Where the batch is written down that the model was called with, and which rows of it these are."""
+        found = None
+        for leaf in _flat(given):
+            tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
+            state = tape.states[number] if tape is not None and not tape.closed else None
+            if isinstance(state, Coupled) and state is not _OF_BATCH:
+                raise ModelError(
+                    f"the model was given a tensor that {state.why}: give it rows of single examples, as the loader did"
+                )
+            if found is None and tape is not None and isinstance(state, ByRow) and len(leaf) == size:
+                found = tape, state.axis
+        if found is not None:
+            return found
+        newest = self._newest()
+        if newest is None or newest.closed or newest.sizes != [size]:
+            newest = _Tape(self, size)
+            _leave_to_python()
+            self._newest = weakref.ref(newest)
+        return newest, (0,)
+
+
+def _nothing() -> None:
+    return None
+
+
+def unwatched(tree: Any) -> Any:
+    """The tree with ordinary tensors in the place of watched ones: as the loader made them, where they are so."""
+    return _changed(tree, _plain)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if type(tensor) is not _Watched:
+        return tensor
+    return _ordinary(tensor) if tensor.plain is None else tensor.plain
+
+
+def _changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The tree with other tensors: what `pytree` does, of which it takes a tenth of the time where trees are flat."""
+    kind = type(tree)
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if kind is tuple or kind is list:
+        return kind([_changed(leaf, change) for leaf in tree])
+    if kind is dict:
+        return {name: _changed(leaf, change) for name, leaf in tree.items()}
+    if isinstance(tree, UserDict):  # as Hugging Face's
+        changed = copy.copy(tree)
+        changed.data = _changed(tree.data, change)
+        return changed
+    return tree if kind in _SETTINGS else pytree.tree_map_only(Tensor, change, tree)
+
+
+def _flat(tree: Any) -> list[Any]:
+    """The leaves of tuples, lists and dicts."""
+    if type(tree) is dict:
+        tree = tuple(tree.values())
+    return [x for leaf in tree for x in _flat(leaf)] if type(tree) in (tuple, list) else [tree]
+
+
+_SETTINGS = frozenset({type(None), bool, int, float, str})
+
+
+def _all_followed(batch: Any) -> bool:
+    """Whether a batch is of tensors that are watched, and of nothing else from which tensors could be made."""
+    kind = type(batch)
+    if kind is tuple or kind is list:
+        return all(map(_all_followed, batch))
+    if kind is dict or isinstance(batch, UserDict):
+        return all(map(_all_followed, batch.values()))
+    return batch is None or (kind is Tensor and batch.layout is torch.strided)
+
+
+# -- a batch ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Node:
+    """In the place of a watched tensor in what was written down."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """In the place of a tensor that is not watched: its place among the tape's."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where numbers of the batch begin. `port`: which output of which node of autograd; None for data."""
+
+    number: int
+    tensor: Tensor
+    version: int
+    port: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A function as it was called, and the numbers of its results."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    results: list[int | None]
+    written: int | None = None
+    with_grad: bool = field(default_factory=torch.is_grad_enabled)
+
+
+class _Tape:
+    """What was done with a batch, up to its backward pass; with two, where one loss is made of them.
+
+    It holds the tensors of the batch and the outputs cut off from autograd, and no other that was computed of them:
+    numbers stand for these. The graph's hook knows the tape weakly. So no cycle goes through a tensor.
+    """
+
+    def __init__(self, watch: LossWatch, size: int) -> None:
+        self.watch, self.sizes = watch, [size]
+        self.closed = self.allowed = self.exposed = self.followed_data = False
+        self.states: list[State] = []
+        self.roots: list[_Source] = []
+        self.calls: list[_Call] = []
+        self.operands: list[Tensor] = []
+        self.foreign: set[int] = set()  # those of other batches
+        self.gradients: dict[tuple[int, int], Tensor] | None = None
+        self.trusted: list[Any] = []  # nodes of autograd behind which rows are alone
+        self.nodes: dict[int, int] = {}  # of outputs: of which batch they are
+        self.used: set[int] = set()  # batches whose gradients came
+        self.into: tuple[_Tape, int] | None = None
+        self._alive: list[weakref.ref[Tensor]] = []
+        self._autocast: list[tuple[str, bool, torch.dtype]] = []
+
+    # -- roots -------------------------------------------------------------------------------------------------------
+
+    def of_batch(self, tensor: Tensor) -> Tensor:
+        """A tensor of the batch that the loader made."""
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+            return tensor
+        by_row = tensor.dim() and len(tensor) == self.sizes[0]
+        shown: Any = self.follow(tensor, ByRow((0,), 0, 1) if by_row else _OF_BATCH)
+        shown.plain = tensor
+        self.roots.append(_Source(shown.number, tensor, private.version(tensor), None))
+        return shown  # type: ignore[no-any-return]
+
+    def output(self, output: Tensor, axis: tuple[Any, ...]) -> Tensor:
+        """An output of the model. What comes back to it goes through `_arrived`."""
+        if not isinstance(output.grad_fn, BackwardCFunction):
+            output = _Boundary.apply(output)  # type: ignore[no-untyped-call]
+        node: Any = output.grad_fn
+        if "of_outputs" not in vars(node):
+            node.of_outputs = next(_ids)
+            node.register_prehook(functools.partial(_arrived, weakref.ref(self), node.of_outputs))
+            self.nodes[node.of_outputs] = axis[0]
+            kinds = dict.fromkeys(("cpu", output.device.type))
+            self._autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
+        watched: Any = self.follow(output, ByRow(axis, 0, 1))
+        port = node.of_outputs, output.output_nr
+        self.roots.append(_Source(watched.number, output.detach(), private.version(output), port))
+        return watched  # type: ignore[no-any-return]
+
+    def follow(self, tensor: Tensor, state: State) -> Tensor:
+        """Watch a tensor."""
+        watched: Any = tensor.as_subclass(_Watched)
+        watched.tape, watched.number, watched.plain = self, len(self.states), None
+        self.states.append(state)
+        self._alive.append(weakref.ref(watched))
+        return watched  # type: ignore[no-any-return]
+
+    def join(self, other: "_Tape") -> None:
+        """Go on for another batch too."""
+        offset, batches, operands = len(self.states), len(self.sizes), len(self.operands)
+
+        def moved(tree: Any) -> Any:
+            tree = pytree.tree_map_only(_Node, lambda n: _Node(n.number + offset), tree)
+            return pytree.tree_map_only(_Operand, lambda n: _Operand(n.number + operands), tree)
+
+        for state in other.states:
+            if isinstance(state, (ByRow, Picked)):
+                state = state._replace(axis=(state.axis[0] + batches, *state.axis[1:]))
+            self.states.append(state)
+        self.sizes += other.sizes
+        self.roots += [_Source(r.number + offset, r.tensor, r.version, r.port) for r in other.roots]
+        self.calls += [
+            _Call(
+                c.function, moved(c.args), moved(c.kwargs), [None if r is None else r + offset for r in c.results],
+                None if c.written is None else c.written + offset, c.with_grad,
+            )
+            for c in other.calls
+        ]  # fmt: skip
+        self.operands += other.operands
+        self.foreign |= {i + operands for i in other.foreign}
+        self.trusted += other.trusted
+        self.nodes |= {node: axis + batches for node, axis in other.nodes.items()}
+        self._alive += other._alive
+        self.exposed = self.exposed or other.exposed
+        self.followed_data = self.followed_data and other.followed_data
+        other.into = self, offset
+        other._drop()
+
+    def close(self) -> None:
+        """The batch's backward pass has run: let go of everything."""
+        self.closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        self.roots, self.calls, self.operands, self.trusted, self._alive = [], [], [], [], []
+        self.gradients = None
+
+    # -- functions ---------------------------------------------------------------------------------------------------
+
+    def call(self, func: Callable[..., Any], args: Any, kwargs: Any, rule: Any = None) -> Any:
+        """Run a function, and write down what it was and what its results are."""
+        special = _SPECIAL.get(func)
+        function = (special(self, func, args, kwargs) or func) if special is not None else func
+        written_to: Any = args[0] if _writes(func) else None
+        own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
+        before = None if own else written_to.detach().as_subclass(Tensor).clone()
+        key: list[Any] = [func]
+        given: list[tuple[Tensor, State]] = []
+        stored = self._encode(args, key, given), self._encode(kwargs, key, given)
+        at: Any = tuple(key)
+        try:
+            known = self.watch.known.get(at) if rule is None else None
+        except TypeError:  # an argument without a hash: read under the rules each time
+            known, at = None, object()
+        if known is not None:
+            result = function(*args, **kwargs)
+            states, written = known
+        else:
+            result, states, written = self._interpret(function, args, kwargs, given, at, rule)
+        if not own:
+            earlier = type(written_to) is _Watched
+            self._adopt(written_to, _EARLIER if earlier else written)
+            self.calls.append(_Call(_on_copy(function), (before, *stored[0][1:]), stored[1], [written_to.number]))
+            return result
+        if written_to is not None:
+            self._write(written_to, written)
+        if isinstance(kwargs.get("out"), Tensor):
+            self._adopt(kwargs["out"], _NOT_FOLLOWED)
+        shown, numbers = self._shown(result, states)
+        if numbers or written_to is not None:
+            number = None if written_to is None else written_to.number
+            self.calls.append(_Call(function, *stored, numbers, number))
+        return shown
+
+    def _shown(self, result: Any, states: list[State]) -> tuple[Any, list[int | None]]:
+        """The result, watched, and the numbers of its tensors."""
+        if isinstance(result, Tensor):
+            watched: Any = result if type(result) is _Watched else self.follow(result, states[0])
+            return watched, [watched.number]
+        leaves, structure = pytree.tree_flatten(result)
+        if not any(isinstance(leaf, Tensor) for leaf in leaves):
+            return result, []
+        shown = [
+            leaf if type(leaf) is _Watched or not isinstance(leaf, Tensor) else self.follow(leaf, state)
+            for leaf, state in zip(leaves, states, strict=True)
+        ]
+        return pytree.tree_unflatten(shown, structure), [x.number if type(x) is _Watched else None for x in shown]
+
+    def _adopt(self, tensor: Any, state: State) -> None:
+        """Numbers of the batch were written into a tensor that stood outside: watch it from here on, as it is."""
+        for one in (tensor, tensor._base):
+            if type(one) is Tensor:
+                one.__class__ = _Watched
+            if type(one) is _Watched:
+                one.tape, one.number, one.plain = self, len(self.states), None
+                self.states.append(state if one is tensor else _WRITTEN)
+                self._alive.append(weakref.ref(one))
+            elif one is not None:
+                self.watch.written[one.untyped_storage().data_ptr()] = weakref.ref(one)
+
+    def _interpret(
+        self, function: Any, args: Any, kwargs: Any, given: list[tuple[Tensor, State]], key: Any, rule: Any
+    ) -> tuple[Any, list[State], State]:
+        """Run the function under the rules; what they find is kept for calls of the same shapes and states."""
+        inside = Interpreter()
+        for tensor, state in given:
+            inside.put(tensor, state)
+        if rule is None:
+            with inside:
+                result = function(*args, **kwargs)
+        else:
+            result = function(*args, **kwargs)
+        leaves = pytree.tree_leaves(result)
+        found = rule([state for _, state in given]) if rule is not None else None
+        unknown = NoRule("a tensor that no function made") if any(s is not None for _, s in given) else None
+        states = [(found or inside.state(t, unknown)) if isinstance(t, Tensor) else None for t in leaves]
+        written = inside.state(args[0]) if args and isinstance(args[0], Tensor) else None
+        if (inside.looked and function not in _LOOKS) or kwargs.get("out") is not None:
+            states = [s if isinstance(s, Coupled) else NoRule("a look at numbers") for s in states]
+            written = written if isinstance(written, Coupled) else NoRule("a look at numbers")
+        if rule is None and not inside.exact:
+            if len(self.watch.known) >= _KNOWN:
+                self.watch.known.clear()
+            self.watch.known[key] = states, written
+        return result, states, written
+
+    def _encode(self, value: Any, key: list[Any], given: list[tuple[Tensor, State]]) -> Any:
+        """What stands for an argument; the key is all that rules may depend on."""
+        kind = type(value)
+        if kind is _Watched:
+            tape, number = _place(value)
+            state = self.states[number] if tape is self else _of_another(tape, number)
+            key += (state, value.shape, value.dtype)
+            given.append((value, state))
+            if tape is self:
+                return _Node(number)
+            self.foreign.add(len(self.operands))
+            self.operands.append(value.as_subclass(Tensor).detach())
+            return _Operand(len(self.operands) - 1)
+        if isinstance(value, Tensor):
+            state = self._origin(value)
+            key += (state, value.shape, value.dtype)
+            given.append((value, state))
+            self.operands.append(value if kind is nn.Parameter or not value.requires_grad else value.detach())
+            return _Operand(len(self.operands) - 1)
+        if kind in (tuple, list):
+            key.append(kind)
+            made = [self._encode(one, key, given) for one in value]
+            key.append(len(made))
+            return tuple(made) if kind is tuple else made
+        if kind is dict:
+            key.append(tuple(value))
+            return {name: self._encode(one, key, given) for name, one in value.items()}
+        if kind is slice:
+            key += (kind, value.start, value.stop, value.step)
+        elif kind is float or kind is complex:
+            key.append(kind)  # no rule looks at it, and it may follow a schedule
+        else:
+            key += (kind, value if getattr(kind, "__hash__", None) is not None else id(value))
+        return value
+
+    def _origin(self, tensor: Tensor) -> State:
+        """Where a tensor that is not watched comes from."""
+        if tensor.requires_grad and not tensor.is_leaf and _walk(tensor.grad_fn, self.trusted)[0]:
+            return _NOT_FOLLOWED
+        if self.watch.was_written(tensor):
+            return _WRITTEN
+        if self.followed_data or isinstance(tensor, nn.Parameter):
+            return None
+        size = self.sizes[0]
+        if tensor.dim() and len(tensor) and len(tensor) % size == 0:
+            return ByRow((0,), 0, len(tensor) // size)
+        return _UNKNOWN_ORIGIN
+
+    def _write(self, written: Any, state: State) -> None:
+        """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
+        number = _place(written)[1]
+        if self.states[number] == state:
+            return
+        start = written.untyped_storage().data_ptr()
+        for reference in self._alive:
+            other: Any = reference()
+            if other is not None and other is not written and other.untyped_storage().data_ptr() == start:
+                self.states[_place(other)[1]] = _WRITTEN
+        self.states[number] = state
+
+    # -- backward ----------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: Any, args: Any, kwargs: Any) -> Any:
+        """Prove the loss, or run it row by row, or refuse it; then go back."""
+        gradient = args[0] if args else kwargs.get("gradient")
+        if gradient is None and loss.numel() > 1:
+            raise ModelError(
+                f"the loss must be one number, and has shape {tuple(loss.shape)}: call loss.mean().backward(). A "
+                "criterion with reduction='none', and a model that computes its own loss, give one for each example"
+            )
+        reached, own = _walk(loss.grad_fn, self.trusted)
+        if not reached:  # the loss of a detached copy, perhaps
+            return Tensor.backward(unwatched(loss), *unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
+        if own:
+            raise _unseen()
+        kept = self._judge(loss, gradient)
+        self.allowed = True
+        try:
+            result = Tensor.backward(unwatched(loss), *unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
+        finally:
+            self.allowed, self.gradients = False, None
+        self.watch.kept = "mapped" if "mapped" in (kept, self.watch.kept) else kept
+        self.close()
+        return result
+
+    def _judge(self, loss: Any, gradient: Tensor | None) -> str:
+        """How rows are kept apart."""
+        number = _place(loss)[1]
+        state = self.states[number]
+        if gradient is not None:
+            product: Any = self.call(torch.sum, (self.call(torch.mul, (loss, gradient), {}),), {})
+            number, state = product.number, self.states[product.number]
+        if isinstance(state, (Coupled, Picked)):
+            why = state.why if isinstance(state, Coupled) else "is of what a mask chose"
+            raise ModelError(f"the loss couples examples: it {why}; {_CURE}")
+        if isinstance(state, (Total, ByRow)) and not self.exposed:
+            return "proved"
+        self.gradients = self._of_single_rows(number)
+        return "mapped"
+
+    def _of_single_rows(self, end: int) -> dict[tuple[int, int], Tensor]:
+        """The gradients of the sum of single rows' losses, by output.
+
+        A row's loss is that of a batch of the row alone; of as many copies of it as the batch has rows, where a call
+        was given a number or a constant of as many rows (`loss.sum() / len(y)`): a function of one row either way.
+        """
+        calls, needed = self._needed(end)
+        roots = [r for r in self.roots if r.number in needed]
+        operands = {n.number for c in calls for n in _leaves(c, _Operand)}
+        axes = {state.axis for r in roots if isinstance(state := self.states[r.number], ByRow)}
+        written = any(private.version(r.tensor) != r.version for r in roots)
+        if len(axes) != 1 or written or operands & self.foreign:
+            raise _cannot_map("it is made of two batches, or of rows in another order, or was written in place")
+        size = len(roots[0].tensor)
+        by_row = [
+            i for i in sorted(operands)
+            if self.operands[i].dim() and len(self.operands[i]) == size
+            and not isinstance(self.operands[i], nn.Parameter)
+        ]  # fmt: skip
+        copies = size if any(_counts_rows(c, size) for c in calls) else 1
+        if by_row and self.followed_data:  # constants, one for each row, or of that shape by chance
+            by_row, copies = [], size
+        leaves = [r.tensor if r.port is None else r.tensor.detach().requires_grad_() for r in roots]
+
+        def row(*rows: Tensor) -> Tensor:
+            alone = [t.unsqueeze(0).expand(copies, *t.shape) for t in rows]
+            values = {r.number: t for r, t in zip(roots, alone, strict=False)}
+            operands = dict(zip(by_row, alone[len(roots) :], strict=True))
+            for call in calls:
+                args, kwargs = self._replaced((call.args, call.kwargs), values, operands)
+                with torch.set_grad_enabled(call.with_grad):
+                    function = call.function.of(copies) if isinstance(call.function, _Mean) else call.function
+                    made = pytree.tree_leaves(function(*args, **kwargs))
+                if call.results:
+                    values |= {n: t for n, t in zip(call.results, made, strict=True) if n is not None}
+            return values[end].reshape(())
+
+        outputs = [(r.port, t) for r, t in zip(roots, leaves, strict=True) if r.port is not None]
+        try:
+            with self._as_then():
+                given = [*leaves, *(self.operands[i] for i in by_row)]
+                total = vmap(row, randomness="different")(*given).sum()
+                if self.watch.reduction == "mean" or copies > 1:
+                    total = total / size
+                found = torch.autograd.grad(total, [t for _, t in outputs], allow_unused=True)
+        except (AnyorderError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise _cannot_map(f"vmap cannot run it ({type(error).__name__})") from error
+        pairs = zip(outputs, found, strict=True)
+        return {port: torch.zeros_like(t) if g is None else g for (port, t), g in pairs if port is not None}
+
+    def _needed(self, end: int) -> tuple[list[_Call], set[int]]:
+        """The calls that the loss was made by, in order."""
+        needed, calls = {end}, []
+        for call in reversed(self.calls):
+            if needed.intersection(n for n in (*call.results, call.written) if n is not None):
+                calls.append(call)
+                needed |= {n.number for n in _leaves(call, _Node)}
+        return calls[::-1], needed
+
+    def _replaced(self, tree: Any, values: dict[int, Tensor], operands: dict[int, Tensor]) -> Any:
+        def of(leaf: Any) -> Any:
+            if type(leaf) is _Node:
+                return values[leaf.number]
+            return operands.get(leaf.number, self.operands[leaf.number]) if type(leaf) is _Operand else leaf
+
+        return pytree.tree_map(of, tree)
+
+    @contextmanager
+    def _as_then(self) -> Iterator[None]:
+        """Gradients on, autocast as it was, and the generators of torch as they are after it."""
+        devices = sorted({r.tensor.device.index for r in self.roots if r.tensor.device.type == "cuda"})
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.random.fork_rng(devices))
+            for device_type, enabled, dtype in self._autocast:
+                stack.enter_context(torch.autocast(device_type, dtype, enabled, cache_enabled=False))
+            yield
+
+
+_KNOWN = 4096
+"""Calls whose states are kept; then it is begun again."""
+
+
+def _leaves(call: _Call, kind: type) -> list[Any]:
+    return [leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if type(leaf) is kind]
+
+
+def _counts_rows(call: _Call, rows: int) -> bool:
+    """Whether a call was given a number that may come of the number of rows."""
+    numbers = [x for x in pytree.tree_leaves((call.args, call.kwargs)) if type(x) in (int, float) and x and x == x]
+    return any((abs(y) >= rows and y % rows == 0) for x in numbers for y in (x, 1 / x))
+
+
+def _unseen() -> ModelError:
+    return ModelError(
+        "the loss couples examples, or may: its gradients come to the private model's outputs by a way that is not "
+        "followed (an autograd.Function of one's own, torch.autograd.backward, a scripted function, or gradients given "
+        f"by hand). Call loss.backward() on a loss made of torch's functions; {_CURE}"
+    )
+
+
+def _cannot_map(why: str) -> ModelError:
+    return ModelError(
+        "the loss couples examples, or may: it is not made of operations that are known to keep rows apart, and cannot "
+        f"be run row by row, since {why}, so that one example may move the gradients of others; {_CURE}"
+    )
+
+
+_ids = itertools.count()
+
+
+class _Boundary(torch.autograd.Function):
+    """Where the loss begins, for outputs that no autograd function of the package made."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor) -> Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _arrived(of: "weakref.ref[_Tape]", node: int, gradients: tuple[Tensor | None, ...]) -> Any:
+    """Gradients came to a node of the model's outputs: only those of a loss that was judged go on."""
+    tape = of()
+    while tape is not None and tape.into is not None:
+        tape = tape.into[0]
+    if tape is None or not (tape.allowed or (tape.closed and tape.nodes[node] in tape.used)):
+        raise _unseen()
+    tape.used.add(tape.nodes[node])  # a second backward pass of the batch is refused by the engine
+    if tape.gradients is None:
+        return None
+    return tuple(tape.gradients.get((node, i), g) for i, g in enumerate(gradients))
+
+
+def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool]:
+    """Whether a graph reaches outputs of the model, and whether a function with a backward of its own lies before."""
+    seen: set[Any] = {None}
+    nodes, reached, own = [start], False, False
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in trusted or (isinstance(node, BackwardCFunction) and "of_outputs" in vars(node)):
+            reached = True
+            continue
+        own = own or isinstance(node, BackwardCFunction)
+        nodes += [following for following, _ in node.next_functions]
+    return reached, own
+
+
+# -- functions that are given another form ---------------------------------------------------------------------------
+
+
+def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "_Mean | None":
+    """A mean over labels, as a mean over so many rows: see the head of this file."""
+    given = {"ignore_index": -100, "weight": None, **dict(zip(_LABEL_NAMES, args, strict=False)), **kwargs}
+    labels = given["target"]
+    if not _is_mean(given) or labels.is_floating_point():  # of probabilities: a mean over all rows
+        return None
+    if given["weight"] is not None:
+        raise _weighted(func)
+    state = next((tape.states[_place(t)[1]] for t in (given["input"], labels) if type(t) is _Watched), None)
+    if not isinstance(state, ByRow) or state.dim != 0 or len(state.axis) > 1:
+        return None
+    size = tape.sizes[state.axis[0]]
+    if not size or not labels.numel() or labels.numel() % size:
+        return None
+    return _Mean(func, labels.numel() // size, size)
+
+
+class _Mean:
+    """The mean over rows of a row's mean over those of its labels that count; 0 for a row without any."""
+
+    def __init__(self, func: Any, labels: int, rows: int) -> None:
+        self._func, self._labels, self._rows = func, labels, rows
+
+    def of(self, rows: int) -> "_Mean":
+        """The same of another number of rows."""
+        return _Mean(self._func, self._labels, rows)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        given = {**dict(zip(_LABEL_NAMES, args, strict=False)), **kwargs, "size_average": None, "reduce": None}
+        if self._labels == 1:
+            return self._func(**{**given, "reduction": "sum"}) / self._rows  # type: ignore[no-any-return]
+        terms = self._func(**{**given, "reduction": "none"}).reshape(self._rows, -1).sum(1)
+        counted = (given["target"] != given.get("ignore_index", -100)).reshape(self._rows, -1).sum(1)
+        return (terms / counted.clamp(min=1)).sum() / self._rows  # type: ignore[no-any-return]
+
+
+def _is_mean(given: dict[str, Any]) -> bool:
+    legacy = given.get("size_average"), given.get("reduce")
+    if legacy != (None, None):
+        return False not in legacy
+    return bool(given.get("reduction", "mean") == "mean")
+
+
+def _of_weights(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
+    """A mean by weights of single numbers divides by the weights of all rows; a column meets every row."""
+    names = ("input", "target", "size_average", "reduce", "reduction")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    shapes, size = {tuple(given["input"].shape), tuple(given["target"].shape)}, tape.sizes[0]
+    if size > 1 and shapes == {(size, 1), (size,)}:
+        raise ModelError(
+            f"the loss joins each example's output with the numbers of all others: {func.__name__} was given the "
+            f"shapes ({size}, 1) and ({size},), which broadcast to ({size}, {size}), so that one example moves the "
+            "gradients of others; give both the same shape, for example output.squeeze(1) or target.unsqueeze(1)"
+        )
+    if given.get("weight") is not None and _is_mean(given):
+        raise _weighted(func)
+
+
+def _weighted(func: Any) -> ModelError:
+    return ModelError(
+        f"{func.__name__} with weight= and reduction='mean' divides by the weights of the whole batch, so that one "
+        "example's label moves the gradients of others; take reduction='none' and the mean over all examples: "
+        f"{func.__name__}(.., weight=weight, reduction='none').mean()"
+    )
+
+
+_LABEL_NAMES = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
+_SPECIAL: dict[Any, Callable[..., Any]] = {
+    F.cross_entropy: _of_labels, F.nll_loss: _of_labels,
+    F.mse_loss: _of_weights, F.l1_loss: _of_weights, F.huber_loss: _of_weights, F.smooth_l1_loss: _of_weights,
+}  # fmt: skip
+_LOOKS = (F.gaussian_nll_loss, F.one_hot)
+"""Functions that look at numbers only to refuse what is out of their range."""
+
+
+@functools.cache
+def _writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        others = ("__int__", "__index__", "__invert__", "__iter__")
+        return name == "__setitem__" or (name.startswith("__i") and name not in others)
+    return name.endswith("_")
+
+
+def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that writes its first argument, as one that returns what it would write."""
+
+    def on_copy(first: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        written = first.clone()
+        function(written, *args, **kwargs)
+        return written
+
+    return on_copy
+
+
+# -- the tensors -----------------------------------------------------------------------------------------------------
+
+
+class _Watched(Tensor):
+    """A tensor of a batch, an output of the private model, or what was computed from them."""
+
+    tape: _Tape | None = None
+    number: int = -1
+    plain: Tensor | None = None
+
+    def __format__(self, spec: str) -> str:
+        return format(_ordinary(self), spec)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return repr(_ordinary(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return copy.deepcopy(_ordinary(self), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _ordinary(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with private.WithoutSubclasses():
+            if func in _READS:
+                return func(*args, **kwargs)
+            tape = _tape_of(args, kwargs)
+            if tape is None or tape.closed:
+                return _of_earlier(tape, func, args, kwargs)
+            if func is Tensor.backward:
+                return tape.backward(args[0], args[1:], kwargs)
+            if func is torch.autograd.backward:
+                loss, *rest = args or (kwargs.pop("tensors"),)
+                one = loss[0] if isinstance(loss, (tuple, list)) and len(loss) == 1 else loss
+                if type(one) is not _Watched or rest or kwargs.get("grad_tensors") is not None:
+                    raise _unseen()
+                return tape.backward(one, (), {k: v for k, v in kwargs.items() if v is not None})
+            if func in _HOOKS:
+                raise ModelError(
+                    "a hook on an output of the private model, or on what is computed from it, sees the gradients of "
+                    f"all examples, and couples them; {_CURE}"
+                )
+            if func is Tensor.__iter__:
+                return iter(tape.call(torch.unbind, (args[0], 0), {}))
+            if getattr(func, "__name__", "") == "__get__":
+                result = func(*args, **kwargs)
+                if not isinstance(result, Tensor):
+                    tape.exposed = tape.exposed or isinstance(result, torch.autograd.graph.Node)
+                    return result
+            return tape.call(func, args, kwargs)
+
+
+_HOOKS = {Tensor.register_hook}
+_READS = {getattr(getattr(Tensor, name), "__get__", None) for name in (
+    "shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout", "is_cuda", "is_sparse",
+)} | {
+    Tensor.dim, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.storage_offset, Tensor.element_size,
+    Tensor.__len__, Tensor.__hash__, Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex,
+    torch.is_complex, torch.numel, Tensor.is_contiguous, Tensor.data_ptr, Tensor.untyped_storage, Tensor.item,
+    Tensor.tolist, Tensor.numpy, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__,
+    Tensor.retain_grad,
+}  # fmt: skip
+"""What gives no tensor, and opens no way into the graph."""
+
+
+def _tape_of(args: Any, kwargs: Any) -> _Tape | None:
+    """The tape of the tensors that a function is given; those of several open ones are joined."""
+    found: _Tape | None = None
+    for value in (*args, *kwargs.values()):
+        kind = type(value)
+        if kind is _Watched:
+            tape = _place(value)[0]
+        elif kind is tuple or kind is list:
+            tape = _tape_of(value, _NO_NAMES)
+        else:
+            continue
+        if tape is None or tape is found:
+            continue
+        if found is None or found.closed or (tape.nodes and not found.nodes):
+            found = tape
+        elif tape.nodes and not tape.closed:
+            found.join(tape)
+    return found
+
+
+_NO_NAMES: dict[str, Any] = {}
+
+
+def _of_another(tape: _Tape | None, number: int) -> State:
+    """The state of a value of another batch: totals may be added, and nothing else may be made of it."""
+    state = None if tape is None or tape.closed else tape.states[number]
+    if tape is None or tape.closed:
+        return _EARLIER
+    return state if state is None or isinstance(state, Total) else _EARLIER
+
+
+def _place(watched: Any) -> tuple[_Tape | None, int]:
+    """The tape that a tensor is on now, and its number there."""
+    while watched.tape is not None and watched.tape.into is not None:
+        tape, offset = watched.tape.into
+        watched.tape, watched.number = tape, watched.number + offset
+    return watched.tape, watched.number
+
+
+def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
+    """A function of tensors of a batch whose backward pass has run: the results are of it too."""
+    if func is Tensor.backward:
+        return func(*unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
+
+    def earlier(tensor: Any) -> Any:
+        if type(tensor) is not _Watched:
+            tensor = tensor.as_subclass(_Watched)
+            tensor.tape = tape
+        return tensor
+
+    result = func(*args, **kwargs)
+    if _writes(func) and type(args[0]) is Tensor:
+        args[0].__class__ = _Watched
+        args[0].tape = tape  # type: ignore[attr-defined]
+    return pytree.tree_map_only(Tensor, earlier, result)
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    with private.WithoutSubclasses():
+        return tensor.as_subclass(Tensor)
+
+
+def _leave_to_python() -> None:
+    """Have `torch.compile` run what it meets watched tensors in as it is written; tracing them would not end."""
+    if private.compiler_leaves(_Watched):
+        function = torch.compiler.disable(_Watched.__torch_function__)  # type: ignore[no-untyped-call]
+        _Watched.__torch_function__ = staticmethod(function)  # type: ignore[method-assign]
+
+
+# -- a loss of one example at a time ---------------------------------------------------------------------------------
+
+
+class ExampleLoss(nn.Module):
+    """The mean, or sum, over examples of a criterion that is given one example at a time.
+
+        (1 / b) sum_i criterion(outputs[i : i + 1], targets[i : i + 1])
+
+    The engine's guarantee needs a loss in which an example's term depends on that example alone. Many criteria are not
+    of this kind: a cross-entropy with `ignore_index` divides by the number of unmasked tokens of the whole batch, a
+    contrastive loss compares examples. Here the criterion is mapped over the batch, and cannot.
+
+    Args:
+        criterion: a function or module of batches, (1, ..) tensors and nested dicts and sequences of them, to one
+            number. It must be one that `torch.func.vmap` can run: no branches on values. It must keep nothing of a
+            batch for the next; a module that does is refused.
+        reduction: "mean" or "sum", the same as `loss_reduction` of `make_private`.
+    Raises: ModelError where the batches differ in length, where something is neither a tensor nor a setting (a list of
+        labels would be seen by every example), or the criterion gives more than one number for an example.
+
+    Where no label of an example counts, `CrossEntropyLoss` is 0 / 0: the loss shows NaN, the gradients are those of
+    the others.
+    """
+
+    def __init__(self, criterion: Any, reduction: str = "mean") -> None:
+        super().__init__()
+        self.criterion = criterion
+        self.reduction = checks.choice("reduction", reduction, {"mean", "sum"})
+
+    def forward(self, *batches: Any) -> Tensor:
+        """The loss of outputs and targets, whose first dimension is the batch."""
+        lengths = {len(leaf) if leaf.dim() else 0 for leaf in pytree.tree_leaves(batches) if isinstance(leaf, Tensor)}
+        if len(lengths) != 1:
+            raise ModelError(f"outputs and targets must be batches of one length, got lengths {sorted(lengths)}")
+
+        with private.WithoutSubclasses():
+            tape = _tape_of(pytree.tree_leaves(batches), _NO_NAMES)
+            if tape is None or tape.closed:
+                return self._mean(*unwatched(batches))
+            loss: Tensor = tape.call(self._mean, batches, {}, rule=_of_rows)
+            tape.trusted.append(loss.as_subclass(Tensor).grad_fn)
+            return loss
+
+    def _mean(self, *batches: Any) -> Tensor:
+        for batch in batches:
+            check_argument(batch, of="the criterion")
+
+        def alone(*example: Any) -> Tensor:
+            value = self.criterion(*pytree.tree_map_only(Tensor, lambda t: t.unsqueeze(0), example))
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ModelError(f"criterion must give one number for a batch of one example, got {shape}")
+            return value.reshape(())
+
+        dimensions = pytree.tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, batches)
+        losses: Tensor = vmap(alone, in_dims=dimensions, randomness="different")(*batches)
+        if isinstance(self.criterion, nn.Module):
+            check_nothing_kept(self.criterion, of="the criterion")
+        return losses.mean() if self.reduction == "mean" else torch.sum(losses)
+
+
+def _of_rows(states: list[State]) -> State:
+    """The state of a mean over rows of any criterion, given one row of each batch at a time."""
+    coupled = next((s for s in states if isinstance(s, Coupled)), None)
+    by_row = all(s is None or s == ByRow(s.axis, 0, 1) for s in states if isinstance(s, (ByRow, type(None))))
+    alike = len({s for s in states if s is not None}) <= 1
+    return TOTAL if coupled is None and by_row and alike else coupled or NoRule("ExampleLoss")

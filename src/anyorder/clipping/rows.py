@@ -1,0 +1,631 @@
+"""Which operations map rows to rows: the rules by which a loss is proved to be of each example alone.
+
+Every value of a loss is in one of the states below, and each operation of torch (ATEN level: what composites such as
+`F.huber_loss` are made of, as they run) carries them from its arguments to its results. Rules look at operations,
+shapes and settings alone, never at numbers of the batch.
+
+    None      a public constant: no number of the batch is in it
+    ByRow      dimension `dim` goes over the rows of the batch, `inner` places each, row by row; what stands at a row's
+              places is a function of that row alone
+    Picked    numbers of single rows that a mask chose: how many there are depends on all rows
+    Total     a sum over rows of functions of each row alone, times public constants
+    Coupled   a function of several rows that is none of the above
+    NoRule   no rule says what it is
+
+A loss that is a Total has, with respect to the outputs of a row, a gradient that is a function of that row alone: the
+derivative of its own term. `Total` passes through what is linear, and everything else makes it Coupled.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anyorder.clipping.torch_private import pytree
+
+
+class ByRow(NamedTuple):
+    """Row by row along `dim`, `inner` places a row; `axis` says of which batch, or of which part of one."""
+
+    axis: tuple[Any, ...]
+    dim: int
+    inner: int
+
+
+class Picked(NamedTuple):
+    """What a mask chose."""
+
+    axis: tuple[Any, ...]
+
+
+class Total(NamedTuple):
+    """A sum over rows."""
+
+    mark: str = "total"
+
+
+class Coupled(NamedTuple):
+    """Of several rows; `why` ends a sentence that begins with "the loss "."""
+
+    why: str
+
+
+class NoRule(NamedTuple):
+    """No rule: `what` says where it began."""
+
+    what: str
+
+
+State = ByRow | Picked | Total | Coupled | NoRule | None
+TOTAL = Total()
+
+
+class AtenCall:
+    """One call of an ATEN operation: its arguments by name, and the states of those that are tensors."""
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, state_of: Callable[[Tensor], State]) -> None:
+        arguments = func._schema.arguments
+        names = [argument.name for argument in arguments]
+        written = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
+        self.name: str = func._schema.name.removeprefix("aten::")
+        self.in_place = bool(written) and written == names[:1]
+        self.writes_others = bool(written) and not self.in_place
+        self.name = self.name.removesuffix("_") if self.in_place else self.name
+        self.pointwise = torch.Tag.pointwise in func.tags
+        self.values = {argument.name: argument.default_value for argument in arguments}
+        self.values |= dict(zip(names, args, strict=False)) | kwargs
+        self.tensors = [leaf for leaf in pytree.tree_leaves(list(self.values.values())) if isinstance(leaf, Tensor)]
+        self.state_of = state_of
+        self.states = [state_of(t) for t in self.tensors]
+
+    def dims(self, name: str = "dim", of: str = "self") -> list[int] | None:
+        """Dimensions that a call names, from 0 on; None for all of them."""
+        given, rank = self.values.get(name), self.values[of].dim()
+        if given is None or (isinstance(given, (list, tuple)) and not given):
+            return None
+        return [d % rank if rank else 0 for d in (given if isinstance(given, (list, tuple)) else [given])]
+
+
+def _coupled(what: str) -> Coupled:
+    return Coupled(f"takes rows of the batch together ({what}), so that one example moves the gradients of others")
+
+
+DIVIDED = Coupled(
+    "is divided by, or weighted with, a number that depends on all examples, so that one moves the gradients of others"
+)
+
+
+_MASKED_MEAN = Coupled(
+    "is a mean over what a mask chose of the outputs: it divides by a number that depends on all examples, so that one "
+    "moves the gradients of others; for labels mark the others with ignore_index="
+)
+
+
+def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
+    """The states of an operation's results."""
+    worst = next((s for kind in (Coupled, NoRule) for s in call.states if isinstance(s, kind)), None)
+    if call.name in _CONSTANT or all(s is None for s in call.states):
+        return [None] * len(results)
+    if worst is not None or call.writes_others:
+        return [worst or NoRule(call.name)] * len(results)
+    rule = _RULES.get(call.name) or (_pointwise if call.pointwise else None)
+    if rule is None:
+        of_total = any(isinstance(s, Total) for s in call.states)
+        return [_coupled(f"{call.name} of a sum over the batch") if of_total else NoRule(call.name)] * len(results)
+    made = rule(call, results)
+    return made if isinstance(made, list) else [made] * len(results)
+
+
+# -- pointwise, and what broadcasts ----------------------------------------------------------------------------------
+
+_LINEAR = {"add", "sub", "rsub", "neg", "positive", "clone", "_to_copy", "copy", "detach", "alias", "lift_fresh"}
+
+
+def _pointwise(call: AtenCall, results: Sequence[Tensor]) -> Any:
+    return joined(call.name, list(zip(call.tensors, call.states, strict=True)), results[0].dim())
+
+
+def joined(name: str, given: Sequence[tuple[Tensor, State]], rank: int) -> State:
+    """What broadcasting operands against each other gives, number by number."""
+    live = [(t, s) for t, s in given if s is not None]
+    if any(isinstance(s, Total) for _, s in live):
+        return _of_totals(name, given)
+    if any(isinstance(s, Picked) for _, s in live):
+        alone = len(live) == 1 and all(t.numel() == 1 for t, s in given if s is None)
+        return live[0][1] if alone else NoRule(f"{name} of what a mask chose")
+    places = {(t.dim() - s.dim, s.axis, s.inner) for t, s in live if isinstance(s, ByRow)}
+    if len(places) > 1:
+        return Coupled(
+            f"joins each example's numbers with those of others: {name} was given the shapes "
+            f"{' and '.join(str(tuple(t.shape)) for t, _ in live)}, so that one example moves the gradients of others; "
+            "give both the same shape, for example output.squeeze(1) or target.unsqueeze(1)"
+        )
+    ((place, axis, inner),) = places
+    size = max(t.shape[-place] for t, _ in live)
+    for t, s in given:
+        if s is None and t.dim() >= place and t.shape[-place] not in (1, size):
+            return NoRule(name)
+    return ByRow(axis, rank - place, inner)
+
+
+def _of_totals(name: str, given: Sequence[tuple[Tensor, State]]) -> State:
+    """Sums of totals, and totals times constants; a total that scales something else couples."""
+    states = [s for _, s in given]
+    if name in _LINEAR and all(s is None or isinstance(s, Total) for s in states):
+        return TOTAL
+    others = states[1:] if isinstance(states[0], Total) else states[:1] + states[2:]
+    constant = all(s is None for s in others)
+    if name == "mul" and constant:
+        return TOTAL
+    if name in ("div", "true_divide") and isinstance(states[0], Total) and constant:
+        return TOTAL
+    return DIVIDED if name in ("div", "mul", "true_divide") else _coupled(f"{name} of a sum over the batch")
+
+
+# -- reductions, and what runs along a dimension ---------------------------------------------------------------------
+
+
+def _reduced(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """A reduction: over the rows it may only be a sum, or a mean over a number that shapes alone decide."""
+    state, linear = call.states[0], call.name in ("sum", "mean", "nansum")
+    dims = call.dims()
+    if isinstance(state, Total):
+        return TOTAL if linear else _coupled(f"{call.name} of a sum over the batch")
+    if isinstance(state, Picked):
+        if call.name == "sum":
+            return state if dims is not None and 0 not in dims else TOTAL
+        return _MASKED_MEAN
+    assert isinstance(state, ByRow)
+    if dims is None or state.dim in dims:
+        return TOTAL if linear else _coupled(call.name)
+    kept = call.values.get("keepdim", False)
+    return state._replace(dim=state.dim - (0 if kept else sum(d < state.dim for d in dims)))
+
+
+def _along(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """What runs along some dimensions and keeps the shape: softmax, sort, cumulated sums, flips."""
+    state = call.states[0]
+    dims = call.dims("dims" if "dims" in call.values else "dim")
+    if isinstance(state, ByRow):
+        if dims is not None and state.dim in dims and call.name in ("flip", "roll") and state.inner == 1:
+            return state._replace(axis=(*state.axis, (call.name, str(call.values.get("shifts")))))  # other places
+        return _coupled(call.name) if dims is None or state.dim in dims else state
+    if isinstance(state, Picked):
+        return NoRule(call.name) if dims is None or 0 in dims else state
+    return _coupled(f"{call.name} of a sum over the batch")
+
+
+def _behind(count: int) -> Callable[..., State]:
+    """Operations on the last `count` dimensions, with a batch before: matrices of linear algebra."""
+
+    def rule(call: AtenCall, results: Sequence[Tensor]) -> State:
+        if any(isinstance(s, (Total, Picked)) for s in call.states):
+            return NoRule(call.name)
+        ranks = [(t.dim(), s) for t, s in zip(call.tensors, call.states, strict=True) if isinstance(s, ByRow)]
+        if any(s.dim >= rank - count for rank, s in ranks):
+            return _coupled(call.name)
+        return ranks[0][1] if len({s for _, s in ranks}) == 1 else _coupled(call.name)
+
+    return rule
+
+
+# -- views and what moves numbers about ------------------------------------------------------------------------------
+
+
+def _moved(place: Callable[[AtenCall, ByRow, Tensor], Any]) -> Callable[..., State]:
+    """An operation whose results are numbers of its argument; `place` says what becomes of ByRow."""
+
+    def rule(call: AtenCall, results: Sequence[Tensor]) -> Any:
+        state = call.states[0]
+        if isinstance(state, Total):
+            return TOTAL
+        if isinstance(state, Picked):
+            return NoRule(f"{call.name} of what a mask chose")
+        assert isinstance(state, ByRow)
+        made = place(call, state, results[0])
+        return state._replace(dim=made) if isinstance(made, int) else made
+
+    return rule
+
+
+def reshaped(state: ByRow, old: Sequence[int], new: Sequence[int]) -> State:
+    """Where the rows are after a view: flat places of a row stay together, and behind the same leading dimensions.
+
+    With P numbers before the rows' dimension and blocks of `inner * prod(old[dim + 1:])` for each row, the new shape
+    has the rows along d if prod(new[:d]) == P and what stands behind d divides a block.
+    """
+    before, block = prod(old[: state.dim]), state.inner * prod(old[state.dim + 1 :])
+    rows = old[state.dim] // state.inner
+    for d, size in enumerate(new):
+        behind = prod(new[d + 1 :])
+        if prod(new[:d]) == before and behind and block % behind == 0 and size == rows * (block // behind):
+            return ByRow(state.axis, d, block // behind)
+    return NoRule("a view that takes places of several rows together")
+
+
+def _view(call: AtenCall, state: ByRow, result: Tensor) -> State:
+    if result.dtype != call.tensors[0].dtype:
+        return NoRule("a view as another type")
+    return reshaped(state, call.tensors[0].shape, result.shape)
+
+
+def _permuted(call: AtenCall, state: ByRow, result: Tensor) -> int:
+    dims = call.dims("dims")
+    assert dims is not None
+    return dims.index(state.dim)
+
+
+def _transposed(call: AtenCall, state: ByRow, result: Tensor) -> int:
+    rank = call.tensors[0].dim()
+    a, b = (0, rank - 1) if call.name == "t" else (call.values["dim0"] % rank, call.values["dim1"] % rank)
+    return b if state.dim == a else a if state.dim == b else state.dim
+
+
+def _unsqueezed(call: AtenCall, state: ByRow, result: Tensor) -> int:
+    return state.dim + int(call.values["dim"] % result.dim() <= state.dim)
+
+
+def _squeezed(call: AtenCall, state: ByRow, result: Tensor) -> Any:
+    dims = call.dims() if "dim" in call.values else None
+    shape = call.tensors[0].shape
+    gone = [d for d in (range(len(shape)) if dims is None else dims) if shape[d] == 1]
+    return _coupled("squeeze") if state.dim in gone else state.dim - sum(d < state.dim for d in gone)
+
+
+def _expanded(call: AtenCall, state: ByRow, result: Tensor) -> int:
+    return state.dim + result.dim() - call.tensors[0].dim()
+
+
+def _repeated(call: AtenCall, state: ByRow, result: Tensor) -> Any:
+    at = _expanded(call, state, result)
+    return at if call.values["repeats"][at] == 1 else NoRule("repeat along the batch")
+
+
+def _selected(call: AtenCall, state: ByRow, result: Tensor) -> Any:
+    dim = call.values["dim"] % call.tensors[0].dim()
+    return TOTAL if dim == state.dim else state.dim - (dim < state.dim)  # one place: a sum in which others count zero
+
+
+def _sliced(call: AtenCall, state: ByRow, result: Tensor) -> Any:
+    dim, size = call.values["dim"] % call.tensors[0].dim(), call.tensors[0].shape[state.dim]
+    if dim != state.dim or result.shape[dim] == size:
+        return state.dim
+    if state.inner > 1:
+        return NoRule("a slice of rows and places")
+    start, end, step = slice(call.values["start"], call.values["end"], call.values["step"]).indices(size)
+    return state._replace(axis=(*state.axis, (start, end, step)))
+
+
+def _diagonal(call: AtenCall, results: Sequence[Tensor]) -> State:
+    return TOTAL if isinstance(call.states[0], Total) else NoRule(call.name)
+
+
+def _split(call: AtenCall, results: Sequence[Tensor]) -> Any:
+    state = call.states[0]
+    if not isinstance(state, ByRow):
+        return TOTAL if isinstance(state, Total) else NoRule(call.name)
+    dim = call.values.get("dim", 0) % call.tensors[0].dim()
+    if call.name == "unbind":
+        return TOTAL if dim == state.dim else state._replace(dim=state.dim - (dim < state.dim))
+    if dim != state.dim:
+        return state
+    if state.inner > 1:
+        return NoRule("a split of rows and places")
+    ends = [sum(r.shape[dim] for r in results[: i + 1]) for i in range(len(results))]
+    return [state._replace(axis=(*state.axis, (e - r.shape[dim], e, 1))) for e, r in zip(ends, results, strict=True)]
+
+
+def _concatenated(call: AtenCall, results: Sequence[Tensor]) -> State:
+    parts = list(zip(call.tensors, call.states, strict=True))
+    dim = call.values["dim"] % results[0].dim()
+    if any(isinstance(s, Total) for _, s in parts):
+        whole = all(s is None or isinstance(s, Total) for _, s in parts)
+        return TOTAL if whole else _coupled(f"{call.name} of a sum over the batch with rows")
+    places = {s for _, s in parts}
+    if None in places:
+        (rows,) = {s for s in places if isinstance(s, ByRow)} if len(places) == 2 else {None}
+        own = {t.shape[rows.dim] for t, s in parts if s is not None} if rows else set()
+        places = {rows} if rows and {t.shape[rows.dim] for t, _ in parts if t.dim() > rows.dim} == own else places
+    if len(places) != 1 or not isinstance(state := next(iter(places)), ByRow):
+        return NoRule(call.name)
+    if call.name == "stack":
+        return state._replace(dim=state.dim + (dim <= state.dim))
+    return NoRule("cat along the batch") if dim == state.dim else state
+
+
+# -- lookups ---------------------------------------------------------------------------------------------------------
+
+
+def _gathered(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """gather, scatter: what is read or written of a row is told by an index of the same row."""
+    rank = call.values["self"].dim()
+    dim = call.values["dim"] % rank if rank else 0
+    of_self, of_index = call.state_of(call.values["self"]), call.state_of(call.values["index"])
+    if call.name == "gather" and of_self is None:
+        return of_index if isinstance(of_index, ByRow) else NoRule(call.name)
+    state = joined(call.name, list(zip(call.tensors, call.states, strict=True)), rank)
+    if isinstance(state, ByRow) and state.dim == dim:
+        return _coupled(call.name)
+    return state
+
+
+def _looked_up(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """A table and indices: rows of a public table, one or more for each place."""
+    table, index = call.tensors[0], call.values["indices" if call.name == "embedding" else "index"]
+    of_table, of_index = call.states[0], call.state_of(index)
+    dim = call.values.get("dim", 0) % table.dim()
+    if of_table is None and isinstance(of_index, ByRow):
+        return of_index._replace(dim=of_index.dim + dim)
+    if isinstance(of_table, ByRow) and of_index is None and dim != of_table.dim:
+        return of_table
+    return _coupled(call.name)
+
+
+def _indexed(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """x[..] with tensors: masks, or labels of rows beside 0, 1, .. for the rows themselves."""
+    x, state = call.tensors[0], call.states[0]
+    indices = call.values["indices"]
+    given = [(i, t, call.state_of(t)) for i, t in enumerate(indices) if t is not None]
+    if any(t.dtype in (torch.bool, torch.uint8) for _, t, _ in given):
+        if isinstance(state, ByRow) and len(given) == 1 and given[0][0] == 0 == state.dim:
+            of_mask = given[0][2]
+            return Picked(state.axis) if of_mask in (None, state) else _coupled("a mask of other rows")
+        return NoRule("a mask")
+    adjacent = [i for i, _, _ in given] == list(range(given[0][0], given[0][0] + len(given)))
+    if state is None:
+        whole = joined("index", [(t, s) for _, t, s in given], max(t.dim() for _, t, _ in given))
+        first = given[0][0] if adjacent else 0
+        return whole._replace(dim=whole.dim + first) if isinstance(whole, ByRow) else whole
+    if not isinstance(state, ByRow) or not adjacent:
+        return NoRule("index")
+    at_rows = [t for i, t, _ in given if i == state.dim]
+    if not at_rows:
+        constant = all(s is None for _, _, s in given)
+        moved = (max(t.dim() for _, t, _ in given) - len(given)) * (given[0][0] < state.dim)
+        return state._replace(dim=state.dim + moved) if constant else _coupled("index by the labels of other rows")
+    if given[0][0] != state.dim or state.inner != 1 or call.state_of(at_rows[0]) is not None:
+        return _coupled("index along the batch")
+    taken = at_rows[0].flatten().tolist()  # a public constant: its numbers are no one's
+    if taken != list(range(x.shape[state.dim])):
+        alone = len(given) == 1 and at_rows[0].dim() == 1
+        return state._replace(axis=(*state.axis, tuple(taken))) if alone else _coupled("index along the batch")
+    as_rows = state._replace(dim=0)
+    beside = [(t, as_rows if t is at_rows[0] else s) for _, t, s in given]
+    whole = joined("index", beside, max(t.dim() for _, t, _ in given))
+    return whole._replace(dim=whole.dim + state.dim) if isinstance(whole, ByRow) else whole
+
+
+def _mask_selected(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """Numbers that a mask of the same rows chose."""
+    state = joined(call.name, list(zip(call.tensors, call.states, strict=True)), max(t.dim() for t in call.tensors))
+    return Picked(state.axis) if isinstance(state, ByRow) else state
+
+
+# -- products --------------------------------------------------------------------------------------------------------
+
+_PRODUCTS = {
+    "mm": "ik,kj->ij", "addmm": "ik,kj->ij", "bmm": "bik,bkj->bij", "baddbmm": "bik,bkj->bij", "mv": "ik,k->i",
+    "addmv": "ik,k->i", "dot": "k,k->", "vdot": "k,k->", "_cdist_forward": "ik,jk->ij",
+}  # fmt: skip
+
+
+def _product(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """Sums of products: rows may be kept, or summed over; two rows of different examples must not meet."""
+    spec = _PRODUCTS[call.name]
+    added = call.name.startswith(("add", "badd"))
+    if call.name == "_cdist_forward" and call.tensors[0].dim() == 3:
+        spec = "bik,bjk->bij"
+    inputs, output = spec.split("->")
+    pair = list(zip(inputs.split(","), call.tensors[added:], call.states[added:], strict=False))
+    states = [s for _, _, s in pair if s is not None]
+    if any(isinstance(s, (Total, Picked)) for s in states):
+        linear = len(states) == 1 and isinstance(states[0], Total) and "cdist" not in call.name
+        product: State = TOTAL if linear else _coupled(f"{call.name} of a sum over the batch")
+    elif not states:
+        product = None
+    else:
+        letters = {(names[s.dim], s.axis, s.inner) for names, _, s in pair if isinstance(s, ByRow)}
+        ((letter, axis, inner),) = letters if len(letters) == 1 else {("", (), 0)}
+        if letter and letter in output:
+            product = ByRow(axis, output.index(letter), inner)
+        elif letter and "cdist" not in call.name:
+            product = TOTAL
+        else:
+            product = _coupled(call.name)
+    if not added:
+        return product
+    return joined("add", [(call.tensors[0], call.states[0]), (results[0], product)], results[0].dim())
+
+
+def _convolved(call: AtenCall, results: Sequence[Tensor]) -> State:
+    state = call.states[0]
+    if isinstance(state, ByRow) and state.dim == 0 and all(s is None for s in call.states[1:]):
+        return state
+    return NoRule(call.name) if not isinstance(state, ByRow) else _coupled(call.name)
+
+
+def _normalised(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """Batch, layer and group normalisation."""
+    state = call.states[0]
+    if not isinstance(state, ByRow) or any(s is not None for s in call.states[1:]):
+        return NoRule(call.name)
+    if "batch_norm" in call.name:
+        training = call.values.get("training", call.values.get("train", "no_training" not in call.name))
+        if training:  # statistics of each channel over everything else; a channel may be of one row
+            return NoRule(call.name) if state.dim == 1 else _coupled("batch normalisation")
+        return state
+    if call.name == "native_layer_norm":
+        below = call.tensors[0].dim() - len(call.values["normalized_shape"])
+        return state if state.dim < below else _coupled("layer normalisation")
+    return state if state.dim == 0 else _coupled("group normalisation")
+
+
+# -- losses ----------------------------------------------------------------------------------------------------------
+
+
+def _reduced_loss(state: State, reduction: int) -> State:
+    """Reduction 0: none, 1: the mean, 2: the sum."""
+    return state if reduction == 0 or not isinstance(state, ByRow) else TOTAL
+
+
+def _loss(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """Number by number, then joined."""
+    state = joined(call.name, list(zip(call.tensors, call.states, strict=True)), max(t.dim() for t in call.tensors))
+    return _reduced_loss(state, call.values["reduction"])
+
+
+def _class_loss(call: AtenCall, results: Sequence[Tensor]) -> State:
+    """Rows of scores with rows of labels, and a weight for each class."""
+    scores, labels = call.states[0], call.state_of(call.values["target"])
+    weight, reduction = call.values.get("weight"), call.values["reduction"]
+    if isinstance(scores, Picked) or isinstance(labels, Picked):
+        return _MASKED_MEAN if reduction == 1 else NoRule(call.name)
+    if (weight is not None and call.state_of(weight) is not None) or isinstance(scores, Total):
+        return _coupled(call.name)
+    if isinstance(scores, ByRow) and isinstance(labels, ByRow) and scores != labels:
+        return _coupled(call.name)
+    state = scores if isinstance(scores, ByRow) else labels
+    if not isinstance(state, ByRow) or state.dim != 0:
+        return NoRule(call.name)
+    if call.name.startswith("nll_loss") and reduction == 1:
+        return NoRule("a mean over labels")
+    return _reduced_loss(state, reduction)
+
+
+def _ctc(call: AtenCall, results: Sequence[Tensor]) -> State:
+    scores, labels = call.states[0], call.values["targets"]
+    of_labels = call.state_of(labels)
+    if not isinstance(scores, ByRow) or scores.dim != 1 or labels.dim() != 2:
+        return NoRule("ctc_loss of labels one behind the other")
+    row = scores._replace(dim=0)
+    fits = all(s in (None, row) for s in (of_labels, *call.states[2:]))
+    return row if fits else _coupled("ctc_loss")
+
+
+def _coupling(call: AtenCall, results: Sequence[Tensor]) -> State:
+    return _coupled(call.name)
+
+
+def _same(call: AtenCall, results: Sequence[Tensor]) -> State:
+    return call.states[0]
+
+
+_CONSTANT = {
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_zeros",
+    "new_ones", "new_full", "new_empty", "zero", "new_empty_strided",
+}  # fmt: skip
+
+_RULES: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(
+        ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "logsumexp", "norm", "var", "std",
+         "linalg_vector_norm", "any", "all", "median", "nanmedian", "count_nonzero", "var_mean", "std_mean", "aminmax",
+         "nansum", "mode", "kthvalue"), _reduced),
+    **dict.fromkeys(
+        ("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "argsort",
+         "topk", "flip", "roll"), _along),
+    **dict.fromkeys(
+        ("view", "_unsafe_view", "reshape", "_reshape_alias", "unflatten", "flatten"), _moved(_view)),
+    "permute": _moved(_permuted),
+    **dict.fromkeys(("t", "transpose"), _moved(_transposed)),
+    "unsqueeze": _moved(_unsqueezed), "squeeze": _moved(_squeezed), "expand": _moved(_expanded),
+    "repeat": _moved(_repeated), "select": _moved(_selected), "slice": _moved(_sliced),
+    "diagonal": _diagonal,
+    **dict.fromkeys(("split", "split_with_sizes", "unbind"), _split),
+    **dict.fromkeys(("cat", "stack"), _concatenated),
+    **dict.fromkeys(("gather", "scatter", "scatter_add"), _gathered),
+    **dict.fromkeys(("embedding", "index_select"), _looked_up), "index": _indexed,
+    "masked_select": _mask_selected,
+    **dict.fromkeys(_PRODUCTS, _product), "convolution": _convolved,
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
+         "native_layer_norm", "native_group_norm"), _normalised),
+    **dict.fromkeys(
+        ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy",
+         "binary_cross_entropy_with_logits"), _loss),
+    **dict.fromkeys(
+        ("nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss", "multilabel_margin_loss_forward"), _class_loss),
+    "_ctc_loss": _ctc,
+    **dict.fromkeys(
+        ("linalg_cholesky_ex", "cholesky", "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex",
+         "_linalg_eigh", "_linalg_svd", "tril", "triu", "linalg_solve_triangular"), _behind(2)),
+    **dict.fromkeys(("bincount", "histc", "_unique2", "unique_dim", "_pdist_forward", "trace"), _coupling),
+    **dict.fromkeys(
+        ("clone", "_to_copy", "detach", "alias", "lift_fresh", "native_dropout", "bernoulli", "contiguous",
+         "log_sigmoid_forward"), _same),
+    **dict.fromkeys(
+        ("fill", "copy", "masked_fill", "where", "frexp", "_prelu_kernel"), _pointwise),
+}  # fmt: skip
+
+
+# -- a function as it runs -------------------------------------------------------------------------------------------
+
+
+class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Carries states through everything that runs inside.
+
+    Tensors are known as objects, and by the memory that they show: autograd puts other objects around some. What has
+    no state is a public constant.
+
+    Attributes:
+        looked: whether a number of the batch was read into Python.
+        exact: whether a rule looked at the numbers of a constant, so that what was found is of this call alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._states: dict[Any, tuple[Tensor, State]] = {}
+        self.looked = self.exact = False
+
+    def put(self, tensor: Tensor, state: State) -> None:
+        """Say what a tensor is."""
+        for key in (id(tensor), _memory(tensor)):
+            if key is not None:
+                self._states[key] = tensor, state
+
+    def state(self, tensor: Tensor, otherwise: State = None) -> State:
+        """What a tensor is; `otherwise`, where nothing made it here."""
+        for key in (id(tensor), _memory(tensor)):
+            if key is not None and key in self._states:
+                return self._states[key][1]
+        return otherwise
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = AtenCall(func, args, kwargs, self.state)
+        result = func(*args, **kwargs)
+        if call.name == "_local_scalar_dense":
+            self.looked = self.looked or call.states[0] is not None
+            return result
+        results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        if not results:
+            self.looked = self.looked or any(s is not None for s in call.states)
+            return result
+        self.exact = self.exact or (call.name == "index" and any(s is not None for s in call.states))
+        made = result_states(call, results)
+        if call.in_place:
+            self._write(call.tensors[0], made[0])
+        else:
+            for tensor, state in zip(results, made, strict=True):
+                self.put(tensor, state)
+        return result
+
+    def _write(self, written: Tensor, state: State) -> None:
+        """A tensor was written: what shares its memory is known no longer, unless it is still what it was."""
+        if self.state(written) == state:
+            return
+        start, own = written.untyped_storage().data_ptr(), _memory(written)
+        for key, (tensor, _) in list(self._states.items()):
+            if tensor.untyped_storage().data_ptr() == start:
+                same = _memory(tensor) == own
+                self._states[key] = tensor, state if same else NoRule("what was written in place through a view")
+        self.put(written, state)
+
+
+def _memory(tensor: Tensor) -> Any:
+    """The numbers that a tensor shows; None where there are none, or no memory to tell it by."""
+    if not tensor.numel() or tensor.layout is not torch.strided:
+        return None
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype

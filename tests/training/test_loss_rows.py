@@ -1,0 +1,468 @@
+"""One unit's outputs, targets and masks move no other unit's gradient, whatever the loss: by the engine, on neighbours.
+
+The model gives each unit a row of its own table, so that what others' rows of the released gradient hold is theirs
+alone; noise is the same in both runs. A loss is proved, mapped, or refused: in both runs alike.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+import anyorder as ao
+from anyorder.clipping import ExampleLoss
+from anyorder.errors import ModelError
+from anyorder.plan.planner import plan_at_sigma
+
+B, C, T = 8, 6, 4
+UNIT = 5
+
+
+class Table(nn.Module):
+    """(b,) ids and (b,) scales to (b, T, C) outputs, of which unit i's are row i of the weights."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = nn.Embedding(B, T * C)
+
+    def forward(self, ids, scale):
+        return (self.rows(ids) * scale[:, None]).unflatten(1, (T, C))
+
+
+def data(replaced):
+    """ids, scales, (B, T) labels, (B, T, C) numbers, (B, T) masks; those of one unit replaced by others."""
+    generator = torch.Generator().manual_seed(1)
+    scale = 1 + torch.rand(B, generator=generator)
+    labels = torch.randint(0, C, (B, T), generator=generator)
+    numbers = torch.randn(B, T, C, generator=generator)
+    mask = torch.rand(B, T, generator=generator) > 0.4
+    labels[0, 2:] = -100
+    if replaced:
+        scale[UNIT], labels[UNIT], numbers[UNIT], mask[UNIT] = 40.0, torch.tensor([3, -100, -100, -100]), 90.0, True
+    return torch.arange(B), scale, labels, numbers, mask
+
+
+def with_words(examples):
+    """A batch with something in it of which tensors could be made."""
+    return [*default_collate(examples), ["words"] * len(examples)]
+
+
+def run(loss, replaced, steps=2, reduction="mean", strict=False):
+    """Others' rows of the released gradients, and how the loss was kept apart; the words of its refusal."""
+    plan = plan_at_sigma(
+        1e-3, dataset_size=B, batch_size=B, epochs=steps, delta=1e-5, clip_norm=1e3, mechanism="independent"
+    )
+    model = Table()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    engine = ao.PrivacyEngine(plan, key=bytes(32))
+    rows = TensorDataset(*data(replaced))
+    loader = DataLoader(rows, batch_size=B, collate_fn=with_words if strict else None)
+    private, optimizer, loader = engine.make_private(model, optimizer, loader, loss_reduction=reduction)
+    seen = []
+    for _ in range(steps):
+        for ids, scale, labels, numbers, mask, *_ in loader:
+            optimizer.zero_grad()
+            torch.manual_seed(7)
+            try:
+                loss(private(ids, scale), labels, numbers, mask).backward()
+            except ModelError as error:
+                return str(error), "refused"
+            optimizer.step()
+            seen.append(model.rows.weight.grad.clone())
+    return torch.stack(seen), engine.training.loss_kept
+
+
+def check(loss, verdict, **options):
+    first, kept = run(loss, False, **options)
+    second, again = run(loss, True, **options)
+    assert kept == again == verdict
+    if verdict == "refused":
+        assert first == second
+        return
+    others = torch.arange(B) != UNIT
+    assert torch.equal(first[:, others], second[:, others])
+    assert first[:, others].abs().sum(1).gt(0.1 * B / 1e3).any()
+
+
+EYE = torch.eye(C)
+WEIGHT = torch.tensor([1.0, 9, 1, 1, 4, 1])
+HEAD = nn.Linear(C, 3).requires_grad_(False)
+TEACHER = nn.Sequential(nn.Linear(C, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, C)).requires_grad_(False)
+
+
+def classes(y):
+    return y[:, 0].clamp(min=0)
+
+
+def teacher(out, y, x, m):
+    with torch.no_grad():
+        soft = (TEACHER(x) / 2).softmax(-1)
+    return F.kl_div((out / 2).log_softmax(-1), soft, reduction="batchmean") * 4
+
+
+def focal(out, y, x, m):
+    each = F.cross_entropy(out[:, 0], classes(y), reduction="none")
+    return ((1 - torch.exp(-each)).pow(2) * each).mean()
+
+
+def dice(out, y, x, m):
+    p, t = out.sigmoid().flatten(1), m[:, :, None].expand_as(out).flatten(1).float()
+    return (1 - (2 * (p * t).sum(1) + 1) / (p.sum(1) + t.sum(1) + 1)).mean()
+
+
+def mixed(out, y, x, m):
+    tokens = F.cross_entropy(out.reshape(-1, C), y.reshape(-1))
+    each = F.smooth_l1_loss(out, x, reduction="none").mean((1, 2))
+    return 0.5 * tokens + each.sum() / len(each) + 1e-3 * out.square().mean() + 3.0
+
+
+def own_tokens(out, y, x, m):
+    each = F.cross_entropy(out.transpose(1, 2), y, reduction="none")
+    counted = (y != -100).float()
+    return ((each * counted).sum(1) / counted.sum(1).clamp(min=1)).mean()
+
+
+def vae(out, y, x, m):
+    mean, log_variance = out[..., :3], out[..., 3:].clamp(-5, 5)
+    kl = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum((1, 2))
+    return kl.mean() + (mean - x[..., :3]).square().sum() / B
+
+
+def ctc(out, y, x, m):
+    steps = out.transpose(0, 1).log_softmax(2)
+    return F.ctc_loss(steps, torch.full((B, 2), 1), torch.full((B,), T), 1 + m[:, 0].long(), zero_infinity=True)
+
+
+def one_hot(out, y, x, m):
+    return (out[:, 0].softmax(1) - F.one_hot(classes(y), C)).square().sum(1).mean()
+
+
+def scattered(out, y, x, m):
+    target = torch.zeros_like(out[:, 0]).scatter_(1, classes(y)[:, None], 1.0)
+    return F.binary_cross_entropy_with_logits(out[:, 0], target * 0.9 + 0.05, pos_weight=WEIGHT)
+
+
+def accumulated(out, y, x, m):
+    total = torch.zeros(())
+    for t in range(T):
+        total += F.mse_loss(out[:, t], x[:, t])
+    return total / T
+
+
+def attention(out, y, x, m):
+    weights = (out @ x.transpose(1, 2)).masked_fill(~m[:, None, :], -1e9).softmax(-1)
+    return (weights @ x - out).square().mean()
+
+
+def alone_over_classes(out, y, x, m):
+    return ExampleLoss(lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten(), ignore_index=-100))(out, y) / 4
+
+
+PROVED = {
+    "cross entropy": lambda out, y, x, m: F.cross_entropy(out[:, 0], classes(y)),
+    "smoothed labels": lambda out, y, x, m: F.cross_entropy(out[:, 0], classes(y), label_smoothing=0.1),
+    "one label, -100": lambda out, y, x, m: F.cross_entropy(out[:, 1], y[:, 1]),
+    "tokens": lambda out, y, x, m: F.cross_entropy(out.transpose(1, 2), y),
+    "flat tokens": lambda out, y, x, m: F.cross_entropy(out.view(-1, C), y.view(-1)),
+    "flat tokens by number": lambda out, y, x, m: F.cross_entropy(out.reshape(B * T, C), y.reshape(B * T)),
+    "shifted tokens": lambda out, y, x, m: F.cross_entropy(
+        out[:, :-1].contiguous().view(-1, C), y[:, 1:].contiguous().view(-1), label_smoothing=0.1
+    ),
+    "own ignored index": lambda out, y, x, m: F.cross_entropy(out[:, 0], classes(y), ignore_index=3),
+    "a module": lambda out, y, x, m: nn.NLLLoss(reduction="sum")(out[:, 0].log_softmax(1), classes(y)) / len(y),
+    "class weights of each": lambda out, y, x, m: F.cross_entropy(
+        out[:, 0], classes(y), WEIGHT, reduction="none"
+    ).mean(),
+    "probabilities": lambda out, y, x, m: F.cross_entropy(out[:, 0], x[:, 0].softmax(1)),
+    "focal": focal,
+    "dice of each": dice,
+    "squares": lambda out, y, x, m: F.mse_loss(out, x),
+    "absolute": lambda out, y, x, m: nn.L1Loss()(out, x),
+    "huber": lambda out, y, x, m: F.huber_loss(out, x, delta=0.5),
+    "smooth": lambda out, y, x, m: F.smooth_l1_loss(out, x),
+    "logits": lambda out, y, x, m: F.binary_cross_entropy_with_logits(
+        out, x.sigmoid(), weight=x.abs(), pos_weight=WEIGHT
+    ),
+    "yes or no": lambda out, y, x, m: F.binary_cross_entropy(out.sigmoid(), m[:, :, None].expand_as(out).float()),
+    "poisson": lambda out, y, x, m: F.poisson_nll_loss(out, x.abs()),
+    "gaussian": lambda out, y, x, m: F.gaussian_nll_loss(out, x, x.abs() + 1),
+    "margin": lambda out, y, x, m: F.multi_margin_loss(out[:, 0], classes(y)),
+    "hinge": lambda out, y, x, m: (1 - out[:, 0, 0] * (m[:, 0] * 2.0 - 1)).clamp(min=0).mean(),
+    "pinball": lambda out, y, x, m: torch.maximum(0.9 * (x - out), -0.1 * (x - out)).mean(),
+    "log cosh": lambda out, y, x, m: torch.cosh((out - x).clamp(-5, 5)).log().mean(),
+    "cosine": lambda out, y, x, m: (1 - F.cosine_similarity(out, x, dim=2)).mean(),
+    "own triplets": lambda out, y, x, m: F.triplet_margin_loss(out[:, 0], out[:, 1], out[:, 2]),
+    "teacher": teacher,
+    "mixed": mixed,
+    "masked, own counts": lambda out, y, x, m: (
+        ((out - x).square().mean(2) * m).sum(1).div(m.sum(1).clamp(min=1)).mean()
+    ),
+    "masked sum": lambda out, y, x, m: ((out - x).square().mean(2) * m).sum() / (B * T),
+    "picked by a mask, a sum": lambda out, y, x, m: out[m].square().sum() / B,
+    "own tokens": own_tokens,
+    "gathered": lambda out, y, x, m: -out.log_softmax(2).gather(2, y.clamp(min=0)[..., None]).mean(),
+    "indexed": lambda out, y, x, m: -out[:, 0].log_softmax(1)[torch.arange(len(y)), classes(y)].mean(),
+    "one hot": one_hot,
+    "scattered": scattered,
+    "a public table": lambda out, y, x, m: (out[:, 0] - EYE[classes(y)]).square().mean(),
+    "head": lambda out, y, x, m: F.cross_entropy(HEAD(out[:, 0]), classes(y) % 3),
+    "vae": vae,
+    "ctc": ctc,
+    "accumulated": accumulated,
+    "attention": attention,
+    "dropout": lambda out, y, x, m: F.mse_loss(F.dropout(out, 0.5), x),
+    "products": lambda out, y, x, m: (out.flatten(1) @ torch.eye(T * C)[:, :3]).square().mean(),
+    "survival, own": lambda out, y, x, m: (out.exp().cumsum(1).log() - out).clamp(-9, 9).mean(),
+    "given alone": alone_over_classes,
+}
+MAPPED = {
+    "own spectrum": lambda out, y, x, m: (
+        (torch.fft.rfft(out, dim=1).abs() - torch.fft.rfft(x, dim=1).abs()).square().mean()
+    ),
+    "time first": lambda out, y, x, m: F.cross_entropy(
+        out.transpose(0, 1).reshape(-1, C), y.T.reshape(-1).clamp(min=0)
+    ),
+    "parts": lambda out, y, x, m: torch.cat([p.square().flatten(1).sum(1) for p in out.split(2, 1)]).sum() / len(y),
+    "two views": lambda out, y, x, m: F.mse_loss(torch.cat([out[:, 0], out[:, 1]]), torch.cat([x[:, 0], x[:, 1]])),
+    "interpolated": lambda out, y, x, m: F.interpolate(out, size=3, mode="linear").square().mean(),
+    "pooled": lambda out, y, x, m: F.avg_pool1d(out - x, 2).abs().mean(),
+}
+
+
+def berhu(out, y, x, m):
+    error = (out - x).abs()
+    threshold = 0.2 * error.max().detach()
+    return torch.where(error <= threshold, error, (error.square() + threshold**2) / (2 * threshold)).mean()
+
+
+def hard(out, y, x, m):
+    each = (out - x).square().mean((1, 2))
+    return (each * (each / each.sum()).detach()).sum()
+
+
+def hooked(out, y, x, m):
+    out.register_hook(lambda gradient: gradient / gradient.norm())
+    return (out - x).square().mean()
+
+
+def hooked_inside(out, y, x, m):
+    each = (out - x).square().mean((1, 2))
+    each.register_hook(lambda gradient: gradient * each.detach() / each.detach().max())
+    return each.mean()
+
+
+def batch_hard(out, y, x, m):
+    flat, label = out.flatten(1), classes(y)
+    far = (flat[:, None] - flat[None]).square().sum(2)
+    same = label[:, None] == label[None]
+    return ((far * same).max(1).values - (far + 1e3 * same).min(1).values + 0.3).clamp(min=0).mean()
+
+
+def info_nce(out, y, x, m):
+    a, b = F.normalize(out[:, 0], dim=1), F.normalize(out[:, 1], dim=1)
+    return F.cross_entropy(a @ b.T / 0.1, torch.arange(len(out)))
+
+
+def sim_clr(out, y, x, m):
+    z = F.normalize(torch.cat([out[:, 0], out[:, 1]]), dim=1)
+    scores = (z @ z.T).masked_fill(torch.eye(2 * B, dtype=torch.bool), -9e9)
+    return F.cross_entropy(scores, torch.arange(2 * B).roll(B))
+
+
+def covariance(out, y, x, m):
+    z = out.flatten(1)
+    gram = z.T @ z / len(z)
+    return (gram - torch.diag(torch.diag(gram))).square().sum()
+
+
+def balanced(out, y, x, m):
+    counts = classes(y).bincount(minlength=C).float()
+    return F.cross_entropy(out[:, 0], classes(y), weight=1 / (counts + 1), reduction="none").mean()
+
+
+def written(out, y, x, m):
+    out = out * 1
+    out[1:] = out[1:] - out[:-1].detach()
+    return (out - x).square().mean()
+
+
+def normalised(out, y, x, m):
+    return (nn.BatchNorm1d(C)(out[:, 0]) - x[:, 0]).square().mean()
+
+
+def by_tokens(out, y, x, m):
+    each = F.cross_entropy(out.transpose(1, 2), y, reduction="none")
+    return each.sum() / (y != -100).sum()
+
+
+def by_share(out, y, x, m):
+    share = m.float() / m.sum()
+    return ((out - x).square().mean(2) * share).sum()
+
+
+def kept(memory):
+    def loss(out, y, x, m):
+        each = (out - x).square().mean((1, 2))
+        memory.append(each.detach().mean())
+        return each.mean() / memory[0]
+
+    return loss
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out):
+        return out.square().mean()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.expand(B, T, C).clone()
+
+
+REFUSED = {
+    "berhu": berhu,
+    "the largest loss": lambda out, y, x, m: (each := (out - x).square().mean((1, 2))).mean() / each.detach().max(),
+    "hardness": hard,
+    "hook on outputs": hooked,
+    "hook inside": hooked_inside,
+    "median": lambda out, y, x, m: ((out - x).abs() - (out - x).abs().median()).abs().mean(),
+    "quantile": lambda out, y, x, m: (out - x).flatten(1).abs().mean(1).quantile(0.5),
+    "largest few": lambda out, y, x, m: (out - x).square().mean((1, 2)).topk(3).values.mean(),
+    "batch-hard triplets": batch_hard,
+    "contrastive": info_nce,
+    "covariance": covariance,
+    "centred targets": lambda out, y, x, m: (out - (x - x.mean(0))).square().mean(),
+    "standardised outputs": lambda out, y, x, m: ((out - x.mean()) / x.std()).square().mean(),
+    "focal by positives": lambda out, y, x, m: ((out - x).square().mean(2) * m).sum() / m.sum().clamp(min=1),
+    "tokens of the batch": by_tokens,
+    "share of the batch": by_share,
+    "masked mean": lambda out, y, x, m: (out - x)[m].square().mean(),
+    "sorted": lambda out, y, x, m: (out[:, 0, 0].sort().values - x[:, 0, 0].sort().values).square().mean(),
+    "cumulated": lambda out, y, x, m: (out - x).cumsum(0).square().mean(),
+    "balanced by counts": balanced,
+    "class weights under a mean": lambda out, y, x, m: F.cross_entropy(out[:, 0], classes(y), WEIGHT),
+    "batch normalisation": normalised,
+    "softmax over rows": lambda out, y, x, m: (out.softmax(0) - x).square().mean(),
+    "distances": lambda out, y, x, m: torch.cdist(out[:, 0], out[:, 0]).mean(),
+    "neighbours": lambda out, y, x, m: (out - x.roll(1, 0)).square().mean(),
+    "column": lambda out, y, x, m: (out[:, 0, :1] - x[:, 0, 0]).square().mean(),
+    "rank of the loss": lambda out, y, x, m: (out - x).square().mean().clamp(max=1.0),
+    "power of a mean": lambda out, y, x, m: (out - x).square().mean().sqrt(),
+    "baseline": lambda out, y, x, m: (out.mean((1, 2)) * (x.mean((1, 2)) - x.mean())).mean(),
+    "a row for all": lambda out, y, x, m: (out * out[UNIT].detach()).mean(),
+    "own function": lambda out, y, x, m: Reversed.apply(out) + out.mean(),
+    "written by rows": lambda out, y, x, m: (lambda t: (t.copy_(m.float() / m.sum()), (out * t[..., None]).sum())[1])(
+        torch.zeros(B, T)
+    ),
+    "nonzero": lambda out, y, x, m: out[m.nonzero(as_tuple=True)].square().sum() / B,
+}
+ROW_BY_ROW = {"both views of all": sim_clr, "in place": written}
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_losses_that_are_proved(name):
+    check(PROVED[name], "proved")
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_losses_that_are_run_row_by_row(name):
+    """What comes back is what the loss itself would give, where that is of single rows."""
+    check(MAPPED[name], "mapped")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_losses_that_couple_are_refused(name):
+    check(REFUSED[name], "refused")
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_a_coupling_that_no_rule_sees_is_run_row_by_row(name):
+    first, kept = run(ROW_BY_ROW[name], False)
+    second, again = run(ROW_BY_ROW[name], True)
+    assert kept == again
+    if kept == "refused":
+        assert first == second
+    else:
+        others = torch.arange(B) != UNIT
+        assert torch.equal(first[:, others], second[:, others])
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda x: 0.7 * x + 0.3 * x[torch.arange(B).roll(1)],
+        lambda x: 0.7 * x + 0.3 * x.flip(0),
+        lambda x: x - x.mean(),
+        lambda x: x / x.max(0).values,
+    ],
+)
+def test_a_model_that_is_given_rows_of_several_units(mixed):
+    """Mixup, and statistics of the batch: of the model's inputs."""
+
+    words = [run_inputs(mixed, replaced) for replaced in (False, True)]
+    assert words[0] == words[1]
+    assert "give it rows of single examples" in words[0]
+
+
+def run_inputs(change, replaced):
+    plan = plan_at_sigma(1.0, dataset_size=B, batch_size=B, epochs=1, delta=1e-5, mechanism="independent")
+    model = Table()
+    engine = ao.PrivacyEngine(plan, key=bytes(32))
+    loader = DataLoader(TensorDataset(*data(replaced)), batch_size=B)
+    private, _, loader = engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    ids, scale, *_ = next(iter(loader))
+    with pytest.raises(ModelError) as error:
+        private(ids, change(scale))
+    return str(error.value)
+
+
+def test_rows_in_another_order_keep_with_their_targets():
+    order = torch.arange(B).flip(0)
+
+    def loss(out, y, x, m):
+        return F.mse_loss(out[order], x[order]) + F.mse_loss(out.flip(0), x.flip(0)) + F.mse_loss(out[:4], x[:4])
+
+    check(loss, "proved")
+    check(lambda out, y, x, m: F.mse_loss(out[order], x), "refused")
+    check(lambda out, y, x, m: F.mse_loss(out[:4], x[4:]), "refused")
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict"),
+    [
+        (lambda out, x: F.mse_loss(out, x), "proved"),
+        (lambda out, x: (out - x).square().mean() / x.abs().max(), "refused"),
+        (lambda out, x: (out - x).square().mean() * torch.tensor(2.0), "refused"),
+        (lambda out, x: (out - x).square().mean() * nn.Parameter(torch.tensor(2.0), requires_grad=False), "proved"),
+        (lambda out, x: ((out - x).square() * x.flatten(0, 1).mean(0)).mean(), "refused"),
+    ],
+)
+def test_what_is_not_followed_must_be_rows_or_numbers(loss, verdict):
+    """Targets that the loop made of what no tensor was: of unknown origin."""
+    kept = [data(replaced)[3].tolist() for replaced in (False, True)]
+    for replaced in (False, True):
+        found = run(lambda out, y, x, m, i=replaced: loss(out, torch.tensor(kept[i])), replaced, strict=True)
+        assert found[1] == verdict
+
+
+def test_a_buffer_of_the_criterion_into_which_batches_are_written():
+    """The first batch does not read it; the second does."""
+    for replaced in (False, True):
+        running = nn.BatchNorm1d(1).running_var
+
+        def loss(out, y, x, m, running=running):
+            each = (out - x).square().mean((1, 2))
+            value = each.mean() / running.clone().sum()
+            running.mul_(0.9).add_(each.detach().mean(), alpha=0.1)
+            return value
+
+        assert run(loss, replaced)[1] == "refused"
+
+
+def test_numbers_of_an_earlier_batch_are_refused_where_they_come_back():
+    for replaced in (False, True):
+        words, verdict = run(kept([]), replaced)
+        assert verdict == "refused"
+        assert "takes rows" in words or "divided" in words
