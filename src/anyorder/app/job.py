@@ -586,7 +586,7 @@ def train(
     model = make_model(settings, data)  # before the folder: what can be refused is refused before anything is written
     metrics = Result(Path(), settings, plan, [], 0, 0.0).to_dict()
     with session.begin(output, settings.dataset, plan, metrics, budget) as path:
-        return _Run(settings, data, plan, model, path, key).finish(observer, tensorboard)
+        return _Session(settings, data, plan, model, path, key).finish(observer, tensorboard)
 
 
 def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: str | Path | None = None) -> Result:
@@ -600,10 +600,10 @@ def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: s
     with session.go_on(path, "run", lambda found: Settings(**found["settings"])) as (settings, plan):
         data = make_data(settings)
         model = make_model(settings, data)
-        return _Run(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
+        return _Session(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
 
 
-class _Run:
+class _Session:
     """One session of a run: everything that lives in memory."""
 
     def __init__(
