@@ -60,6 +60,7 @@ _UNKNOWN_ORIGIN = Coupled(
     "couple them, so that one moves the gradients of others. If it is a constant, make it a Python number with "
     "float(), or an nn.Parameter that needs no gradient"
 )
+_BY_ROW = ByRow((0,), 0, 1)
 _OF_BATCH = Coupled(
     "has a tensor of the batch that is not one row for each example, so that one moves the gradients of others"
 )
@@ -105,8 +106,11 @@ class LossWatch:
 
         Raises: ModelError where rows were joined in what the model was given (mixup, statistics of the batch).
         """
-        leaves = [outputs] if isinstance(outputs, Tensor) else pytree.tree_leaves(outputs)
-        size = next((len(t) for t in leaves if isinstance(t, Tensor) and t.requires_grad and t.dim()), 0)
+        if type(outputs) is Tensor:
+            size = outputs.shape[0] if outputs.requires_grad and outputs.dim() else 0
+        else:
+            leaves = pytree.tree_leaves(outputs)
+            size = next((t.shape[0] for t in leaves if isinstance(t, Tensor) and t.requires_grad and t.dim()), 0)
         if size < 2:
             return outputs
         tape, axis = self._tape_of(given, size)
@@ -133,8 +137,9 @@ class LossWatch:
                 raise ModelError(
                     f"the model was given a tensor that {state.why}: give it rows of single examples, as the loader did"
                 )
-            if found is None and tape is not None and isinstance(state, ByRow) and len(leaf) == size:
-                found = tape, state.axis
+            if found is None and tape is not None and isinstance(state, ByRow) and state.dim == 0 and state.inner == 1:
+                with private.WithoutSubclasses():
+                    found = (tape, state.axis) if leaf.shape[0] == size else None
         if found is not None:
             return found
         newest = self._newest()
@@ -163,12 +168,12 @@ def _plain(tensor: Tensor) -> Tensor:
 def _changed(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The tree with other tensors: what `pytree` does, of which it takes a tenth of the time where trees are flat."""
     kind = type(tree)
-    if isinstance(tree, Tensor):
+    if kind is Tensor or kind is _Watched:
         return change(tree)
     if kind is tuple or kind is list:
         return kind([_changed(leaf, change) for leaf in tree])
     if kind is dict:
-        return {name: _changed(leaf, change) for name, leaf in tree.items()}
+        return {name: _changed(leaf, change) for name, leaf in tree.items()} if tree else tree
     if isinstance(tree, UserDict):  # as Hugging Face's
         changed = copy.copy(tree)
         changed.data = _changed(tree.data, change)
@@ -264,8 +269,8 @@ class _Tape:
         """A tensor of the batch that the loader made."""
         if type(tensor) is not Tensor or tensor.layout is not torch.strided:
             return tensor
-        by_row = tensor.dim() and len(tensor) == self.sizes[0]
-        shown: Any = self.follow(tensor, ByRow((0,), 0, 1) if by_row else _OF_BATCH)
+        by_row = tensor.dim() and tensor.shape[0] == self.sizes[0]
+        shown: Any = self.follow(tensor, _BY_ROW if by_row else _OF_BATCH)
         shown.plain = tensor
         self.roots.append(_Source(shown.number, tensor, private.version(tensor), None))
         return shown  # type: ignore[no-any-return]
@@ -495,13 +500,13 @@ class _Tape:
             )
         reached, own = _walk(loss.grad_fn, self.trusted)
         if not reached:  # the loss of a detached copy, perhaps
-            return Tensor.backward(unwatched(loss), *unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
+            return Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
         if own:
             raise _unseen()
         kept = self._judge(loss, gradient)
         self.allowed = True
         try:
-            result = Tensor.backward(unwatched(loss), *unwatched(args), **unwatched(kwargs))  # type: ignore[no-untyped-call]
+            result = Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
         finally:
             self.allowed, self.gradients = False, None
         self.watch.kept = "mapped" if "mapped" in (kept, self.watch.kept) else kept

@@ -31,6 +31,7 @@ from anyorder.clipping.layer_rules import (
     Tracer,
     for_each_example,
     layers_with_rules,
+    load,
     other_use,
 )
 from anyorder.clipping.mapping import ExampleCall, Tensors, mappable
@@ -272,6 +273,7 @@ class Pass:
         anchor, *copies = _Root.apply(root, self, size, tuple(self.parameters), *self.parameters.values())  # type: ignore[no-untyped-call]
         tracer = Tracer(self._books(anchor), call.made, recorder)
         if recorder is not None:
+            load()  # imports are no part of a pass
             named = dict(self._module.named_parameters())
             constants = {name: named[name] for name in named.keys() - self.parameters.keys()} | call.buffers
             recorder.begin(tensors, dict(zip(self.parameters, copies, strict=True)), constants)

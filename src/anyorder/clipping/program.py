@@ -853,6 +853,7 @@ def _is_nested(code: types.CodeType, frame: types.FrameType | None) -> bool:
 _KINDS_OF_BATCHES = 8
 _SIZES = 64  # of batches, for which a program of any size is kept ready
 _CHANGES = 32  # of what a model reads, after which it is left alone
+_TRIES = 3  # to record a kind of batches: a finalizer may run in between
 _REFUSALS = 6
 
 
@@ -914,7 +915,7 @@ class Programs:
 
     def recorder(self, key: Any) -> Recorder | None:
         """One for a batch of a kind that has no program, where there may be one; after `find`."""
-        if key is None or self._off or self._without[key] > 1 or sys.getprofile() is not None:
+        if key is None or self._off or self._without[key] >= _TRIES or sys.getprofile() is not None:
             return None
         if len(self._once.keys() | self._twice.keys() | {key}) > _KINDS_OF_BATCHES:
             return None

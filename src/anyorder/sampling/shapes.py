@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate, default_convert
@@ -446,11 +446,11 @@ class ByShape:
 
     Args:
         clipping: the engine, a `PerUnitClipping`.
-        model: what it runs.
+        state: () -> what the model keeps, to compare.
     """
 
-    def __init__(self, clipping: Any, model: nn.Module) -> None:
-        self._clipping, self._forward, self._model = clipping, clipping.forward, model
+    def __init__(self, clipping: Any, state: Callable[[], Any]) -> None:
+        self._clipping, self._forward, self._state = clipping, clipping.forward, state
         self._known: dict[Any, list[torch.Size | None] | None] = {}
 
     def __call__(
@@ -461,8 +461,7 @@ class ByShape:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         found = [shapes.cut_of(leaf) if isinstance(leaf, Tensor) else () for leaf in leaves]
         cuts = [cut for cut in found if cut is not None]
-        used = np.unique(shapes.numbers).tolist()
-        if len(cuts) < len(found) or not any(cuts) or used in ([], [shapes.count - 1]):
+        if len(cuts) < len(found) or not any(cuts):
             return self._forward(args, kwargs, groups=groups, receive=receive, **options)
 
         def run(number: int, rows: Tensor, **more: Any) -> list[Any]:
@@ -471,7 +470,8 @@ class ByShape:
             return list(pytree.tree_flatten(self._forward(given, named, **more, **options)))
 
         whole = self._shapes_of_outputs(run, leaves, cuts, shapes.count)
-        if whole is None:
+        used = np.unique(shapes.numbers).tolist()
+        if whole is None or used in ([], [shapes.count - 1]):
             return self._forward(args, kwargs, groups=groups, receive=receive, **options)
         sums: list[dict[str, Tensor]] = []
 
@@ -494,11 +494,8 @@ class ByShape:
         """
         key = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves), tuple(cuts)
         if key not in self._known:
-            none, before, kept = (
-                torch.zeros(0, dtype=torch.int64),
-                self._clipping.state_dict(),
-                _numbers_in(self._model),
-            )
+            none = torch.zeros(0, dtype=torch.int64)
+            before, kept = self._clipping.state_dict(), self._state()
             try:
                 with torch.no_grad(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -507,20 +504,9 @@ class ByShape:
             except Exception:  # of the model, which says the same at the largest, if it fails there
                 self._known[key] = None
             self._clipping.load_state_dict(before)
-            after = _numbers_in(self._model)
-            if after != kept:
+            if self._state() != kept:
                 self._known[key] = None
-                for part, numbers, new in zip(self._model.modules(), kept, after, strict=True):
-                    for name in new.keys() - numbers.keys():
-                        delattr(part, name)
-                    vars(part).update(numbers)
         return self._known[key]
-
-
-def _numbers_in(model: nn.Module) -> list[dict[str, Any]]:
-    """The plain values that each module of a model keeps."""
-    plain = (int, float, str, type(None))
-    return [{name: value for name, value in vars(part).items() if isinstance(value, plain)} for part in model.modules()]
 
 
 def _nowhere(sums: dict[str, Tensor]) -> None:

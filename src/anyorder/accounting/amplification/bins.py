@@ -404,6 +404,13 @@ def nested_law(nested: Nested, *, falling: bool = False, coarse: float = 1.0) ->
     """
     if not nested.root[1]:
         return ChainLaw(np.ones(1), np.ones(1), 0.0)
+    atoms = _nested_atoms(nested, coarse)
+    masses = atoms.masses * (1 + _NESTED_ROUND)
+    return ChainLaw(atoms.points, masses, 0.0 if falling else atoms.lost * (1 + _NESTED_ROUND) + 1e-20)
+
+
+@lru_cache(maxsize=4)  # the other direction asks for the same
+def _nested_atoms(nested: Nested, coarse: float) -> Atoms:
     points = round(_POINTS / coarse**1.5)
     laws: dict[tuple[Node, int], tuple[int, Atoms]] = {}
 
@@ -428,9 +435,7 @@ def nested_law(nested: Nested, *, falling: bool = False, coarse: float = 1.0) ->
         assert found is not None
         return found
 
-    _, atoms = average(nested.root)
-    masses = atoms.masses * (1 + _NESTED_ROUND)
-    return ChainLaw(atoms.points, masses, 0.0 if falling else atoms.lost * (1 + _NESTED_ROUND) + 1e-20)
+    return average(nested.root)[1]
 
 
 # ----------------------------------------------------------------------------------------------------
