@@ -80,7 +80,7 @@ def test_a_unit_waits_the_whole_separation(rule):
 
 
 def test_a_public_order_covers_no_secret_one():
-    """Its units would be those of a pattern, but whoever plans for secret coins has another claim."""
+    """Its units would be those of a pattern, but whoever plans for secret draws has another claim."""
     for secret in (BallsInBins(2, 3), CyclicPoisson(6, 3, 0.3), TruncatedPoisson(6, 0.3, 4, 12, 3)):
         for planned in (FixedOrder(6, 2, 3), EpochShuffle(2, 3)):
             assert not participation.covers(planned, secret)

@@ -68,7 +68,7 @@ FULL = Size(vocabulary=10_000, embedding=96, hidden=670)
 
 
 def plan_of(mechanism: str, epsilon: float, passes: int, population: int, size: Size) -> Plan:
-    """Users in one order, kept over the passes: so each is away for a pass. Or drawn by secret coins: "poisson"."""
+    """Users in one order, kept over the passes: so each is away for a pass. Or drawn in secret: "poisson"."""
     s = population // size.report_goal
     rule: Participation = SingleEpoch(s) if passes == 1 else MinSeparation(passes * s, s, passes)
     if mechanism == "poisson":
@@ -114,7 +114,7 @@ def _by_hand(
     brown: Brown, names: list[str], model: WordLSTM, training: LocalTraining, plan: Plan | None, key: bytes, size: Size,
     passes: int, lr: float,
 ) -> None:  # fmt: skip
-    """What no server offers: rounds without noise, and cohorts drawn by secret coins, whose answers none may drop."""
+    """What no server offers: rounds without noise, and cohorts drawn in secret, whose answers none may drop."""
     from anyorder.federated import Layout
 
     layout = Layout.of(dict(model.named_parameters()))

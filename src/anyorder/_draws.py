@@ -62,7 +62,7 @@ def check_size(rule: Participation, size: int) -> int:
 
 def _secret(rule: Participation) -> SecretOrder:
     if not isinstance(rule, SecretOrder):
-        raise ArgumentError(f"participation must be drawn by secret coins, got {rule!r}")
+        raise ArgumentError(f"participation must be drawn in secret, got {rule!r}")
     return rule
 
 

@@ -506,12 +506,12 @@ class Participation(ABC):
 
     @property
     def coin(self) -> float | None:
-        """The probability of the secret coin that alone decides whether a unit is in a step; None for other orders."""
+        """The probability of the secret draw that alone decides whether a unit is in a step; None for other orders."""
         return None
 
     @property
     def secret(self) -> bool:
-        """Whether its steps are drawn by secret coins, from which its privacy comes."""
+        """Whether its steps are drawn in secret, from which its privacy comes."""
         return False
 
     @property

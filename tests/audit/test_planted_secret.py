@@ -1,4 +1,4 @@
-"""Canaries in runs whose order secret coins draw: what is released is noise and canaries, and both claims are kept."""
+"""Canaries in runs whose order secret draws draw: what is released is noise and canaries, and both claims are kept."""
 
 from dataclasses import replace
 

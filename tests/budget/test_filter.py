@@ -33,7 +33,7 @@ def losses(e0):
 
 
 def sampled(sigma, q, order, e0=0.0, draws=0):
-    """RDP(order) of a step of a secret coin, in both directions, by integration; draws are under the coin too."""
+    """RDP(order) of a step of a secret draw, in both directions, by integration; draws are under the coin too."""
     x, w = line(-16 * sigma, 16 * (1 + sigma), 500)
     own = np.log(w) + norm.logpdf(x, scale=sigma)
     loss = x / sigma**2 - 1 / (2 * sigma**2)

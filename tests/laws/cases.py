@@ -41,7 +41,7 @@ PARTICIPATIONS: dict[str, Callable[[int], Participation]] = {
     "empty steps": lambda n: KnownOrder([[t] if t == (n - 1) // 2 else [] for t in range(n)]),
 }
 
-# Orders drawn by secret coins: no sensitivity answers for them, and the laws say that none is given.
+# Orders drawn in secret: no sensitivity answers for them, and the laws say that none is given.
 SAMPLED: dict[str, Callable[[int], Participation]] = {
     "poisson": lambda n: PoissonSampling(n, 0.1),
     "cyclic poisson": lambda n: CyclicPoisson(n, 3, 0.2),

@@ -245,7 +245,7 @@ def test_a_claim_goes_with_secret_orders_alone() -> None:
     A, known, secret = prefix_sum(8), FixedOrder(8, 2, 4), BallsInBins(2, 4)
     for asked in (fit, choose):
         words = ("tree",) if asked is fit else ()
-        with pytest.raises(ArgumentError, match="must not be given for an order without secret coins"):
+        with pytest.raises(ArgumentError, match="must not be given for an order without secret draws"):
             asked(*words, A, known, epsilon=1.0, delta=DELTA)  # type: ignore[operator]
         with pytest.raises(ArgumentError, match="epsilon and delta must be given"):
             asked(*words, A, secret, epsilon=1.0)  # type: ignore[operator]

@@ -28,7 +28,7 @@ def poisson():
 def test_an_amplified_claim_holds_for_no_batch_that_somebody_chose(tmp_path):
     plan, path = poisson(), tmp_path / "run.ckpt"
     release = ao.Release(plan, SIZE, key=KEY, checkpoint=path)
-    with pytest.raises(TrainingError, match="secret coins"):
+    with pytest.raises(TrainingError, match="secret draws"):
         release.step([1, 2], total(0))
     drawn = release.sample(40)
     changed = release.sample(40)
@@ -42,7 +42,7 @@ def test_an_amplified_claim_holds_for_no_batch_that_somebody_chose(tmp_path):
             release.step(other, total(0))
         assert state(release) == before
     release.step(drawn[::-1], total(0))
-    with pytest.raises(TrainingError, match="secret coins"):
+    with pytest.raises(TrainingError, match="secret draws"):
         release.step(drawn, total(1))  # of the step before
     with pytest.raises(ArgumentError, match="num_units must be 40"):
         release.sample(39)
@@ -126,7 +126,7 @@ def test_coins_of_every_secret_order(rule):
         coins.check(t, drawn)
         with pytest.raises(TrainingError, match="those that sample"):
             coins.check(t, np.append(drawn, 40))
-        with pytest.raises(TrainingError, match="secret coins"):
+        with pytest.raises(TrainingError, match="secret draws"):
             coins.check(t + 1, drawn)
         again = SecretDraws(rule, source)
         again.load_state_dict(coins.state_dict())

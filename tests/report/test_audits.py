@@ -127,7 +127,7 @@ def test_a_claim_is_shown_rounded_up_and_what_was_seen_rounded_down():
     summary = replace(AuditSummary.of(audited), bounds=bounds, unfit={"gaussian": "of a reason"}, known=known)
     shown = str(summary)
     assert row(shown, "claimed") == "epsilon <= 3.001 at delta = 1e-05; mu = 2"
-    assert row(shown, "canaries") == "200: 80 in, 120 out, by secret coins"
+    assert row(shown, "canaries") == "200: 80 in, 120 out, by secret draws"
     assert row(shown, "epsilon at least") == "1.234  one_run: whatever the mechanism is"
     assert "2.345  f_dp: of any mechanism whose curve is a Gaussian's" in shown
     assert "none  gaussian: of a reason" in shown

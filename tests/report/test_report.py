@@ -211,7 +211,7 @@ def test_made_up_units_are_told_from_real_ones(name):
     plan = CLAIMS[name].plan
     drawn = order_figure(plan)
     assert f"Three {plan.unit}s that are made up, in steps that the order allows" in drawn
-    assert ("is drawn by secret coins, and stands nowhere" in drawn) == plan.participation.secret
+    assert ("is drawn in secret, and stands nowhere" in drawn) == plan.participation.secret
     assert ("Bands: any step there" in drawn) == ('class="band"' in drawn) == (name in ("poisson", "one step"))
 
 

@@ -153,7 +153,7 @@ def test_what_a_training_measured_in_public_is_shown(folders):
 @pytest.mark.parametrize(("order", "noise"), [("fixed", {}), ("poisson", {"mechanism": "poisson", "epsilon": None,
                                                                          "noise_multiplier": 1.0})])  # fmt: skip
 def test_all_data_may_differ_and_the_report_is_the_same(order, noise, tmp_path):
-    """But for the accuracy on public tests, and under secret coins for the keyed digests, which tell nothing."""
+    """But for the accuracy on public tests, and under secret draws for the keyed digests, which tell nothing."""
     pages = []
     for seed in (1, 2):
         path = trained(tmp_path / str(seed), seed, order=order, **noise)

@@ -126,7 +126,7 @@ RESTS = {  # a sentence -> the plans whose promise rests on it
     "Two reports with one key fingerprint used the same noise twice": lambda plan: True,
     "Order, settings and the end of the run were not chosen by looking at the private data": lambda plan: True,
     "one identity is one": lambda plan: True,
-    "The coins were fair, were drawn as the order says": lambda plan: plan.participation.secret,
+    "The draws were fair, were made as the order says": lambda plan: plan.participation.secret,
     "their chance is inside delta": lambda plan: type(plan.method) is MonteCarlo,
     "Users' devices are trusted": lambda plan: bool(plan.on_device),
     "an attack on the last digits of the noise is not covered": lambda plan: plan.grid is None,

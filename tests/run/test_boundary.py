@@ -52,7 +52,7 @@ SECRET = {"checkpoint.pt", "run.evidence.json", ".lock"}
 @pytest.fixture
 def steady(monkeypatch):
     """Seconds are those of the machine."""
-    monkeypatch.setattr(models._Run, "_elapsed", lambda self: 1.25)
+    monkeypatch.setattr(models._Session, "_elapsed", lambda self: 1.25)
 
 
 def test_all_that_is_shown_is_the_same_given_the_same_releases(tmp_path, steady):
@@ -178,7 +178,7 @@ def test_times_are_in_whole_seconds(tmp_path, monkeypatch):
     """How long a step takes depends on what is in it; to the millisecond it stood in metrics.json."""
     found = []
     for place, seconds in enumerate((1.003, 1.871)):
-        monkeypatch.setattr(models._Run, "_elapsed", lambda self, seconds=seconds: seconds)
+        monkeypatch.setattr(models._Session, "_elapsed", lambda self, seconds=seconds: seconds)
         run(tmp_path / str(place), table())
         found.append((tmp_path / str(place) / "metrics.json").read_bytes())
     assert found[0] == found[1]

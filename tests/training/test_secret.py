@@ -1,4 +1,4 @@
-"""Orders by secret coins in a training loop: their batches, units by key, micro-batches, filled-up rows, resumes."""
+"""Orders by secret draws in a training loop: their batches, units by key, micro-batches, filled-up rows, resumes."""
 
 import copy
 from itertools import chain, repeat

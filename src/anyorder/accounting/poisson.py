@@ -44,7 +44,7 @@ __all__ = [
 @final
 @dataclass(frozen=True)
 class PoissonParts:
-    """A release by secret coins whose loss distribution is made elsewhere.
+    """A release by secret draws whose loss distribution is made elsewhere.
 
     Attributes:
         mu: of the Gaussian that tells no less: the same with coins that are known.

@@ -178,7 +178,7 @@ def plan_curve(
     """The curve of a plan: of its release, and of its selection.
 
     Args:
-        sigma: of the release: noise against its whole sensitivity, or, where coins are secret, against the clip norm.
+        sigma: of the release: noise against its whole sensitivity, or, where draws are secret, against the clip norm.
         strategy: C, of which secret orders but Poisson sampling take more than its sensitivity.
         selection: with a sigma of its own, if it needs one.
         method: of an amplified curve, see `Amplified`.

@@ -282,7 +282,7 @@ def _of_folder(path: Path) -> Setup:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Canaries that are examples: in the data by secret coins, found by the losses of the model that was trained on it.
+# Canaries that are examples: in the data by secret draws, found by the losses of the model that was trained on it.
 
 
 def with_canaries(dataset: Any, examples: Sequence[Any], coins: ArrayLike) -> Dataset[Any]:

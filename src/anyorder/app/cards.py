@@ -153,11 +153,11 @@ def _order_words(plan: Plan, searched: bool) -> list[str]:
     known = f"epsilon {rounded_up(plan.known_epsilon or 0.0)}"
     if (plan.known_epsilon or 0.0) <= plan.epsilon:
         return [
-            "It was drawn by secret coins, and the promise would hold as well if everybody knew it: the secret is not "
+            "It was drawn in secret, and the promise would hold as well if everybody knew it: the secret is not "
             "counted."
         ]
     return [
-        "Nobody but the sampler: who was in which step was drawn by secret coins, and the promise rests on "
+        "Nobody but the sampler: who was in which step was drawn in secret, and the promise rests on "
         "their staying secret.",
         f"If the batches became known (from a log, from how long steps took, from who went offline), {known} is "
         f"what is left, at delta {plan.delta:g}"
@@ -176,7 +176,7 @@ def assumptions(plan: Plan, certificate: Certificate | None) -> list[str]:
         "Order, settings and the end of the run were not chosen by looking at the private data.",
     ]
     if plan.participation.secret:
-        rests.append("The coins were fair, were drawn as the order says, and only the sampler has seen the batches.")
+        rests.append("The draws were fair, were made as the order says, and only the sampler has seen the batches.")
     if type(plan.method) is MonteCarlo:
         rests.append(f"The amplified epsilon is found {methods.describe(plan.method)}: their chance is inside delta.")
     if plan.on_device:
@@ -236,7 +236,7 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
     if found.plan.candidate_of is not None:
         unseen += ["what the search spent, of which this is one candidate: verify the search's certificate"]
     if found.plan.participation.secret:
-        unseen += ["that the coins were those of the order, and that nobody but the sampler knows the batches"]
+        unseen += ["that the draws were those of the order, and that nobody but the sampler knows the batches"]
     if found.certificate is not None and found.certificate.realised is not None:
         checked += ["the realised mu and epsilon, recomputed from how often units came and how far apart"]
         unseen += [

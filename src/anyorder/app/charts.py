@@ -349,7 +349,7 @@ def noise_beside(plan: Plan) -> list[Profile]:
     """This plan, independent noise and the binary tree in its order, and DP-SGD with secret Poisson sampling.
 
     All at the plan's epsilon and delta, unit, neighbours, clip norm, steps and (expected) batch size. In an order by
-    secret coins the others are as if its batches were known, so that what the secret gains shows. The last is there
+    secret draws the others are as if its batches were known, so that what the secret gains shows. The last is there
     where the number of units is public, and neighbours are not "replace-one"; see `sampled_noise`.
 
     Returns: in the order above; this plan alone where it selects rows, as its budget is then for two releases.
@@ -508,7 +508,7 @@ def order_figure(plan: Plan) -> Html:
         return tag("figure", title, rule, tag("figcaption", told, " The order lists its units, and is not drawn."))
     caption = f"Three {plan.unit}s that are made up, in steps that the order allows"
     if plan.participation.secret:
-        caption += "; which ones a real unit is in is drawn by secret coins, and stands nowhere"
+        caption += "; which ones a real unit is in is drawn in secret, and stands nowhere"
     if any(is_band(steps, plan.n) for _, steps in rows):
         caption += ". Bands: any step there, or very many of them"
     picture = lanes(rows, plan.n, borders, f"{plan.participation.describe()}: three made-up units")
@@ -926,7 +926,7 @@ def _rows(summary: AuditSummary, plan: Plan | None) -> list[tuple[str, str]]:
     if plan is not None:
         rows += [("order", plan.participation.describe()), ("mechanism", plan.strategy.describe())]
     count, included = len(audited.included), int(audited.included.sum())
-    rows.append(("canaries", f"{count}: {included} in, {count - included} out, by secret coins"))
+    rows.append(("canaries", f"{count}: {included} in, {count - included} out, by secret draws"))
     if audited.mus is not None:
         rows.append(("mu of their steps", f"{_span(audited.mus)}, by the claim"))
     if summary.mu_seen is not None:

@@ -78,7 +78,7 @@ class Settings:
         mechanism, estimator, restart_every, completion: see `anyorder.app.planning.mechanism_words`.
         order: "shuffled" (anew in each epoch), "fixed" (shuffled once, then kept: least noise over several epochs),
             "sequential" (as stored, in each epoch), "poisson" (secret random sampling), or another order by secret
-            coins: "balls-in-bins", "random-allocation", "cyclic-poisson", "truncated-poisson",
+            draws: "balls-in-bins", "random-allocation", "cyclic-poisson", "truncated-poisson",
             "min-separation-sampling"; see `anyorder.plan`.
         secure: exact integers in place of floating-point noise; see `anyorder.plan`.
         optimizer: "sgd" or "ftrl".
@@ -586,7 +586,7 @@ def train(
     model = make_model(settings, data)  # before the folder: what can be refused is refused before anything is written
     metrics = Result(Path(), settings, plan, [], 0, 0.0).to_dict()
     with session.begin(output, settings.dataset, plan, metrics, budget) as path:
-        return _Run(settings, data, plan, model, path, key).finish(observer, tensorboard)
+        return _Session(settings, data, plan, model, path, key).finish(observer, tensorboard)
 
 
 def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: str | Path | None = None) -> Result:
@@ -600,10 +600,10 @@ def resume(path: str | Path, *, observer: Observer | None = None, tensorboard: s
     with session.go_on(path, "run", lambda found: Settings(**found["settings"])) as (settings, plan):
         data = make_data(settings)
         model = make_model(settings, data)
-        return _Run(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
+        return _Session(settings, data, plan, model, path, None).finish(observer or Observer(), tensorboard)
 
 
-class _Run:
+class _Session:
     """One session of a run: everything that lives in memory."""
 
     def __init__(

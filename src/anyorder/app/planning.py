@@ -128,7 +128,7 @@ def compare(chosen: Plan, memory: int | None = None) -> list[Row]:
 
     With a memory, those that keep at most so many vectors of the model's size.
 
-    Under secret coins the three that are estimated to be best, and independent noise: each is calibrated by its bound.
+    Under secret draws the three that are estimated to be best, and independent noise: each is calibrated by its bound.
 
     A row of DP-SGD with secret Poisson sampling is added, for reference, where its accounting is installed.
     """

@@ -43,7 +43,7 @@ class Attacked:
     """What an audit of a run of the same plan found, which did not refute the claim.
 
     Attributes:
-        canaries: gradients that were in or out by secret coins.
+        canaries: gradients that were in or out by secret draws.
         p_value: of the claim.
         at_least: the largest lower bound on epsilon, at the audit's own delta; None where it gave none.
         claimed: the plan's epsilon at that delta; None where that is the plan's own.
@@ -246,7 +246,7 @@ def _audit(found: Attacked | None, claimed: float) -> Html:
         )
     rows = [
         ("Verdict", [f"Not refuted: {told}"]),
-        ("Attack", [f"{counted(found.canaries, 'planted gradient')}, each in or out by a secret coin"]),
+        ("Attack", [f"{counted(found.canaries, 'planted gradient')}, each in or out by a secret draw"]),
         ("p-value of the claim", [f"{found.p_value:.2g}"]),
     ]
     if found.at_least is not None:

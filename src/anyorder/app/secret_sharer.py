@@ -111,7 +111,7 @@ def share(
     key: bytes | None = None,
     observer: SharerObserver | None = None,
 ) -> Shared:
-    """Plant canaries in a text, half of them by secret coins; train on it; rank all of them.
+    """Plant canaries in a text, half of them by secret draws; train on it; rank all of them.
 
     Where a canary is left out an empty sequence stands, see `Secrets.insert`: neighbours are by zero-out.
 

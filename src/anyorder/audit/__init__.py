@@ -1,4 +1,4 @@
-"""The claim attacked: canaries with secret coins, scores that know the mechanism, bounds named by what they assume."""
+"""The claim attacked: canaries with secret draws, scores that know the mechanism, bounds named by what they assume."""
 
 from anyorder.audit.arrays import from_file, from_rows, from_scores
 from anyorder.audit.bounds import epsilon_lower_bound, mu_estimate, p_value

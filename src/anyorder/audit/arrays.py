@@ -50,7 +50,7 @@ def from_rows(
 
         s_c = (C pi)^T (C Ghat) g_c / ||C pi|| ~ N(included clip_norm ||C pi||, noise_std^2)
 
-    and with `sampling_probability` q, where a coin of its own, which nobody knows, decides for each of its steps t
+    and with `sampling_probability` q, where a draw of its own, which nobody knows, decides for each of its steps t
     whether an included canary is in it, a log likelihood ratio, with w_t = <C e_t, C Ghat g_c> / noise_std^2 and
     a_t = ||C e_t||^2 (clip_norm / noise_std)^2,
 

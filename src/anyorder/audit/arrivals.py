@@ -294,7 +294,7 @@ def _of_coins(
     coins = (1 if names is None else int(np.bincount(names).max())) * _extra_ranks(ranks) * run.accumulate
     secret = "it holds while the seed of the coins is secret"
     if coins == 1:
-        because = f"each example is in each step by a coin of its own, as the accountant assumes; {secret}"
+        because = f"each example is in each step by a draw of its own, as the accountant assumes; {secret}"
         if period is not None:
             because = f"each example is in each step of an epoch by a coin, and by the same one in all epochs; {secret}"
         visits: Visits = SampledVisits(q, span["steps"], empty=min(1.0, empty * span["steps"]), period=period)
@@ -307,7 +307,7 @@ def _of_coins(
 
 
 def _of_secret(loader: Any, run: Stretch, sampler: Any) -> Arrivals:
-    """Loaders of this package by secret coins: which order they draw is said; Poisson sampling alone is judged here."""
+    """Loaders of this package by secret draws: which order they draw is said; Poisson sampling alone is judged here."""
     rule, members = sampler.rule, sampler.members
     each = len(sampler._owned) == len(members) and sampler._accumulate == 1
     if type(rule) is PoissonSampling and each and run.accumulate == 1:

@@ -1,4 +1,4 @@
-"""Canaries: public directions that an audit adds to sums by secret coins, and looks for in what was released."""
+"""Canaries: public directions that an audit adds to sums by secret draws, and looks for in what was released."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -496,7 +496,7 @@ def sampled_scores(
 ) -> Floats:
     """The log likelihood ratio of each canary under Poisson sampling with independent noise.
 
-    An included canary is in every step by a coin of its own, with probability q; nobody knows when. With
+    An included canary is in every step by a draw of its own, with probability q; nobody knows when. With
     y_t = <row_t, g_c> / clip_norm and sigma = noise_std / clip_norm
 
         s_c = sum_t log( 1 - q + q exp( y_t / sigma^2 - 1 / (2 sigma^2) ) )

@@ -302,10 +302,10 @@ def order_law(there: ArrayLike, participation: Participation, before: ArrayLike 
 
     Args:
         there: (n, units) bools, who was in which step; units by their numbers.
-        participation: the rule, of secret coins.
+        participation: the rule, of secret draws.
         before: the same of another run, with a key of its own.
     Returns: Law.
-    Raises: ArgumentError for arrays that do not fit, or a rule without secret coins.
+    Raises: ArgumentError for arrays that do not fit, or a rule without secret draws.
     Cost: O(n units), and for bins O(b units largest batch).
 
     Example:

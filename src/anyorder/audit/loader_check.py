@@ -184,7 +184,7 @@ def check(
     Returns: a Finding.
     Cost: under a second; with `mechanism` that of a fit.
     Raises: ArgumentError for numbers that are missing or break their rule; LoaderError for a loader without a batch;
-        MissingDependencyError without dp-accounting, unless `engine` is given and the order has no secret coins.
+        MissingDependencyError without dp-accounting, unless `engine` is given and the order has no secret draws.
     """
     if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise ArgumentError(f"loader must be what a loop gets its batches from, got {type(loader).__name__}")
@@ -474,7 +474,7 @@ def _beside(bound: list[Planned], seen: Observed) -> str:
     if seen.is_named and (
         seen.most > rule.max_participations or (apart is not None and apart < rule.min_separation) or seen.together > 1
     ):
-        told = "" if rule.secret else f": {seen.describe()}"  # how often units came by secret coins is as secret
+        told = "" if rule.secret else f": {seen.describe()}"  # how often units came by secret draws is as secret
         return f"units were seen oftener or nearer than the plan's order lets them come{told}"
     return ""
 

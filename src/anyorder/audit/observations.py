@@ -122,7 +122,7 @@ def size_of(dataset: Any) -> int | None:
 # and `weight` below is that sum of squares. A closed set of what may be known of an order:
 #
 #     AtMost    weight never above a number, in whatever order that does not depend on the data
-#     Coins     each example of the unit in each step by a secret coin of its own: Poisson sampling
+#     Coins     each example of the unit in each step by a secret draw of its own: Poisson sampling
 #     Draws     m_t of independent Binomials: sampling with replacement; the draws taken as public
 #     Unknown   nothing: no epsilon is finite
 
@@ -392,7 +392,7 @@ class Observed:
         reused: uses of a batch in a step after its first one.
         is_redrawn: whether two passes began with the same batches, or two batches in a row were the same.
         doubt: why the counts say nothing of the run; "" where they do.
-        is_secret: whether batches were drawn by coins that the claim rests on: the counts, which tell of them, are for
+        is_secret: whether batches were drawn at random that the claim rests on: the counts, which tell of them, are for
             the judgement alone, and neither words nor JSON have them.
     """
 

@@ -1,4 +1,4 @@
-"""One run, (epsilon, delta): how many secret coins can be guessed right [Steinke, Nasr, Jagielski 2023].
+"""One run, (epsilon, delta): how many secret draws can be guessed right [Steinke, Nasr, Jagielski 2023].
 
 Each of m canaries is in or out by a fair coin of its own. A guesser who sees the release alone guesses r of the coins.
 Let N of the guesses be right, B ~ Binomial(r, q) with q = 1 / (1 + e^-epsilon), and b_k = P[B = k]. Then

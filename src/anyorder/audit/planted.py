@@ -35,7 +35,7 @@ def plant(
     informed: bool = False,
     known: bool = False,
 ) -> "PlantedCanaries":
-    """Add canaries to the sums of a run by secret coins, and score them from what the run releases.
+    """Add canaries to the sums of a run by secret draws, and score them from what the run releases.
 
     At each of its steps an included canary adds clip_norm g_c to the un-noised total, inside the release core, as a
     unit of its own that was clipped. Everything behind that point is the run's own: journal, noise, division,
@@ -130,7 +130,7 @@ class PlantedCanaries:
             self._known = _KnownTotals(plan, canaries, self.drawn) if known else None
         else:
             if known:
-                raise ArgumentError("known must be False where no coins are secret: the steps are known as it is")
+                raise ArgumentError("known must be False where no draws are secret: the steps are known as it is")
             given = worst_steps(plan.strategy, plan.participation) if steps is None else steps
             patterns = _allowed(Patterns(given, canaries.count, plan.n), plan)
             self._there = patterns
@@ -245,7 +245,7 @@ class PlantedCanaries:
 
 
 class _KnownTotals:
-    """The scores of one who knows the steps of canaries that secret coins chose, and what such a one is promised."""
+    """The scores of one who knows the steps of canaries that secret draws chose, and what such a one is promised."""
 
     def __init__(self, plan: Plan, canaries: Canaries, steps: list[tuple[int, ...]]) -> None:
         self.present = np.array([bool(own) for own in steps])

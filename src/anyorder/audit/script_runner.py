@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     """
     report, options, target, *rest = arguments
     with undisturbed():  # engines are watched where they are there before the script
-        importlib.import_module("anyorder.training")
+        importlib.import_module("anyorder.training.engine")
         if find_spec("opacus") is not None:
             importlib.import_module("opacus")
     found: dict[str, Any] = {"findings": [], "problem": None}

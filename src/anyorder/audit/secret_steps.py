@@ -1,4 +1,4 @@
-"""Canaries whose steps secret coins choose: how they draw them, and the best test of each.
+"""Canaries whose steps secret draws choose: how they draw them, and the best test of each.
 
 Under secret sampling a unit is in the random steps S, with probability w_S each, and nobody knows S. A canary draws its
 steps by the same law, with coins of its own. With y the whitened rows in its direction, in clip norms, m_S = C 1_S and
@@ -35,7 +35,7 @@ def drawn_steps(participation: Participation, count: int, source: NoiseSource) -
         participation: of secret sampling.
         count: number of canaries.
         source: where the coins come from: of nothing else.
-    Raises: ArgumentError for a rule without secret coins.
+    Raises: ArgumentError for a rule without secret draws.
     """
     return sampled_rule(participation).canary_steps(checks.integer("count", count, low=1), source)
 
@@ -99,7 +99,7 @@ class SecretScorer:
 
 
 def sampled_rule(participation: Participation) -> SecretOrder:
-    """The order, if it is drawn by secret coins. Raises: ArgumentError."""
+    """The order, if it is drawn in secret. Raises: ArgumentError."""
     if not isinstance(participation, SecretOrder):
-        raise ArgumentError(f"participation must be drawn by secret coins, got {type(participation).__name__}")
+        raise ArgumentError(f"participation must be drawn in secret, got {type(participation).__name__}")
     return participation

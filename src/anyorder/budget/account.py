@@ -366,7 +366,7 @@ def _float_up(value: Fraction) -> float:
 #     replace-one   zero-out         from one vector to zero, and to the other: the sums move twice as far, mu doubles
 #     zero-out      add-or-remove    a unit that adds zero to the sums leaves them as one that is not there: the same
 #     mu,
-#                                    and under secret coins the same law of the output
+#                                    and under secret draws the same law of the output
 #     replace-one   add-or-remove    as from zero-out, where no coin is secret; else no bound is stated here
 #
 # A plan for zero-out or replace-one says nothing of add-or-remove: what its run shows (how often units came, which
@@ -383,7 +383,7 @@ _FOLLOWS = {
 def plan_for(plan: Plan, neighbours: str) -> Plan:
     """The plan whose curve holds for these neighbours: of the same release, read for another relation.
 
-    A plan with secret coins for add-or-remove is returned as it is for zero-out, where its curve holds.
+    A plan with secret draws for add-or-remove is returned as it is for zero-out, where its curve holds.
     Raises: BudgetError where none follows.
     """
     if plan.neighbours == neighbours:

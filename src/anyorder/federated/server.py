@@ -818,7 +818,7 @@ def _check_plan(plan: Plan, report_goal: int | None) -> None:
         )
     if plan.participation.secret:
         raise PlanError(
-            "the plan is for secret sampling, whose batches are drawn by coins: users come as they can, and one who "
+            "the plan is for secret sampling, whose batches are drawn at random: users come as they can, and one who "
             "was drawn may not answer. Plan for MinSeparation(..) or another order of users"
         )
     if plan.selection is not None:

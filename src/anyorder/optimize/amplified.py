@@ -306,7 +306,7 @@ class Judge:
 
     def __init__(self, workload: Workload, rule: Participation, objective: str, epsilon: float, delta: float) -> None:
         if not isinstance(rule, SecretOrder):
-            raise ArgumentError(f"participation must be drawn by secret coins, got {rule.describe()}")
+            raise ArgumentError(f"participation must be drawn in secret, got {rule.describe()}")
         self.workload, self.rule, self.objective = workload, rule, objective
         self.epsilon, self.delta = epsilon, delta
         bins = self.bins = rule.bins

@@ -111,7 +111,7 @@ def choose(
         objective: "mean", "max" or "last" error.
         max_cost: vectors of that size that a step may read or make, on average; None for any number. The dense optimum
             needs n / 2.
-        epsilon, delta: the claim, for orders that are drawn by secret coins, and for no others, see `fit`.
+        epsilon, delta: the claim, for orders that are drawn in secret, and for no others, see `fit`.
     Cost: seconds for 1000 steps, hardly more for many; results are kept on disk, see `cache`.
     """
     checks.choice("objective", objective, OBJECTIVES)
@@ -377,7 +377,7 @@ def fit(
             likely worst pattern; `ao.sensitivity` says what it is really worth.
         objective: "mean", "max" or "last" error.
         bands, buffers, rank: the sizes that the kind needs, and no others.
-        epsilon, delta: the claim, for an order that is drawn by secret coins, and for no other: the fit is of least
+        epsilon, delta: the claim, for an order that is drawn in secret, and for no other: the fit is of least
             error times the noise multiplier that the *amplified* claim needs (an estimate; a plan's own is calibrated
             by a bound), see `anyorder.optimize.amplified`. Under the others one C is best at every epsilon.
     Raises: ArgumentError for a wrong kind or size, and for a claim with an order that asks for none; PlanError where n
@@ -452,7 +452,7 @@ def fit_named(
         return fit_tree(workload, participation, objective=objective, **tree)
     if tree and words == "tree":
         raise ArgumentError(
-            f"{', '.join(sorted(tree))} must not be given for an order that is drawn by secret coins, whose best tree "
+            f"{', '.join(sorted(tree))} must not be given for an order that is drawn in secret, whose best tree "
             f"is chosen by its claim, got {tree}"
         )
     if tree:
@@ -517,13 +517,13 @@ def _claim_needed(rule: Participation, epsilon: float | None, delta: float | Non
     if not rule.secret:
         if epsilon is not None or delta is not None:
             raise ArgumentError(
-                "epsilon and delta must not be given for an order without secret coins, under which one strategy is "
+                "epsilon and delta must not be given for an order without secret draws, under which one strategy is "
                 f"best at every epsilon, got epsilon={epsilon!r}, delta={delta!r} for {rule.describe()}"
             )
         return None
     if epsilon is None or delta is None:
         raise ArgumentError(
-            "epsilon and delta must be given for an order that is drawn by secret coins: which strategy is best "
+            "epsilon and delta must be given for an order that is drawn in secret: which strategy is best "
             f"depends on them, got epsilon={epsilon!r}, delta={delta!r} for {rule.describe()}"
         )
     return checks.positive("epsilon", epsilon), checks.probability("delta", delta)

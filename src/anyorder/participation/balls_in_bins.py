@@ -41,7 +41,7 @@ Bools = NDArray[np.bool_]
 @final
 @dataclass(frozen=True)
 class BallsInBins(AmplifiedOrder):
-    """Each unit draws one of b bins, once, by a secret coin; bin j is the batch of steps j, j + b, j + 2b, ..
+    """Each unit draws one of b bins, once, by a secret draw; bin j is the batch of steps j, j + b, j + 2b, ..
 
     [Chua et al. 2025; Choquette-Choo et al. 2025]. A unit takes part once in each of k epochs of b steps, at distance b
     exactly. A permutation that is cut into batches is not this: there the places of the others tell a unit's.
@@ -193,4 +193,4 @@ class BallsInBins(AmplifiedOrder):
     def describe(self) -> str:
         """One phrase for people."""
         steps, epochs = counted(self.b, "step"), counted(self.k, "epoch")
-        return f"balls in bins, each unit in one of {steps} by a secret coin, the same in each of {epochs}"
+        return f"balls in bins, each unit in one of {steps} by a secret draw, the same in each of {epochs}"

@@ -28,7 +28,7 @@ Bools = NDArray[np.bool_]
 @final
 @dataclass(frozen=True)
 class CyclicPoisson(SampledOrder):
-    """Units lie in `cycle` groups, fixed beforehand; step t takes each unit of group t mod cycle by a secret coin.
+    """Units lie in `cycle` groups, fixed beforehand; step t takes each unit of group t mod cycle by a secret draw.
 
     A unit may be in steps j, j + cycle, j + 2 cycle, .. for the j of its group, so that under a C of at most `cycle`
     bands its steps do not overlap [Choquette-Choo et al. 2023]. Groups are public and say nothing of the data: by the

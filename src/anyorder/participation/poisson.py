@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 @final
 @dataclass(frozen=True)
 class PoissonSampling(SampledOrder):
-    """Every unit is in every step independently with a given, secret coin: DP-SGD's amplified baseline.
+    """Every unit is in every step independently with a given, secret draw: DP-SGD's amplified baseline.
 
     Only `anyorder`'s own sampler provides it; a shuffled loader does not. Any set of steps may come: `Listed` with
     stride 1. Its privacy comes from the coins, so no sensitivity is offered for it; a unit's absence moves no other.

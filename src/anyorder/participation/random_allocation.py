@@ -35,7 +35,7 @@ _UP = 1 + 2e-10  # roundings of an inverted loss distribution
 @final
 @dataclass(frozen=True)
 class RandomAllocation(AmplifiedOrder):
-    """Each unit draws one of the b steps of each epoch by a secret coin, anew in each of k epochs.
+    """Each unit draws one of the b steps of each epoch by a secret draw, anew in each of k epochs.
 
     Args:
         k: number of epochs.
@@ -198,7 +198,7 @@ class RandomAllocation(AmplifiedOrder):
     def describe(self) -> str:
         """One phrase for people."""
         steps, epochs = counted(self.b, "step"), counted(self.k, "epoch")
-        return f"random allocation, each unit in one of {steps} by a secret coin, anew in each of {epochs}"
+        return f"random allocation, each unit in one of {steps} by a secret draw, anew in each of {epochs}"
 
 
 @lru_cache(maxsize=2)

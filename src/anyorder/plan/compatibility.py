@@ -1,4 +1,4 @@
-"""Which parts of a plan fit together: neighbours, secret coins, exact integers, selections of rows."""
+"""Which parts of a plan fit together: neighbours, secret draws, exact integers, selections of rows."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def check_secret(order: Participation, secure: bool, selection: Selection | None
         return
     if secure:
         raise PlanError(
-            f"exact integers (grid, secure) are not made where coins are secret, got {order.describe()}: plan without "
+            f"exact integers (grid, secure) are not made where draws are secret, got {order.describe()}: plan without "
             "secure, or for another order"
         )
     refuse_selection(selection, order.describe())

@@ -69,7 +69,7 @@ class Plan:
 
     `rounding` covers that coefficients are rounded to float32 when noise is made; see `anyorder.strategy.rounding`.
 
-    Where steps are drawn by secret coins, noise_std = sigma * clip_norm * (1 + rounding), epsilon comes from the
+    Where steps are drawn in secret, noise_std = sigma * clip_norm * (1 + rounding), epsilon comes from the
     amplified claim, and mu does not exist; `known_epsilon` is what is left if the batches became known. See
     `anyorder.accounting.amplification`.
 
@@ -91,7 +91,7 @@ class Plan:
         selection: which rows of sparse tables get noise, chosen at each step by `Counts`, `Top` or `Uniform`, as a part
             of the claim: mu, `curve` and epsilon are those of both, sigma, `sensitivity` and `noise_std` of the release
             alone. None: every row gets noise. See `anyorder.accounting.selection`.
-        method: how epsilon is found where an order by secret coins leaves a choice, see `amplification.methods`;
+        method: how epsilon is found where an order by secret draws leaves a choice, see `amplification.methods`;
             None in a plan that leaves none, and for the order's own where one is made.
         candidate_of: of a plan that a search for settings hands to its runs, the search's `key_fingerprint`: what one
             of them shows was chosen among others, so that its epsilon is no price. None for every other plan.
@@ -154,12 +154,12 @@ class Plan:
 
     @property
     def amplified(self) -> bool:
-        """Whether its participation draws secret coins; ask that."""
+        """Whether its participation draws in secret; ask that."""
         return self.participation.secret
 
     @cached_property
     def sensitivity(self) -> Bound:
-        """sens(C, participation) for clip norm 1; 1 where coins are secret, whose claim is no sensitivity."""
+        """sens(C, participation) for clip norm 1; 1 where draws are secret, whose claim is no sensitivity."""
         secret = self.participation.secret  # accounted by the step, not by the sensitivity of the whole
         return Bound(1.0, True) if secret else sensitivity(self.strategy, self.participation)
 
@@ -214,12 +214,12 @@ class Plan:
 
     @cached_property
     def known_epsilon(self) -> float | None:
-        """The epsilon if all batches became known, at `delta`, rounded up; None where no coins are secret."""
+        """The epsilon if all batches became known, at `delta`, rounded up; None where no draws are secret."""
         return None if self.known_mu is None else gdp_epsilon(self.known_mu, self.delta)
 
     @cached_property
     def known_mu(self) -> float | None:
-        """Gaussian DP if all batches became known, rounded up; None where no coins are secret.
+        """Gaussian DP if all batches became known, rounded up; None where no draws are secret.
 
         mu = f sens(C, pattern) / sigma, of any steps that the coins may give. It holds for those who do not know the
         batches too, who see less.
@@ -421,7 +421,7 @@ class Plan:
         return [("search", f"{CANDIDATE}; the epsilon here is of this run by itself (search {self.candidate_of})")]
 
     def _secrecy(self) -> list[tuple[str, str]]:
-        """What the claim owes to coins, and what is left of it without them."""
+        """What the claim owes to secret draws, and what is left of it without them."""
         known = self.known_epsilon
         if known is None:
             return [("amplification", "none claimed, none needed")]

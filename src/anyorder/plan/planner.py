@@ -156,7 +156,7 @@ def compare(
     """Plan several orders at one (epsilon, delta) and one expected batch size, and rank them by the error of iterates.
 
     Each order has the mechanism that is best for it, fitted to its own claim: the amplified one where batches are drawn
-    by secret coins. What an order needs of whoever trains is beside it; an order whose needs are not met has no claim.
+    by secret draws. What an order needs of whoever trains is beside it; an order whose needs are not met has no claim.
 
         ao.compare(["shuffled", "fixed"], dataset_size=60000, batch_size=500, epochs=5, epsilon=2, delta=1e-5)
 

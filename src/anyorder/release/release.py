@@ -392,7 +392,7 @@ class Release:
     def sample(self, num_units: int) -> NDArray[np.int64]:
         """The units of the next step under secret sampling, ascending numbers below `num_units`, perhaps none.
 
-        Each unit is drawn by a coin of its own, which comes from the key and the step; asked again, the answer is the
+        Each unit is drawn by a draw of its own, which comes from the key and the step; asked again, the answer is the
         same. `step` then takes these units and no others. Keep them secret: the claim rests on it.
 
         Args:
@@ -402,7 +402,7 @@ class Release:
         self.check(None)
         if self._draws is None:
             raise PlanError(
-                f"sample() draws secret coins, and the plan is for {self.plan.participation.describe()}: give step() "
+                f"sample() draws in secret, and the plan is for {self.plan.participation.describe()}: give step() "
                 "the units as they come"
             )
         return self._draws.draw(self.ledger.step, num_units)
@@ -589,7 +589,7 @@ class Release:
         return self._source.own.derive(label)
 
     def coins(self) -> NoiseSource:
-        """Where secret coins come from."""
+        """Where secret draws come from."""
         return self.by_step(b"sampling")
 
     def by_step(self, label: bytes) -> NoiseSource:
@@ -849,7 +849,7 @@ def _noised(values: Tensor, noise: NDArray[np.float32], divisor: float) -> Tenso
 
 
 # ----------------------------------------------------------------------------------------------------
-# Secret coins: who is in a step where the claim rests on chance that nobody else knows.
+# Secret draws: who is in a step where the claim rests on chance that nobody else knows.
 
 
 class SecretDraws:
@@ -886,7 +886,7 @@ class SecretDraws:
         """Raise TrainingError unless the units are those that were drawn for the step."""
         if self._drawn is None or self._drawn[0] != step:
             raise TrainingError(
-                "the plan's claim rests on secret coins: take the units of each step from sample(num_units), which "
+                "the plan's claim rests on secret draws: take the units of each step from sample(num_units), which "
                 "tosses them. For batches that come as they come, plan for another order"
             )
         if isinstance(ids, list) or not np.array_equal(ids, self._drawn[1]):

@@ -73,7 +73,7 @@ def secret_loader(
     Args:
         loader: names the examples (those that its sampler may give), collation, workers; its own order is dropped.
         participation: the order.
-        source: where the secret coins come from: derived from the run's key.
+        source: where the secret draws come from: derived from the run's key.
         unit: as of `PrivateLoader`. With one, the data set is read once for who owns what, and a unit's coins decide
             for all its examples.
         accumulate: micro-batches that each step is cut into.
@@ -125,4 +125,4 @@ def _members(loader: DataLoader[Any], rule: Participation) -> Indices:
 
 
 def _name(rule: Participation) -> str:
-    return "Poisson sampling" if type(rule) is PoissonSampling else "an order of secret coins"
+    return "Poisson sampling" if type(rule) is PoissonSampling else "an order of secret draws"

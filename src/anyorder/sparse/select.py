@@ -155,7 +155,7 @@ def select_counts(
 ) -> Ids:
     """The rows whose count with noise reaches a threshold, { r : count_r + N(0, std^2) >= threshold }, ascending.
 
-        touched rows:    r is chosen with probability Phi((count_r - threshold) / std), by a coin of its own
+        touched rows:    r is chosen with probability Phi((count_r - threshold) / std), by a draw of its own
         the others:      Binomial(V - touched, Phi(-threshold / std)) of them, a uniform set of so many
 
     This is the law of noise on all V counts (AdaFEST, [Ghazi et al. 2023]), at the cost

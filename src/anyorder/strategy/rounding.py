@@ -10,7 +10,7 @@ C~ D, D = sum_t e_t u_t^T over its k steps at most. Two ways to hold || C~ D || 
 - As a whole. K~ = K + E gives C~ = (I + C E)^-1 C, so that || C~ D || <= || C D || / (1 - w) for w >= || C E ||, and
   || C E ||^2 is at most the largest row sum of |C| |E| times its largest column sum.
 
-Under secret coins a claim rests on more of C than its sensitivity: on the products of columns of |C|, see
+Under secret draws a claim rests on more of C than its sensitivity: on the products of columns of |C|, see
 `anyorder.accounting.amplification`. There C~ must be T C' with two properties. (1) Every entry of |C'| is at most
 (1 + e) times that of |C|: so are, with (1 + e)^2, the products, and delta is monotone in each of them. (2) ||T|| <= 1 +
 w, and T looks at no later step: then C~ G + std Z is made of C' G + std / (1 + w) Z by T and by noise of its own, of

@@ -44,16 +44,16 @@ def sensitivity(strategy: Strategy, participation: Participation) -> Bound:
 
 
 def known_sensitivity(strategy: Strategy, participation: Participation) -> Bound:
-    """sens(C, pattern) of an order by secret coins, for those who know the coins: what is left of its claim then.
+    """sens(C, pattern) of an order by secret draws, for those who know the coins: what is left of its claim then.
 
     Args:
         strategy: C.
-        participation: drawn by secret coins, with the strategy's n.
-    Raises: PlanError for another n, and for orders without coins, whose sensitivity is `sensitivity`.
+        participation: drawn in secret, with the strategy's n.
+    Raises: PlanError for another n, and for orders without secret draws, whose sensitivity is `sensitivity`.
     """
     _check_steps(strategy, participation)
     if not participation.secret:
-        raise PlanError(f"participation must be drawn by secret coins, got {participation.describe()}")
+        raise PlanError(f"participation must be drawn in secret, got {participation.describe()}")
     pattern = participation.pattern
     return refined(strategy, pattern, kind_of(strategy).worst.bound(strategy, pattern))
 
@@ -73,7 +73,7 @@ def _check_fit(strategy: Strategy, participation: Participation) -> None:
     if participation.secret:
         raise PlanError(
             f"{type(participation).__name__} has no useful sensitivity, since a unit may be in every step; its privacy "
-            "comes from the secret coins: use accounting.Sampled, or a participation that says how often a "
+            "comes from the secret draws: use accounting.Sampled, or a participation that says how often a "
             "unit takes part"
         )
     _check_steps(strategy, participation)
@@ -94,9 +94,9 @@ def rounding(strategy: Strategy, participation: Participation) -> float:
     Returns: 0 where every coefficient is a float32 (independent noise, vanilla trees); else about 1e-7, times the root
         of the number of participations, and for regenerated trees 5e-7 times the root of n log n.
     Guarantee: sens(C~, participation) <= sens(C, participation) (1 + rounding); and where the participation is drawn by
-        secret coins, its delta with C~ and std (1 + rounding) is at most that with C and std.
+        secret draws, its delta with C~ and std (1 + rounding) is at most that with C and std.
     Cost: O(n) for Toeplitz C, O(n^3) for Dense and BandedLowRank, else about that of one pass over the parameters; for
-        secret coins also O(n^2) for RestartedBLT and trees.
+        secret draws also O(n^2) for RestartedBLT and trees.
     Raises: PlanError where coefficients leave the range of float32, or C is so ill-conditioned that they matter.
     """
     row = kind_of(strategy).rounding

@@ -167,7 +167,7 @@ def amplified_epsilon(
     neighbours: str = "zero-out",
     progress: Progress | None = None,
 ) -> AmplifiedBound:
-    """The epsilon of C G + noise where the steps of each unit are drawn by secret coins, at or above the true one.
+    """The epsilon of C G + noise where the steps of each unit are drawn in secret, at or above the true one.
 
         P = sum over S of w_S N(m_S, sigma^2 I),  Q = N(0, sigma^2 I),   m_S = sum over t in S of |C| e_t
 
@@ -179,7 +179,7 @@ def amplified_epsilon(
 
     Args:
         strategy: C; which fits which order, `check_fits` there says.
-        participation: an order by secret coins.
+        participation: an order by secret draws.
         noise_multiplier: sigma, noise std over clip norm, above 0. A plan's also covers that coefficients are float32.
         delta: strictly between 0 and 1.
         method: "auto", "pld", "bound" or "monte_carlo"; or a `Method`.

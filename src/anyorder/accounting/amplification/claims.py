@@ -86,7 +86,7 @@ def pair_delta(
 
 
 # ----------------------------------------------------------------------------------------------------
-# The curve of a release whose batches are drawn by secret coins, with any noise that its order is accounted with.
+# The curve of a release whose batches are drawn in secret, with any noise that its order is accounted with.
 
 
 def known_mu(strategy: Strategy, participation: AmplifiedOrder, noise_multiplier: float, neighbours: str) -> float:

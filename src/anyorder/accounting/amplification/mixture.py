@@ -122,7 +122,7 @@ def check_fits(strategy: Strategy, participation: object) -> None:
     """
     if not isinstance(participation, SecretOrder):
         told = participation.describe() if isinstance(participation, Participation) else repr(participation)
-        raise ArgumentError(f"participation must be drawn by secret coins, got {told}")
+        raise ArgumentError(f"participation must be drawn in secret, got {told}")
     check_order(participation)
     participation.check_mechanism(strategy)
     if participation.n != strategy.n:

@@ -109,7 +109,7 @@ class SecretOrder(Rule):
 
     def noise_alone(self, epsilon: float, delta: float) -> float:
         """Sigma for columns of norm 1, where `bins` is None: near what the claim needs, for fits."""
-        raise PlanError(f"fits by a claim are for orders that are drawn by secret coins, got {self.describe()}")
+        raise PlanError(f"fits by a claim are for orders that are drawn in secret, got {self.describe()}")
 
     # -- what an audit's canaries do ---------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def arrays(
     $ anyorder audit arrays run.npz --released rows.npy --json
 
     The file is written by numpy.savez with the fields of ao.audit.from_rows, or of
-    ao.audit.from_scores for models alone. It holds secret coins: keep it as the
+    ao.audit.from_scores for models alone. It holds secret draws: keep it as the
     data, and throw away the model that was attacked.
 
     Exit code 0 if the claim was not refuted, 1 if it was, 2 if there was no audit.
@@ -70,7 +70,7 @@ def run(
     target: Annotated[
         str, typer.Argument(help="module:function -> anyorder.app.Setup, or the folder of a run of anyorder train.")
     ],
-    canaries: Annotated[int, typer.Option(help="Gradients at the clip norm, each in or out by a secret coin.")] = 1000,
+    canaries: Annotated[int, typer.Option(help="Gradients at the clip norm, each in or out by a secret draw.")] = 1000,
     coordinates: Annotated[
         int | None, typer.Option(help="Coordinates of the gradient that the canaries live on. Default: all.")
     ] = None,
@@ -141,7 +141,7 @@ def canaries(
     epochs: Annotated[int | None, typer.Option(help="Of the built-in model. Default: 5.")] = None,
     lr: Annotated[float | None, typer.Option(help="Of the built-in model. Default: 1.")] = None,
     repeats: Annotated[int, typer.Option(help="How often each canary stands in the text.")] = 9,
-    count: Annotated[int, typer.Option(help="Canaries; about half of them stay out, by secret coins.")] = 2000,
+    count: Annotated[int, typer.Option(help="Canaries; about half of them stay out, by secret draws.")] = 2000,
     words: Annotated[int, typer.Option(help="In a canary; the first is given to the model.")] = 3,
     candidates: Annotated[int, typer.Option(help="Phrases that a canary is ranked among.")] = 10_000,
     vocabulary: Annotated[int, typer.Option(help="Words that are kept of the text.")] = 1000,

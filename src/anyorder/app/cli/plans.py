@@ -167,7 +167,7 @@ def epsilon(
         q = batch_size / dataset_size
         print(
             f"An accountant for Poisson sampling (q = {q:.4g}, {counted(truth.n, 'step')}) would print {claim:.4g} for "
-            "this run. That does not hold: it needs a secret coin for each example at each step, and this order is "
+            "this run. That does not hold: it needs a secret draw for each example at each step, and this order is "
             f"{order or 'shuffled'}."
         )
 

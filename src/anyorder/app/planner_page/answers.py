@@ -227,7 +227,7 @@ def unit_rows(asked: PlanQuestion) -> tuple[Unit, ...]:
 def sampled(asked: PlanQuestion, noises: Sequence[float]) -> Iterator[Piece]:
     """What an accountant for Poisson sampling would print: "sampled" for each noise multiplier, in order.
 
-    After them "row": DP-SGD whose batches are drawn by secret coins, at the epsilon that was asked for.
+    After them "row": DP-SGD whose batches are drawn in secret, at the epsilon that was asked for.
 
     Raises: ArgumentError. Where dp-accounting is not installed, one "note" says so.
     Cost: 0.2 s for each noise, a second for the row.

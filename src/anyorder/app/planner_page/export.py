@@ -68,7 +68,7 @@ class Grid:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The orders without coins."""
+        """The orders without secret draws."""
         return tuple(order for order in self.orders if order in KNOWN)
 
     def stated(self) -> str:

@@ -222,7 +222,7 @@ def _sampled(front_end: FrontEnd, trial: SampledTrial, fault: Fault | None) -> t
         noise_std=plan.noise_std,
     )
     return NoiseLaw(
-        {"attack on secret coins": p_value(found, trial.included, plan.curve, method="clopper_pearson")}
+        {"attack on secret draws": p_value(found, trial.included, plan.curve, method="clopper_pearson")}
     ), None
 
 

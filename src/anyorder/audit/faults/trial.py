@@ -92,7 +92,7 @@ class FaultTrial:
     """A run under a plan for several participations, some steps apart, with canaries among its units.
 
     Units 0, .., count - 1 are canaries: each brings, in the steps that are its own, up to three rows whose sum is a
-    long vector along its direction, or zeros where its secret coin says so. The others bring vectors on the
+    long vector along its direction, or zeros where its secret draw says so. The others bring vectors on the
     other half of the coordinates: short ones, long ones, and ones that are not finite and must add zero.
 
     Args:
