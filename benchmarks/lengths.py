@@ -114,7 +114,7 @@ def collate(examples: list[Text]) -> tuple[Tensor, Tensor]:
 def times(model: nn.Module, data: list[Text], public: tuple[int, ...], repeats: int) -> tuple[float, float, float]:
     """Median ms of a step: by public lengths, padded to the longest of the batch, padded to the longest of all."""
     clipping: Any = make_clipping(model)
-    by_shape = ByShape(clipping)
+    by_shape = ByShape(clipping, lambda: None)
     ways: list[Callable[[list[Text]], object]] = [
         lambda examples: _private(by_shape, PublicShapes.of(public), examples),
         lambda examples: _backward(clipping.forward, *collate(examples)),

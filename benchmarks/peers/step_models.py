@@ -71,6 +71,17 @@ def perceptron(*widths: int) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
+class Own(nn.Module):
+    """The small perceptron, in a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.hidden(x)))
+
+
 def mnist_cnn() -> nn.Module:
     """That of `anyorder.app.job.cnn`."""
     network = nn.Sequential(
@@ -98,6 +109,12 @@ def case(name: str, opacus: bool) -> tuple[nn.Module, Tensor, Tensor]:
     match name:
         case "small":
             return perceptron(64, 64, 10), torch.randn(32, 64), torch.randint(10, (32,))
+        case "own":
+            return Own(), torch.randn(32, 64), torch.randint(10, (32,))
+        case "logistic":
+            return nn.Linear(64, 10), torch.randn(32, 64), torch.randint(10, (32,))
+        case "wide":
+            return perceptron(784, 512, 512, 10), torch.randn(512, 784), torch.randint(10, (512,))
         case "mlp":
             return perceptron(784, 512, 512, 10), torch.randn(128, 784), torch.randint(10, (128,))
         case "mnist":

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from anyorder import checks
 from anyorder.accounting import gdp_epsilon, poisson
-from anyorder.accounting.poisson import calibrate_poisson, poisson_epsilon
+from anyorder.accounting.poisson import calibrate_poisson, poisson_epsilon, replaced_gaussian, sampled_gaussian
 from anyorder.errors import ArgumentError, MissingDependencyError
 from references import load
 
@@ -185,3 +185,23 @@ def test_absent_dependency_names_its_extra(monkeypatch):
     assert checks.importlib is importlib
     with pytest.raises(MissingDependencyError, match=r"anyorder\[amplified\]"):
         poisson_epsilon(1.0, 0.1, 10, 1e-5)
+
+
+def test_losses_are_those_of_dp_accounting():
+    """Of both directions, and of another unit in one's place; at probability 1 and where most of the grid is beyond."""
+    pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+    replaced = importlib.import_module("dp_accounting.privacy_accountant").NeighboringRelation.REPLACE_ONE
+    for sigma, q, h in [(1.3, 0.3, 1e-3), (0.3, 0.01, 5e-3), (2.0, 1.0, 1e-3), (30.0, 0.01, 1e-5), (1.0, 0.999, 1e-3)]:
+        options = {"sampling_prob": q, "value_discretization_interval": h}
+        plain = pld.from_gaussian_mechanism(sigma, **options)
+        other = pld.from_gaussian_mechanism(sigma, **options, neighboring_relation=replaced)
+        for theirs, ours in (
+            (plain._pmf_remove, sampled_gaussian(pld, sigma, q, h)._pmf_remove),
+            (plain._pmf_add, sampled_gaussian(pld, sigma, q, h)._pmf_add),
+            (other._pmf_remove, replaced_gaussian(pld, sigma, q, h)._pmf_remove),
+        ):
+            assert ours.to_dense_pmf().size == theirs.to_dense_pmf().size
+            for epsilon in (-2.0, -0.01, 0.0, 0.004, 0.3, 1.0, 3.0):
+                assert ours.get_delta_for_epsilon(epsilon) == pytest.approx(
+                    theirs.get_delta_for_epsilon(epsilon), rel=1e-12, abs=1e-15
+                )

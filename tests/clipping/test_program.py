@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from anyorder.clipping import program, register_layer_rule
+from anyorder.clipping import per_example, program, register_layer_rule
 from anyorder.clipping.per_example import GhostClipping
 
 B = 6
@@ -42,7 +42,7 @@ class Own(nn.Module):
         self.table, self.temperature, self.options = torch.rand(4), 2.0, {"power": [1, 2]}
 
     def forward(self, x, add=0.0):
-        x = ((x - self.mean) * self.scale + self.table) / self.temperature
+        x = ((x - self.mean) * (self.scale * self.mean) + self.table) / self.temperature
         x = x ** self.options["power"][1] + add
         return {"y": self.line(x), "rank": x.argsort(1), "name": "own"}
 
@@ -139,8 +139,9 @@ def equal(a, b):
 def captured(module, make, **kwargs):
     """An engine that has a program."""
     clipping = GhostClipping(module)
-    for _ in range(3):  # what torch loads on first use is no part of a program
-        step(clipping, make(), **kwargs)
+    for _ in range(4):  # a finalizer that runs in a recording ends it
+        if not len(clipping.programs):
+            step(clipping, make(), **kwargs)
     assert len(clipping.programs) == 1, clipping.programs.refused
     return clipping
 
@@ -191,7 +192,7 @@ def test_masks_are_drawn_again_in_each_batch():
 def test_no_code_of_the_model_runs_in_a_replayed_batch(monkeypatch):
     clipping = captured(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), TABLE["mlp"][1])
     found = clipping.programs.find
-    monkeypatch.setattr(clipping.programs, "find", lambda key: (found(key), monkeypatch.setattr(F, "relu", None))[0])
+    monkeypatch.setattr(clipping.programs, "find", lambda *key: (found(*key), monkeypatch.setattr(F, "relu", None))[0])
     step(clipping, torch.randn(B, 4))
 
 
@@ -314,6 +315,7 @@ def test_what_changes_between_two_batches_is_never_replayed_as_it_was(change, pa
 
 BATCHES = {
     "size": lambda: (torch.randn(B + 1, 4), {}),
+    "one example": lambda: (torch.randn(1, 4), {}),
     "shape": lambda: (torch.randn(B, 2, 4), {}),
     "stride": lambda: (torch.randn(4, B).t(), {}),
     "dtype": lambda: (torch.randint(0, 5, (B, 4)), {}),
@@ -381,14 +383,19 @@ class Of(nn.Module):
         return self.head(self.line(self, x))
 
 
+def late(x, count):
+    """Another function of x from the fifth batch on: two recordings are equal before."""
+    return x * 2.0 if count > 4 else x * 1.0
+
+
 def counts(m, x):
     m.count += 1
-    return x * m.count
+    return late(x, m.count)
 
 
 def counts_globally(m, x):
     COUNTS[0] += 1
-    return x * COUNTS[0]
+    return late(x, COUNTS[0])
 
 
 def closed_over():
@@ -397,7 +404,7 @@ def closed_over():
     def line(m, x):
         nonlocal value
         value += 1
-        return x * value
+        return late(x, value)
 
     return line
 
@@ -415,15 +422,26 @@ def made_later(m, x):
 
 def drawn_by_default(m, x, state=[]):  # noqa: B006
     state.append(1)
-    return x * len(state)
+    return late(x, len(state))
+
+
+def counts_on_a_function(m, x):
+    helper.calls = getattr(helper, "calls", 0) + 1
+    return late(x, helper.calls)
+
+
+def helper():
+    pass
 
 
 STRANGE = {
     "counts": counts,
     "counts globally": counts_globally,
+    "counts on a function": counts_on_a_function,
     "counts in a closure": closed_over(),
     "counts in a default": drawn_by_default,
     "draws by Python": lambda m, x: x * (2.0 if random.random() < 0.5 else 1.0),
+    "draws out of sight": lambda m, x: x * 2 if next(iter(random.random, 2.0)) < 1e-9 else x * 1,
     "draws by NumPy": lambda m, x: x * float(np.random.rand()),  # noqa: NPY002
     "reads a generator": lambda m, x: x * (torch.initial_seed() % 7),
     "has a gradient of its own": lambda m, x: Function.apply(x),
@@ -475,11 +493,30 @@ def test_at_most_eight_kinds_of_batches_have_a_program():
     module = nn.Linear(4, 3)
     clipping = GhostClipping(module)
     for _ in range(3):
-        for size in range(2, 14):
-            x = torch.randn(size, 4)
-            groups = torch.arange(size)
-            equal(step(clipping, x, groups), step(without(module), x, groups))
+        for length in range(1, 13):
+            x = torch.randn(B, length, 4)
+            equal(step(clipping, x), step(without(module), x))
     assert len(clipping.programs) == program._KINDS_OF_BATCHES
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_two_sizes_make_a_program_of_any_size(name, monkeypatch):
+    make, inputs = TABLE[name]
+    module = make()
+    x = torch.cat([inputs() for _ in range(4)])
+    clipping = GhostClipping(module)
+    for size in (B, 4, 5):
+        step(clipping, x[:size], torch.arange(size))
+    (made,) = clipping.programs._twice.values()
+    assert made.size is None
+    recorded = []
+    monkeypatch.setattr(clipping.programs, "recorder", lambda key: recorded.append(key))
+    for size in (1, 2, 3, 7, 20, B):
+        torch.manual_seed(size)
+        one = step(clipping, x[:size], torch.arange(size) // 2)
+        torch.manual_seed(size)
+        equal(one, step(without(module), x[:size], torch.arange(size) // 2))
+    assert len(recorded) <= 1  # a single example may lie otherwise in memory
 
 
 def test_a_setting_that_moves_in_each_batch_is_followed_and_given_up():
@@ -506,6 +543,28 @@ def test_modes_and_profilers_of_the_user_see_the_model(monkeypatch):
     with Sees():
         step(clipping, x)
     assert F.linear in seen
+
+
+def test_a_larger_batch_than_those_that_were_recorded_is_cut_where_its_gradients_would_not_fit(monkeypatch):
+    module = Own()
+    clipping, x = GhostClipping(module), torch.randn(20, 4)
+    monkeypatch.setattr(per_example, "DIRECT_BYTES", 10 * 4 * 4)  # ten examples
+    for size in (6, 4, 5):
+        step(clipping, x[:size], torch.arange(size))
+    assert len(clipping.programs) == 1
+    one = step(clipping, x, torch.arange(20))
+    assert clipping.state_dict()["chunk_size"] == 10
+    equal(one, step(GhostClipping(module, 10), x, torch.arange(20)))
+
+
+def test_a_buffer_that_is_written_before_backward_is_what_it_was_in_forward():
+    module, x, got = Own(), torch.randn(B, 4), []
+    clipping = captured(module, TABLE["own"][1])
+    _, expected = step(without(module), x)
+    y = clipping.forward((x,), {}, groups=GROUPS["examples"], clip_norm=0.7, scale=float(B), receive=got.append)["y"]
+    module.mean.fill_(7.0)
+    (y.square().sum() / 10).backward()
+    equal((y, got[0]), (y, expected))
 
 
 # -- what is held ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from anyorder.app import Settings, federation, train
 from anyorder.app import job as models
 from anyorder.app.cli import app
-from anyorder.app.data import Data
+from anyorder.app.data import Conforming, Data, load
 from anyorder.app.progress import ProgressBar
 from anyorder.errors import ArgumentError
 
@@ -130,6 +130,42 @@ def test_classes_are_stated_and_never_counted(tmp_path, monkeypatch):
         said.append(json.loads(done.stdout)["settings"]["classes"])
     assert shapes[0] == shapes[1] == shapes[2]
     assert said == [3, 3, 3]
+
+
+ODD = """
+import torch
+from torch.utils.data import Dataset, TensorDataset
+class Rows(Dataset):
+    def __len__(self): return 24
+    def __getitem__(self, i):
+        return {row} if i == 5 else (torch.randn(3, generator=torch.Generator().manual_seed(i)), i % 3)
+def load(): return Rows(), TensorDataset(torch.ones(6, 3), torch.arange(6) % 3)
+"""
+ROWS = [
+    "(torch.zeros(5), 1)", "(torch.zeros(3), 1.7)", "(torch.zeros(3), 2**70)", "(torch.zeros(3), torch.tensor([1, 2]))",
+    "(torch.zeros(3), None)", "None", "(torch.zeros(3, dtype=torch.complex64), 1)", "(torch.zeros(3), 'one')",
+]  # fmt: skip
+
+
+def test_a_row_of_another_form_adds_zero_and_stops_nothing(tmp_path, monkeypatch, steady):
+    """Its shape, the type of its label, stood in a traceback, and the run stopped."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = []
+    for i, row in enumerate(["(torch.zeros(3), -1)", *ROWS]):
+        (tmp_path / f"odd{i}.py").write_text(ODD.format(row=row))
+        found.append(run(tmp_path / str(i), load(f"odd{i}:load", classes=3)))
+    for state, said in found[1:]:
+        assert said == found[0][1]
+        assert all(torch.equal(state[name], p) for name, p in found[0][0].items())
+    assert not torch.equal(found[0][0]["1.weight"], run(tmp_path / "all", table())[0]["1.weight"])
+
+
+def test_rows_of_the_form_are_as_they_were():
+    rows = Conforming([(torch.arange(3), 1), (torch.ones(3).double(), torch.tensor(2))], torch.zeros(3))
+    assert [(x.tolist(), x.dtype, y) for x, y in (rows[0], rows[1])] == [
+        ([0, 1, 2], torch.float32, 1), ([1, 1, 1], torch.float32, 2),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("classes", [0, -1, 2.5])

@@ -121,3 +121,15 @@ def test_a_plateau_of_a_module_in_a_plain_loop_is_refused_too():
     ao.PrivacyEngine(planned(), key=KEY).make_private(module.net, configured["optimizer"], loader())
     with pytest.raises(TrainingError, match=r"ao\.Public"):
         configured["lr_scheduler"]["scheduler"].step(nn.functional.mse_loss(torch.zeros(1), torch.ones(1)))
+
+
+def test_a_search_for_the_rate_is_refused(tmp_path):
+    """A rate that was found by exact losses went into the weights."""
+    found = lightning.pytorch.callbacks.LearningRateFinder(num_training_steps=5)
+    privacy = PrivacyCallback(planned(), network="net", key=KEY)
+    module, batches = privacy.make_private(Logging(), loader())
+    module.lr = 0.1
+    with pytest.raises(ArgumentError, match="LearningRateFinder"):
+        trainer(privacy, tmp_path, callbacks=[found, privacy]).fit(module, batches)
+    assert privacy.engine.step == 0
+    assert torch.equal(weights(module), weights(Module()))

@@ -1,7 +1,9 @@
 """The private Trainer is the engine in a plain loop, prints no loss, resumes, and refuses what it cannot cover."""
 
 import json
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -38,12 +40,12 @@ class Sentences(Dataset):
         return {"input_ids": ids, "attention_mask": mask.long(), "labels": labels}
 
 
-def bert():
+def bert(dropout=0.0):
     torch.manual_seed(0)
     return transformers.BertForSequenceClassification(
         transformers.BertConfig(
             vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-            max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            max_position_embeddings=16, hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0,
         )
     )  # fmt: skip
 
@@ -78,14 +80,44 @@ def planned(**changes):
     return flat_plan(**{**settings, **changes})
 
 
-def trainer(model, data, folder, plan=None, *, private=None, **options):
+def trainer(model, data, folder, plan=None, *, private=None, data_collator=None, callbacks=None, **options):
     arguments = transformers.TrainingArguments(str(folder), **{
         "per_device_train_batch_size": B, "num_train_epochs": EPOCHS, "optim": "sgd", "learning_rate": 0.1,
         "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1,
         "save_strategy": "no", **options,
     })  # fmt: skip
     private = {"plan": plan or planned(), "key": KEY, **(private or {})}
-    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **private)
+    more = {"data_collator": data_collator, "callbacks": callbacks}
+    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **more, **private)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_generators_of_the_process_tell_nothing_of_texts(tmp_path, seed):
+    """They would count what the stock collator drew, a number for each place of a padded text, and dropout."""
+    words = words_of_twenty()
+
+    def left(length):
+        data = [{"input_ids": [3 + i % 9] * (length if i == 5 else 6)} for i in range(N)]
+        run = trainer(
+            transformers.BertForMaskedLM(bert(dropout=0.1).config), data, tmp_path / str(length),
+            data_collator=transformers.DataCollatorForLanguageModeling(words, mlm_probability=0.4, seed=seed),
+            private={"pad_to": (8, 16)},
+        )  # fmt: skip
+        run.train()
+        return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+
+    assert left(6) == left(14)
+
+
+def words_of_twenty():
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = {word: i for i, word in enumerate(["[PAD]", "[MASK]", "[UNK]", *map(str, range(17))])}
+    own = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, pad_token="[PAD]", mask_token="[MASK]", unk_token="[UNK]"
+    )
 
 
 def weights(model):
@@ -478,7 +510,7 @@ def test_the_length_of_one_text_moves_no_other(words, tmp_path):
 
 def test_texts_of_several_lengths_need_public_ones(tmp_path):
     collate = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-    run = trainer(gpt2(), Texts(9, True), tmp_path, data_collator=collate)
+    run = trainer(gpt2(), Texts(9, True), tmp_path, private={"data_collator": collate})
     with pytest.raises(LoaderError, match="state the public lengths"):
         run.train()
     assert run.engine.step == 0

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from anyorder import checks
 from anyorder.accounting.bounded_range import (
     Pair,
@@ -31,7 +34,9 @@ __all__ = [
     "mixed_delta",
     "mixed_epsilon",
     "poisson_epsilon",
+    "replaced_gaussian",
     "rough_poisson",
+    "sampled_gaussian",
     "step_interval",
 ]
 
@@ -53,6 +58,8 @@ class PoissonParts:
     of: Hashable
     losses: Callable[[Any, Any, float], Any]
 
+
+Floats = NDArray[np.float64]
 
 Part = (
     tuple[float, float, int] | RangeDraws | Pair | PoissonParts
@@ -277,9 +284,70 @@ def _composed(pld: Any, parts: tuple[Part, ...], interval: float) -> Any:
         sigma, q, steps = _as_gaussian(part)
         if isinstance(part, RangeDraws):
             sigma, steps = sigma / math.sqrt(steps) * (1 - 2.0**-50), 1
-        one_step = pld.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=interval)
-        found.append(one_step.self_compose(steps))
+        found.append(sampled_gaussian(pld, sigma, q, interval).self_compose(steps))
     return reduce(lambda one, other: one.compose(other), found)
+
+
+def sampled_gaussian(pld: Any, sigma: float, q: float, h: float) -> Any:
+    """The loss distribution of one sampled Gaussian: `pld.from_gaussian_mechanism`, in a sixth of the time.
+
+    Where each loss of the grid is reached is found there by some Python calls a loss, and here in one array.
+
+    Args:
+        pld: the module dp_accounting.pld.privacy_loss_distribution.
+        sigma: noise multiplier, of sums in which a unit counts 1.
+        q: sampling probability, at most 1.
+        h: interval of the grid of losses.
+    Returns: pessimistic, for add-or-remove-one.
+    """
+    ways = ("REMOVE",) if q == 1 else ("REMOVE", "ADD")
+    return pld.PrivacyLossDistribution(*(_pessimistic(sigma, q, h, way) for way in ways))
+
+
+def replaced_gaussian(pld: Any, sigma: float, q: float, h: float) -> Any:
+    """The same where the unit is another, which is in the sum when it is: at 1 from the sum without, and at -1."""
+    return pld.PrivacyLossDistribution(_pessimistic(sigma, q, h, "REPLACE"))
+
+
+def _pessimistic(sigma: float, q: float, h: float, way: str) -> Any:
+    """Of one direction, by connecting the dots [Doroshenko et al. 2022, Algorithm 1]."""
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+    loss = GaussianPrivacyLoss(sigma, sampling_prob=q, adjacency_type=AdjacencyType[way])
+    ends = loss.connect_dots_bounds()
+    low, high = math.floor(ends.epsilon_lower / h), math.ceil(ends.epsilon_upper / h)
+    epsilons = np.arange(low, high + 1) * h
+    # delta = P[X <= x] - e^epsilon Q[X <= x], x where the loss, which falls in x, is epsilon. With the unit the loss is
+    # above log(1 - q): at less delta is 1 - e^epsilon. Without it, it is below -log(1 - q): from there on delta is 0.
+    least = math.log1p(-q) if q < 1 else -math.inf
+    inside = {"REMOVE": epsilons > least, "ADD": epsilons < -least, "REPLACE": epsilons < math.inf}[way]
+    deltas = -np.expm1(np.minimum(epsilons, 0.0)) if way == "REMOVE" else np.zeros(len(epsilons))
+    x = _reached(epsilons[inside], sigma, q, way)
+    deltas[inside] = loss.mu_upper_cdf(x) - np.exp(epsilons[inside] + loss.mu_lower_log_cdf(x))
+    return create_pmf_pessimistic_connect_dots_fixed_gap(h, low, high, np.clip(deltas, 0.0, 1.0))
+
+
+@np.errstate(divide="ignore")  # infinity is what is meant
+def _reached(losses: Floats, sigma: float, q: float, way: str) -> Floats:
+    """Where the loss of one distribution to the other is so large.
+
+    REMOVE:  (1 - q) N(0) + q N(-1) to N(0): log(1 - q + q e^y), y = -(x + 1/2) / sigma^2
+    ADD:     N(0) to (1 - q) N(0) + q N(1): -log(1 - q + q e^y), y = (x - 1/2) / sigma^2
+    REPLACE: (1 - q) N(0) + q N(-1) to (1 - q) N(0) + q N(1), where with r = e^(1 / 2 sigma^2) (1 - q) / q
+             loss = log((r + e^(-x / sigma^2)) / (r + e^(x / sigma^2))): x = -sigma^2 (asinh(r sinh(loss/2)) + loss/2)
+    """
+    if way == "REPLACE":
+        half = np.abs(losses) / 2
+        log_r = 0.5 / sigma**2 + np.log1p(-q) - math.log(q)
+        a = log_r + half + np.log(-np.expm1(-2 * half)) - math.log(2)  # of r sinh(loss / 2)
+        asinh = np.where(a > 20, a + math.log(2), np.arcsinh(np.exp(np.minimum(a, 20.0))))
+        return np.asarray(-(sigma**2) * np.sign(losses) * (asinh + half))
+    sign = 1.0 if way == "REMOVE" else -1.0
+    y = sign * losses  # log((e^y - (1 - q)) / q), for q = 1 itself
+    if q < 1:
+        y = y - math.log(q) + np.log(-np.expm1(np.minimum(math.log1p(-q) - y, 0.0)))
+    return np.asarray(-sign * (0.5 + y * sigma**2))
 
 
 def step_interval(sigma: float, q: float, steps: int, *, quick: bool = True) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from anyorder import checks
@@ -119,6 +120,40 @@ def _decode(hub: Any, split: Any) -> TensorDataset:
     return TensorDataset(x.float().div_(255).contiguous(), torch.tensor(split[label][:]))
 
 
+class Conforming(Dataset[tuple[Tensor, int]]):
+    """The rows of a data set in the one form that a public example has; a row of another form is zeros of no class.
+
+    What one row holds (its shape, its types, a label that is no integer) then stops nothing, and nothing tells of it:
+    such a row adds zero to its step. An error that the data set itself raises is left as it is.
+
+    Args:
+        rows: (input tensor, class) pairs.
+        example: an input of the form: its shape, and the type that inputs are brought to.
+    """
+
+    def __init__(self, rows: Any, example: Tensor) -> None:
+        self._rows, self._example = rows, example
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        row = self._rows[i]
+        x, y = row if isinstance(row, tuple | list) and len(row) == 2 else (None, None)
+        label, form = class_of(y), self._example
+        if label is None or not isinstance(x, Tensor) or x.shape != form.shape or x.is_complex():
+            return torch.zeros_like(form), -1
+        return x.to(form.dtype), label
+
+
+def class_of(label: Any) -> int | None:
+    """A label as an integer of 64 bits; None for what is no integer."""
+    if isinstance(label, Tensor | np.ndarray) and label.ndim == 0:
+        label = label.item()
+    whole = isinstance(label, int | np.integer) and -(2**63) <= label < 2**63
+    return int(label) if whole else None
+
+
 def _own(name: str, classes: int | None) -> Data:
     found = load_function(name, "dataset")()
     if not isinstance(found, Sequence) or len(found) != 2 or not all(hasattr(part, "__len__") for part in found):
@@ -127,14 +162,19 @@ def _own(name: str, classes: int | None) -> Data:
         )
     train, test = found
     try:
-        x, _ = test[0]  # which is nobody's: its accuracy is shown
+        x, y = test[0]  # which is nobody's: its accuracy is shown
         shape = tuple(x.shape)
     except (TypeError, ValueError, AttributeError, IndexError, KeyError) as problem:
         raise ArgumentError(f"dataset {name!r} must hold (input tensor, class) pairs: {problem}") from problem
+    if not isinstance(x, Tensor) or class_of(y) is None:
+        raise ArgumentError(
+            f"dataset {name!r} must hold (input tensor, class) pairs, where a class is an integer; the first of the "
+            f"test set is a pair of {type(x).__name__} and {type(y).__name__}"
+        )
     stated = getattr(type(train), "classes", None)  # of an object they may be counted: the folders that there are, say
     if classes is None and isinstance(stated, Sequence):
         classes = len(stated)
-    return Data(name, train, test, shape, classes)
+    return Data(name, Conforming(train, x), test, shape, classes)
 
 
 def _first_line(problem: Exception) -> str:

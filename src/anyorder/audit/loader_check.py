@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -299,6 +300,7 @@ def _claim(
     return printed(accountant, sigma, q, found.steps, delta), q, by
 
 
+@lru_cache(maxsize=64)  # an audit asks for the same again
 def printed(accountant: str, sigma: float, q: float, steps: int, delta: float) -> float:
     """The epsilon of Poisson sampling by "prv" or "rdp"; the second is Opacus's of that name to three digits."""
     if accountant == "prv":
@@ -559,12 +561,12 @@ class Watch:
 
     def begin(self, loader: Any) -> Epoch:
         """A pass over a loader."""
-        group, naming = self._group(loader)
+        group, naming, data = self._group(loader)
         if loader not in group.known:
             group.known[loader] = None
             try:
                 kept = copy.copy(loader)  # its samplers and data set, not its workers
-                object.__setattr__(kept, "_iterator", None)
+                vars(kept).update(_iterator=None, dataset=data)
                 group.known[loader] = kept
             except Exception as problem:  # a class of the script's own may refuse; it is told, and the script goes on
                 group.doubt = group.doubt or _watching_told(problem)
@@ -656,28 +658,28 @@ class Watch:
 
     # -- the judgement ----------------------------------------------------------------------------------------------
 
-    def _group(self, loader: Any) -> tuple[UnitGroup, Callable[[Indices], Indices] | None]:
-        """All that is of the same data, and who the indices of this loader are."""
+    def _group(self, loader: Any) -> tuple[UnitGroup, Callable[[Indices], Indices] | None, Any]:
+        """All that is of the same data, who the indices of this loader are, and the script's own data set."""
         from torch.utils.data import IterableDataset
 
-        from anyorder.sampling.loader import Origins
+        from anyorder.sampling.loader import Origins, data_of
 
-        base = base_of(loader.dataset)
+        dataset = data_of(loader)
+        base = base_of(dataset)
         group = self._groups.setdefault(id(base), UnitGroup(base))
         if isinstance(base, IterableDataset):
-            return group, None
+            return group, None, dataset
         try:
-            origins = Origins(loader.dataset)
+            origins = Origins(dataset)
         except Exception:  # a data set of the script's own may raise anything: nobody is named then
-            return group, None
-        dataset = loader.dataset
+            return group, None, dataset
 
         def naming(indices: Indices) -> Indices:
             if indices.min(initial=0) < 0:  # from the end, as lists and tensors count
                 indices = np.where(indices < 0, indices + len(dataset), indices)
             return origins.names(indices)
 
-        return group, naming
+        return group, naming, dataset
 
     def _judge(self, group: UnitGroup, delta: float | None, noise: float | None, accountant: str) -> Watched:
         seen = group.seen()

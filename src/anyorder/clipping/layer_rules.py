@@ -300,7 +300,7 @@ def for_each_example(function: Callable[..., Any], *tensors: Tensor) -> Any:
     enter, leave = private.enter_vmap, private.leave_vmap
     if enter is None or leave is None:
         return vmap(function, randomness="different")(*tensors)
-    _load()
+    load()
     size = len(tensors[0])
     level = enter(size, "different")
     try:
@@ -311,7 +311,7 @@ def for_each_example(function: Callable[..., Any], *tensors: Tensor) -> Any:
 
 
 @functools.cache
-def _load() -> None:
+def load() -> None:
     """What vmap loads on its first use."""
     vmap(torch.neg)(torch.zeros(1))
 

@@ -31,6 +31,7 @@ from anyorder.clipping.layer_rules import (
     Tracer,
     for_each_example,
     layers_with_rules,
+    load,
     other_use,
 )
 from anyorder.clipping.mapping import ExampleCall, Tensors, mappable
@@ -266,12 +267,13 @@ class Pass:
         size = len(tensors[0])
         root = torch.zeros((), device=self._device, requires_grad=True)
         if isinstance(self._call, Replay):
-            return self._replayed(self._call, root)
+            return self._replayed(self._call, root, direct_bytes)
         call, recorder = self._call, self._recorder
         # Nothing here may hold the anchor: the graph behind it holds this object, and would live on.
         anchor, *copies = _Root.apply(root, self, size, tuple(self.parameters), *self.parameters.values())  # type: ignore[no-untyped-call]
         tracer = Tracer(self._books(anchor), call.made, recorder)
         if recorder is not None:
+            load()  # imports are no part of a pass
             named = dict(self._module.named_parameters())
             constants = {name: named[name] for name in named.keys() - self.parameters.keys()} | call.buffers
             recorder.begin(tensors, dict(zip(self.parameters, copies, strict=True)), constants)
@@ -304,17 +306,21 @@ class Pass:
             )
         check_nothing_kept(self._module)
         self._refuse(tracer.direct)
-        each = sum(self.parameters[n].numel() * self._dtypes[n].itemsize for n in tracer.direct)
+        self._check_fits(tracer.direct, size, direct_bytes)
+        return differentiable, others, anchor
+
+    def _check_fits(self, direct: Iterable[str], size: int, direct_bytes: int | None) -> None:
+        each = sum([self.parameters[n].numel() * self._dtypes[n].itemsize for n in direct])
         if direct_bytes is not None and each * size > direct_bytes and size > 1:
             raise TooLarge(max(1, min(size - 1, direct_bytes // each)))
-        return differentiable, others, anchor
 
     def _books(self, anchor: Tensor) -> Books:
         return Books(self.parameters, self._dtypes, anchor, self._expected, self._enter, self._tables.by_name)
 
-    def _replayed(self, call: Replay, root: Tensor) -> tuple[Tensors, Tensors, Tensor]:
+    def _replayed(self, call: Replay, root: Tensor, direct_bytes: int | None) -> tuple[Tensors, Tensors, Tensor]:
         """The same by a program. Where that fails, running the model as ever tells why."""
         names = call.program.copies
+        self._check_fits(names, call.size, direct_bytes)
         taken = [self.parameters[name] for name in names]
         anchor, *copies = _Root.apply(root, self, call.size, names, *taken)  # type: ignore[no-untyped-call]
         try:
@@ -602,7 +608,7 @@ class GhostClipping(PerUnitClipping):
         if (nothing or self._unmapped) and not tables:  # nothing to clip, or not by this engine
             return self._other(args, kwargs, groups=groups, clip_norm=clip_norm, scale=scale, receive=receive)
         key = None if nothing or self._mapped or self._chunk_size is not None else key_of(arguments)
-        program = self.programs.find(key)
+        program = self.programs.find(key, arguments.size)
         recorder = self.programs.recorder(key) if program is None else None
         start = TorchState.now(arguments.tensors[0].device)
         groups = groups.detach().cpu()

@@ -8,8 +8,8 @@ model: the same operations with the same numbers in the same order, and so the s
 
 That is right as long as the model would make the same list again. It may depend on:
 
-- the shapes, strides, types and devices of the inputs, the arguments that are no tensors, and torch's settings: the
-  `key_of` a batch, under which its program is kept;
+- the shapes, strides, types and devices of the inputs (but for the number of examples, which no model sees under vmap),
+  the arguments that are no tensors, and torch's settings: the `key_of` a batch, under which its program is kept;
 - what the code of the model can reach: modules, their attributes, hooks, modes, parameters and buffers, their classes,
   and the names that its functions read. `Snapshot` holds all of it, and every batch asks whether it is as it was;
 - anything else: numbers drawn by Python or NumPy, clocks, values of tensors, files. `_Guard` looks at every call that
@@ -28,7 +28,7 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +149,13 @@ class _Slot:
 
 
 @dataclass(frozen=True)
+class _Times:
+    """So many times the number of examples."""
+
+    factor: int
+
+
+@dataclass(frozen=True)
 class _Operation:
     """One operation.
 
@@ -187,29 +194,51 @@ def _filled(values: Any, tensors: list[Any]) -> list[Any]:
     return result
 
 
+def _joined(one: Any, two: Any, size: int | None, other: int | None) -> Any:
+    """Arguments of one operation in batches of two sizes: a number that moves with the size is so many times it."""
+    if type(one) is not type(two):
+        raise NotRecorded("arguments of two types")
+    if isinstance(one, tuple) and len(one) == len(two):
+        return tuple([_joined(a, b, size, other) for a, b in zip(one, two, strict=True)])
+    if one == two:
+        return one
+    if type(one) is int and size and other and size != other and not one % size and one // size * other == two:
+        return _Times(one // size)
+    raise NotRecorded("two arguments")
+
+
+def _at_size(value: Any, size: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple([_at_size(one, size) for one in value])
+    return value.factor * size if isinstance(value, _Times) else value
+
+
 class PassProgram:
     """A recorded pass.
 
     Attributes:
+        size: of the batches that it is for; None for any, as `sized` makes it for each.
         copies: names of the parameters of which it takes a copy for each example: their gradients come by autograd.
-        direct: names of the parameters whose per-example gradients are made, as the tracer saw them.
+        output: the structure of what the module returned.
     """
 
     def __init__(
-        self, nodes: list[_Operation], inputs: int, copies: dict[str, int], constants: dict[int, Tensor],
-        outputs: tuple[tuple[int, ...], tuple[int, ...]], output: Structure,
-        autocast: tuple[str, bool, torch.dtype],
+        self, size: int | None, nodes: list[_Operation], inputs: int, copies: dict[str, int],
+        constants: dict[int, Tensor], buffers: set[int], outputs: tuple[tuple[int, ...], tuple[int, ...]],
+        output: Structure, autocast: tuple[str, bool, torch.dtype],
     ) -> None:  # fmt: skip
+        self.size = size
+        self._of_size: dict[int, PassProgram] = {}
         used = {number for node in nodes for number in _slots((*node.args, *node.kwargs.values()))}
         used.update(*outputs)
         # Autograd itself takes a cut copy of results that it saves, which nobody uses.
         self._nodes = [n for n in nodes if n.function is not _DETACH or not used.isdisjoint(n.made)]
         self._constants = {number: t for number, t in constants.items() if number in used}
-        self._inputs, self._outputs, self._autocast = inputs, outputs, autocast
+        self._inputs, self._buffers, self._outputs, self._autocast = inputs, buffers, outputs, autocast
         self._copies = {name: number for name, number in copies.items() if number in used}
         self.copies = tuple(self._copies)
         self.output = output
-        self._size = 1 + max([*used, inputs, *(n for node in nodes for n in node.made)])
+        self._numbers = 1 + max([*used, inputs, *(n for node in nodes for n in node.made)])
         self._steps = self._with_ends()
 
     def __str__(self) -> str:
@@ -220,22 +249,55 @@ class PassProgram:
             lines.append(f"{', '.join(map(str, node.made))} = {name}({', '.join(arguments)})")
         return "\n".join(lines)
 
-    def same(self, other: "PassProgram") -> bool:
-        """Whether two recordings gave the same list."""
-        mine, theirs = ([(n.identity, n.args, n.kwargs, n.made) for n in p._nodes] for p in (self, other))
-        return (
-            mine == theirs
-            and (self._outputs, self._copies, self._autocast) == (other._outputs, other._copies, other._autocast)
-            and self._constants.keys() == other._constants.keys()
-            and all(t is other._constants[number] for number, t in self._constants.items())
-        )
+    def joined(self, other: "PassProgram") -> "PassProgram | None":
+        """The program of both, if two recordings gave the same list; of batches of any size, if theirs differ.
+
+        The model itself sees no size of a batch under vmap: where one is among the arguments, a batching rule of torch
+        put it there, times what it folds into the dimension of the examples.
+        """
+        mine = self._outputs, self._copies, self._autocast, self._constants.keys(), len(self._nodes)
+        theirs = other._outputs, other._copies, other._autocast, other._constants.keys(), len(other._nodes)
+        if mine != theirs or any(t is not other._constants[number] for number, t in self._constants.items()):
+            return None
+        nodes = []
+        for one, two in zip(self._nodes, other._nodes, strict=True):
+            if (one.identity, one.made, one.kwargs.keys()) != (two.identity, two.made, two.kwargs.keys()):
+                return None
+            try:
+                args = _joined(one.args, two.args, self.size, other.size)
+                values = _joined(tuple(one.kwargs.values()), tuple(two.kwargs.values()), self.size, other.size)
+            except NotRecorded:
+                return None
+            nodes.append(replace(one, args=args, kwargs=dict(zip(one.kwargs, values, strict=True))))
+        return self._with(self.size if self.size == other.size else None, nodes)
+
+    def sized(self, size: int) -> "PassProgram | None":
+        """The program for batches of a size."""
+        if self.size is not None:
+            return self if self.size == size else None
+        made = self._of_size.get(size)
+        if made is None:
+            nodes = []
+            for node in self._nodes:
+                values = _at_size(tuple(node.kwargs.values()), size)
+                kwargs = dict(zip(node.kwargs, values, strict=True))
+                nodes.append(replace(node, args=_at_size(node.args, size), kwargs=kwargs))
+            while len(self._of_size) >= _SIZES:
+                del self._of_size[next(iter(self._of_size))]
+            made = self._of_size[size] = self._with(size, nodes)
+        return made
+
+    def _with(self, size: int | None, nodes: list[_Operation]) -> "PassProgram":
+        rest = self._inputs, self._copies, self._constants, self._buffers, self._outputs, self.output, self._autocast
+        return PassProgram(size, nodes, *rest)
 
     def run(self, books: "Books", inputs: Tensors, copies: Tensors) -> tuple[Tensors, Tensors]:
         """The model's outputs on a batch: the differentiable ones, and the others."""
-        tensors: list[Any] = [None] * self._size
+        tensors: list[Any] = [None] * self._numbers
         tensors[: self._inputs] = inputs
         for number, constant in self._constants.items():
-            tensors[number] = constant
+            # As under vmap: a buffer that is written between forward and backward is what it was.
+            tensors[number] = constant.clone() if number in self._buffers else constant
         for number, copy in zip(self._copies.values(), copies, strict=True):
             tensors[number] = copy
         kind, mixed, dtype = self._autocast
@@ -340,12 +402,13 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
 
     def begin(self, inputs: Tensors, copies: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
         """What the pass begins with: the batch, the parameters' copies, and what stands for frozen ones and buffers."""
-        self._inputs = len(inputs)
+        self._inputs, self._size = len(inputs), len(inputs[0])
         for tensor in inputs:
             self._number(tensor)
         self._copies = {name: self._number(tensor) for name, tensor in copies.items()}
         owned = self._snapshot.named
         self._constants = {self._number(tensor): owned[name] for name, tensor in constants.items()}
+        self._buffers = set(self._constants) - {n for n, t in self._constants.items() if isinstance(t, nn.Parameter)}
         for tensor in self._snapshot.tensors:
             if id(tensor) not in self._numbers and not tensor.requires_grad:
                 self._constants[self._number(tensor)] = tensor
@@ -466,8 +529,10 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
                 outputs = (
                     tuple([self._numbers[id(t)] for t in differentiable]), tuple([self._numbers[id(t)] for t in others])
                 )  # fmt: skip
-                nodes, inputs, constants = self._nodes, self._inputs, self._constants
-                self.program = PassProgram(nodes, inputs, self._copies, constants, outputs, output, self._autocast)
+                self.program = PassProgram(
+                    self._size, self._nodes, self._inputs, self._copies, self._constants, self._buffers, outputs,
+                    output, self._autocast,
+                )  # fmt: skip
         except (KeyError, NotRecorded) as error:
             self.refuse(repr(error))
         finally:
@@ -627,6 +692,7 @@ class Snapshot:
 
     def _object(self, value: Any, kind: type) -> None:
         if kind is types.FunctionType:
+            self.add(vars(value))
             for cell in value.__closure__ or ():
                 try:
                     content = cell.cell_contents
@@ -785,7 +851,9 @@ def _is_nested(code: types.CodeType, frame: types.FrameType | None) -> bool:
 # -- the programs of a model -----------------------------------------------------------------------------------------
 
 _KINDS_OF_BATCHES = 8
+_SIZES = 64  # of batches, for which a program of any size is kept ready
 _CHANGES = 32  # of what a model reads, after which it is left alone
+_TRIES = 3  # to record a kind of batches: a finalizer may run in between
 _REFUSALS = 6
 
 
@@ -796,7 +864,7 @@ def key_of(arguments: Arguments) -> Any:
     for t in tensors:
         if type(t) is not Tensor or t.layout is not torch.strided or private.is_wrapped(t) or t.is_complex():
             return None
-        facts.append((t.shape, t.stride(), t.dtype, t.device))
+        facts.append((t.shape[1:], t.stride(), t.dtype, t.device))
     if len(tensors) > 1 and (len({id(t) for t in tensors}) < len(tensors) or len({f[3] for f in facts}) > 1):
         return None
     if private.function_modes() or private.dispatch_modes() or private.current_level() is not None:
@@ -834,19 +902,20 @@ class Programs:
     def __len__(self) -> int:
         return len(self._twice)
 
-    def find(self, key: Any) -> PassProgram | None:
-        """The program of batches of a kind, if nothing changed."""
+    def find(self, key: Any, size: int) -> PassProgram | None:
+        """The program of batches of a kind and size, if nothing changed."""
         if key is None or self._off:
             return None
         if self._snapshot is not None and not self._snapshot.holds():
             self._forget()
             self._changes += 1
             self._off = self._changes > _CHANGES
-        return self._twice.get(key)
+        program = self._twice.get(key)
+        return None if program is None else program.sized(size)
 
     def recorder(self, key: Any) -> Recorder | None:
         """One for a batch of a kind that has no program, where there may be one; after `find`."""
-        if key is None or self._off or self._without[key] > 1 or sys.getprofile() is not None:
+        if key is None or self._off or self._without[key] >= _TRIES or sys.getprofile() is not None:
             return None
         if len(self._once.keys() | self._twice.keys() | {key}) > _KINDS_OF_BATCHES:
             return None
@@ -865,11 +934,12 @@ class Programs:
             self._without[key] += 1
             self._refuse(recorder.problem or "")
             return
-        before = self._once.pop(key, None)
+        before = self._twice.get(key) or self._once.pop(key, None)
+        joined = None if before is None else before.joined(program)
         if before is None:
             self._once[key] = program
-        elif program.same(before):
-            self._twice[key] = program
+        elif joined is not None:
+            self._twice[key] = joined
         else:
             self._without[key] += 1
             self._refuse("two batches of a kind gave two lists")

@@ -3,6 +3,7 @@
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError, TrainingError
 from anyorder.ledger import Units, as_units, numbered
 from anyorder.noise import NoiseSource
+from anyorder.sampling.draws import BatchIndices, FetchPlace, Seeds, alone, held_generators, seeded_parts, user_dataset
 from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
 from anyorder.sampling.shapes import (
@@ -28,6 +30,7 @@ from anyorder.sampling.shapes import (
     named_tensors,
 )
 
+_END = object()
 _LOOKS = 3  # batches whose copies are compared with the originals: what a loop does to one, it does to all
 _DEEP = 4  # containers within containers that are searched for tensors
 _ADVICE = (
@@ -368,6 +371,8 @@ class PrivateLoader:
         self._position = 0
         self._used = 0
         self._seed = seed
+        self._seeds, self._place = Seeds(NoiseSource(key_of(seed)).derive(b"draws").key), FetchPlace()
+        self._draws_here = True  # whether this process draws what batches are made of
         self._iteration = 0  # tells an iteration that was left from the one that replaced it
         self._left = 0  # the last iteration that was left
         if unit is not None and isinstance(loader, Iterable) and not is_plain(loader):
@@ -381,14 +386,19 @@ class PrivateLoader:
                 "an IterableDataset has no indices that could tell examples apart; pass unit= with the place of an id "
                 "of each example in the batch (a field of a dict, a position in a tuple, or a callable)"
             )
+        seeded = seeded_parts(loader, self._seeds, self._place)
+        self._draws_here = bool(seeded) and not loader.num_workers
+        if self._batches is not None:
+            self._batches.is_told = bool(seeded)
         self._collates = loader.batch_sampler is not None
-        self._loader = rebuild(loader, self._batches, self._collate_fn(loader.collate_fn))
+        if self._collates and not self._is_rowwise(loader.collate_fn):
+            seeded["collate_fn"] = CollatedAlone(seeded.get("collate_fn", loader.collate_fn), self._shapes)
+        self._loader = rebuild(loader, self._batches, **seeded)
 
-    def _collate_fn(self, given: Any) -> Any:
-        """What collates in the place of the user's function; None where that may be called on a batch."""
-        own = given.collate if isinstance(given, CollateAny) else given
-        is_rowwise = self._shapes is None and any(own is known for known in ROWWISE)
-        return CollatedAlone(given, self._shapes) if self._collates and not is_rowwise else None
+    def _is_rowwise(self, collate: Any) -> bool:
+        """Whether the user's function may be called on a batch."""
+        own = collate.collate if isinstance(collate, CollateAny) else collate
+        return self._shapes is None and any(own is known for known in ROWWISE)
 
     @property
     def dataset(self) -> Any:
@@ -455,14 +465,20 @@ class PrivateLoader:
             # What a DataLoader draws for its workers must not come from torch's global generator: a resumed run begins
             # an epoch in the middle, and dropout would see other numbers.
             self._loader.generator.manual_seed(_draw(self._seed, position // (self.batches_per_epoch or 1)))
-        iterator = iter(self._loader)
+        self._place.start = position
+        with self._drawing("iteration", position) if self._draws_here else nullcontext():
+            iterator = iter(self._loader)
         sent = None
         if batches is not None:
             sent = batches.sent
             batches.go(batches.epoch + 1, 0)  # for the next iteration; this one has begun
         finished = False
         try:
-            for given in iterator:
+            while True:
+                with self._drawing("batch", position) if self._draws_here else nullcontext():
+                    given = next(iterator, _END)
+                if given is _END:
+                    break
                 batch, numbers = given if type(given) is Collated else (given, None)
                 units, padding = self._units(batch, sent)
                 if not self._collates or (numbers is None and batch is not given):
@@ -484,6 +500,12 @@ class PrivateLoader:
                 if not finished:
                     batches.go(*divmod(self._used, batches.order.steps))
                 self._position = self._used = batches.position
+
+    def _drawing(self, *address: Any) -> AbstractContextManager[None]:
+        """What this process draws for batches leaves the generators as the user had them."""
+        loader = self._user_loader
+        owners = (loader.dataset, loader.collate_fn) if is_plain(loader) else (loader,)
+        return alone(self._seeds.at(*address), held_generators(*owners))
 
     def _of_one_shape(self, batch: Any, units: Units) -> Any:
         """A batch that others made, padded to the largest shape, or of the shape of those before it."""
@@ -594,23 +616,24 @@ class _ResumedBatches:
 
     Attributes:
         epoch, start: where the next iteration begins.
+        is_told: whether a batch's position goes with its indices, for draws that have it in their address.
         sent: index lists of the current iteration whose batches are still to come.
     """
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.epoch = self.start = 0
+        self.is_told = False
         self.sent: deque[list[int]] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
         self.sent = deque()
-        return self._noted(self.order.batches(self.epoch, self.start), self.sent)
+        return self._noted(self.order.batches(self.epoch, self.start), self.sent, self.position)
 
-    @staticmethod
-    def _noted(batches: Iterator[list[int]], sent: deque[list[int]]) -> Iterator[list[int]]:
-        for batch in batches:
+    def _noted(self, batches: Iterator[list[int]], sent: deque[list[int]], position: int) -> Iterator[list[int]]:
+        for place, batch in enumerate(batches, position):
             sent.append(batch)
-            yield batch
+            yield BatchIndices(batch, place) if self.is_told else batch
 
     def __len__(self) -> int:
         return self.order.steps - self.start
@@ -625,26 +648,27 @@ class _ResumedBatches:
         self.epoch, self.start = epoch, start
 
 
-def rebuild(loader: DataLoader[Any], batches: Any, collate_fn: Any = None) -> DataLoader[Any]:
-    """A DataLoader with the same settings, other batches (None for a stream, which has its own), its own generator."""
+def rebuild(loader: DataLoader[Any], batches: Any, **others: Any) -> DataLoader[Any]:
+    """A DataLoader with the same settings, other batches (None for a stream, which has its own), its own generator.
+
+    Args:
+        others: settings that are not the same.
+    """
     place: dict[str, Any] = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if batches is not None:
         # With batch_size=None the data set is asked for a list of indices at once, and the sampler yields the lists.
         place = {"batch_size": None, "sampler": batches} if loader.batch_sampler is None else {"batch_sampler": batches}
-    return DataLoader(
-        loader.dataset,
-        **place,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn if collate_fn is None else collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=torch.Generator(),
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        pin_memory_device=loader.pin_memory_device,
-    )
+    same = (
+        "dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+        "prefetch_factor", "persistent_workers", "pin_memory_device",
+    )  # fmt: skip
+    settings = {name: getattr(loader, name) for name in same} | place | {"generator": torch.Generator()} | others
+    return DataLoader(**settings)
+
+
+def data_of(loader: DataLoader[Any]) -> Any:
+    """The user's data set, also of a loader that `PrivateLoader` has made."""
+    return user_dataset(loader.dataset)
 
 
 def _draw(seed: int | bytes, epoch: int) -> int:

@@ -13,6 +13,7 @@ from anyorder.ledger import Units, numbered
 from anyorder.noise import NoiseSource
 from anyorder.participation import PoissonSampling
 from anyorder.patterns import Participation
+from anyorder.sampling.draws import alone, held_generators
 from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild
 from anyorder.sampling.read_loader import check_loader, read_order
 from anyorder.sampling.samplers import Owned, SecretBatchSampler
@@ -31,7 +32,8 @@ def read_owners(loader: DataLoader[Any], members: Indices, unit: Unit, at_once: 
         at_once: examples in a batch.
     """
     chunks = [members[i : i + at_once].tolist() for i in range(0, len(members), at_once)]
-    with no_grad():  # nothing is trained on what is read here, and who watches a training is told so
+    # Nothing is trained on what is read here, and who watches a training is told so. What is drawn is not used.
+    with no_grad(), alone(0, held_generators(loader.dataset, loader.collate_fn)):
         found = [
             _of_all(extract_units(batch, unit), len(chunk))
             for chunk, batch in zip(chunks, rebuild(loader, chunks), strict=True)

@@ -441,12 +441,16 @@ class ByShape:
     padding in front) is zero, and no gradient comes from there. Where an argument or an output cannot be matched to
     shapes, all rows run at the largest: as exact, and slower.
 
+    A model that counts its calls, or keeps the longest length, would tell how many lengths a batch has: it runs at the
+    largest too, once a batch.
+
     Args:
         clipping: the engine, a `PerUnitClipping`.
+        state: () -> what the model keeps, to compare.
     """
 
-    def __init__(self, clipping: Any) -> None:
-        self._clipping, self._forward = clipping, clipping.forward
+    def __init__(self, clipping: Any, state: Callable[[], Any]) -> None:
+        self._clipping, self._forward, self._state = clipping, clipping.forward, state
         self._known: dict[Any, list[torch.Size | None] | None] = {}
 
     def __call__(
@@ -457,8 +461,7 @@ class ByShape:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         found = [shapes.cut_of(leaf) if isinstance(leaf, Tensor) else () for leaf in leaves]
         cuts = [cut for cut in found if cut is not None]
-        used = np.unique(shapes.numbers).tolist()
-        if len(cuts) < len(found) or not any(cuts) or used in ([], [shapes.count - 1]):
+        if len(cuts) < len(found) or not any(cuts):
             return self._forward(args, kwargs, groups=groups, receive=receive, **options)
 
         def run(number: int, rows: Tensor, **more: Any) -> list[Any]:
@@ -467,7 +470,8 @@ class ByShape:
             return list(pytree.tree_flatten(self._forward(given, named, **more, **options)))
 
         whole = self._shapes_of_outputs(run, leaves, cuts, shapes.count)
-        if whole is None:
+        used = np.unique(shapes.numbers).tolist()
+        if whole is None or used in ([], [shapes.count - 1]):
             return self._forward(args, kwargs, groups=groups, receive=receive, **options)
         sums: list[dict[str, Tensor]] = []
 
@@ -490,7 +494,8 @@ class ByShape:
         """
         key = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves), tuple(cuts)
         if key not in self._known:
-            none, before = torch.zeros(0, dtype=torch.int64), self._clipping.state_dict()
+            none = torch.zeros(0, dtype=torch.int64)
+            before, kept = self._clipping.state_dict(), self._state()
             try:
                 with torch.no_grad(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -499,6 +504,8 @@ class ByShape:
             except Exception:  # of the model, which says the same at the largest, if it fails there
                 self._known[key] = None
             self._clipping.load_state_dict(before)
+            if self._state() != kept:
+                self._known[key] = None
         return self._known[key]
 
 

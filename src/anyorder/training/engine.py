@@ -17,6 +17,7 @@ import functools
 import random
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -47,6 +48,7 @@ from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
 from anyorder.release.ranks import OneProcess
 from anyorder.release.release import Release
+from anyorder.sampling.draws import ModelDraws, Seeds
 from anyorder.sampling.found import find_participation, planned_order
 from anyorder.sampling.loader import Batch, PrivateLoader, Unit
 from anyorder.sampling.read_loader import check_loader, is_plain, read_order
@@ -65,6 +67,7 @@ from anyorder.training.distributed import (
     whole,
 )
 from anyorder.training.dry_run import try_model
+from anyorder.training.module_state import state_of
 from anyorder.training.optimizers import (
     check_arguments,
     guard_schedulers,
@@ -221,10 +224,14 @@ class Training:
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
         receive = functools.partial(self._receive, batch, step, units)
-        if self._group is None:
-            outputs = forward(receive=receive)
-        else:
-            outputs = forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
+        draws = self._draws
+        with nullcontext() if draws is None else draws.forward(step, waiting.batches):
+            if self._group is None:
+                outputs = forward(receive=receive)
+            else:
+                outputs = forward_together(self._group, step, lambda receive: forward(receive=receive), receive)
+        if draws is not None:
+            draws.follow(outputs, step, waiting.batches)
         if batch.padding:
             outputs = without_padding(outputs, len(batch.units))
         return self._watch.outputs(outputs, given)
@@ -274,6 +281,8 @@ class Training:
 
     def _receive(self, batch: Batch, step: int, units: Units | list[Any], sums: dict[str, Tensor]) -> None:
         """Take the clipped sum of a batch, at the end of its backward pass."""
+        if self._draws is not None:
+            self._draws.end()
         if step != self.release.ledger.step:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
@@ -288,6 +297,8 @@ class Training:
     def _discard(self) -> None:
         """Forget the clipped sums of a step that has not been taken: they were never released."""
         self._waiting = _NOTHING
+        if self._draws is not None:
+            self._draws.end()  # of a backward pass that failed
 
     # -- one step: record, noise, hand back --------------------------------------------------------------------------
 
@@ -442,7 +453,12 @@ class Training:
             options.chunk_size, self.plan.grid, options.rule, options.non_finite,
             tables=None if tables is None else tables.readers, count_norm=None if tables is None else tables.count_norm,
         )  # fmt: skip
-        self._by_shape = None if options.shapes is None else ByShape(self._clipping)
+        self._draws = ModelDraws.of(
+            self._model, Seeds(self.release.derived(b"draws").key), 0 if self._group is None else self._group.rank
+        )
+        self._by_shape: ByShape | None = None
+        if options.shapes is not None:
+            self._by_shape = ByShape(self._clipping, functools.partial(state_of, self._model))
         self._watch = LossWatch(options.loss_reduction)
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
         self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try

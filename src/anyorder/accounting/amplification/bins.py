@@ -20,7 +20,7 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.special import log_ndtr, ndtr
+from scipy.special import ndtr
 
 from anyorder import checks
 from anyorder.accounting.amplification.exact import Atoms, between, lognormal, nth_power, times_lognormal, together
@@ -54,6 +54,7 @@ _LARGE = 1.0  # variance from which spread partial sums and states weigh less
 _GAP = (0.005, 0.04)  # of partial sums, relative, least and most; between them so that all additions raise
 _RAISED = 0.01  # the variance of L by about this share
 _GAP_FACTOR = 0.15  # of a factor xi, relative, at most
+_AT_ONCE = 40_000  # numbers of a table, which then stays in the processor's cache
 _FAR_BELOW = 40.0  # beyond it a grid is long, and only the Gaussian is near
 _POINTS = 600  # of the law of a block's factors
 _NOTHING = 1e-15  # mass, under either law, of a block's factors that the grid need not reach to
@@ -403,6 +404,13 @@ def nested_law(nested: Nested, *, falling: bool = False, coarse: float = 1.0) ->
     """
     if not nested.root[1]:
         return ChainLaw(np.ones(1), np.ones(1), 0.0)
+    atoms = _nested_atoms(nested, coarse)
+    masses = atoms.masses * (1 + _NESTED_ROUND)
+    return ChainLaw(atoms.points, masses, 0.0 if falling else atoms.lost * (1 + _NESTED_ROUND) + 1e-20)
+
+
+@lru_cache(maxsize=4)  # the other direction asks for the same
+def _nested_atoms(nested: Nested, coarse: float) -> Atoms:
     points = round(_POINTS / coarse**1.5)
     laws: dict[tuple[Node, int], tuple[int, Atoms]] = {}
 
@@ -427,9 +435,7 @@ def nested_law(nested: Nested, *, falling: bool = False, coarse: float = 1.0) ->
         assert found is not None
         return found
 
-    _, atoms = average(nested.root)
-    masses = atoms.masses * (1 + _NESTED_ROUND)
-    return ChainLaw(atoms.points, masses, 0.0 if falling else atoms.lost * (1 + _NESTED_ROUND) + 1e-20)
+    return average(nested.root)[1]
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -704,8 +710,7 @@ def _curve(k: Floats, mu: float, epsilons: Floats) -> Floats:
     found = np.stack([gaussian, gaussian])
     for chain in dominating(k, mu):
         for row, falling in enumerate((False, True)):
-            deltas = [delta_above(chain, float(e), falling=falling) for e in epsilons]
-            found[row] = np.minimum(found[row], deltas)
+            found[row] = np.minimum(found[row], _deltas_above(chain, epsilons, falling, 1.0))
     return found
 
 
@@ -766,30 +771,38 @@ def _law(one: Nested | Chain, falling: bool, coarse: float) -> ChainLaw:
 
 def delta_above(one: Nested | Chain, epsilon: float, *, falling: bool, coarse: float = 1.0) -> float:
     """Of one direction, for one K': of the product of its own L with an independent Gaussian factor."""
-    law = _law(one, falling, coarse)
-    found = law.masses @ (_put if falling else _call)(law.values, epsilon, one.constant) + law.beyond
-    return min(1.0, float(found) * (1 + _DELTA_ROUND) + _FLOOR)
+    return float(_deltas_above(one, np.array([epsilon]), falling, coarse)[0])
 
 
-def _call(values: Floats, epsilon: float, c: float) -> Floats:
+def _deltas_above(one: Nested | Chain, epsilons: Floats, falling: bool, coarse: float) -> Floats:
+    """The same at each epsilon."""
+    law, at = _law(one, falling, coarse), _put if falling else _call
+    parts = np.array_split(epsilons, 1 + len(epsilons) * len(law.values) // _AT_ONCE)
+    found = np.concatenate([at(law.values, part[:, None], one.constant) @ law.masses for part in parts])
+    return np.minimum(1.0, (found + law.beyond) * (1 + _DELTA_ROUND) + _FLOOR)
+
+
+def _call(values: Floats, epsilon: Floats, c: float) -> Floats:
     """E (value e^y - e^epsilon)_+ for y ~ N(-c / 2, c)."""
+    t = np.exp(np.minimum(epsilon, 700.0))  # at a larger epsilon this is above
     if c == 0:
-        return np.asarray(np.maximum(values - math.exp(min(epsilon, 700.0)), 0.0))
+        return np.asarray(np.maximum(values - t, 0.0))
     above = _distance(values, epsilon, c)
-    found = values * ndtr(above + math.sqrt(c) / 2) - np.exp(epsilon + log_ndtr(above - math.sqrt(c) / 2))
+    found = values * ndtr(above + math.sqrt(c) / 2) - t * ndtr(above - math.sqrt(c) / 2)
     return np.where(values > 0, np.maximum(found, 0.0), 0.0)
 
 
-def _put(values: Floats, epsilon: float, c: float) -> Floats:
+def _put(values: Floats, epsilon: Floats, c: float) -> Floats:
     """E (1 - e^epsilon value e^y)_+ for y ~ N(-c / 2, c)."""
+    t = np.exp(np.minimum(epsilon, 700.0))
     if c == 0:
-        return np.asarray(np.maximum(1 - math.exp(min(epsilon, 700.0)) * values, 0.0))
+        return np.asarray(np.maximum(1 - t * values, 0.0))
     above = _distance(values, -epsilon, c)
-    found = ndtr(-above + math.sqrt(c) / 2) - values * np.exp(min(epsilon, 700.0)) * ndtr(-above - math.sqrt(c) / 2)
+    found = ndtr(-above + math.sqrt(c) / 2) - t * values * ndtr(-above - math.sqrt(c) / 2)
     return np.where(values > 0, np.maximum(found, 0.0), 1.0)
 
 
-def _distance(values: Floats, epsilon: float, c: float) -> Floats:
+def _distance(values: Floats, epsilon: Floats, c: float) -> Floats:
     with np.errstate(divide="ignore"):
         return np.asarray((np.log(values) - epsilon) / math.sqrt(c))
 

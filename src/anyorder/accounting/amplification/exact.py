@@ -37,13 +37,13 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import bdtrc, ndtr, ndtri
 
 from anyorder import checks
 from anyorder.accounting.amplification.mixture import check_fits, reach
 from anyorder.accounting.amplification.secret_order import AmplifiedOrder
 from anyorder.accounting.gaussian import gdp_delta, gdp_epsilon
-from anyorder.accounting.poisson import step_interval
+from anyorder.accounting.poisson import replaced_gaussian, sampled_gaussian, step_interval
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.roots import bisect
@@ -544,16 +544,15 @@ def truncated_losses(pld: Any, strategy: Strategy, rule: CutGroups, sigma: float
 
 
 def _truncated_steps(pld: Any, sigma: float, q: float, steps: int, batch_size: int, size: int, h: float) -> Any:
-    from dp_accounting.privacy_accountant import NeighboringRelation
+    """So many times `pld.from_truncated_subsampled_gaussian_mechanism`, for a unit whose gradient is replaced by zero.
 
-    one = pld.from_truncated_subsampled_gaussian_mechanism(
-        dataset_size=size,
-        sampling_probability=q,
-        truncated_batch_size=batch_size,
-        noise_multiplier=sigma,
-        value_discretization_interval=h,
-        neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
-    )
+    Where a batch is cut, with probability `cut`, the unit may have taken another one's place: it is replaced then.
+    """
+    one = sampled_gaussian(pld, sigma, q, h)
+    cut = float(bdtrc(batch_size - 1, size - 1, q)) if batch_size < size else 0.0
+    if cut > 0:
+        within = float(bdtrc(batch_size, size, q)) * batch_size / cut / size  # that the unit is in a batch that is
+        one = replaced_gaussian(pld, sigma / 2, within, h).compute_mixture(one, cut)
     return one.self_compose(steps)
 
 

@@ -100,6 +100,16 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         module.lr_scheduler_step = lambda scheduler, metric: step(scheduler, self._of_schedule(metric))
         return module, private_loader
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse a search for the learning rate before it begins: it goes by exact losses."""
+        del pl_module
+        finder = _lightning.pytorch.callbacks.LearningRateFinder
+        if stage == "fit" and any(isinstance(one, finder) for one in trainer.callbacks):
+            raise ArgumentError(
+                "LearningRateFinder trains on the data and sets the rate by losses without noise: choose it on data "
+                "that need no protection, or search with ao.tune, which pays for it"
+            )
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Refuse a run that does not begin where the privacy state is, or goes by metrics that may not be public."""
         del pl_module

@@ -1,0 +1,576 @@
+"""Random draws of data and model: the generators that they come from are set from the run's key, place by place.
+
+A step's sum is a sum over units u of v_u(data of u, R_u), each of norm at most clip_norm, where R_u is what was drawn
+for u: a crop, a mask of tokens, a mask of dropout. The claim needs that R_u does not depend on other units' data. One
+generator for all would break it: how many numbers one unit draws moves all draws after it, in this step and in all
+later ones, and where its seed is public, everybody can tell. Here every draw has an address:
+
+    an example       (run key, batch, index)          fetched under generators that are set for it alone
+    a collation      (run key, batch, call)           of each example, where it is called on each alone
+    a forward pass   (run key, step, micro-batch)     with what backward draws
+
+and generators are set to `Seeds.at(address)` there, whatever was drawn before: torch's, NumPy's and Python's own, and
+those that data set and collation keep (`held_generators`).
+
+Proof. An example's draws are a function of its address and of its own data, so R_u is the same for D and for D' where
+they differ in another unit, in this step and in every other: replacing one unit moves v_u alone. So with a
+collation of each example alone. A forward pass, or a collation of a batch, draws for all rows at once. How many numbers it takes follows from shapes: where these stay, so
+does every R_u; where one unit changes them, the R_u of others are other numbers of the same law, drawn under a secret
+key and independent of D, and the claim holds for each pair of draws that are coupled to be equal, hence for their
+mixture (joint convexity of hockey-stick divergences). No later step can tell: its generators are set anew. After each
+batch and each pass the process's generators are put back as the user had them, so that nothing private has moved them,
+and what is drawn between the steps is the user's own, from the user's own seed.
+
+Not seen: generators that no attribute, closure or global name of data set and collation leads to (a local variable of
+a Python generator, an object of a C extension), and what the training loop draws between batch and step.
+"""
+
+import random
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import lru_cache, partial
+from hashlib import blake2b
+from itertools import islice
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    IterDataPipe,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
+
+from anyorder.checks import final, is_of
+from anyorder.errors import LoaderError
+from anyorder.sampling.shapes import CollateAny
+
+Generator = torch.Generator | random.Random | np.random.RandomState | np.random.Generator
+"""What numbers are drawn from; each kind is saved and set in its own way."""
+
+_PYTHON = cast(random.Random, cast(Any, random.seed).__self__)
+_NUMPY = cast(np.random.RandomState, cast(Any, np.random.rand).__self__)
+
+
+@final
+class Seeds:
+    """Seeds of 63 bits: a pure function of a key and an address, and unrelated to each other without the key.
+
+    Args:
+        key: 32 bytes, derived from the run's for this purpose: it is handed to worker processes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def at(self, *address: Any) -> int:
+        """The seed of an address: words, integers, tuples of them."""
+        digest = blake2b(repr(address).encode(), digest_size=8, key=self._key).digest()
+        return int.from_bytes(digest, "little") >> 1
+
+
+@contextmanager
+def alone(seed: int, held: Iterable[Generator] = (), *, numpy: bool = True) -> Iterator[None]:
+    """What is drawn inside comes from `seed`; afterwards all generators are as they were.
+
+    Args:
+        seed: of `Seeds.at`.
+        held: generators besides those of the process.
+        numpy: whether NumPy's and Python's are set too; False for what is known to draw from torch alone.
+    Cost: 80 microseconds, or 5 without NumPy's and Python's.
+    """
+    generators = [*process_generators(numpy), *held]
+    put_back = [_saved(generator) for generator in generators]
+    try:
+        reseed(generators, seed)
+        yield
+    finally:
+        for restore in put_back:
+            restore()
+
+
+def process_generators(numpy: bool = True) -> list[Generator]:
+    """Those that a process draws from where none is named: torch's of each device in use, Python's and NumPy's."""
+    found: list[Generator] = [torch.default_generator]
+    if numpy:
+        found += [_PYTHON, _NUMPY]
+    for device in (torch.cuda, torch.xpu):
+        if device.is_initialized():
+            found += device.default_generators
+    return found
+
+
+def reseed(generators: Iterable[Generator], seed: int) -> None:
+    """Set generators to a seed, each to another one near it. Cost: 1 microsecond each, of Python's 3."""
+    for number, generator in enumerate(generators, seed):
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(number)
+        elif isinstance(generator, random.Random):
+            generator.seed(number)
+        elif isinstance(generator, np.random.RandomState):
+            _reseed_legacy(generator, number)
+        else:
+            bits = generator.bit_generator
+            bits.state = type(bits)(number).state
+
+
+def _reseed_legacy(generator: np.random.RandomState, seed: int) -> None:
+    try:
+        generator.seed(seed & 0xFFFFFFFF)
+    except TypeError:  # it can seed no other kind of bits than its first
+        state = generator.get_state(legacy=False)
+        fresh = getattr(np.random, state["bit_generator"])(seed).state
+        generator.set_state({**fresh, "has_gauss": 0, "gauss": 0.0})
+
+
+def _saved(generator: Generator) -> Callable[[], object]:
+    """What puts a generator back as it is now."""
+    match generator:
+        case torch.Generator():
+            return partial(generator.set_state, generator.get_state())
+        case random.Random():
+            return partial(generator.setstate, generator.getstate())
+        case np.random.RandomState():
+            return partial(generator.set_state, generator.get_state(legacy=False))
+        case np.random.Generator():
+            return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Generators that data sets and collations keep.
+
+
+_MOST = 512  # objects that are looked at, nearest first
+_WIDE = 64  # parts of a container that are looked at: lists of transforms are short, lists of examples long
+_PACKAGES = frozenset({"anyorder", "builtins", "collections", "datasets", "numpy", "torch", "transformers", "typing"})
+_LEAVES = (
+    str, bytes, bytearray, int, float, complex, type(None), type, ModuleType, torch.Tensor, torch.dtype, torch.device,
+    np.ndarray, np.generic, random.SystemRandom,
+)  # fmt: skip
+
+
+def held_generators(*owners: Any) -> list[Generator]:
+    """The generators that these objects lead to, besides those of the process.
+
+    By attributes, slots, containers, closures, partial applications, bound methods, and the global names that functions
+    read: those of the objects' classes too, but not of large packages, whose objects keep generators in attributes.
+    Nearest first, and no further than some hundred objects. Cost: some 50 microseconds for a data set of one's own.
+    """
+    found: list[Generator] = []
+    waiting, seen = deque(owners), {id(generator) for generator in process_generators()}
+    while waiting and len(seen) < _MOST:
+        one = waiting.popleft()
+        if isinstance(one, _LEAVES) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Generator):
+            found.append(one)
+        else:
+            waiting += _parts(one)
+    return found
+
+
+def _parts(one: Any) -> Iterable[Any]:
+    """What an object leads to."""
+    kind = type(one)
+    if kind in (dict, OrderedDict, defaultdict):
+        return islice(one.values(), _WIDE)
+    if kind in (list, tuple, set, frozenset, deque):
+        return islice(one, _WIDE)
+    if kind is FunctionType:
+        return () if _is_of_package(one) else _of_function(one)
+    if kind in (MethodType, classmethod, staticmethod):
+        return getattr(one, "__self__", None), one.__func__
+    if kind is partial:
+        return one.func, *one.args, *one.keywords.values()
+    if kind is property:
+        return (one.fget,)
+    if getattr(one, "seed", None) is not None and getattr(one, "generator", ...) is None and hasattr(one, "create_rng"):
+        one.create_rng()  # a collator of Hugging Face would make its generator in its first call, under its own seed
+    slots = [name for k in kind.__mro__ for name in _names(vars(k).get("__slots__", ())) if hasattr(one, name)]
+    of_classes = [part for k in kind.__mro__ if not _is_of_package(k) for part in vars(k).values()]
+    return *getattr(one, "__dict__", {}).values(), *(getattr(one, name) for name in slots), *of_classes
+
+
+def _is_of_package(one: Any) -> bool:
+    return str(one.__module__).partition(".")[0] in _PACKAGES
+
+
+def _names(slots: Any) -> Iterable[str]:
+    return (slots,) if isinstance(slots, str) else slots
+
+
+def _of_function(function: FunctionType) -> list[Any]:
+    """What a function closes over, its defaults, and the values of the global names that it reads."""
+    found = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # nothing is in it yet
+            found.append(cell.cell_contents)
+    namespace = function.__globals__
+    return [*found, *(namespace[name] for name in _global_names(function.__code__) if name in namespace)]
+
+
+@lru_cache(maxsize=1024)
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in _global_names(part)]
+    return (*code.co_names, *inner)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Loaders: data sets and collations that run under generators of their own, in whatever process.
+
+
+@final
+class BatchIndices(list[int]):
+    """The indices of a batch, with the batch's position, which so comes to the process that fetches it."""
+
+    def __init__(self, indices: Iterable[int], position: int) -> None:
+        super().__init__(indices)
+        self.position = position
+
+    def __reduce__(self) -> Any:
+        return BatchIndices, (list(self), self.position)
+
+
+@final
+class FetchPlace:
+    """What a process fetches: data set and collation of one loader share it, and so the second knows the batch.
+
+    Attributes:
+        start: the batch that the next iteration begins with, which the loader tells.
+        batch: the address of the batch that was fetched last; another object for each fetch.
+    """
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.batch: tuple[Any, ...] = ()
+
+
+def seeded_parts(loader: DataLoader[Any], seeds: Seeds, place: FetchPlace) -> dict[str, Any]:
+    """The arguments of a DataLoader that let its data set and collation draw by address; none where neither draws."""
+    dataset, collate = loader.dataset, loader.collate_fn
+    if not (may_draw(dataset) or collation_may_draw(collate)):
+        return {}
+    if isinstance(dataset, IterableDataset):
+        given: Any = SeededStream(dataset, seeds, place, loader.batch_size or 1)
+        given = SeededPipe(given) if isinstance(dataset, IterDataPipe) else given
+    else:
+        given = SeededDataset(dataset, seeds, place)
+    return {
+        "dataset": given,
+        "collate_fn": SeededCollation(collate, seeds, place) if collation_may_draw(collate) else collate,
+        "worker_init_fn": SeededWorker(loader.worker_init_fn),
+    }
+
+
+def user_dataset(dataset: Any) -> Any:
+    """The user's data set, of one that is given to a DataLoader here."""
+    if isinstance(dataset, SeededPipe):
+        dataset = dataset.stream
+    return dataset.dataset if isinstance(dataset, (SeededDataset, SeededStream)) else dataset
+
+
+def may_draw(dataset: Any) -> bool:
+    """Whether reading a data set may draw numbers: False for exact classes whose code is known not to."""
+    kind = type(dataset)
+    if kind is Subset:
+        return may_draw(dataset.dataset)
+    if kind in (ConcatDataset, StackDataset):
+        parts = dataset.datasets
+        return any(map(may_draw, parts.values() if isinstance(parts, dict) else parts))
+    if is_of(dataset, "datasets.arrow_dataset", "Dataset"):
+        return bool(dataset.format["type"] == "custom")
+    return kind not in (TensorDataset, list, tuple, range, np.ndarray, torch.Tensor)
+
+
+def collation_may_draw(collate: Any) -> bool:
+    """Whether a collation may draw numbers."""
+    collate = collate.collate if isinstance(collate, CollateAny) else collate
+    if collate in (default_collate, default_convert):
+        return False
+    return not is_of(collate, "transformers.data.data_collator", "DataCollatorWithPadding")
+
+
+@final
+class SeededDataset(Dataset[Any]):
+    """A map-style data set, each example of which is fetched under the generators of (batch, index).
+
+    A data set that fetches several at once (`__getitems__`, or a list of indices where the loader collates nothing) is
+    asked for all of a batch. If it draws on the way, it is asked again, and from then on, for one at a time: an example
+    that draws is so always fetched alone, and one that does not is the same either way.
+    """
+
+    def __init__(self, dataset: Any, seeds: Seeds, place: FetchPlace) -> None:
+        self.dataset, self._seeds, self._place = dataset, seeds, place
+        self._draws, self._one_by_one = may_draw(dataset), False
+
+    def __getitems__(self, indices: BatchIndices) -> list[Any]:
+        """The examples of a batch that the loader collates."""
+        dataset = self.dataset
+        fetch = getattr(dataset, "__getitems__", None)
+        if fetch is None:
+            return list(self._each(indices, dataset.__getitem__))
+        found = self._at_once(indices, fetch)
+        return found if found is not None else list(self._each(indices, lambda index: fetch([index])[0]))
+
+    def __getitem__(self, indices: BatchIndices) -> Any:
+        """A batch that the data set makes of a list of indices."""
+        found = self._at_once(indices, self.dataset.__getitem__)
+        return found if found is not None else _joined(self._each(indices, lambda index: self.dataset[[index]]))
+
+    def _at_once(self, indices: BatchIndices, fetch: Callable[[list[int]], Any]) -> Any:
+        """All examples of a batch; None where what fetches them draws."""
+        self._place.batch = (indices.position,)
+        if not self._draws:
+            return fetch(list(indices))
+        if self._one_by_one:
+            return None
+        generators = self._generators()
+        reseed(generators, self._seeds.at("at once", indices.position))
+        before = [_state(generator) for generator in generators]
+        found = fetch(list(indices))
+        self._one_by_one = before != [_state(generator) for generator in generators]
+        return None if self._one_by_one else found
+
+    def _each(self, indices: BatchIndices, fetch: Callable[[Any], Any]) -> Iterator[Any]:
+        """Each example alone."""
+        self._place.batch = (indices.position,)
+        generators = self._generators() if self._draws else []
+        for index in indices:
+            if self._draws:
+                reseed(generators, self._seeds.at("example", indices.position, index))
+            yield fetch(index)
+
+    def _generators(self) -> list[Generator]:
+        return [*process_generators(), *held_generators(self.dataset)]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+def _state(generator: Generator) -> Any:
+    """The state of a generator, to be compared."""
+    match generator:
+        case torch.Generator():
+            return generator.get_state().numpy().tobytes()
+        case random.Random():
+            return generator.getstate()
+        case np.random.RandomState():
+            return repr([np.asarray(part).tobytes() for part in generator.get_state()])
+        case np.random.Generator():
+            return repr(generator.bit_generator.state)
+
+
+def _joined(batches: Iterable[Any]) -> Any:
+    """One batch of batches of one example each: their tensors one behind the other, in the same containers."""
+    parts = list(batches)
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts)
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts)
+    if isinstance(first, Mapping):
+        return {name: _joined(part[name] for part in parts) for name in first}
+    if isinstance(first, tuple):
+        made = [_joined(column) for column in zip(*parts, strict=True)]
+        return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
+    if isinstance(first, list):
+        return [value for part in parts for value in part]
+    raise LoaderError(
+        f"the data set draws random numbers while it makes a batch of a list of indices, and {type(first).__name__}s "
+        "of one example each cannot be joined; let it give tensors, arrays, or dicts and tuples of them, or give the "
+        "loader a batch_size, so that it is asked for one example at a time"
+    )
+
+
+@final
+class SeededStream(IterableDataset[Any]):
+    """A stream, each of whose examples is made under generators of its own number, in each process that reads it.
+
+    What a stream draws for one example belongs to the `next` that gives it; what it draws ahead, for a buffer that it
+    shuffles, belongs to the one before.
+
+    Args:
+        dataset: the user's.
+        seeds, place: see the module.
+        rows: examples in a batch.
+    """
+
+    def __init__(self, dataset: Any, seeds: Seeds, place: FetchPlace, rows: int) -> None:
+        self.dataset, self._seeds, self._place, self._rows = dataset, seeds, place, rows
+        self._begun = 0  # iterations of this process
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, place = get_worker_info(), self._place
+        rank = _rank()
+        origin: tuple[Any, ...] = (rank,) if worker is None else (rank, worker.id, place.start, self._begun)
+        number = place.start * self._rows if worker is None else 0
+        self._begun += 1
+        reseed(self._generators(), self._seeds.at("stream", origin, number, "begun"))
+        examples = iter(self.dataset)
+        while True:
+            reseed(self._generators(), self._seeds.at("stream", origin, number))
+            try:
+                example = next(examples)
+            except StopIteration:
+                return
+            place.batch = "stream", origin, number
+            yield example
+            number += 1
+
+    def _generators(self) -> list[Generator]:
+        return [*process_generators(), *held_generators(self.dataset)]
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.dataset))
+
+
+@final
+class SeededPipe(IterDataPipe[Any]):
+    """The same of a data pipe, which a DataLoader finds inside."""
+
+    def __init__(self, stream: SeededStream) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.stream
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+
+@final
+class SeededCollation:
+    """A collation that runs under generators of its batch, and of its own place among the calls for that batch.
+
+    Where it is called for each example alone, in their order, each has so draws of its own.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], seeds: Seeds, place: FetchPlace) -> None:
+        self._collate, self._seeds, self._place = collate, seeds, place
+        self._batch: tuple[Any, ...] | None = None
+        self._calls = 0
+        self._generators: list[Generator] = []
+
+    def __call__(self, examples: Any) -> Any:
+        batch = self._place.batch
+        if self._batch is not batch:
+            self._batch, self._calls = batch, 0
+            self._generators = [*process_generators(), *held_generators(self._collate)]
+        reseed(self._generators, self._seeds.at("collation", batch, self._calls))
+        self._calls += 1
+        return self._collate(examples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process, for another."""
+        return {**vars(self), "_batch": None, "_generators": []}
+
+
+@final
+class SeededWorker:
+    """What a worker process begins with: the user's own function, which finds the user's data set."""
+
+    def __init__(self, start: Callable[[int], object] | None) -> None:
+        self._start = start
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None:
+            object.__setattr__(info, "dataset", user_dataset(info.dataset))  # it is frozen
+        if self._start is not None:
+            self._start(worker)
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+# ----------------------------------------------------------------------------------------------------
+# Models: forward and backward passes under generators of their own.
+
+
+_STILL = frozenset(
+    f"torch.nn.modules.{file}"
+    for file in (
+        "activation", "batchnorm", "channelshuffle", "container", "conv", "flatten", "fold", "instancenorm", "linear",
+        "normalization", "padding", "pixelshuffle", "pooling", "sparse", "upsampling",
+    )
+)  # fmt: skip
+"""Files of torch whose layers draw nothing, but for those below."""
+_MOVING = nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d
+_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+
+
+@final
+class ModelDraws:
+    """What a model draws: each pass under the generators of (rank, step, micro-batch), the user's put back after it.
+
+    A forward pass is a block. A backward pass begins where the first gradient of an output comes to the model, and
+    ends where the engine says so; one that an error broke off ends with the next.
+
+    Args:
+        model: the user's; which modules it has is taken now.
+        seeds: of the run.
+        rank: of this process.
+    """
+
+    def __init__(self, model: nn.Module, seeds: Seeds, rank: int) -> None:
+        modules = list(filter(_module_may_draw, model.modules()))
+        self._seeds, self._rank = seeds, rank
+        self._of_torch = all(type(m).__module__.startswith("torch.nn.modules.") and not _is_changed(m) for m in modules)
+        self._held = () if self._of_torch else tuple(held_generators(*modules))
+        self._backward: AbstractContextManager[None] | None = None
+
+    @staticmethod
+    def of(model: nn.Module, seeds: Seeds, rank: int) -> "ModelDraws | None":
+        """None for a model of layers that are known to draw nothing."""
+        return ModelDraws(model, seeds, rank) if any(map(_module_may_draw, model.modules())) else None
+
+    def forward(self, step: int, part: int) -> AbstractContextManager[None]:
+        """The block of a forward pass of micro-batch `part` of a step."""
+        self.end()
+        return self._alone("forward", step, part)
+
+    def follow(self, outputs: Any, step: int, part: int) -> None:
+        """Let a backward pass from these outputs draw from generators of its own."""
+
+        def begin(gradients: Any) -> None:
+            del gradients
+            if self._backward is None:
+                self._backward = self._alone("backward", step, part)
+                self._backward.__enter__()
+
+        for leaf in pytree.tree_leaves(outputs):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                leaf.grad_fn.register_prehook(begin)
+
+    def end(self) -> None:
+        """The backward pass is over, if there is one."""
+        backward, self._backward = self._backward, None
+        if backward is not None:
+            backward.__exit__(None, None, None)
+
+    def _alone(self, *address: Any) -> AbstractContextManager[None]:
+        return alone(self._seeds.at(self._rank, *address), self._held, numpy=not self._of_torch)
+
+
+def _module_may_draw(module: nn.Module) -> bool:
+    return type(module).__module__ not in _STILL or isinstance(module, _MOVING) or _is_changed(module)
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether other code than the class's runs in its passes."""
+    return "forward" in vars(module) or any(vars(module).get(name) for name in _HOOKS)

@@ -1,0 +1,618 @@
+"""What one unit draws moves nothing of others: not in its own step, not in later ones, not in the user's generators.
+
+Two runs of one key, whose data differ in unit 5 alone, which draws more numbers in the second. Weights stand still, so
+that the sums of later steps can be compared: they are equal to the bit, and the unit's own step moves by at most what
+the relation allows.
+"""
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, TensorDataset, get_worker_info
+
+import anyorder as ao
+from anyorder.sampling.draws import FetchPlace, ModelDraws, SeededCollation, Seeds, alone, held_generators, may_draw
+
+N, B, OTHER, CLIP = 24, 8, 5, 0.1
+KEY = bytes(range(32))
+GLOBAL = random.Random(3)
+
+
+def by_torch(owner, high):
+    return int(torch.randint(high, ()))
+
+
+def by_numpy(owner, high):
+    return np.random.randint(high)  # noqa: NPY002
+
+
+def by_python(owner, high):
+    return random.randrange(high)
+
+
+def by_normals(owner, high):
+    """Python's and NumPy's generators keep the second normal of a pair."""
+    return int(abs(random.gauss(0, 1) + np.random.randn()) * 10) % high  # noqa: NPY002
+
+
+def by_global_name(owner, high):
+    return GLOBAL.randrange(high)
+
+
+def by_own_torch(owner, high):
+    return int(torch.randint(high, (), generator=owner.own))
+
+
+def by_own_numpy(owner, high):
+    return int(owner.own.integers(high))
+
+
+def by_own(owner, high):
+    return owner.own.randint(0, high) if isinstance(owner.own, np.random.RandomState) else owner.own.randrange(high)
+
+
+def by_held(owner, high):
+    return owner.own["transforms"][0](high)
+
+
+PROCESS = by_torch, by_numpy, by_python, by_normals
+HELD = {
+    "torch": (by_own_torch, lambda: torch.Generator().manual_seed(1)),
+    "numpy": (by_own_numpy, lambda: np.random.default_rng(1)),
+    "legacy": (by_own, lambda: np.random.RandomState(1)),
+    "python": (by_own, lambda: random.Random(1)),
+    "deep": (by_held, lambda: {"transforms": [partial(random.Random.randrange, random.Random(1))]}),
+    "global": (by_global_name, lambda: None),
+}
+
+
+def rows(rejects, size=N):
+    """(size, 12) rows to crop; in one that rejects, only the last crop is accepted."""
+    x = torch.rand(size, 12, generator=torch.Generator().manual_seed(1))
+    if rejects:
+        x[OTHER] = -9
+        x[OTHER, 8:] = 1
+    return x
+
+
+class Crops(Dataset):
+    """Crops at random places, drawn again until one is accepted."""
+
+    def __init__(self, rejects, draw=by_torch, own=None):
+        self.x, self.draw, self.own = rows(rejects), draw, own
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        while True:
+            start = self.draw(self, 9)
+            crop = self.x[i, start : start + 4]
+            if crop.min() >= 0:
+                return crop, i % 2
+
+
+class FetchedAtOnce(Crops):
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+class Listed(Crops):
+    """Makes a batch of a list of indices."""
+
+    def __getitem__(self, indices):
+        found = [super(Listed, self).__getitem__(i) for i in indices]
+        return torch.stack([x for x, _ in found]), torch.tensor([y for _, y in found])
+
+
+class CropStream(IterableDataset):
+    def __init__(self, rejects, draw=by_torch):
+        self.crops = Crops(rejects, draw)
+
+    def __iter__(self):
+        worker = get_worker_info()
+        for i in range(N):
+            if worker is None or i // B % worker.num_workers == worker.id:
+                crop, label = self.crops[i]
+                yield {"x": crop, "y": label, "user": i}
+
+
+class CropPipe(IterDataPipe):
+    def __init__(self, rejects):
+        self.stream = CropStream(rejects)
+
+    def __iter__(self):
+        yield from self.stream
+
+
+def small():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
+class Run:
+    """One epoch with weights that stand still.
+
+    Attributes:
+        batches: what the loader gave.
+        released: what each step released; the noise is that of the key.
+    """
+
+    def __init__(self, loader, *, key=KEY, unit=None, model=small, epochs=1, order=None, **options):
+        self.batches, self.released, self.states = [], [], []
+        torch.manual_seed(0)
+        model = model()
+        plan = ao.plan(
+            batch_size=B, noise_multiplier=1.0, delta=1e-5, clip_norm=CLIP, unit="example" if unit is None else "user",
+            **({"dataset_size": N, "epochs": epochs} if order is None else {"order": order}),
+        )  # fmt: skip
+        engine = ao.PrivacyEngine(plan, key=key)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        private, optimizer, loader = engine.make_private(model, optimizer, loader, unit=unit, **options)
+        engine.on_release(lambda step, gradient: self.released.append(gradient.clone()))
+        random.seed(7), np.random.seed(7), torch.manual_seed(7)  # noqa: NPY002
+        np.random.randn(), random.gauss(0, 1)  # noqa: NPY002
+        self.states.append(states())
+        for _ in range(epochs):
+            for batch in loader:
+                x, y = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(private(x), y).backward()
+                optimizer.step()
+                self.batches.append(x.clone())
+                self.states.append(states())
+        engine.close()
+
+
+def states():
+    return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+
+
+def assert_isolated(first, second):
+    """Only unit 5 of batch 0 may differ between two runs of neighbours."""
+    assert len(first.released) == len(second.released)
+    for t, (a, b) in enumerate(zip(first.released, second.released, strict=True)):
+        if t % (N // B):
+            assert torch.equal(a, b), f"step {t}, in which the unit is not, has moved"
+        else:
+            assert B * (a - b).norm() <= 2 * CLIP * (1 + 1e-5), f"step {t} has moved by more than one unit can"
+    others = [i for i in range(B) if i != OTHER]
+    for t, (a, b) in enumerate(zip(first.batches, second.batches, strict=True)):
+        assert torch.equal(a[others], b[others]), f"examples of others have moved in batch {t}"
+    assert first.states == second.states
+    assert all(state == first.states[0] for state in first.states), "the user's generators have moved"
+
+
+def loader_of(data, workers=0, persistent=False, **settings):
+    return DataLoader(data, batch_size=B, num_workers=workers, persistent_workers=persistent, **settings)
+
+
+@pytest.mark.parametrize("draw", PROCESS)
+def test_a_crop_that_rejects(draw):
+    assert_isolated(*(Run(loader_of(Crops(rejects, draw)), epochs=2) for rejects in (False, True)))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_crop_that_rejects_in_workers(persistent):
+    """Draws are those of the main process, in however many workers."""
+    here = Run(loader_of(Crops(False, by_normals)), epochs=2)
+    runs = [Run(loader_of(Crops(r, by_normals), 2, persistent), epochs=2) for r in (False, True)]
+    assert_isolated(*runs)
+    assert all(torch.equal(a, b) for a, b in zip(here.released, runs[0].released, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", HELD)
+def test_generators_that_a_data_set_keeps(kind, workers):
+    draw, make = HELD[kind]
+    assert_isolated(*(Run(loader_of(Crops(r, draw, make()), workers), epochs=2) for r in (False, True)))
+
+
+def test_a_kept_generator_is_afterwards_as_it_was():
+    own = random.Random(1)
+    before = own.getstate()
+    Run(loader_of(Crops(True, by_own, own)))
+    assert own.getstate() == before
+
+
+@pytest.mark.parametrize("kind", [FetchedAtOnce, Listed])
+def test_data_sets_that_fetch_several_at_once(kind):
+    def loader(rejects):
+        data = kind(rejects)
+        if kind is FetchedAtOnce:
+            return loader_of(data)
+        sampler = torch.utils.data.BatchSampler(range(N), B, drop_last=False)
+        return DataLoader(data, batch_size=None, sampler=sampler)
+
+    assert_isolated(*(Run(loader(rejects), epochs=2) for rejects in (False, True)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [CropStream, CropPipe])
+def test_streams(kind, workers):
+    order = ao.participation.MinSeparation(6, b=3, k=2)
+    found = [
+        Run(loader_of(kind(r), workers), unit="user", epochs=2, order=order) for r in (False, True)
+    ]  # fmt: skip
+    assert_isolated(*found)
+    assert not torch.equal(found[0].batches[0], found[0].batches[N // B])
+
+
+def test_batches_of_ones_own():
+    """Of any iterable: what it draws for one batch decides nothing of the next."""
+
+    class Batches:
+        def __init__(self, rejects):
+            self.crops = Crops(rejects)
+
+        def __iter__(self):
+            for first in range(0, N, B):
+                x = torch.stack([self.crops[i][0] for i in range(first, first + B)])
+                yield {"x": x, "y": torch.arange(B) % 2, "user": torch.arange(first, first + B)}
+
+    order = ao.participation.MinSeparation(6, b=3, k=2)
+    first, second = (Run(Batches(r), unit="user", epochs=2, order=order) for r in (False, True))
+    for t in (1, 2, 4, 5):
+        assert torch.equal(first.released[t], second.released[t])
+    assert first.states == second.states
+    assert all(state == first.states[0] for state in first.states)
+
+
+def test_hugging_face_data_with_a_random_transform():
+    datasets = pytest.importorskip("datasets")
+
+    def loader(rejects):
+        crops = Crops(rejects)
+
+        def cropped(batch):
+            found = [crops[i] for i in batch["i"]]
+            return {"x": [x for x, _ in found], "y": torch.tensor([y for _, y in found])}
+
+        return loader_of(datasets.Dataset.from_dict({"i": list(range(N))}).with_transform(cropped))
+
+    assert_isolated(*(Run(loader(rejects), epochs=2) for rejects in (False, True)))
+
+
+class NamedCrops(Crops):
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return torch.cat([x, torch.tensor([float(i)])]), y
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = small()
+
+    def forward(self, x):
+        return self.net(x[:, :4])
+
+
+@pytest.mark.parametrize("rows_of_batch", [None, 16])
+def test_a_crop_that_rejects_in_secret_batches(rows_of_batch):
+    order = ao.participation.PoissonSampling(6, 1 / 3)
+    first, second = (
+        Run(loader_of(NamedCrops(r)), model=Named, order=order, epochs=2, micro_batch=rows_of_batch)
+        for r in (False, True)
+    )
+    moved = 0
+    for t, (a, b) in enumerate(zip(first.batches, second.batches, strict=True)):
+        other = a[:, 4] != OTHER
+        assert torch.equal(a[other], b[other])
+        if other.all():
+            assert torch.equal(first.released[t], second.released[t])
+        moved += not torch.equal(a, b)
+    assert 0 < moved < len(first.batches)
+    assert first.states == second.states
+
+
+def noisy(examples):
+    """Drops some of each example, the more numbers the more there are."""
+    x = torch.stack([x for x, _ in examples])
+    for row in x:
+        torch.rand(int(row.abs().sum() * 10))
+    return nn.functional.dropout(x), torch.tensor([y for _, y in examples])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_draws_of_a_collation(workers):
+    def data(rejects):
+        x = rows(False)[:, :4].clone()
+        x[OTHER] *= 1 + 9 * rejects
+        return TensorDataset(x, torch.arange(N) % 2)
+
+    assert_isolated(*(Run(loader_of(data(r), workers, collate_fn=noisy), epochs=2) for r in (False, True)))
+
+
+def test_a_collation_of_each_example_alone_draws_for_each():
+    place, drawn = FetchPlace(), []
+    collate = SeededCollation(lambda many: [random.random() for _ in range(many)], Seeds(KEY), place)
+    for position, many in ((3, 1), (3, 7), (4, 1)):
+        place.batch = (position,)
+        collate(many)
+        drawn.append([collate(1)[0], collate(1)[0]])
+    assert drawn[0] == drawn[1]
+    assert len({*drawn[0], *drawn[2]}) == 4
+
+
+class Texts(nn.Module):
+    """Dropout over as many places as the longest text of the batch has."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.net(nn.functional.dropout(x).mean(1))
+
+
+class Straight(torch.autograd.Function):
+    """Passes the gradient on with noise of its own, for as many places as there are."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.places = inputs[0].shape[0]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        np.random.rand(ctx.places), [random.random() for _ in range(ctx.places)]  # noqa: NPY002
+        return gradient * (1 + np.random.rand() + random.random())  # noqa: NPY002
+
+
+class Backwards(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.net = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.net(Straight.apply(self.first(x)).mean(1))
+
+
+class OwnGenerator(nn.Module):
+    """Drops each text as a whole, by a generator that it keeps, drawn from once for each place."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.own = nn.Linear(4, 2), random.Random(1)
+
+    def forward(self, x):
+        return self.net(x.mean(1) * [self.own.random() for _ in range(x.shape[1])][-1])
+
+
+def padded(examples):
+    x = nn.utils.rnn.pad_sequence([x for x, _ in examples], batch_first=True)
+    return x, torch.tensor([y for _, y in examples])
+
+
+@pytest.mark.parametrize("model", [Texts, Backwards, OwnGenerator])
+def test_draws_of_a_model_end_with_their_step(model):
+    """Also what backward draws, and what comes from a generator of the model's own."""
+
+    def data(rejects):
+        lengths = [3 + i % 2 for i in range(N)]
+        lengths[OTHER] = 40 if rejects else 3
+        x = torch.rand(N, 40, 4, generator=torch.Generator().manual_seed(1))
+        return [(x[i, :length], i % 2) for i, length in enumerate(lengths)]
+
+    first, second = (
+        Run(loader_of(data(r), collate_fn=padded), model=model, epochs=2, pad_to=(4, 40)) for r in (False, True)
+    )
+    for t in (1, 2, 4, 5):
+        assert torch.equal(first.released[t], second.released[t])
+    assert first.states == second.states
+    assert all(state == first.states[0] for state in first.states)
+
+
+# -- masked language modelling ---------------------------------------------------------------------------------------
+
+
+def tokenizer():
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = {word: i for i, word in enumerate(["[PAD]", "[MASK]", "[UNK]", *map(str, range(20))])}
+    own = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, pad_token="[PAD]", mask_token="[MASK]", unk_token="[UNK]"
+    )
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.net = nn.Embedding(23, 4), nn.Linear(4, 2)
+
+    def forward(self, ids):
+        return self.net(self.table(ids).mean(1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seed", [None, 0])
+def test_masks_of_tokens(seed, workers):
+    """The stock collator draws a mask for each place of the padded batch; with a seed, from a generator of its own."""
+    transformers = pytest.importorskip("transformers")
+    words = tokenizer()
+
+    def loader(rejects):
+        lengths = [6] * N
+        lengths[OTHER] = 40 if rejects else 6
+        ids = torch.randint(3, 23, (N, 40), generator=torch.Generator().manual_seed(1))
+        data = [{"input_ids": ids[i, :length].tolist()} for i, length in enumerate(lengths)]
+        stock = transformers.DataCollatorForLanguageModeling(words, mlm_probability=0.4, seed=seed)
+        return loader_of(data, workers, collate_fn=partial(tokens, stock))
+
+    first, second = (Run(loader(r), model=Words, epochs=2, pad_to=(8, 40)) for r in (False, True))
+    assert_isolated(first, second)
+    assert not torch.equal(first.batches[1], first.batches[4])
+
+
+def tokens(stock, examples):
+    return {"x": (ids := stock(examples)["input_ids"]), "y": torch.arange(len(ids)) % 2}
+
+
+# -- whose the draws are ---------------------------------------------------------------------------------------------
+
+
+def test_draws_are_the_keys_whatever_the_users_seed_is():
+    plain = Run(loader_of(Crops(False, by_normals)))
+    original = torch.manual_seed
+    try:
+        torch.manual_seed = lambda seed: original(seed + 100 * (seed == 7))  # what follows make_private
+        again = Run(loader_of(Crops(False, by_normals)))
+    finally:
+        torch.manual_seed = original
+    assert all(torch.equal(a, b) for a, b in zip(plain.released, again.released, strict=True))
+    other = Run(loader_of(Crops(False, by_normals)), key=bytes(32))
+    assert not any(torch.equal(a, b) for a, b in zip(plain.batches, other.batches, strict=True))
+
+
+def test_masks_of_two_keys_differ():
+    data = TensorDataset(torch.ones(N, 4), torch.arange(N) % 2)
+
+    def masks(key):
+        found = []
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+        model[0].register_forward_hook(lambda module, args, output: found.append(states()[0]))
+        Run(loader_of(data), key=key, model=lambda: model)
+        return found
+
+    a, b, c = masks(KEY), masks(KEY), masks(bytes(32))
+    a, b, c = (one[-(N // B) :] for one in (a, b, c))  # before them the model was tried
+    assert a == b != c
+    assert all(len({str(state) for state in one}) == len(one) for one in (a, c))
+
+
+def test_micro_batches_and_ranks_have_masks_of_their_own():
+    seeds, found = Seeds(KEY), []
+    for rank, step, part in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        with ModelDraws(nn.Dropout(), seeds, rank).forward(step, part):
+            found.append(torch.rand(4).tolist())
+    assert len(set(map(str, found))) == len(found)
+    assert ModelDraws.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), seeds, 0) is None
+    hooked = nn.Linear(2, 2)
+    hooked.register_forward_hook(lambda *_: None)
+    for model in (nn.RReLU(), hooked, nn.LSTM(2, 2, 2, dropout=0.5), Texts()):
+        assert ModelDraws.of(model, seeds, 0) is not None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_goes_on_with_the_same_draws(tmp_path, workers):
+    """Crops and masks of a run that is resumed are those of one that was not, whatever was drawn in between."""
+
+    def train(path, until):
+        torch.manual_seed(0)
+        model = small()
+        plan = ao.plan(dataset_size=N, batch_size=B, epochs=3, noise_multiplier=1.0, delta=1e-5)
+        engine = ao.PrivacyEngine(plan, checkpoint=path, key=KEY)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = loader_of(Crops(True, by_normals), workers, shuffle=True)
+        private, optimizer, loader = engine.make_private(model, optimizer, loader)
+        while engine.step < until:
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(private(x), y).backward()
+                optimizer.step()
+                if engine.step == until:
+                    break
+        engine.save()
+        engine.close()
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    whole = train(tmp_path / "whole", 9)
+    for until in (2, 4, 9):
+        random.random(), np.random.rand(), torch.rand(until)  # noqa: NPY002
+        part = train(tmp_path / "parts", until)
+    assert torch.equal(whole, part)
+
+
+def test_draws_under_a_key_of_the_systems_entropy_go_on_too(tmp_path):
+    def first_batch():
+        plan = ao.plan(dataset_size=N, batch_size=B, epochs=1, noise_multiplier=1.0, delta=1e-5)
+        model = small()
+        engine = ao.PrivacyEngine(plan, checkpoint=tmp_path / "run")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = engine.make_private(model, optimizer, loader_of(Crops(False)))[2]
+        batch = next(iter(loader))[0]
+        engine.close()
+        return batch
+
+    assert torch.equal(first_batch(), first_batch())
+
+
+def test_the_users_generators_are_put_back_after_an_error():
+    before = states()
+    with pytest.raises(ValueError, match="own"), alone(1):
+        torch.rand(3), np.random.randn(), random.gauss(0, 1)  # noqa: NPY002
+        raise ValueError("own")
+    assert states() == before
+    random.gauss(0, 1), np.random.randn()  # noqa: NPY002
+    before = states()  # with the second of a pair of normals
+    with alone(1):
+        first = torch.rand(3), np.random.randn(), random.gauss(0, 1)  # noqa: NPY002
+    assert states() == before
+    with alone(1):
+        assert str(first) == str((torch.rand(3), np.random.randn(), random.gauss(0, 1)))  # noqa: NPY002
+
+
+def test_a_backward_pass_that_fails_is_ended_by_the_next(monkeypatch):
+    plan = ao.plan(dataset_size=N, batch_size=B, epochs=1, noise_multiplier=1.0, delta=1e-5)
+    model = Backwards()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.rand(N, 3, 4), torch.arange(N) % 2)
+    engine = ao.PrivacyEngine(plan, key=KEY)
+    private, optimizer, loader = engine.make_private(model, optimizer, loader_of(data))
+    x, y = next(iter(loader))
+    before = states()
+    monkeypatch.setattr(random, "random", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        nn.functional.cross_entropy(private(x), y).backward()
+    assert states() != before
+    optimizer.zero_grad()
+    assert states() == before
+
+
+def test_seeds_are_functions_of_key_and_address():
+    seeds = Seeds(KEY)
+    assert seeds.at("example", 1, 2) == Seeds(KEY).at("example", 1, 2)
+    different = {seeds.at("example", i, j) for i in range(20) for j in range(20)}
+    assert len(different) == 400
+    assert Seeds(bytes(32)).at("example", 1, 2) not in different
+
+
+def test_data_that_does_not_draw_is_read_as_it_was():
+    data = TensorDataset(torch.rand(N, 4), torch.arange(N) % 2)
+    for known in (data, torch.utils.data.Subset(data, [1, 2]), torch.utils.data.ConcatDataset([data, data]), [1, 2]):
+        assert not may_draw(known)
+    for other in (Crops(False), torch.utils.data.Subset(Crops(False), [1]), CropStream(False)):
+        assert may_draw(other)
+
+
+def test_generators_are_found():
+    own, global_ = np.random.default_rng(1), GLOBAL
+
+    class Slots:
+        __slots__ = ("inner",)
+
+    class Transform:
+        shared = torch.Generator()
+
+        def __call__(self, x):
+            return x + own.normal()
+
+    transform = Transform()
+    transform.list = [Slots()]
+    transform.list[0].inner = {"a": random.Random(2)}
+    found = held_generators(transform)
+    assert {id(one) for one in found} == {id(own), id(Transform.shared), id(transform.list[0].inner["a"])}
+    assert held_generators(partial(by_global_name, None)) == [global_]
+    assert held_generators([random.SystemRandom()]) == held_generators(torch.rand(3), "text", nn) == []
