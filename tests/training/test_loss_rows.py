@@ -314,6 +314,12 @@ def kept(memory):
     return loss
 
 
+def put_in(out, y, x, m):
+    factor = torch.ones_like(out)
+    factor.data = (out / out.abs().max()).detach()
+    return ((out - x) * factor).square().mean()
+
+
 class Reversed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, out):
@@ -359,6 +365,9 @@ REFUSED = {
     "written by rows": lambda out, y, x, m: (lambda t: (t.copy_(m.float() / m.sum()), (out * t[..., None]).sum())[1])(
         torch.zeros(B, T)
     ),
+    "data put in": put_in,
+    "given alone, and reads all": lambda out, y, x, m: ExampleLoss(lambda o: (o - x.mean()).square().mean())(out),
+    "mapped by hand": lambda out, y, x, m: torch.func.vmap(lambda o: (o - x.mean()).square().mean())(out).mean(),
     "nonzero": lambda out, y, x, m: out[m.nonzero(as_tuple=True)].square().sum() / B,
 }
 ROW_BY_ROW = {"both views of all": sim_clr, "in place": written}

@@ -465,6 +465,8 @@ class _Tape:
 
     def _origin(self, tensor: Tensor) -> State:
         """Where a tensor that is not watched comes from."""
+        if private.is_wrapped(tensor):  # under a transform of torch.func
+            return _NOT_FOLLOWED
         if tensor.requires_grad and not tensor.is_leaf and _walk(tensor.grad_fn, self.trusted)[0]:
             return _NOT_FOLLOWED
         if self.watch.was_written(tensor):
@@ -809,6 +811,11 @@ class _Watched(Tensor):
         with private.WithoutSubclasses():
             if func in _READS:
                 return func(*args, **kwargs)
+            if _given_alone:
+                raise ModelError(
+                    "the criterion of ExampleLoss reads tensors of the batch that it was not given: they are those of "
+                    "all examples, which would move the gradients of others. Give them to it as further arguments"
+                )
             tape = _tape_of(args, kwargs)
             if tape is None or tape.closed:
                 return _of_earlier(tape, func, args, kwargs)
@@ -827,7 +834,11 @@ class _Watched(Tensor):
                 )
             if func is Tensor.__iter__:
                 return iter(tape.call(torch.unbind, (args[0], 0), {}))
-            if getattr(func, "__name__", "") == "__get__":
+            name = getattr(func, "__name__", "")
+            if name == "__set__" and type(args[0]) is _Watched and isinstance(args[1], Tensor):
+                tape.states[_place(args[0])[1]] = _NOT_FOLLOWED  # `x.data = ..`, which no graph knows
+                return func(*args, **kwargs)
+            if name == "__get__":
                 result = func(*args, **kwargs)
                 if not isinstance(result, Tensor):
                     tape.exposed = tape.exposed or isinstance(result, torch.autograd.graph.Node)
@@ -836,6 +847,8 @@ class _Watched(Tensor):
 
 
 _HOOKS = {Tensor.register_hook}
+_given_alone: list[Any] = []
+"""The `ExampleLoss` that runs now: its criterion sees one example at a time, and nothing else of a batch."""
 _READS = {getattr(getattr(Tensor, name), "__get__", None) for name in (
     "shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout", "is_cuda", "is_sparse",
 )} | {
@@ -954,9 +967,19 @@ class ExampleLoss(nn.Module):
 
         with private.WithoutSubclasses():
             tape = _tape_of(pytree.tree_leaves(batches), _NO_NAMES)
-            if tape is None or tape.closed:
-                return self._mean(*unwatched(batches))
-            loss: Tensor = tape.call(self._mean, batches, {}, rule=_of_rows)
+        _given_alone.append(self)
+        try:
+            first = [self._mean(*unwatched(batches))]
+        finally:
+            _given_alone.pop()
+        if tape is None or tape.closed:
+            return first[0]
+
+        def mean(*again: Any) -> Tensor:  # what was made now, and in a run row by row that of the row
+            return first.pop() if first else self._mean(*again)
+
+        with private.WithoutSubclasses():
+            loss: Tensor = tape.call(mean, batches, {}, rule=_of_rows)
             tape.trusted.append(loss.as_subclass(Tensor).grad_fn)
             return loss
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anyorder.clipping import torch_private as private
 from anyorder.clipping.torch_private import pytree
 
 
@@ -626,6 +627,6 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _memory(tensor: Tensor) -> Any:
     """The numbers that a tensor shows; None where there are none, or no memory to tell it by."""
-    if not tensor.numel() or tensor.layout is not torch.strided:
+    if private.is_wrapped(tensor) or tensor.layout is not torch.strided or not tensor.numel():
         return None
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
