@@ -71,7 +71,7 @@ def test_units_of_a_known_order(name: str) -> None:
 def test_refusals(name: str) -> None:
     strategy = STRATEGIES[name](9)
     for rule in SAMPLED.values():
-        with pytest.raises(PlanError, match=r"accounting\.poisson_epsilon"):
+        with pytest.raises(PlanError, match=r"accounting\.Sampled"):
             sensitivity(strategy, rule(9))
     with pytest.raises(PlanError, match="got 8 and 9"):
         sensitivity(strategy, SingleEpoch(8))
