@@ -175,7 +175,7 @@ def test_card_verify_and_report_say_it(tmp_path):
     certificate = train(loader_of(AtOnce(*rows()))).certificate()
     card = str(certificate)
     assert "data set  promised: the code of the data set makes each example" in card
-    assert "loss  proved: every operation was followed" in card
+    assert "loss  proved: in every batch each operation maps rows to rows" in card
     certificate.save(tmp_path / "c.json")
     told = " ".join(
         CliRunner().invoke(app, ["verify", str(tmp_path / "c.json")], env={"COLUMNS": "300"}).output.split()

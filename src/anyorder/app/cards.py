@@ -253,10 +253,7 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
         ]
     unseen += [f"stated by the owner: {told}" for told in _promises(found.certificate)]
     if found.certificate is not None and found.certificate.isolation is not None:
-        unseen += [
-            "that examples were kept apart as the card says, and that no code of the owner's keeps something of one "
-            "example for others where the program cannot see it"
-        ]
+        unseen += ["that examples were kept apart as the card says, by code that keeps nothing of one for another"]
     named = "record" not in found.plan.on_device
     if found.plan.on_device:
         unseen += [f"what the plan trusts: {trusted_text(found.plan.on_device)}"]

@@ -16,12 +16,12 @@ _WEAKER = (CONSTRUCTED, PROVED, EITHER, MAPPED, PROMISED)  # each says less than
 
 _MEANING = {
     "dataset": {
-        CONSTRUCTED: "example i is row i of the data, read by code that is known to read and draw nothing else",
+        CONSTRUCTED: "example i is row i of the data",
         PROMISED: "the code of the data set makes each example of that example's own data, and keeps and draws nothing "
         "that reaches others",
     },
     "collation": {
-        CONSTRUCTED: "rows are stacked, or each example is collated alone",
+        CONSTRUCTED: "rows are stacked, or collated one by one",
         PROMISED: "each row of a batch is made of one example alone, and is not padded by the length of others",
     },
     "model": {
@@ -29,8 +29,8 @@ _MEANING = {
         PROMISED: "it runs on each example alone, and what it keeps of one batch for the next could not be tried",
     },
     "loss": {
-        PROVED: "every operation was followed in every batch, and maps each row to its own",
-        MAPPED: "operations that have no proof were run again for each row alone",
+        PROVED: "in every batch each operation maps rows to rows",
+        MAPPED: "what has no proof was run again for each row alone",
         EITHER: "each batch was proved row by row or run again for each row alone; which one is not told",
         PROMISED: "each example's loss depends on that example alone",
     },
