@@ -296,6 +296,15 @@ def may_draw(dataset: Any) -> bool:
     return kind not in (TensorDataset, list, tuple, range, np.ndarray, torch.Tensor)
 
 
+def fetches_many(dataset: Any) -> bool:
+    """Whether code of the user's gives the examples of a batch at once: perhaps not as a list, of which each is one."""
+    if type(dataset) is Subset:
+        return fetches_many(dataset.dataset)
+    if type(dataset) is StackDataset or is_of(dataset, "datasets.arrow_dataset", "Dataset"):
+        return False
+    return hasattr(dataset, "__getitems__")
+
+
 def collation_may_draw(collate: Any) -> bool:
     """Whether a collation may draw numbers."""
     collate = collate.collate if isinstance(collate, CollateAny) else collate
