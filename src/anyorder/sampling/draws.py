@@ -326,14 +326,14 @@ class SeededDataset(Dataset[Any]):
         self.dataset, self._seeds, self._place = dataset, seeds, place
         self._draws, self._one_by_one = may_draw(dataset), False
 
-    def __getitems__(self, indices: BatchIndices) -> list[Any]:
-        """The examples of a batch that the loader collates."""
+    def __getitems__(self, indices: BatchIndices) -> Any:
+        """The examples of a batch that the loader collates: a list, or what the data set makes of several indices."""
         dataset = self.dataset
         fetch = getattr(dataset, "__getitems__", None)
         if fetch is None:
             return list(self._each(indices, dataset.__getitem__))
         found = self._at_once(indices, fetch)
-        return found if found is not None else list(self._each(indices, lambda index: fetch([index])[0]))
+        return found if found is not None else _joined(self._each(indices, lambda index: fetch([index])))
 
     def __getitem__(self, indices: BatchIndices) -> Any:
         """A batch that the data set makes of a list of indices."""

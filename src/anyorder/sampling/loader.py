@@ -479,6 +479,7 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._iteration += 1
+        self._made = None  # the next epoch may be of another public shape, as one of features that are prepared is
         mine, batches = self._iteration, self._batches
         if batches is not None:
             self._position = self._used = batches.position
