@@ -469,7 +469,7 @@ class Training:
         self._by_shape: ByShape | None = None
         if options.shapes is not None:
             self._by_shape = ByShape(self._clipping, functools.partial(state_of, self._model))
-        self._watch = LossWatch(options.loss_reduction)
+        self._watch = LossWatch(options.loss_reduction, self._model.parameters())
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
         self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
         self._stateless = not self._tried  # as far as is known
