@@ -30,6 +30,7 @@ from anyorder.strategy.bound import Bound
 from anyorder.strategy.registry import KINDS, Structure
 from anyorder.strategy.rescaled import Rescaled
 from anyorder.strategy.sensitivity import sensitivity, unit_sensitivities
+from anyorder.training.metrics import Metrics
 from anyorder.workload import Workload
 from anyorder.workload.given import GivenWorkload
 from laws.cases import PARTICIPATIONS, STRATEGIES
@@ -56,6 +57,7 @@ FINAL = [
     PerGroup,
     Automatic,
     Adaptive,
+    Metrics,
     FixedNorm,
     Cut,
     ao.Plan,

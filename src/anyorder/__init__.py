@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from anyorder.release.release import Release
     from anyorder.sampling.samplers import FixedOrderSampler
     from anyorder.training.engine import PrivacyEngine
+    from anyorder.training.metrics import Metrics
     from anyorder.training.optimizers import FTRL, Public
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "Certificate",
     "FixedOrderSampler",
     "Limits",
+    "Metrics",
     "Plan",
     "PrivacyEngine",
     "Public",
@@ -82,6 +84,7 @@ _LAZY = {
     "Budget": "budget.file",
     "FTRL": "training.optimizers",
     "FixedOrderSampler": "sampling.samplers",
+    "Metrics": "training.metrics",
     "PrivacyEngine": "training.engine",
     "Public": "training.optimizers",
     "Release": "release.release",

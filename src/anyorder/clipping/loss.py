@@ -49,7 +49,7 @@ from anyorder.clipping import torch_private as private
 from anyorder.clipping.coupling import check_argument, check_nothing_kept
 from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, Picked, State, Total
 from anyorder.clipping.torch_private import pytree
-from anyorder.errors import AnyorderError, ModelError
+from anyorder.errors import AnyorderError, ArgumentError, ModelError
 
 _CURE = (
     "take the loss of each example (reduction='none') and the mean over all examples, or give the criterion one "
@@ -974,6 +974,54 @@ def _leave_to_python() -> None:
     if private.compiler_leaves(_Watched):
         function = torch.compiler.disable(_Watched.__torch_function__)  # type: ignore[no-untyped-call]
         _Watched.__torch_function__ = staticmethod(function)  # type: ignore[method-assign]
+
+
+# -- values of single rows that are released ---------------------------------------------------------------------------
+
+
+def tape_of(outputs: Any, given: Any) -> Callable[[], _Tape | None]:
+    """Where the batch is written down that the model was called with, as long as it is; see `rows_of`."""
+    for leaf in pytree.tree_leaves((outputs, given)):
+        tape = _place(leaf)[0] if type(leaf) is _Watched else None
+        if tape is not None and not tape.closed:
+            return weakref.ref(tape)
+    return _nothing
+
+
+def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
+    """The values as an ordinary tensor (rows,), each proved to be a function of its own row of this batch.
+
+    One row, or none, is that of a batch that couples nothing, and is taken as it is: what is refused follows from
+    operations and shapes, and not from who is there.
+
+    Args:
+        tape: of the batch, from `tape_of`.
+    Raises: ArgumentError for what is no tensor of one number for each row; ModelError for what is not proved.
+    """
+    if not isinstance(values, Tensor) or values.shape != (rows,) or values.is_complex():
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ArgumentError(
+            f"{name} must be a tensor of one number for each row of the batch, shape (rows,), got {shape}: take the "
+            "criterion with reduction='none', and the mean over what is inside of a row"
+        )
+    own, number = _place(values) if type(values) is _Watched else (None, -1)
+    while tape is not None and tape.into is not None:
+        tape = tape.into[0]
+    if own is None and rows < 2:
+        return values
+    if own is None or own.closed or (tape is not None and own is not tape):
+        raise ModelError(
+            f"{name} must be computed of the batch that the model was called on last, by torch's functions of its "
+            "outputs and labels, before the backward pass: else nothing shows that a value is of its row alone"
+        )
+    state = own.states[number]
+    if rows > 1 and (state != _BY_ROW or own.sizes != [rows]):
+        why = state.why if isinstance(state, Coupled) else "is not made of operations that are known to keep rows apart"
+        raise ModelError(
+            f"{name} couples examples, or may: it {why}; give one value for each example, of this example alone, in "
+            "the batch's order"
+        )
+    return _ordinary(values)
 
 
 # -- a loss of one example at a time ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ A step is a chain of stages, on one page of `Training` (`_forward`, `_receive`, 
     hand back    the private gradients are in `.grad`, and the optimizer takes its step
 
 Record and noise are those of `ao.Release.take`. What a run does not use is None here, and not entered: a
-group of ranks, shards, a sharded model, tables, the count of a clip norm that moves.
+group of ranks, shards, a sharded model, tables, the count of a clip norm that moves, released metrics.
 """
 
 import functools
@@ -58,6 +58,7 @@ from anyorder.plan.isolation import (
 from anyorder.plan.plan import Plan
 from anyorder.release.ranks import OneProcess
 from anyorder.release.release import Release
+from anyorder.release.schedules import Adaptive
 from anyorder.sampling.draws import ModelDraws, Seeds
 from anyorder.sampling.found import find_participation, planned_order
 from anyorder.sampling.loader import Batch, PrivateLoader, Unit
@@ -77,6 +78,7 @@ from anyorder.training.distributed import (
     whole,
 )
 from anyorder.training.dry_run import try_model
+from anyorder.training.metrics import Measuring, Metrics, ReleasedMetrics, check_metrics
 from anyorder.training.module_state import state_of
 from anyorder.training.optimizers import (
     check_arguments,
@@ -110,6 +112,7 @@ class Options:
     non_finite: str
     micro_batch: int | None = None
     shapes: PublicShapes | None = None
+    released: Metrics | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ class Training:
         model, loader: what the training loop gets.
         order: the loader's, in words.
         left_out: names of parameters that are frozen because the optimizer does not hold them.
+        released: the metrics that are released with each gradient, or None.
     """
 
     _tried: bool
@@ -156,6 +160,7 @@ class Training:
         cut = self._on_each(lambda: self._check(options))
         self._bound = self._on_each(lambda: BoundParameters(model, optimizer))
         self.left_out = self._bound.left_out.keys()
+        self.released = options.released
         try:
             self._on_each(self._check_model)
             self._tables = self._on_each(self._find_tables)
@@ -168,6 +173,11 @@ class Training:
             if cut.counted:
                 self._count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
                 self._dense |= dict.fromkeys(cut.counted, self._count)
+            self._measuring: Measuring | None = None
+            self._metrics: nn.Parameter | None = None  # stands for their coordinates, as the count does
+            if options.released is not None:
+                self._measuring = Measuring(options.released, plan)
+                self._metrics = self._dense[Metrics.SUMS] = self._measuring.parameter
             self._whole: WholeModel | None = None
             self._shards: Shards | None = None
             if self._group is not None:
@@ -230,7 +240,7 @@ class Training:
             args,
             kwargs,
             groups=torch.from_numpy(groups),
-            clip_norm=self.release.clip_norm,
+            clip_norm=self.release.clip_norm if self._measuring is None else self._measuring.clip_norm,
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
         receive = functools.partial(self._receive, batch, step, units)
@@ -244,7 +254,10 @@ class Training:
             draws.follow(outputs, step, waiting.batches)
         if batch.padding:
             outputs = without_padding(outputs, len(batch.units))
-        return self._watch.outputs(outputs, given)
+        outputs = self._watch.outputs(outputs, given)
+        if self._measuring is not None:
+            self._measuring.begin(batch, outputs, given)
+        return outputs
 
     def _batch_of(self, tensors: list[Tensor]) -> tuple[Batch, Units | list[Any]]:
         """The batch that the model is called on, and its units."""
@@ -297,6 +310,8 @@ class Training:
             raise TrainingError(f"backward of a batch of step {step} after optimizer.step(): its step has passed")
         self._check_batch(batch)
         before = self._waiting
+        if self._measuring is not None:
+            sums = self._measuring.joined(batch, sums)
         if before.sums:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
@@ -351,6 +366,8 @@ class Training:
         for p, gradient in gradients:
             if p is self._count:
                 release.record_count(step, float(gradient))
+            elif p is self._metrics:
+                self.measuring.record(step, gradient.tolist())
             else:
                 self._bound.write(p, gradient)
         if self._tables is not None:
@@ -368,6 +385,22 @@ class Training:
         self._bound.check_step()
         if self._tables is not None:
             self._tables.check_step()
+        if self._measuring is not None:
+            self._measuring.check_step(self.release.ledger.step)
+
+    @property
+    def measuring(self) -> Measuring:
+        """The metrics of this run."""
+        if self._measuring is None:
+            raise TrainingError(
+                "this run releases no metrics: give make_private released=ao.Metrics({'loss': 4.0}), say"
+            )
+        return self._measuring
+
+    @property
+    def clip_norm(self) -> float:
+        """At which gradients are cut now."""
+        return self.release.clip_norm if self._measuring is None else self._measuring.clip_norm
 
     # -- batches of secret orders, and those left out ----------------------------------------------------------------
 
@@ -429,6 +462,8 @@ class Training:
                 "micro_batch is of orders that are drawn by secret coins, whose steps differ in size; here the loader "
                 "has batches of its own, and accumulate= says how many make a step"
             )
+        if options.released is not None:
+            check_released(options.released, self.plan, options.rule, self._group is not None)
         return Cut.of(options.rule)
 
     def _check_model(self) -> None:
@@ -438,6 +473,11 @@ class Training:
 
     def _find_tables(self) -> TrainedTables | None:
         found = tables_in(self._model, self._bound.named)
+        if found and self._options.released is not None:
+            raise ArgumentError(
+                "released= is for models without tables of rows, so far: take nn.Embedding(.., sparse=False), or leave "
+                "it out"
+            )
         if found:
             ranks = 1 if self._group is None else self._group.size
             return TrainedTables(self._model, self._bound, self._optimizer, self.plan, found, ranks)
@@ -559,6 +599,8 @@ class Training:
             "random": [state] if self._group is None else self._group.to_first(state),
             "isolation": self._isolation().to_dict(),
         }
+        if self._measuring is not None:
+            front_end["metrics"] = self._measuring.state_dict()
         self.release.save_all(place, front_end, extra)
 
     def _check_save(self) -> None:
@@ -578,6 +620,9 @@ class Training:
             self._load(state["model"], state["optimizer"])
         else:
             self._tables.load(state["model"], lambda of_model: self._load(of_model, state["optimizer"]))
+        check_metrics(self._measuring, state.get("metrics"))
+        if self._measuring is not None:
+            self._measuring.load_state_dict(state["metrics"])
         rank = 0 if self._group is None else self._group.rank
         self._clipping.load_state_dict(state["clipping"][rank % len(state["clipping"])])
         self.loader.load_state_dict(state["loader"])
@@ -595,6 +640,25 @@ class Training:
             self._optimizer.load_state_dict(of_optimizer)
         else:
             load_whole(self._model, self._optimizer, of_model, of_optimizer)
+
+
+def check_released(released: Any, plan: Plan, rule: Rule | None, in_group: bool) -> None:
+    """Raise ArgumentError or PlanError where metrics cannot be released with the gradients."""
+    if type(released) is not Metrics:
+        raise ArgumentError(f"released must be ao.Metrics, such as ao.Metrics({{'loss': 4.0}}), got {released!r}")
+    if plan.grid is not None:
+        raise PlanError(
+            "released= adds coordinates of floats, and the sums of secure mode are exact integers: plan without "
+            "ao.mechanism(secure=True), or leave it out"
+        )
+    if plan.selection is not None:
+        raise PlanError("released= is for models without tables of rows, so far: plan without selection=")
+    if type(rule) is Adaptive:
+        raise ArgumentError(
+            "released= and rule=Adaptive(..) both share the clip norm out, and are not joined: take one"
+        )
+    if in_group:
+        raise ArgumentError("released= is for one process, so far: measure on public data, or train in one process")
 
 
 def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tensor]:
@@ -1118,7 +1182,8 @@ class PrivacyEngine:
     Guarantee: the sequence of gradients, hence every iterate, is (plan.epsilon, plan.delta)-DP for one unit under the
     plan's neighbouring relation, provided that an example's loss depends on no other example of the batch (use
     reductions `mean` or `sum` over examples; not a contrastive loss, nor a mean over unmasked tokens of the batch).
-    Printed training losses are releases too, and are not covered.
+    Printed training losses are releases too, and are not covered; what `make_private(released=..)` has released of
+    them is.
 
     Under an initialised `torch.distributed` process group all ranks train one model: the sums are over all of them,
     the noise is added once. Every rank makes the same calls, on its own part of the data.
@@ -1163,6 +1228,7 @@ class PrivacyEngine:
         pad_to: PadTo = None,
         pad_value: float | Mapping[Any, float] | None = None,
         pad_side: str | None = None,
+        released: Metrics | None = None,
     ) -> tuple[Model, Optimizer, Loader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
 
@@ -1196,6 +1262,8 @@ class PrivacyEngine:
             pad_value: what integers are filled up with, or a dict by field. Else the id of the collator's tokenizer or
                 0, 0 for masks and floats, -100 for labels.
             pad_side: "right" or "left"; else that of the collator's tokenizer, or right.
+            released: metrics of training, such as the loss, that are released with each gradient: `ao.Metrics`. Then
+                `measure` is called in each batch, and `metrics` has what came out.
         Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
             have the types of what was given, so that a loop stays as it was; in truth they are a `PrivateModule` and a
             `PrivateLoader`, which `engine.model` and `engine.loader` are for type checkers too.
@@ -1214,7 +1282,7 @@ class PrivacyEngine:
         shapes = None
         if any(given is not None for given in (pad_to, pad_value, pad_side)):
             shapes = PublicShapes.of(pad_to, pad_value, pad_side, getattr(loader, "collate_fn", None))
-        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes)
+        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes, released)
         warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
         warn_of_frozen(self._training.left_out, stacklevel=3)
@@ -1281,6 +1349,26 @@ class PrivacyEngine:
         """
         return self.release.on_release(callback)
 
+    def measure(self, **values: Tensor) -> None:
+        """Give the metrics of the batch that the model was called on last, one value for each row: see `ao.Metrics`.
+
+            losses = criterion(model(x), y)         # reduction="none"
+            engine.measure(loss=losses)
+            losses.mean().backward()
+
+        Called between `model(x)` and the backward pass, in each batch. Each value must be a function of its own row, by
+        the rules that the loss goes through; a row that fills a batch up counts for nothing.
+
+        Raises: TrainingError where the run releases no metrics, or at another time; ArgumentError for other names or
+            shapes; ModelError for values that are not known to be of their rows alone.
+        """
+        self.training.measuring.measure(values)
+
+    @property
+    def metrics(self) -> ReleasedMetrics:
+        """What was released of the metrics that `released=` names: public, for schedulers, plots and stops."""
+        return self.training.measuring.released
+
     def skip(self) -> None:
         """Leave out the batch that was handed out last; then call `optimizer.step()` as always.
 
@@ -1323,8 +1411,11 @@ class PrivacyEngine:
 
     @property
     def clip_norm(self) -> float:
-        """The norm at which units are cut now. With `Adaptive` it moves, by what was released: it is public."""
-        return self.release.clip_norm if self.is_private else self.plan.clip_norm
+        """The norm at which gradients are cut now. With `Adaptive` it moves, by what was released: it is public.
+
+        With `released=` it is the part of the plan's that metrics leave.
+        """
+        return self.training.clip_norm if self.is_private else self.plan.clip_norm
 
     @property
     def epoch(self) -> int:
@@ -1361,6 +1452,8 @@ class PrivacyEngine:
             state = "closed" if self._closed else "not bound yet: call make_private(model, optimizer, loader)"
         else:
             state = f"{'closed at ' if self._closed else ''}step {self.step} of {plan.n}"
+            if self._training.released is not None:
+                state += f"; {self._training.released.describe()}"
         return f"PrivacyEngine({claim}; {state}{'; its key was given, as in tests' if self.is_keyed else ''})"
 
     if not TYPE_CHECKING:
