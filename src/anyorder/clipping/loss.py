@@ -70,6 +70,10 @@ _WRITTEN = Coupled(
 )
 _NOT_FOLLOWED = Coupled("comes by a way that is not followed, so that one example may move the gradients of others")
 
+_LOOKED = Coupled(
+    "has outputs that the model gave without gradients: they are of the batch as a whole, so that one example may move "
+    "the gradients of others. Take model(x).detach() of the private pass, or a frozen copy of the model"
+)
 
 # -- a run -----------------------------------------------------------------------------------------------------------
 
@@ -128,6 +132,12 @@ class LossWatch:
             return False
         self.written = {start: own for start, own in self.written.items() if own() is not None}
         return tensor.untyped_storage().data_ptr() in self.written
+
+    def looked(self, outputs: Any, given: Any) -> Any:
+        """Outputs that no gradient leaves, of a batch whose loss is still to come: for looking, and not for the loss."""
+        tapes = [_place(leaf)[0] for leaf in _flat(given) if type(leaf) is _Watched]
+        tape = next((tape for tape in tapes if tape is not None and not tape.closed), None)
+        return outputs if tape is None else _changed(outputs, lambda leaf: tape.follow(leaf, _LOOKED))
 
     def _tape_of(self, given: Any, size: int) -> "tuple[_Tape, tuple[Any, ...]]":
         """Where the batch is written down that the model was called with, and which rows of it these are."""

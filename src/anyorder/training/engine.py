@@ -206,7 +206,7 @@ class Training:
             raise
         self._hook_optimizer()
         check_shown = self._tables.check_shown if self._tables is not None and self._tables.are_lazy else None
-        self.model = PrivateModule(model, self._forward, self._discard, self._whole, check_shown)
+        self.model = PrivateModule(model, self._forward, self._discard, self._whole, check_shown, self._watch.looked)
 
     # -- one step: units, bound --------------------------------------------------------------------------------------
 
@@ -726,8 +726,10 @@ class PrivateModule(nn.Module):
         discard: Callable[[], None],
         whole: WholeModel | None,
         check_shown: Callable[[], None] | None,
+        looked: Callable[[Any, Any], Any],
     ) -> None:
         super().__init__()
+        self._looked = looked
         self.module = module
         self.training = module.training
         self._private_forward = private_forward
@@ -741,15 +743,16 @@ class PrivateModule(nn.Module):
         """The model's outputs, one row for each example."""
         if self.training and torch.is_grad_enabled():
             return self._private_forward(args, kwargs)
+        given = args, kwargs
         args, kwargs = unwatched(args), unwatched(kwargs)
         if self._check_shown is not None:
             self._check_shown()
         if not torch.is_grad_enabled():
-            return self.module(*args, **kwargs)
+            return self._looked(self.module(*args, **kwargs), given)
         whole = self.module if self._whole is None else self._whole.gather()
         with reparametrized(whole, {name: p.detach() for name, p in whole.named_parameters()}):
             outputs = whole(*args, **kwargs)
-        return pytree.tree_map(_of_evaluation, outputs)
+        return self._looked(pytree.tree_map(_of_evaluation, outputs), given)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the step that has not been taken."""
