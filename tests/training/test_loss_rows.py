@@ -528,6 +528,17 @@ NOT_ROW_BY_ROW = {
 }
 
 
+NOT_ROW_BY_ROW |= {
+    "columns by vmap": lambda out, y, x, m: (out * torch.func.vmap(torch.mean, 3)(out.detach()[..., None])).sum(),
+    "a gradient by torch.func": lambda out, y, x, m: (
+        out * torch.func.grad(lambda o: o.sum() ** 2)(out.detach())
+    ).sum(),
+    "a derivative forward": lambda out, y, x, m: (
+        out * torch.func.jvp(torch.sum, (out.detach(),), (torch.ones_like(x).as_subclass(torch.Tensor),))[0]
+    ).sum(),
+}
+
+
 @pytest.mark.parametrize("name", NOT_ROW_BY_ROW)
 def test_rules_do_not_take_these_for_rows(name):
     check(NOT_ROW_BY_ROW[name], "refused")
@@ -542,6 +553,10 @@ def test_rules_do_not_take_these_for_rows(name):
 )
 def test_distances_of_other_ranks_are_run_row_by_row(loss):
     check(loss, "mapped")
+
+
+def test_a_dimension_that_is_squeezed_in_place_is_gone():
+    check(lambda out, y, x, m: (out * 1)[None].squeeze_(0).softmax(0).pow(2).sum(), "mapped")
 
 
 def test_rows_in_a_row_of_indices_stay_rows():

@@ -952,10 +952,23 @@ def _ordinary(tensor: Tensor) -> Tensor:
 
 
 def _leave_to_python() -> None:
-    """Have `torch.compile` run what it meets watched tensors in as it is written; tracing them would not end."""
+    """Have `torch.compile` run what it meets watched tensors in as it is written; tracing them would not end.
+
+    And have the transforms of `torch.func` refuse them: inside, their numbers are those of ordinary tensors.
+    """
+    private.guard_transforms(_refuse_transform)
     if private.compiler_leaves(_Watched):
         function = torch.compiler.disable(_Watched.__torch_function__)  # type: ignore[no-untyped-call]
         _Watched.__torch_function__ = staticmethod(function)  # type: ignore[method-assign]
+
+
+def _refuse_transform(tensor: Any) -> None:
+    """Raises: ModelError for a watched tensor that torch.func (vmap, grad, jvp) is given."""
+    if type(tensor) is _Watched and (tape := _place(tensor)[0]) is not None and not tape.closed:
+        raise ModelError(
+            "the loss couples examples, or may: torch.func was given a tensor of the batch, and what it makes of it is "
+            f"not followed; {_CURE}"
+        )
 
 
 # -- a loss of one example at a time ---------------------------------------------------------------------------------
