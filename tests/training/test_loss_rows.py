@@ -611,3 +611,36 @@ def test_no_tensor_stays_without_the_collector(name):
         gc.enable()
     assert len(counts) == 50
     assert counts[10] == counts[49]
+
+
+@pytest.mark.parametrize("label", [-1, 3, 10**6])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_label_that_is_no_class_adds_zero_and_nothing_tells_of_it(label, reduction):
+    """An error would tell of that unit, and name its label."""
+
+    def loss(outputs, y):
+        found = F.cross_entropy(outputs, y, reduction=reduction)
+        return found if reduction == "mean" else found.sum() / len(y)
+
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 3), torch.arange(4) % 3
+    sums = []
+    for labels in (y, torch.cat([y[:3], torch.tensor([label])])):
+        model = nn.Linear(3, 3)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        plan = ao.plan(dataset_size=4, batch_size=4, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+        engine = ao.PrivacyEngine(plan, key=bytes(32))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        private, optimizer, loader = engine.make_private(model, optimizer, DataLoader(TensorDataset(x, labels), 4))
+        for inputs, targets in loader:
+            loss(private(inputs), targets).backward()
+            optimizer.step()
+        sums.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    alone = nn.Linear(3, 3)
+    nn.init.zeros_(alone.weight)
+    nn.init.zeros_(alone.bias)
+    F.cross_entropy(alone(x[3:]), y[3:]).backward()
+    gradient = torch.cat([p.grad.reshape(-1) for p in alone.parameters()])
+    gradient *= min(1.0, plan.clip_norm / float(gradient.norm()))
+    torch.testing.assert_close(sums[1] - sums[0], gradient / 4, rtol=1e-4, atol=1e-6)

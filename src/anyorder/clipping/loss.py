@@ -711,12 +711,14 @@ def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool, list[Tensor]]
 # -- functions that are given another form ---------------------------------------------------------------------------
 
 
-def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "_Mean | None":
-    """A mean over labels, as a mean over so many rows: see the head of this file."""
+def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "Callable[..., Tensor] | None":
+    """A mean over labels, as one over rows: see the head of this file. A label of no class never counts."""
     given = {"ignore_index": -100, "weight": None, **dict(zip(_LABEL_NAMES, args, strict=False)), **kwargs}
     labels = given["target"]
-    if not _is_mean(given) or labels.is_floating_point():  # of probabilities: a mean over all rows
+    if labels.is_floating_point():  # probabilities: a mean over all rows
         return None
+    if not _is_mean(given):
+        return functools.partial(_of_classes, func)
     if given["weight"] is not None:
         raise _weighted(func)
     state = next((tape.states[_place(t)[1]] for t in (given["input"], labels) if type(t) is _Watched), None)
@@ -726,6 +728,21 @@ def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "_Mean | None"
     if not size or not labels.numel() or labels.numel() % size:
         return None
     return _Mean(func, labels.numel() // size, size)
+
+
+def _of_classes(func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """The function, where a label that is no class does not count: an error would tell of it, and name it."""
+    given = {**dict(zip(_LABEL_NAMES, args, strict=False)), **kwargs}
+    given["target"] = _counted(given)
+    return func(**given)  # type: ignore[no-any-return]
+
+
+def _counted(given: dict[str, Any]) -> Tensor:
+    """The labels, with `ignore_index` in the place of those that are no class."""
+    labels, outputs = given["target"].long(), given["input"]
+    classes = outputs.shape[1 if outputs.dim() > 1 else 0]
+    inside = (labels >= 0) & (labels < classes)
+    return torch.where(inside, labels, given.get("ignore_index", -100))
 
 
 class _Mean:
@@ -740,6 +757,7 @@ class _Mean:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         given = {**dict(zip(_LABEL_NAMES, args, strict=False)), **kwargs, "size_average": None, "reduce": None}
+        given["target"] = _counted(given)
         if self._labels == 1:
             return self._func(**{**given, "reduction": "sum"}) / self._rows  # type: ignore[no-any-return]
         terms = self._func(**{**given, "reduction": "none"}).reshape(self._rows, -1).sum(1)
