@@ -528,6 +528,17 @@ NOT_ROW_BY_ROW = {
 }
 
 
+NOT_ROW_BY_ROW |= {
+    "columns by vmap": lambda out, y, x, m: (out * torch.func.vmap(torch.mean, 3)(out.detach()[..., None])).sum(),
+    "a gradient by torch.func": lambda out, y, x, m: (
+        out * torch.func.grad(lambda o: o.sum() ** 2)(out.detach())
+    ).sum(),
+    "a derivative forward": lambda out, y, x, m: (
+        out * torch.func.jvp(torch.sum, (out.detach(),), (torch.ones_like(x).as_subclass(torch.Tensor),))[0]
+    ).sum(),
+}
+
+
 @pytest.mark.parametrize("name", NOT_ROW_BY_ROW)
 def test_rules_do_not_take_these_for_rows(name):
     check(NOT_ROW_BY_ROW[name], "refused")
@@ -542,6 +553,10 @@ def test_rules_do_not_take_these_for_rows(name):
 )
 def test_distances_of_other_ranks_are_run_row_by_row(loss):
     check(loss, "mapped")
+
+
+def test_a_dimension_that_is_squeezed_in_place_is_gone():
+    check(lambda out, y, x, m: (out * 1)[None].squeeze_(0).softmax(0).pow(2).sum(), "mapped")
 
 
 def test_rows_in_a_row_of_indices_stay_rows():
@@ -629,3 +644,50 @@ def test_a_label_that_is_no_class_adds_zero_and_nothing_tells_of_it(label, reduc
     gradient = torch.cat([p.grad.reshape(-1) for p in alone.parameters()])
     gradient *= min(1.0, plan.clip_norm / float(gradient.norm()))
     torch.testing.assert_close(sums[1] - sums[0], gradient / 4, rtol=1e-4, atol=1e-6)
+
+
+class Carried(nn.Module):
+    """A recurrent model that is given its state, as in truncated backpropagation through time."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_input, self.of_state, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x, h):
+        h = torch.tanh(self.of_input(x) + self.of_state(h))
+        return self.head(h), h
+
+
+def private_of(model, rows=8, batch_size=4):
+    plan = ao.plan(dataset_size=rows, batch_size=batch_size, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+    data = TensorDataset(torch.randn(rows, 3), torch.arange(rows) % 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, DataLoader(data, batch_size))
+
+
+def test_a_state_of_an_earlier_batch_is_not_given_to_the_model():
+    private, optimizer, loader = private_of(Carried())
+    h, taken = torch.zeros(4, 4), 0
+    with pytest.raises(ModelError, match="of an earlier batch"):
+        for x, y in loader:
+            outputs, h = private(x, h)
+            F.cross_entropy(outputs, y).backward()
+            optimizer.step()
+            h = h.detach().clone()
+            taken += 1
+    assert taken == 1
+
+
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_outputs_that_were_made_without_gradients_do_not_weigh_a_loss(evaluating):
+    """They are of the model as it is, on the whole batch; and their total would be taken for a public number."""
+    private, _, loader = private_of(nn.Linear(3, 3))
+    x, y = next(iter(loader))
+    private.train(not evaluating)
+    with torch.no_grad():
+        weights = private(x).logsumexp(1)
+        assert int((private(x).argmax(1) == y).sum()) >= 0  # to look is another matter
+    private.train()
+    losses = F.cross_entropy(private(x), y, reduction="none")
+    with pytest.raises(ModelError, match="without gradients"):
+        (losses * (weights / weights.sum())).sum().backward()

@@ -144,7 +144,12 @@ class LossWatch:
         found = None
         for leaf in _flat(given):
             tape, number = _place(leaf) if type(leaf) is _Watched else (None, -1)
-            state = tape.states[number] if tape is not None and not tape.closed else None
+            if tape is not None and tape.closed:
+                raise ModelError(
+                    "the model was given a tensor of an earlier batch, a hidden state perhaps: examples of that batch "
+                    "would reach the gradients of this one. Begin each batch anew, or put a whole sequence into a row"
+                )
+            state = None if tape is None else tape.states[number]
             if isinstance(state, Coupled) and state is not _OF_BATCH:
                 raise ModelError(
                     f"the model was given a tensor that {state.why}: give it rows of single examples, as the loader did"
@@ -980,7 +985,11 @@ def _ordinary(tensor: Tensor) -> Tensor:
 
 
 def _leave_to_python() -> None:
-    """Have `torch.compile` run what it meets watched tensors in as it is written; tracing them would not end."""
+    """Have `torch.compile` run what it meets watched tensors in as it is written; tracing them would not end.
+
+    And have the transforms of `torch.func` refuse them: inside, their numbers are those of ordinary tensors.
+    """
+    private.guard_transforms(_refuse_transform)
     if private.compiler_leaves(_Watched):
         function = torch.compiler.disable(_Watched.__torch_function__)  # type: ignore[no-untyped-call]
         _Watched.__torch_function__ = staticmethod(function)  # type: ignore[method-assign]
@@ -1032,6 +1041,13 @@ def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
             "the batch's order"
         )
     return _ordinary(values)
+def _refuse_transform(tensor: Any) -> None:
+    """Raises: ModelError for a watched tensor that torch.func (vmap, grad, jvp) is given."""
+    if type(tensor) is _Watched and (tape := _place(tensor)[0]) is not None and not tape.closed:
+        raise ModelError(
+            "the loss couples examples, or may: torch.func was given a tensor of the batch, and what it makes of it is "
+            f"not followed; {_CURE}"
+        )
 
 
 # -- a loss of one example at a time ---------------------------------------------------------------------------------

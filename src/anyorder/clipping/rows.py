@@ -81,6 +81,7 @@ class AtenCall:
         self.tensors = [leaf for leaf in pytree.tree_leaves(list(self.values.values())) if isinstance(leaf, Tensor)]
         self.state_of = state_of
         self.states = [state_of(t) for t in self.tensors]
+        self.shape = self.tensors[0].shape if self.tensors else None  # before what is written in place
 
     def dims(self, name: str = "dim", of: str = "self") -> list[int] | None:
         """Dimensions that a call names, from 0 on; None for all of them."""
@@ -114,6 +115,8 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
         return [None] * len(results)
     if worst is not None or call.writes_others:
         return [worst or NoRule(call.name)] * len(results)
+    if call.in_place and results[0].shape != call.shape:
+        return [NoRule("another shape of the same tensor")] * len(results)
     rule = _RULES.get(call.name) or (_pointwise if call.pointwise else None)
     if rule is None:
         of_total = any(isinstance(s, Total) for s in call.states)

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import eager_transforms as _eager
 from torch._functorch import pyfunctorch
+from torch._functorch import vmap as _vmap
 from torch.nn.modules import batchnorm, instancenorm
 from torch.utils import _python_dispatch, _pytree, checkpoint
 
@@ -38,6 +40,8 @@ FUNCTORCH = (
     "is_batchedtensor", "is_functorch_wrapped_tensor", "maybe_current_level",
 )  # fmt: skip
 check_names(_functorch, FUNCTORCH, torch)
+check_names(_vmap, ("_add_batch_dim",), torch)
+check_names(_eager, ("_wrap_for_grad",), torch)
 
 add_batch_dim: Callable[[Tensor, int, int], Tensor] = _functorch._add_batch_dim
 remove_batch_dim: Callable[[Tensor, int, int, int], Tensor] = _functorch._remove_batch_dim
@@ -162,3 +166,21 @@ def compiler_leaves(kind: type[Tensor]) -> bool:
         return False
     config.nontraceable_tensor_subclasses.add(kind)
     return True
+
+
+def guard_transforms(refuse: Callable[[Any], None]) -> None:
+    """From here on `refuse` is asked of each tensor that vmap, grad or jvp of torch.func is given. Done once."""
+    for module, name in (
+        (_vmap, "_add_batch_dim"),
+        (_eager, "_wrap_for_grad"),
+        (torch.autograd.forward_ad, "make_dual"),
+    ):
+        wrap = getattr(module, name)
+        if not hasattr(wrap, "guarded"):
+
+            def guarded(tensor: Any, *args: Any, wrap: Callable[..., Any] = wrap, **kwargs: Any) -> Any:
+                refuse(tensor)
+                return wrap(tensor, *args, **kwargs)
+
+            guarded.guarded = True  # type: ignore[attr-defined]
+            setattr(module, name, guarded)
