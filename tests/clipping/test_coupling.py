@@ -70,7 +70,7 @@ COUPLED = {
     "differences": lambda out: (out - out.roll(1, 0)).abs().mean(),
     "distances": lambda out: torch.cdist(out, out).sum(),
     "batch statistics": lambda out: F.cross_entropy((out - out.mean(0)) / out.std(0), Y),
-    "batch norm": lambda out: F.cross_entropy(nn.BatchNorm1d(C)(out), Y),
+    "batch norm": lambda out: F.cross_entropy(nn.BatchNorm1d(C, affine=False)(out), Y),
     "softmax over examples": lambda out: F.cross_entropy(out.softmax(0), Y),
     "sorted": lambda out: (out[:, 0].sort().values * torch.arange(B)).sum(),
     "part of the whole": lambda out: out.square().sum() / out.detach().abs().sum(),
@@ -325,6 +325,8 @@ def test_what_loops_print_and_keep_of_losses_and_outputs():
     torch.save(loss.detach(), file)
     file.seek(0)
     assert torch.load(file) == loss
+    assert copy.deepcopy(loss.detach()) == loss  # watched as long as its batch may have a loss
+    loss.backward()
     assert type(copy.deepcopy(loss.detach())) is torch.Tensor
 
 
