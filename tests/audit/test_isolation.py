@@ -687,8 +687,9 @@ def test_an_own_step_may_move_by_twice_the_clip_norm_and_by_once_where_the_unit_
     rest = [(0.5, 0.5)] * 3
     given([(-1.0, 0.0), *rest])[1].raise_if_found()
     given([None, *rest], absent=True)[1].raise_if_found()
-    _, report = given([(-1.01, 0.0), *rest])
-    assert report.kinds == {"own step"}
+    for value, absent in (((-1.01, 0.0), False), ((-0.01, 0.0), True)):
+        _, report = given([value, *rest], absent=absent)
+        assert report.kinds == {"own step"}
 
 
 def test_others_in_a_step_are_found():

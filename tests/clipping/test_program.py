@@ -338,6 +338,21 @@ def test_a_batch_of_another_kind_has_a_program_of_its_own(name):
     equal(step(clipping, again), step(without(module), again))
 
 
+@pytest.mark.parametrize(
+    ("asks", "other"),
+    [
+        (lambda m, x: x.float() * (2.0 if x.dtype == torch.float64 else 1.0), torch.randn(B, 4).double()),
+        (lambda m, x: x * (2.0 if x.is_contiguous() else 1.0), torch.randn(4, B).t()),
+    ],
+    ids=["dtype", "strides"],
+)
+def test_a_model_that_asks_how_a_batch_is_laid_out_is_asked_again(asks, other):
+    module = Of(asks)
+    clipping = captured(module, TABLE["own"][1])
+    for x in (other, torch.randn(B, 4)):
+        equal(step(clipping, x), step(without(module), x))
+
+
 def test_settings_of_torch_make_another_kind():
     module, x = Own(), torch.randn(B, 4)
     clipping = captured(module, TABLE["own"][1])
