@@ -218,11 +218,9 @@ TRAINING = {
     "selected table": Isolated(table(Uniform(6)), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "engine, a mean over length": Isolated(engine(MeanOfLength, warm, collate=padded, pad_to=LENGTHS), TEXTS),
     "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded, pad_to=LENGTHS), TEXTS,
-        hole="how many numbers are drawn depends on the longest text"),
-    "a crop that is drawn again": Isolated(cropped, ROWS,
-        hole="the data set draws from the global generator as often as an image says"),
-    "labels out of range": Isolated(engine(), ROWS, {"rows": (UNIT,), "kinds": EVERYTHING},
-        hole="torch refuses a label beyond the classes, and names it"),
+        hole="which numbers a row is given follows from its place among those of its length: equal in law alone"),
+    "a crop that is drawn again": Isolated(cropped, ROWS),
+    "labels out of range": Isolated(engine(), ROWS, {"rows": (UNIT,), "kinds": EVERYTHING}),
 }  # fmt: skip
 
 # -- trainers ----------------------------------------------------------------------------------------------------------
@@ -295,8 +293,7 @@ SECRET_OF_TRAINER = ("*_privacy.checkpoint*",)
 FIXED = [(ids[:3], y) for ids, y in TEXTS]
 TRAINERS = {
     "Hugging Face": Isolated(hugging_face, FIXED, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
-    "Hugging Face, texts": Isolated(hugging_face_texts, TEXTS, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER},
-        hole="dropout over the longest text; floating point operations are counted, and returned"),
+    "Hugging Face, texts": Isolated(hugging_face_texts, TEXTS, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
     "Lightning": Isolated(lightning, ROWS),
 }  # fmt: skip
 

@@ -54,8 +54,9 @@ class Draws(transformers.TrainerCallback):
 
 def texts(folder, data=None, *, callbacks=None, public=False, **options):
     """A Trainer on texts of several lengths."""
-    private = {"data_collator": padded, "pad_to": (6, 12), "callbacks": callbacks, "public_evaluation": public}
-    return trainer(bert(), data or Texts(), folder, private=private, **options)
+    private = {"pad_to": (6, 12), "public_evaluation": public}
+    data = data or Texts()
+    return trainer(bert(), data, folder, private=private, data_collator=padded, callbacks=callbacks, **options)
 
 
 def shown(folder, replaced):

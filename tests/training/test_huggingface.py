@@ -510,7 +510,7 @@ def test_the_length_of_one_text_moves_no_other(words, tmp_path):
 
 def test_texts_of_several_lengths_need_public_ones(tmp_path):
     collate = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-    run = trainer(gpt2(), Texts(9, True), tmp_path, private={"data_collator": collate})
+    run = trainer(gpt2(), Texts(9, True), tmp_path, data_collator=collate)
     with pytest.raises(LoaderError, match="state the public lengths"):
         run.train()
     assert run.engine.step == 0

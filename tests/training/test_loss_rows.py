@@ -4,6 +4,7 @@ The model gives each unit a row of its own table, so that what others' rows of t
 alone; noise is the same in both runs. A loss is proved, mapped, or refused: in both runs alike.
 """
 
+import copy
 import gc
 
 import pytest
@@ -588,6 +589,102 @@ def test_a_loss_that_is_run_row_by_row_draws_as_many_numbers_as_one_that_is_not(
     assert torch.equal(after[0], torch.get_rng_state())
 
 
+def into_out(out, y, x, m):
+    largest, places = torch.zeros(T, C), torch.zeros(T, C, dtype=torch.long)
+    torch.max(out.detach(), 0, out=(largest, places))
+    return (out - largest).pow(2).mean()
+
+
+def running_mean(out, y, x, m):
+    mean, variance = torch.zeros(C), torch.ones(C)
+    F.batch_norm(out[:, 0].detach(), mean, variance, training=True, momentum=1.0)
+    return (out - mean).pow(2).mean()
+
+
+def into_memory_of(out, y, x, m):
+    written = torch.zeros(B, T, C)
+    first = written[0]
+    written.copy_(out.detach())
+    return (out - first).pow(2).mean()
+
+
+def of_its_gradient(out, y, x, m):
+    (gradient,) = torch.autograd.grad(out.sum() ** 2, out, retain_graph=True)
+    return (out * gradient).sum()
+
+
+NOT_ROW_BY_ROW = {
+    "the sigmoid of a sum": lambda out, y, x, m: -F.logsigmoid(out.sum()),
+    "one row's label for all": lambda out, y, x, m: F.cross_entropy(out[:, 0], classes(y)[UNIT].expand(B)),
+    "one row's label, by margins": lambda out, y, x, m: F.multi_margin_loss(out[:, 0], classes(y)[UNIT].expand(B)),
+    "two shifts": lambda out, y, x, m: (out.roll((1, 2), (0, 1)) * out.roll((1, 2), (1, 0))).sum(),
+    "a slice and an index": lambda out, y, x, m: (out[:1] * out[torch.tensor([0, 1, 1])].detach()).sum(),
+    "a normalisation of one group": lambda out, y, x, m: (
+        torch.native_group_norm(out, None, None, 1, B * T, C, 1, 1e-5)[0].pow(3).sum()
+    ),
+    "numbers as many as a mask says": lambda out, y, x, m: out.sum() / torch.ones_like(x[m[:, 0]]).sum(),
+    "results into given tensors": into_out,
+    "running means": running_mean,
+    "a view made before its memory was written": into_memory_of,
+    "a gradient of a sum": of_its_gradient,
+    "a copy": lambda out, y, x, m: (out - copy.deepcopy(out.detach()).mean(0)).pow(2).mean(),
+    "rows side by side": lambda out, y, x, m: out[torch.arange(B).view(2, -1)].softmax(1).pow(2).sum(),
+    "a squeeze of nothing": lambda out, y, x, m: torch.squeeze(out[None], ()).softmax(1).pow(2).sum(),
+    "rows of a table for two places": lambda out, y, x, m: (
+        F.embedding(torch.zeros(2, B, dtype=torch.long), out[:, 0].t()).softmax(2).pow(2).sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ROW_BY_ROW)
+def test_rules_do_not_take_these_for_rows(name):
+    check(NOT_ROW_BY_ROW[name], "refused")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda out, y, x, m: torch.cdist(torch.ones(3, C), out).softmax(0).pow(2).sum(),
+        lambda out, y, x, m: torch.cdist(out, out[:, 0].detach()).mean(),
+    ],
+)
+def test_distances_of_other_ranks_are_run_row_by_row(loss):
+    check(loss, "mapped")
+
+
+def test_rows_in_a_row_of_indices_stay_rows():
+    check(lambda out, y, x, m: out[torch.arange(B)[None]].softmax(3).pow(2).sum(), "proved")
+    check(lambda out, y, x, m: out[torch.arange(B)[None]].softmax(1).pow(2).sum(), "refused")
+
+
+def one_by_one(loss, memory, trained=()):
+    plan = plan_at_sigma(1e-3, dataset_size=B, batch_size=1, epochs=1, delta=1e-5, clip_norm=1e3)
+    model = Table()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(*data(False)), batch_size=1)
+    private, optimizer, loader = ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader)
+    for ids, scale, *_ in loader:
+        out = private(ids, scale)
+        loss(out, memory).backward()
+        memory.append(out.detach())
+        optimizer.step()
+
+
+def test_numbers_of_an_earlier_batch_of_one_are_refused_too():
+    with pytest.raises(ModelError, match="earlier batch"):
+        one_by_one(lambda out, memory: sum((out - other).pow(2).mean() for other in [*memory[-1:], 0.0]), [])
+    one_by_one(lambda out, memory: out.std() * out.max() - out.squeeze().mean(), [])
+
+
+def test_a_parameter_of_the_loss_gets_no_gradient_without_noise():
+    temperature = nn.Parameter(torch.ones(()))
+    for loss in (lambda out, *_: (out * temperature).pow(2).mean(), lambda out, *_: out.mean() + temperature):
+        with pytest.raises(ModelError, match="without noise"):
+            one_by_one(loss, [])
+        check(loss, "refused")
+    assert temperature.grad is None
+
+
 @pytest.mark.parametrize("name", ["tokens", "accumulated", "given alone", "parts", "own spectrum"])
 def test_no_tensor_stays_without_the_collector(name):
     """50 steps, proved or mapped: nothing of a batch is in a cycle, nor what the loop keeps of losses."""
@@ -607,3 +704,36 @@ def test_no_tensor_stays_without_the_collector(name):
         gc.enable()
     assert len(counts) == 50
     assert counts[10] == counts[49]
+
+
+@pytest.mark.parametrize("label", [-1, 3, 10**6])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_label_that_is_no_class_adds_zero_and_nothing_tells_of_it(label, reduction):
+    """An error would tell of that unit, and name its label."""
+
+    def loss(outputs, y):
+        found = F.cross_entropy(outputs, y, reduction=reduction)
+        return found if reduction == "mean" else found.sum() / len(y)
+
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 3), torch.arange(4) % 3
+    sums = []
+    for labels in (y, torch.cat([y[:3], torch.tensor([label])])):
+        model = nn.Linear(3, 3)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        plan = ao.plan(dataset_size=4, batch_size=4, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+        engine = ao.PrivacyEngine(plan, key=bytes(32))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        private, optimizer, loader = engine.make_private(model, optimizer, DataLoader(TensorDataset(x, labels), 4))
+        for inputs, targets in loader:
+            loss(private(inputs), targets).backward()
+            optimizer.step()
+        sums.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+    alone = nn.Linear(3, 3)
+    nn.init.zeros_(alone.weight)
+    nn.init.zeros_(alone.bias)
+    F.cross_entropy(alone(x[3:]), y[3:]).backward()
+    gradient = torch.cat([p.grad.reshape(-1) for p in alone.parameters()])
+    gradient *= min(1.0, plan.clip_norm / float(gradient.norm()))
+    torch.testing.assert_close(sums[1] - sums[0], gradient / 4, rtol=1e-4, atol=1e-6)

@@ -43,6 +43,10 @@ MEANS = {
     "noise": "the size of the random noise, in units of the clip norm",
     "error": "the noise that is left in the trained model, on average over the steps",
     "memory": "what the mechanism keeps between steps; it says nothing of privacy",
+    "data set": "how an example is kept apart from others where it is read",
+    "collation": "how examples are kept apart where they are joined to a batch",
+    "model": "how examples are kept apart where the model runs",
+    "loss": "how examples are kept apart where the loss is computed",
     "steps": "how many of the planned steps were taken; fewer cost nothing",
     "runs": "how many trainings the search made: by chance where that is part of the promise",
     "each run": "what one training of the search costs",
@@ -192,7 +196,12 @@ def assumptions(plan: Plan, certificate: Certificate | None) -> list[str]:
             + (", nor was the end of the run, as its owner states. " if certificate.stated else ". ")
             + "Where that is in doubt, go by the planned one."
         )
-    return rests
+    return rests + [f"The owner states, {told}." for told in _promises(certificate)]
+
+
+def _promises(certificate: Certificate | None) -> list[str]:
+    """What the owner states of how units are kept apart."""
+    return [] if certificate is None or certificate.isolation is None else certificate.isolation.promises()
 
 
 def limits(plan: Plan) -> list[str]:
@@ -242,6 +251,9 @@ def verdict(found: Verification, fresh: bool = False) -> tuple[list[str], list[s
         unseen += [
             "that neither who took part nor the end of the run was chosen by what was released: see the realised"
         ]
+    unseen += [f"stated by the owner: {told}" for told in _promises(found.certificate)]
+    if found.certificate is not None and found.certificate.isolation is not None:
+        unseen += ["that examples were kept apart as the card says, by code that keeps nothing of one for another"]
     named = "record" not in found.plan.on_device
     if found.plan.on_device:
         unseen += [f"what the plan trusts: {trusted_text(found.plan.on_device)}"]

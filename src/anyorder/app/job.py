@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -36,7 +37,7 @@ from anyorder.app.features import STAGES, Features, Whitened, joined, patched, s
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
 from anyorder.app.text import load_function
 from anyorder.clipping.validate import refuse_unfit
-from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ModelError, TrainingError
+from anyorder.errors import AnyorderError, ArgumentError, CheckpointError, ModelError, ModelWarning, TrainingError
 from anyorder.formatting import counted, rounded_up
 from anyorder.participation.registry import order_word
 from anyorder.plan.plan import Plan
@@ -289,6 +290,11 @@ class Course:
         size = plan.dataset_size
         assert size is not None
         self._of_a_mean = plan.batch_size / (size * min(1.0, plan.clip_norm))
+
+    @property
+    def is_in_stages(self) -> bool:
+        """Whether the model is trained in stages, each of other parameters."""
+        return self._module is not None
 
     def stage(self, step: int) -> int:
         """The stage that a step belongs to, as a place in STAGES."""
@@ -651,9 +657,12 @@ class _Session:
         """The rest of an epoch, its test, and a checkpoint."""
         end = (len(self.accuracy) + 1) * self.plan.n // self.settings.epochs
         self.model.train()
-        while self.engine.step < end:  # not entered if the session before ended between the last step and the test
-            self._step(next(self._batches))
-            observer.stepped(self.engine.step)
+        with warnings.catch_warnings():
+            if self.course.is_in_stages:
+                warnings.filterwarnings("ignore", "no output depends on", ModelWarning)  # those of later stages
+            while self.engine.step < end:  # not entered if the session before ended between the last step and the test
+                self._step(next(self._batches))
+                observer.stepped(self.engine.step)
         self.accuracy.append(self._test())
         self._save()
         folder.write_metrics(self.path, self._result().to_dict())

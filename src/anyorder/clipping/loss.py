@@ -33,7 +33,7 @@ import functools
 import itertools
 import weakref
 from collections import UserDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,14 +79,16 @@ class LossWatch:
 
     Args:
         reduction: how the loss joins examples, "mean" or "sum": what gradients of single rows are divided by.
+        parameters: of the private model, whose gradients are released; others in a loss would get theirs as they are.
 
     Attributes:
         kept: how rows are kept apart in all batches so far: "proved", "mapped" (in one of them at least), or None
             before the first loss.
     """
 
-    def __init__(self, reduction: str = "mean") -> None:
+    def __init__(self, reduction: str = "mean", parameters: Iterable[Tensor] = ()) -> None:
         self.reduction = reduction
+        self.parameters = {id(p): p for p in parameters}
         self.kept: str | None = None
         self.known: dict[Any, tuple[list[State], State]] = {}
         self.written: dict[int, weakref.ref[Tensor]] = {}  # by memory: into which numbers of a batch were written
@@ -103,7 +105,7 @@ class LossWatch:
         return shown
 
     def outputs(self, outputs: Any, given: Any = ()) -> Any:
-        """The outputs of the model, called with `given`. Fewer than two rows couple nothing, and are left alone.
+        """The outputs of the model, called with `given`. One row is watched for what earlier batches may add to it.
 
         Raises: ModelError where rows were joined in what the model was given (mixup, statistics of the batch).
         """
@@ -112,7 +114,7 @@ class LossWatch:
         else:
             leaves = pytree.tree_leaves(outputs)
             size = next((t.shape[0] for t in leaves if isinstance(t, Tensor) and t.requires_grad and t.dim()), 0)
-        if size < 2:
+        if not size:
             return outputs
         tape, axis = self._tape_of(given, size)
 
@@ -353,6 +355,7 @@ class _Tape:
         key: list[Any] = [func]
         given: list[tuple[Tensor, State]] = []
         stored = self._encode(args, key, given), self._encode(kwargs, key, given)
+        versions = [private.version(t) for t, _ in given]
         at: Any = tuple(key)
         try:
             known = self.watch.known.get(at) if rule is None else None
@@ -371,9 +374,11 @@ class _Tape:
             return result
         if written_to is not None:
             self._write(written_to, written)
-        if isinstance(kwargs.get("out"), Tensor):
-            self.watch.escaped |= _is_shown_elsewhere(kwargs["out"])
-            self._adopt(kwargs["out"], _NOT_FOLLOWED)
+        for (tensor, _), version in zip(given, versions, strict=True):
+            silent = tensor.dim() == 1 and type(tensor) is Tensor and "norm" in getattr(func, "__name__", "")
+            if tensor is not written_to and (silent or private.version(tensor) != version):  # running means: no version
+                self.watch.escaped |= type(tensor) is not _Watched and _is_shown_elsewhere(tensor)
+                self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
         shown, numbers = self._shown(result, states)
         if numbers or written_to is not None:
             number = None if written_to is None else written_to.number
@@ -403,8 +408,15 @@ class _Tape:
                 one.tape, one.number, one.plain = self, len(self.states), None
                 self.states.append(state if one is tensor else _WRITTEN)
                 self._alive.append(weakref.ref(one))
-            elif one is not None:
+            if one is not None:  # and what else shows its memory
                 self.watch.written[one.untyped_storage().data_ptr()] = weakref.ref(one)
+
+    def _also_written(self, tensor: Any, state: State) -> None:
+        """What a function wrote that is not said to write: outputs of `out=`, running means, `inplace=True`."""
+        if type(tensor) is _Watched and _place(tensor)[0] is self:
+            self._write(tensor, state)
+        else:
+            self._adopt(tensor, _NOT_FOLLOWED)
 
     def _interpret(
         self, function: Any, args: Any, kwargs: Any, given: list[tuple[Tensor, State]], key: Any, rule: Any
@@ -423,7 +435,7 @@ class _Tape:
         unknown = NoRule("a tensor that no function made") if any(s is not None for _, s in given) else None
         states = [(found or inside.state(t, unknown)) if isinstance(t, Tensor) else None for t in leaves]
         written = inside.state(args[0]) if args and isinstance(args[0], Tensor) else None
-        if (inside.looked and function not in _LOOKS) or kwargs.get("out") is not None:
+        if (inside.looked and function not in _LOOKS) or kwargs.get("out") is not None or function in _BACK:
             states = [s if isinstance(s, Coupled) else NoRule("a look at numbers") for s in states]
             written = written if isinstance(written, Coupled) else NoRule("a look at numbers")
         if rule is None and not inside.exact:
@@ -504,11 +516,16 @@ class _Tape:
                 f"the loss must be one number, and has shape {tuple(loss.shape)}: call loss.mean().backward(). A "
                 "criterion with reduction='none', and a model that computes its own loss, give one for each example"
             )
-        reached, own = _walk(loss.grad_fn, self.trusted)
+        reached, own, leaves = _walk(loss.grad_fn, self.trusted)
         if not reached:  # the loss of a detached copy, perhaps
             return Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
         if own:
             raise _unseen()
+        if any(type(leaf) is not _Watched and id(leaf) not in self.watch.parameters for leaf in leaves):
+            raise ModelError(
+                "the loss trains a tensor that the private model does not have: it would get a gradient without noise. "
+                "Make it a parameter of the model, before make_private, or let it need no gradient"
+            )
         kept = self._judge(loss, gradient)
         self.allowed = True
         try:
@@ -523,6 +540,8 @@ class _Tape:
         """How rows are kept apart."""
         number = _place(loss)[1]
         state = self.states[number]
+        if self.sizes == [1] and not self.foreign and state is not _NOT_FOLLOWED:  # one row couples nothing
+            return "proved"
         if gradient is not None:
             product: Any = self.call(torch.sum, (self.call(torch.mul, (loss, gradient), {}),), {})
             number, state = product.number, self.states[product.number]
@@ -672,10 +691,12 @@ def _arrived(of: "weakref.ref[_Tape]", node: int, gradients: tuple[Tensor | None
     return tuple(tape.gradients.get((node, i), g) for i, g in enumerate(gradients))
 
 
-def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool]:
-    """Whether a graph reaches outputs of the model, and whether a function with a backward of its own lies before."""
+def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool, list[Tensor]]:
+    """Whether a graph reaches outputs of the model, whether a function with a backward of its own lies before, and the
+    leaves to which gradients come by other ways.
+    """
     seen: set[Any] = {None}
-    nodes, reached, own = [start], False, False
+    nodes, reached, own, leaves = [start], False, False, []
     while nodes:
         node = nodes.pop()
         if node in seen:
@@ -685,19 +706,23 @@ def _walk(start: Any, trusted: Sequence[Any]) -> tuple[bool, bool]:
             reached = True
             continue
         own = own or isinstance(node, BackwardCFunction)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            leaves.append(leaf)
         nodes += [following for following, _ in node.next_functions]
-    return reached, own
+    return reached, own, leaves
 
 
 # -- functions that are given another form ---------------------------------------------------------------------------
 
 
-def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "_Mean | None":
-    """A mean over labels, as a mean over so many rows: see the head of this file."""
+def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "Callable[..., Tensor] | None":
+    """A mean over labels, as one over rows: see the head of this file. A label of no class never counts."""
     given = {"ignore_index": -100, "weight": None, **dict(zip(_LABEL_NAMES, args, strict=False)), **kwargs}
     labels = given["target"]
-    if not _is_mean(given) or labels.is_floating_point():  # of probabilities: a mean over all rows
+    if labels.is_floating_point():  # probabilities: a mean over all rows
         return None
+    if not _is_mean(given):
+        return functools.partial(_of_classes, func)
     if given["weight"] is not None:
         raise _weighted(func)
     state = next((tape.states[_place(t)[1]] for t in (given["input"], labels) if type(t) is _Watched), None)
@@ -707,6 +732,21 @@ def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "_Mean | None"
     if not size or not labels.numel() or labels.numel() % size:
         return None
     return _Mean(func, labels.numel() // size, size)
+
+
+def _of_classes(func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """The function, where a label that is no class does not count: an error would tell of it, and name it."""
+    given = {**dict(zip(_LABEL_NAMES, args, strict=False)), **kwargs}
+    given["target"] = _counted(given)
+    return func(**given)  # type: ignore[no-any-return]
+
+
+def _counted(given: dict[str, Any]) -> Tensor:
+    """The labels, with `ignore_index` in the place of those that are no class."""
+    labels, outputs = given["target"].long(), given["input"]
+    classes = outputs.shape[1 if outputs.dim() > 1 else 0]
+    inside = (labels >= 0) & (labels < classes)
+    return torch.where(inside, labels, given.get("ignore_index", -100))
 
 
 class _Mean:
@@ -721,6 +761,7 @@ class _Mean:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         given = {**dict(zip(_LABEL_NAMES, args, strict=False)), **kwargs, "size_average": None, "reduce": None}
+        given["target"] = _counted(given)
         if self._labels == 1:
             return self._func(**{**given, "reduction": "sum"}) / self._rows  # type: ignore[no-any-return]
         terms = self._func(**{**given, "reduction": "none"}).reshape(self._rows, -1).sum(1)
@@ -767,6 +808,10 @@ _LOOKS = (F.gaussian_nll_loss, F.one_hot)
 """Functions that look at numbers only to refuse what is out of their range."""
 
 
+_BACK = (torch.autograd.grad,)
+"""Functions that read what autograd saved, which no rule has seen."""
+
+
 @functools.cache
 def _writes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
@@ -804,7 +849,8 @@ class _Watched(Tensor):
         return repr(_ordinary(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return copy.deepcopy(_ordinary(self), memo)
+        copied = copy.deepcopy(_ordinary(self), memo)  # torch refuses results of functions that need gradients
+        return copied if self.tape is None or self.tape.closed else self.detach().clone()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _ordinary(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]

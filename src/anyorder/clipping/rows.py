@@ -108,7 +108,9 @@ _MASKED_MEAN = Coupled(
 def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
     """The states of an operation's results."""
     worst = next((s for kind in (Coupled, NoRule) for s in call.states if isinstance(s, kind)), None)
-    if call.name in _CONSTANT or all(s is None for s in call.states):
+    if call.name.endswith("_like") and any(isinstance(s, Picked) for s in call.states):
+        worst = worst or NoRule(f"{call.name} of what a mask chose: as many numbers as the mask says")
+    elif all(s is None for s in call.states) or (call.name in _CONSTANT and not (worst and "_like" in call.name)):
         return [None] * len(results)
     if worst is not None or call.writes_others:
         return [worst or NoRule(call.name)] * len(results)
@@ -192,7 +194,8 @@ def _along(call: AtenCall, results: Sequence[Tensor]) -> State:
     dims = call.dims("dims" if "dims" in call.values else "dim")
     if isinstance(state, ByRow):
         if dims is not None and state.dim in dims and call.name in ("flip", "roll") and state.inner == 1:
-            return state._replace(axis=(*state.axis, (call.name, str(call.values.get("shifts")))))  # other places
+            by = sum(n for n, d in zip(call.values.get("shifts", ()), dims, strict=False) if d == state.dim)
+            return state._replace(axis=(*state.axis, (call.name, by)))  # other places
         return _coupled(call.name) if dims is None or state.dim in dims else state
     if isinstance(state, Picked):
         return NoRule(call.name) if dims is None or 0 in dims else state
@@ -205,6 +208,8 @@ def _behind(count: int) -> Callable[..., State]:
     def rule(call: AtenCall, results: Sequence[Tensor]) -> State:
         if any(isinstance(s, (Total, Picked)) for s in call.states):
             return NoRule(call.name)
+        if len({t.dim() for t in call.tensors}) > 1:
+            return NoRule(f"{call.name} of matrices with other dimensions before them")
         ranks = [(t.dim(), s) for t, s in zip(call.tensors, call.states, strict=True) if isinstance(s, ByRow)]
         if any(s.dim >= rank - count for rank, s in ranks):
             return _coupled(call.name)
@@ -272,6 +277,7 @@ def _unsqueezed(call: AtenCall, state: ByRow, result: Tensor) -> int:
 def _squeezed(call: AtenCall, state: ByRow, result: Tensor) -> Any:
     dims = call.dims() if "dim" in call.values else None
     shape = call.tensors[0].shape
+    dims = [] if call.values.get("dim") == [] else dims
     gone = [d for d in (range(len(shape)) if dims is None else dims) if shape[d] == 1]
     return _coupled("squeeze") if state.dim in gone else state.dim - sum(d < state.dim for d in gone)
 
@@ -361,7 +367,7 @@ def _looked_up(call: AtenCall, results: Sequence[Tensor]) -> State:
     if of_table is None and isinstance(of_index, ByRow):
         return of_index._replace(dim=of_index.dim + dim)
     if isinstance(of_table, ByRow) and of_index is None and dim != of_table.dim:
-        return of_table
+        return of_table._replace(dim=of_table.dim + (results[0].dim() - table.dim()) * (dim < of_table.dim))
     return _coupled(call.name)
 
 
@@ -392,8 +398,11 @@ def _indexed(call: AtenCall, results: Sequence[Tensor]) -> State:
     taken = at_rows[0].flatten().tolist()  # a public constant: its numbers are no one's
     if taken != list(range(x.shape[state.dim])):
         alone = len(given) == 1 and at_rows[0].dim() == 1
-        return state._replace(axis=(*state.axis, tuple(taken))) if alone else _coupled("index along the batch")
-    as_rows = state._replace(dim=0)
+        return state._replace(axis=(*state.axis, ("index", *taken))) if alone else _coupled("index along the batch")
+    along = [d for d, size in enumerate(at_rows[0].shape) if size == len(taken)]
+    if not along:  # rows side by side
+        return NoRule("index along the batch")
+    as_rows = state._replace(dim=along[0])
     beside = [(t, as_rows if t is at_rows[0] else s) for _, t, s in given]
     whole = joined("index", beside, max(t.dim() for _, t, _ in given))
     return whole._replace(dim=whole.dim + state.dim) if isinstance(whole, ByRow) else whole
@@ -417,8 +426,11 @@ def _product(call: AtenCall, results: Sequence[Tensor]) -> State:
     """Sums of products: rows may be kept, or summed over; two rows of different examples must not meet."""
     spec = _PRODUCTS[call.name]
     added = call.name.startswith(("add", "badd"))
-    if call.name == "_cdist_forward" and call.tensors[0].dim() == 3:
-        spec = "bik,bjk->bij"
+    if call.name == "_cdist_forward":
+        ranks = {t.dim() for t in call.tensors}
+        if len(ranks) > 1 or max(ranks) > 3:
+            return NoRule(call.name)
+        spec = "bik,bjk->bij" if ranks == {3} else spec
     inputs, output = spec.split("->")
     pair = list(zip(inputs.split(","), call.tensors[added:], call.states[added:], strict=False))
     states = [s for _, _, s in pair if s is not None]
@@ -461,7 +473,8 @@ def _normalised(call: AtenCall, results: Sequence[Tensor]) -> State:
     if call.name == "native_layer_norm":
         below = call.tensors[0].dim() - len(call.values["normalized_shape"])
         return state if state.dim < below else _coupled("layer normalisation")
-    return state if state.dim == 0 else _coupled("group normalisation")
+    alone = state.dim == 0 and call.values["N"] == call.tensors[0].shape[0]
+    return state if alone else _coupled("group normalisation")
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------
@@ -475,6 +488,8 @@ def _reduced_loss(state: State, reduction: int) -> State:
 def _loss(call: AtenCall, results: Sequence[Tensor]) -> State:
     """Number by number, then joined."""
     state = joined(call.name, list(zip(call.tensors, call.states, strict=True)), max(t.dim() for t in call.tensors))
+    if isinstance(state, Picked) and call.values["reduction"] == 1:
+        return _MASKED_MEAN
     return _reduced_loss(state, call.values["reduction"])
 
 
@@ -484,7 +499,7 @@ def _class_loss(call: AtenCall, results: Sequence[Tensor]) -> State:
     weight, reduction = call.values.get("weight"), call.values["reduction"]
     if isinstance(scores, Picked) or isinstance(labels, Picked):
         return _MASKED_MEAN if reduction == 1 else NoRule(call.name)
-    if (weight is not None and call.state_of(weight) is not None) or isinstance(scores, Total):
+    if (weight is not None and call.state_of(weight) is not None) or any(isinstance(s, Total) for s in call.states):
         return _coupled(call.name)
     if isinstance(scores, ByRow) and isinstance(labels, ByRow) and scores != labels:
         return _coupled(call.name)
@@ -554,10 +569,10 @@ _RULES: dict[str, Callable[..., Any]] = {
          "_linalg_eigh", "_linalg_svd", "tril", "triu", "linalg_solve_triangular"), _behind(2)),
     **dict.fromkeys(("bincount", "histc", "_unique2", "unique_dim", "_pdist_forward", "trace"), _coupling),
     **dict.fromkeys(
-        ("clone", "_to_copy", "detach", "alias", "lift_fresh", "native_dropout", "bernoulli", "contiguous",
-         "log_sigmoid_forward"), _same),
+        ("clone", "_to_copy", "detach", "alias", "lift_fresh", "native_dropout", "contiguous"), _same),
     **dict.fromkeys(
-        ("fill", "copy", "masked_fill", "where", "frexp", "_prelu_kernel"), _pointwise),
+        ("fill", "copy", "masked_fill", "where", "frexp", "_prelu_kernel", "bernoulli", "log_sigmoid_forward"),
+        _pointwise),
 }  # fmt: skip
 
 

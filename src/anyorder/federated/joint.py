@@ -167,6 +167,8 @@ def two_phase(
     names = split(model, personal)
     _some(names.shared, "shared")
     learner = _copy(model, {})
+    for name in names.personal:
+        learner.get_parameter(name).requires_grad_(False)
     certificate = train(learner, [learner.get_parameter(name) for name in names.shared])
     if not isinstance(certificate, Certificate):
         raise ArgumentError(f"train must return the certificate of its private run, got {type(certificate).__name__}")

@@ -32,6 +32,7 @@ from anyorder.participation import MinSeparation
 from anyorder.participation.known_order import with_names, without_names
 from anyorder.patterns import Participation
 from anyorder.plan.cost import check_plan
+from anyorder.plan.isolation import Isolation, read_isolation
 from anyorder.plan.plan import FORMAT as PLAN_FORMAT
 from anyorder.plan.plan import Plan, checked_plan, close, plan_of
 from anyorder.plan.receipt import Receipt, receipt_key, receipt_root, receipts
@@ -224,6 +225,8 @@ class Certificate:
             rests on. It follows from the record that the digest stands for, so that certificates are compared
             without it. None where it cannot be claimed or was not shown.
         stated: what the owner says of the run and no file can show: `PUBLIC_STOP`, or nothing.
+        isolation: how units are kept apart in data set, collation, model and loss; None where the engine did not run
+            them (a release, a server, tables by hand), and in older certificates.
     """
 
     plan: Plan
@@ -233,6 +236,7 @@ class Certificate:
     receipt_root: str
     realised: Realised | None = field(default=None, compare=False)
     stated: tuple[str, ...] = field(default=(), compare=False)
+    isolation: Isolation | None = field(default=None, compare=False)
 
     @property
     def epsilon(self) -> float:
@@ -248,6 +252,7 @@ class Certificate:
             "run": self.run(),
             **({} if self.realised is None else {"realised": self.realised.to_dict()}),
             **({"stated": list(self.stated)} if self.stated else {}),
+            **({} if self.isolation is None else {"isolation": self.isolation.to_dict()}),
         })  # fmt: skip
 
     def facts(self) -> list[tuple[str, str]]:
@@ -255,7 +260,8 @@ class Certificate:
         first, *rest = self.plan.facts()
         realised = [] if self.realised is None else [("realised", self.realised.describe(self.steps))]
         stated = [("stated", f"by the owner: {text}") for text in self.stated]
-        return [first, *realised, *rest, ("steps", f"{self.steps} of {self.plan.n} taken"), *stated]
+        apart = [] if self.isolation is None else self.isolation.facts()
+        return [first, *realised, *rest, *apart, ("steps", f"{self.steps} of {self.plan.n} taken"), *stated]
 
     def _repr_html_(self) -> str:
         return html_table(self.facts())
@@ -295,7 +301,11 @@ class Certificate:
 
     @classmethod
     def _of(cls, data: dict[str, Any], large: bool) -> "Certificate":
-        optional = {"realised", "stated"} & data.keys()  # an owner may not show them, and older ones have none
+        optional = {
+            "realised",
+            "stated",
+            "isolation",
+        } & data.keys()  # an owner may not show them, and older ones have none
         check_names("certificate", data, {"format", "plan", "claims", "run"} | optional)
         run = check_names("run", data["run"], {"steps", "key_fingerprint", "record_digest", "receipt_root"})
         fingerprint, digest = hexadecimal(run, "key_fingerprint", 32), hexadecimal(run, "record_digest", 64)
@@ -307,6 +317,7 @@ class Certificate:
                 f"steps must be an integer from 0 to {plan.n}, the planned ones, got {quoted(steps)}"
             )
         stated = _read_stated(plan, steps, data["stated"]) if "stated" in optional else ()
+        isolation = read_isolation(plan, data["isolation"]) if "isolation" in optional else None
         realised = None
         if "realised" in optional:
             with bounded(not large):
@@ -317,7 +328,7 @@ class Certificate:
                     "claimed only where the owner states that the stop was not chosen by what was released. Make it "
                     "anew with certificate(public_stop=True) if that is so, else with certificate()"
                 )
-        return cls(plan, steps, fingerprint, digest, root, realised, stated)
+        return cls(plan, steps, fingerprint, digest, root, realised, stated, isolation)
 
 
 def _read_stated(plan: Plan, steps: int, data: Any) -> tuple[str, ...]:

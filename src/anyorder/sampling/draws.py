@@ -296,6 +296,15 @@ def may_draw(dataset: Any) -> bool:
     return kind not in (TensorDataset, list, tuple, range, np.ndarray, torch.Tensor)
 
 
+def fetches_many(dataset: Any) -> bool:
+    """Whether code of the user's gives the examples of a batch at once: perhaps not as a list, of which each is one."""
+    if type(dataset) is Subset:
+        return fetches_many(dataset.dataset)
+    if type(dataset) is StackDataset or is_of(dataset, "datasets.arrow_dataset", "Dataset"):
+        return False
+    return hasattr(dataset, "__getitems__")
+
+
 def collation_may_draw(collate: Any) -> bool:
     """Whether a collation may draw numbers."""
     collate = collate.collate if isinstance(collate, CollateAny) else collate
@@ -317,14 +326,14 @@ class SeededDataset(Dataset[Any]):
         self.dataset, self._seeds, self._place = dataset, seeds, place
         self._draws, self._one_by_one = may_draw(dataset), False
 
-    def __getitems__(self, indices: BatchIndices) -> list[Any]:
-        """The examples of a batch that the loader collates."""
+    def __getitems__(self, indices: BatchIndices) -> Any:
+        """The examples of a batch that the loader collates: a list, or what the data set makes of several indices."""
         dataset = self.dataset
         fetch = getattr(dataset, "__getitems__", None)
         if fetch is None:
             return list(self._each(indices, dataset.__getitem__))
         found = self._at_once(indices, fetch)
-        return found if found is not None else list(self._each(indices, lambda index: fetch([index])[0]))
+        return found if found is not None else _joined(self._each(indices, lambda index: fetch([index])))
 
     def __getitem__(self, indices: BatchIndices) -> Any:
         """A batch that the data set makes of a list of indices."""

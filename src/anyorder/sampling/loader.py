@@ -16,7 +16,17 @@ from anyorder import checks
 from anyorder.errors import ArgumentError, LoaderError, TrainingError
 from anyorder.ledger import Units, as_units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.sampling.draws import BatchIndices, FetchPlace, Seeds, alone, held_generators, seeded_parts, user_dataset
+from anyorder.sampling.draws import (
+    BatchIndices,
+    FetchPlace,
+    Seeds,
+    alone,
+    fetches_many,
+    held_generators,
+    may_draw,
+    seeded_parts,
+    user_dataset,
+)
 from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
 from anyorder.sampling.shapes import (
@@ -406,6 +416,18 @@ class PrivateLoader:
         return getattr(self._user_loader, "dataset", None)
 
     @property
+    def reads_by_row(self) -> bool:
+        """Whether example i is known to be row i of the data set, and to draw nothing. By the types of its parts."""
+        return self._batches is not None and not may_draw(self._user_loader.dataset)
+
+    @property
+    def collates_by_row(self) -> bool:
+        """Whether a row of a batch is known to be made of one example: each is collated alone, or rows are stacked."""
+        if self._collates:
+            return self._batches is None or not fetches_many(self._user_loader.dataset)
+        return self.reads_by_row and self._is_rowwise(self._user_loader.collate_fn)
+
+    @property
     def sampler(self) -> Any:
         """The user's sampler; None for an iterable that has none."""
         return getattr(self._user_loader, "sampler", None)
@@ -457,6 +479,7 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._iteration += 1
+        self._made = None  # the next epoch may be of another public shape, as one of features that are prepared is
         mine, batches = self._iteration, self._batches
         if batches is not None:
             self._position = self._used = batches.position

@@ -29,12 +29,13 @@ _SHOWN = 5  # names in a message
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def try_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def try_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Try a model on made-up data of the types and shapes that it is called with.
 
     Args:
         model: in training mode; it is not changed.
         args, kwargs: of its first call. Their values are not read.
+    Returns: whether it could be tried.
     Raises: ModelError for a model that keeps what it is given, where what it returns later depends on that.
     Warns: ModelWarning.
     Cost: a copy of the model without its parameters, some forward passes and one backward pass of two rows.
@@ -46,7 +47,7 @@ def try_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             kept = _kept(model, args, kwargs)
             found = [] if kept else _problems(model, args, kwargs)
         except Exception:
-            return  # it cannot be copied, or takes no made-up data: the first batch tells what there is to tell
+            return False  # it cannot be copied, or takes no made-up data: the first batch tells what there is to tell
     if kept:
         places, matters = kept
         what = f"the model keeps something of what it is given, in {_listed(places)}"
@@ -58,6 +59,7 @@ def try_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         found = [f"{what}. No later output was seen to depend on it; whatever you print or decide by it is not private"]
     for text in found:
         warnings.warn(text, ModelWarning, stacklevel=6)
+    return True
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ import random
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, assert_never, cast
@@ -45,6 +45,16 @@ from anyorder.noise import NoiseSource
 from anyorder.participation import KnownOrder, PoissonSampling, covers
 from anyorder.patterns import Listed, PerEpoch, Separated
 from anyorder.plan.certificate import Certificate, Evidence
+from anyorder.plan.isolation import (
+    CONSTRUCTED,
+    EITHER,
+    MAPPED,
+    PROMISED,
+    PROVED,
+    UNKNOWN,
+    Isolation,
+    sizes_are_public,
+)
 from anyorder.plan.plan import Plan
 from anyorder.release.ranks import OneProcess
 from anyorder.release.release import Release
@@ -193,7 +203,7 @@ class Training:
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model's outputs; their backward pass gives the sum of the units' clipped gradients to `_receive`."""
         if not self._tried:
-            try_model(self._model, args, kwargs)
+            self._stateless = try_model(self._model, args, kwargs)
             self._tried = True
         ledger, waiting = self.release.ledger, self._waiting
         step = ledger.step
@@ -459,9 +469,11 @@ class Training:
         self._by_shape: ByShape | None = None
         if options.shapes is not None:
             self._by_shape = ByShape(self._clipping, functools.partial(state_of, self._model))
-        self._watch = LossWatch(options.loss_reduction)
+        self._watch = LossWatch(options.loss_reduction, self._model.parameters())
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
         self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
+        self._stateless = not self._tried  # as far as is known
+        self._isolated_before: Isolation | None = None  # in the steps before a resume
         self._next_coins = 0
         self._discard()
 
@@ -516,6 +528,23 @@ class Training:
         """How the rows of the loss are kept apart: "proved", "mapped" (in a batch at least), None before the first."""
         return self._watch.kept
 
+    @property
+    def isolation(self) -> Isolation:
+        """How units are kept apart in the steps so far, for the certificate."""
+        found = self._isolation()
+        return replace(found, loss=EITHER) if found.loss == CONSTRUCTED else found
+
+    def _isolation(self) -> Isolation:
+        """The same, with a loss "by construction" where none was seen yet."""
+        follows = self._group is None and sizes_are_public(self.plan)  # from what neighbours, and ranks, have alike
+        own = Isolation(
+            dataset=CONSTRUCTED if self.loader.reads_by_row else PROMISED,
+            collation=CONSTRUCTED if self.loader.collates_by_row else PROMISED,
+            model=CONSTRUCTED if self._stateless else PROMISED,
+            loss=(self._watch.kept or CONSTRUCTED) if follows else EITHER,
+        )
+        return own if self._isolated_before is None else own.and_before(self._isolated_before)
+
     def save(self, extra: dict[str, Any] | None) -> None:
         """Write the checkpoint; see `PrivacyEngine.save`."""
         place = "engine.save()"
@@ -528,6 +557,7 @@ class Training:
             "clipping": [clipping] if self._group is None else self._group.to_first(clipping),
             "loader": self.loader.state_dict(),
             "random": [state] if self._group is None else self._group.to_first(state),
+            "isolation": self._isolation().to_dict(),
         }
         self.release.save_all(place, front_end, extra)
 
@@ -552,6 +582,11 @@ class Training:
         self._clipping.load_state_dict(state["clipping"][rank % len(state["clipping"])])
         self.loader.load_state_dict(state["loader"])
         self._next_coins = self.loader.position
+        if self.release.steps_taken:
+            kept = state.get("isolation")  # which checkpoints of earlier versions lack
+            self._isolated_before = UNKNOWN if kept is None else Isolation(**kept)
+            if self._isolated_before.loss in (PROVED, MAPPED):
+                self._watch.kept = self._isolated_before.loss
         set_random_state(state["random"][rank % len(state["random"])])
 
     def _load(self, of_model: dict[str, Any], of_optimizer: dict[str, Any]) -> None:
@@ -1299,9 +1334,10 @@ class PrivacyEngine:
     def certificate(self, *, public_stop: bool = False) -> Certificate:
         """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
 
+        It says how units were kept apart in data set, collation, model and loss (`certificate.isolation`).
         `public_stop` is for runs that ended early: see `Release.certificate`.
         """
-        return self.release.certificate(public_stop=public_stop)
+        return replace(self.release.certificate(public_stop=public_stop), isolation=self.training.isolation)
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
