@@ -377,7 +377,6 @@ class _Tape:
         for (tensor, _), version in zip(given, versions, strict=True):
             silent = tensor.dim() == 1 and type(tensor) is Tensor and "norm" in getattr(func, "__name__", "")
             if tensor is not written_to and (silent or private.version(tensor) != version):  # running means: no version
-                self.watch.escaped |= type(tensor) is not _Watched and _is_shown_elsewhere(tensor)
                 self._also_written(tensor, states[0] if args and tensor is args[0] and states else _NOT_FOLLOWED)
         shown, numbers = self._shown(result, states)
         if numbers or written_to is not None:
