@@ -17,7 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 import anyorder as ao
 from anyorder.accounting.gaussian import gdp_epsilon
-from anyorder.audit.isolation import Neighbour, check
+from anyorder.audit.isolation import Neighbour, check, neighbours
+from anyorder.audit.neighbours import same
 from anyorder.errors import ArgumentError, IsolationError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -687,8 +688,15 @@ def test_an_own_step_may_move_by_twice_the_clip_norm_and_by_once_where_the_unit_
     rest = [(0.5, 0.5)] * 3
     given([(-1.0, 0.0), *rest])[1].raise_if_found()
     given([None, *rest], absent=True)[1].raise_if_found()
-    _, report = given([(-1.01, 0.0), *rest])
-    assert report.kinds == {"own step"}
+    for value, absent in (((-1.01, 0.0), False), ((-0.01, 0.0), True)):
+        _, report = given([value, *rest], absent=absent)
+        assert report.kinds == {"own step"}
+
+
+def test_all_rows_of_a_unit_are_changed_and_no_others():
+    changed = {one.name: one.dataset for one in neighbours(ROWS, rows=(1, 4))}
+    for name in ("another unit's row", "zeros", "NaN", "another label"):
+        assert [i for i in range(N) if not same(changed[name][i], ROWS[i])] == [1, 4]
 
 
 def test_others_in_a_step_are_found():

@@ -313,6 +313,22 @@ def test_what_changes_between_two_batches_is_never_replayed_as_it_was(change, pa
         equal(step(clipping, x), one)
 
 
+def test_what_a_closure_and_a_set_hold_is_compared():
+    factor = 2.0
+
+    def line(m, x):
+        return x * factor * (2.0 if "a" in m.names else 1.0)
+
+    module = Of(line)
+    module.names = {"b"}
+    clipping, x = captured(module, TABLE["own"][1]), torch.randn(B, 4)
+    module.names.add("a")
+    equal(step(clipping, x), step(without(module), x))
+    clipping = captured(module, TABLE["own"][1])
+    factor = 7.0
+    equal(step(clipping, x), step(without(module), x))
+
+
 BATCHES = {
     "size": lambda: (torch.randn(B + 1, 4), {}),
     "one example": lambda: (torch.randn(1, 4), {}),
@@ -336,6 +352,24 @@ def test_a_batch_of_another_kind_has_a_program_of_its_own(name):
         )
     again = torch.randn(B, 4)
     equal(step(clipping, again), step(without(module), again))
+
+
+@pytest.mark.parametrize(
+    ("asks", "other"),
+    [
+        (lambda m, x: x.float() * (2.0 if x.dtype == torch.int32 else 1.0), lambda x: x.int()),
+        (lambda m, x: x * (2.0 if x.is_contiguous() else 1.0) * 1.0, lambda x: x.t().contiguous().t()),
+    ],
+    ids=["dtype", "strides"],
+)
+def test_a_model_that_asks_how_a_batch_is_laid_out_is_asked_again(asks, other):
+    def numbers():
+        return torch.randint(0, 5, (B, 4))
+
+    module = Of(asks)
+    clipping = captured(module, numbers)
+    for x in (other(numbers()), numbers()):
+        equal(step(clipping, x), step(without(module), x))
 
 
 def test_settings_of_torch_make_another_kind():

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.sampling.loader import PrivateLoader
-from anyorder.sampling.shapes import CollatedAlone, PublicShapes, RowShapes
+from anyorder.sampling.shapes import CollatedAlone, Joining, PublicShapes, RowShapes
 
 LENGTHS = [3, 8, 5, 9, 40]
 TEXTS = [torch.arange(1, n + 1) for n in LENGTHS]
@@ -237,3 +237,9 @@ def test_arguments_are_matched_by_shape_or_not_at_all():
     assert rows.cut_of(x.float()) is None  # numbers may be anything
     assert rows.cut_of(x[:, :32]) is None
     assert rows.cut_of(torch.nn.functional.one_hot(x)) is None
+
+
+def test_an_example_has_the_shape_that_holds_its_largest_field():
+    joining = Joining(PublicShapes.of({"a": (4, 8), "b": (4, 8)}), 2)
+    joining.join([{"a": torch.ones(1, i), "b": torch.ones(1, j)} for i, j in ((6, 2), (2, 3))])
+    assert joining.numbers.tolist() == [1, 0]

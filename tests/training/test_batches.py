@@ -39,6 +39,17 @@ def private(dataset=DATA, loader=None, **options):
     return engine, *engine.make_private(model, optimizer, loader, unit=2, **options)
 
 
+def test_zero_grad_forgets_a_batch_whose_step_was_not_taken():
+    engine, model, optimizer, loader = private()
+    batches = iter(loader)
+    for _ in range(2):
+        x, y, _users = next(batches)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert [sorted(units) for units in engine.ledger.history()] == [[10, 11]]
+
+
 def copied(batch):
     return [t.clone() for t in batch]
 

@@ -120,6 +120,53 @@ class InClosure(Longest):
         return self.of(x)
 
 
+def remember(x):
+    remember.longest = max(getattr(remember, "longest", 0), x.shape[1])
+
+
+class OnFunction(Longest):
+    def keep(self, x):
+        remember(x)
+
+    def factor(self, x):
+        return 1 / remember.longest
+
+
+class InDefault(Longest):
+    def keep(self, x):
+        self.of(x)
+
+    def of(self, x, longest=[0]):  # noqa: B006
+        longest[0] = max(longest[0], x.shape[1])
+        return 1 / longest[0]
+
+    factor = of
+
+
+class InSet(Longest):
+    def __init__(self):
+        super().__init__()
+        self.longest = {0}
+
+    def keep(self, x):
+        self.longest.add(max(self.longest.pop(), x.shape[1]))
+
+    def factor(self, x):
+        return 1 / max(self.longest)
+
+
+class InTensor(InBuffer):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("most", torch.zeros(3))
+
+    def keep(self, x):
+        self.most[0] = max(float(self.most[0]), x.shape[1])
+
+    def factor(self, x):
+        return 1 / self.most[0]
+
+
 def hooked():
     model, longest = Texts(), [0]
 
@@ -147,6 +194,8 @@ KEEP = {
     "an attribute": (Longest, WORDS), "a list": (InList, WORDS), "an object": (InObject, WORDS),
     "a buffer": (InBuffer, WORDS), "a class": (InClass, WORDS), "a closure": (InClosure, WORDS),
     "a hook": (hooked, WORDS), "a largest value": (Values, REALS), "a global": (InGlobal, WORDS),
+    "a function": (OnFunction, WORDS), "a default": (InDefault, WORDS), "a set": (InSet, WORDS),
+    "a tensor": (InTensor, WORDS),
 }  # fmt: skip
 
 
@@ -260,6 +309,8 @@ def test_nothing_is_changed_and_no_value_is_read():
     """Inputs of other values give the same answer; generators, weights, buffers and counters stay as they are."""
     model = nn.Sequential(Calls(buffer=True), nn.Dropout(0.5))
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    np.random.seed(5)  # noqa: NPY002  # elsewhere than a trial that came before would leave them
+    random.seed(5)
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     for x in (REALS, REALS * float("nan"), torch.full_like(REALS, float("inf"))):
         with warnings.catch_warnings():
@@ -270,6 +321,16 @@ def test_nothing_is_changed_and_no_value_is_read():
     assert torch.equal(states[0], torch.get_rng_state())
     assert np.array_equal(states[1], np.random.get_state()[1])  # noqa: NPY002
     assert states[2] == random.getstate()
+
+
+def test_integers_are_made_up_too():
+    class Ones(Texts):
+        def factor(self, x):
+            return (x == 1).all(1, keepdim=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a model of the first batch's own words would learn nothing
+        try_model(Ones(), (5 * WORDS,), {})
 
 
 def test_a_model_that_takes_no_made_up_data_is_left_to_the_first_batch():

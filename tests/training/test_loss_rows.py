@@ -91,6 +91,7 @@ def check(loss, verdict, **options):
 
 
 EYE = torch.eye(C)
+ORDER = torch.arange(B).flip(0)
 WEIGHT = torch.tensor([1.0, 9, 1, 1, 4, 1])
 HEAD = nn.Linear(C, 3).requires_grad_(False)
 TEACHER = nn.Sequential(nn.Linear(C, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, C)).requires_grad_(False)
@@ -321,6 +322,25 @@ def put_in(out, y, x, m):
     return ((out - x) * factor).square().mean()
 
 
+def beside_a_view(out, y, x, m):
+    own = out * 1
+    view = own.flatten(1)
+    own.sub_(own.detach().mean())
+    return view.square().mean()
+
+
+def written_before(out, y, x, m):
+    x.copy_(torch.fft.fft(x, dim=0).real)
+    return torch.fft.rfft(out - x, dim=1).abs().mean()
+
+
+def hooked_on_the_graph(out, y, x, m):
+    each = (out - x).square().mean((1, 2))
+    largest = each.detach().max()
+    each.grad_fn.register_prehook(lambda gradients: (gradients[0] / largest,))
+    return each.mean()
+
+
 class Reversed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, out):
@@ -370,8 +390,36 @@ REFUSED = {
     "given alone, and reads all": lambda out, y, x, m: ExampleLoss(lambda o: (o - x.mean()).square().mean())(out),
     "mapped by hand": lambda out, y, x, m: torch.func.vmap(lambda o: (o - x.mean()).square().mean())(out).mean(),
     "nonzero": lambda out, y, x, m: out[m.nonzero(as_tuple=True)].square().sum() / B,
+    "the largest": lambda out, y, x, m: (out - x).square().mean((1, 2)).max(),
+    "reversed": lambda out, y, x, m: (out - x.flip(0)).square().mean(),
+    "rolled by one and by two": lambda out, y, x, m: (out.roll(1, 0) - x.roll(2, 0)).square().mean(),
+    "in another fixed order": lambda out, y, x, m: (out[ORDER] - x).square().mean(),
+    "halves": lambda out, y, x, m: (out.chunk(2)[0] - x.chunk(2)[1]).square().mean(),
+    "one row on": lambda out, y, x, m: (out[1:] - x[:-1]).square().mean(),
+    "picked by others' masks": lambda out, y, x, m: out[m.flip(0)].square().sum(),
+    "gathered from the batch": lambda out, y, x, m: out[:, 0].gather(0, y.clamp(min=0)).square().mean(),
+    "by the labels of all": lambda out, y, x, m: out[:, 0][:, classes(y)].square().mean(),
+    "selected by the labels of all": lambda out, y, x, m: out[:, 0].index_select(1, classes(y)).square().mean(),
+    "others' labels": lambda out, y, x, m: F.cross_entropy(out[:, 0], classes(y).flip(0), reduction="sum"),
+    "class weights of the batch": lambda out, y, x, m: F.cross_entropy(
+        out[:, 0], classes(y), x.sum((0, 1)), reduction="sum"
+    ),
+    "a layer norm of the batch": lambda out, y, x, m: (F.layer_norm(out, out.shape) * x).mean(),
+    "a group norm of the batch": lambda out, y, x, m: (F.group_norm(out[:, 0].T[None], 2)[0].T * x[:, 0]).mean(),
+    "a determinant of the batch": lambda out, y, x, m: torch.linalg.det(out.flatten(1)[:, :B]).mean(),
+    "products of rows": lambda out, y, x, m: (out.flatten(1) @ out.flatten(1).T).mean(),
+    "own and others' targets": lambda out, y, x, m: (out - x).square().mean() + (out - x.roll(1, 0)).square().mean(),
+    "one order and another": lambda out, y, x, m: ((out[torch.arange(B)] - x) * (out[ORDER] - x)).mean(),
+    "written beside a view": beside_a_view,
+    "written before rows are run": written_before,
 }
-ROW_BY_ROW = {"both views of all": sim_clr, "in place": written}
+ROW_BY_ROW = {
+    "both views of all": sim_clr,
+    "in place": written,
+    "a hook on the graph": hooked_on_the_graph,
+    "tokens of some rows": lambda out, y, x, m: F.cross_entropy(out[1:].transpose(1, 2), y[1:]),
+    "by one row's label": lambda out, y, x, m: out[:, 0, classes(y)[UNIT]].square().mean(),
+}
 
 
 @pytest.mark.parametrize("name", PROVED)
@@ -460,10 +508,13 @@ def test_what_is_not_followed_must_be_rows_or_numbers(loss, verdict):
         assert found[1] == verdict
 
 
-def test_a_buffer_of_the_criterion_into_which_batches_are_written():
+@pytest.mark.parametrize(
+    "make", [lambda: nn.BatchNorm1d(1).running_var, lambda: nn.Parameter(torch.ones(1), requires_grad=False)]
+)
+def test_a_buffer_of_the_criterion_into_which_batches_are_written(make):
     """The first batch does not read it; the second does."""
     for replaced in (False, True):
-        running = nn.BatchNorm1d(1).running_var
+        running = make()
 
         def loss(out, y, x, m, running=running):
             each = (out - x).square().mean((1, 2))
@@ -474,11 +525,68 @@ def test_a_buffer_of_the_criterion_into_which_batches_are_written():
         assert run(loss, replaced)[1] == "refused"
 
 
+ASIDE = {
+    "data": lambda kept, value: kept.data.mul_(0.9).add_(value, alpha=0.1),
+    "detached": lambda kept, value: kept.detach().mul_(0.9).add_(value, alpha=0.1),
+    "view": lambda kept, value: kept.view(-1).mul_(0.9).add_(value, alpha=0.1),
+    "out": lambda kept, value: torch.add(kept.detach() * 0.9, value * 0.1, out=kept),
+    "itself": lambda kept, value: kept.mul_(0.9).add_(value, alpha=0.1),
+    "item": lambda kept, value: kept.__setitem__(0, value),
+}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["in the loss", "after backward"])
+@pytest.mark.parametrize("parameter", [False, True], ids=["tensor", "parameter"])
+@pytest.mark.parametrize("write", ASIDE)
+def test_what_is_written_where_nobody_looks_is_refused_in_the_next_batch(write, parameter, after):
+    """By an alias, into a parameter: what is computed of it alone is never seen."""
+    plan = plan_at_sigma(1.0, dataset_size=B, batch_size=B, epochs=2, delta=1e-5, mechanism="independent")
+    model, kept = Table(), torch.ones(1)
+    kept = nn.Parameter(kept, requires_grad=False) if parameter else kept
+    engine = ao.PrivacyEngine(plan, key=bytes(32))
+    loader = DataLoader(TensorDataset(*data(False)), batch_size=B)
+    private, optimizer, loader = engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    for step in range(2):
+        for ids, scale, _, numbers, _ in loader:
+            each = (private(ids, scale) - numbers).square().mean((1, 2))
+            loss, value = (each / kept.clone().sum()).mean(), each.detach().mean()
+            if step:
+                with pytest.raises(ModelError, match="written|earlier batch"):
+                    loss.backward()
+                return
+            if not after:
+                ASIDE[write](kept, value)
+            loss.backward()
+            if after:
+                ASIDE[write](kept, value)
+            optimizer.step()
+
+
 def test_numbers_of_an_earlier_batch_are_refused_where_they_come_back():
     for replaced in (False, True):
         words, verdict = run(kept([]), replaced)
         assert verdict == "refused"
         assert "takes rows" in words or "divided" in words
+
+
+def test_a_loss_that_is_run_row_by_row_draws_as_many_numbers_as_one_that_is_not():
+    """Its second run has generators of its own: what is drawn after it does not tell of it."""
+    after = []
+
+    def loss(out, y, x, m):
+        value = torch.fft.rfft(F.dropout(out, 0.5), dim=1).abs().mean()
+        after.append(torch.get_rng_state())
+        return value
+
+    plan = plan_at_sigma(1.0, dataset_size=B, batch_size=B, epochs=1, delta=1e-5, mechanism="independent")
+    model = Table()
+    engine = ao.PrivacyEngine(plan, key=bytes(32))
+    loader = DataLoader(TensorDataset(*data(False)), batch_size=B)
+    private, _, loader = engine.make_private(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
+    for ids, scale, *rest in loader:
+        loss(private(ids, scale), *rest).backward()
+    assert engine.training.loss_kept == "mapped"
+    assert torch.equal(after[0], torch.get_rng_state())
 
 
 def into_out(out, y, x, m):

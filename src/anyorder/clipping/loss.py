@@ -96,6 +96,7 @@ class LossWatch:
         self.kept: str | None = None
         self.known: dict[Any, tuple[list[State], State]] = {}
         self.written: dict[int, weakref.ref[Tensor]] = {}  # by memory: into which numbers of a batch were written
+        self.escaped = False  # whether such numbers are in memory of which no watched tensor tells: `x.data.add_(loss)`
         self._newest: Callable[[], _Tape | None] = _nothing
 
     def batch(self, batch: Any, rows: int) -> Any:
@@ -365,6 +366,7 @@ class _Tape:
         written_to: Any = args[0] if _writes(func) else None
         own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
+        self.watch.escaped |= not own and _is_shown_elsewhere(written_to)
         key: list[Any] = [func]
         given: list[tuple[Tensor, State]] = []
         stored = self._encode(args, key, given), self._encode(kwargs, key, given)
@@ -382,7 +384,8 @@ class _Tape:
         if not own:
             earlier = type(written_to) is _Watched
             self._adopt(written_to, _EARLIER if earlier else written)
-            self.calls.append(_Call(_on_copy(function), (before, *stored[0][1:]), stored[1], [written_to.number]))
+            if type(written_to) is _Watched:
+                self.calls.append(_Call(_on_copy(function), (before, *stored[0][1:]), stored[1], [written_to.number]))
             return result
         if written_to is not None:
             self._write(written_to, written)
@@ -496,7 +499,7 @@ class _Tape:
             return _NOT_FOLLOWED
         if tensor.requires_grad and not tensor.is_leaf and _walk(tensor.grad_fn, self.trusted)[0]:
             return _NOT_FOLLOWED
-        if self.watch.was_written(tensor):
+        if self.watch.escaped or self.watch.was_written(tensor):
             return _WRITTEN
         if self.followed_data or isinstance(tensor, nn.Parameter):
             return None
@@ -896,8 +899,11 @@ class _Watched(Tensor):
             if func is Tensor.__iter__:
                 return iter(tape.call(torch.unbind, (args[0], 0), {}))
             name = getattr(func, "__name__", "")
-            if name == "__set__" and type(args[0]) is _Watched and isinstance(args[1], Tensor):
-                tape.states[_place(args[0])[1]] = _NOT_FOLLOWED  # `x.data = ..`, which no graph knows
+            if name == "__set__" and isinstance(args[1], Tensor):  # `x.data = ..`, which no graph knows
+                if type(args[0]) is _Watched:
+                    tape.states[_place(args[0])[1]] = _NOT_FOLLOWED
+                else:
+                    tape.watch.escaped = True
                 return func(*args, **kwargs)
             if name == "__get__":
                 result = func(*args, **kwargs)
@@ -972,11 +978,28 @@ def _of_earlier(tape: _Tape | None, func: Any, args: Any, kwargs: Any) -> Any:
             tensor.tape = tape
         return tensor
 
+    sets = getattr(func, "__name__", "") == "__set__" and isinstance(args[1], Tensor)
+    written = [*args[:1]] if sets or _writes(func) else [kwargs["out"]] if kwargs.get("out") is not None else []
+    outside = [one for one in written if type(one) is not _Watched]
+    if outside and tape is not None:
+        tape.watch.escaped |= sets or any(map(_is_shown_elsewhere, outside))
     result = func(*args, **kwargs)
-    if _writes(func) and type(args[0]) is Tensor:
-        args[0].__class__ = _Watched
-        args[0].tape = tape  # type: ignore[attr-defined]
+    for one in [one for tensor in outside if isinstance(tensor, Tensor) for one in (tensor, tensor._base)]:
+        if type(one) is Tensor:
+            one.__class__ = _Watched
+            one.tape = tape  # type: ignore[attr-defined]
     return pytree.tree_map_only(Tensor, earlier, result)
+
+
+def _is_shown_elsewhere(written: Any) -> bool:
+    """Whether what is written into a tensor can be read of others, which cannot be watched: lists, parameters, aliases.
+
+    A view and what it is a view of are known to each other. An alias that `x.data` or `x.detach()` makes is not.
+    """
+    if not isinstance(written, Tensor):
+        return True
+    known = [one for one in (written, written._base) if one is not None]
+    return any(type(one) not in (Tensor, _Watched) for one in known) or private.uses_of_memory(written) > len(known)
 
 
 def _ordinary(tensor: Tensor) -> Tensor:

@@ -104,6 +104,14 @@ def memory(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+check_names(torch._C, ("_storage_Use_Count",), torch)
+
+
+def uses_of_memory(tensor: Tensor) -> int:
+    """How many tensors show the memory of this one, itself among them; what autograd has saved may count too."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)) - 1
+
+
 # -- references ------------------------------------------------------------------------------------------------------
 
 check_names(Tensor, ("_fix_weakref", "_version"), torch)

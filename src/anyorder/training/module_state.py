@@ -26,7 +26,7 @@ _DEEPEST, _MOST, _LARGEST = 8, 20_000, 1 << 22
 def state_of(module: nn.Module) -> State:
     """Everything that can be reached from a model and may move: not its parameters, which releases move."""
     found: State = {}
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # by id, and held: what is made on the way must not leave its id to the next
     for name, part in module.named_modules():
         for attribute, value in vars(part).items():
             if attribute not in _OF_TORCH:
@@ -38,14 +38,14 @@ def state_of(module: nn.Module) -> State:
     return found
 
 
-def _add(found: State, seen: set[int], place: str, value: Any, depth: int) -> None:
+def _add(found: State, seen: dict[int, Any], place: str, value: Any, depth: int) -> None:
     """Put down what is at a place, and whatever can be reached from there."""
     if isinstance(value, _PLAIN):
         found[place] = value
         return
     if id(value) in seen or not depth or len(found) > _MOST:
         return
-    seen.add(id(value))
+    seen[id(value)] = value
     if isinstance(value, Tensor):
         if not isinstance(value, nn.Parameter):
             found[place] = _of_tensor(value)
