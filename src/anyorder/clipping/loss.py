@@ -135,7 +135,7 @@ class LossWatch:
         return tensor.untyped_storage().data_ptr() in self.written
 
     def looked(self, outputs: Any, given: Any) -> Any:
-        """Outputs that no gradient leaves, of a batch whose loss is still to come: for looking, and not for the loss."""
+        """Outputs that no gradient leaves, of a batch whose loss is still to come: for looking, not for the loss."""
         tapes = [_place(leaf)[0] for leaf in _flat(given) if type(leaf) is _Watched]
         tape = next((tape for tape in tapes if tape is not None and not tape.closed), None)
         return outputs if tape is None else _changed(outputs, lambda leaf: tape.follow(leaf, _LOOKED))
@@ -1064,6 +1064,8 @@ def rows_of(name: str, values: Any, rows: int, tape: _Tape | None) -> Tensor:
             "the batch's order"
         )
     return _ordinary(values)
+
+
 def _refuse_transform(tensor: Any) -> None:
     """Raises: ModelError for a watched tensor that torch.func (vmap, grad, jvp) is given."""
     if type(tensor) is _Watched and (tape := _place(tensor)[0]) is not None and not tape.closed:
