@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -243,3 +244,15 @@ def test_an_example_has_the_shape_that_holds_its_largest_field():
     joining = Joining(PublicShapes.of({"a": (4, 8), "b": (4, 8)}), 2)
     joining.join([{"a": torch.ones(1, i), "b": torch.ones(1, j)} for i, j in ((6, 2), (2, 3))])
     assert joining.numbers.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("pad_value", "warned"), [(None, True), ({1: -100}, False), ({1: 0}, False), (0, False)])
+def test_labels_of_a_tuple_that_are_filled_with_a_class_are_warned_of(pad_value, warned):
+    """Collated alone they are not padded, so what the user's function pads them with is not seen."""
+    shapes = PublicShapes.of((4, 8), pad_value)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        shapes.warn_of_zeros((torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)))
+        shapes.warn_of_zeros((torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, dtype=torch.long)))
+        shapes.warn_of_zeros((torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8)))
+    assert [str(one.message)[:13] for one in told] == ["whole numbers"] * warned

@@ -548,6 +548,8 @@ class PrivateLoader:
 
     def _shapes_of(self, batch: Any, numbers: Indices, units: Units, padding: int) -> RowShapes:
         assert self._shapes is not None
+        if not self._position:
+            self._shapes.warn_of_zeros(batch)
         found = RowShapes.of(batch, numbers, self._shapes)
         if self._unit is None:
             return found

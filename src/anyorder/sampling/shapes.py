@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate, default_convert
 
 from anyorder import checks
-from anyorder.errors import AnyorderError, ArgumentError, LoaderError
+from anyorder.errors import AnyorderError, ArgumentError, LoaderError, ModelWarning
 
 Name = str | int | None
 """Of a field: its key in a dict, its place in a tuple; None for a batch that is one tensor."""
@@ -64,6 +64,7 @@ class PublicShapes:
         values: by field, the number that fills it up.
         value: the number for integers that are neither masks nor labels, where `values` has none.
         left: whether what is filled up stands in front.
+        stated: whether the user said what fills fields up.
     """
 
     count: int
@@ -71,6 +72,7 @@ class PublicShapes:
     values: Mapping[Name, float]
     value: float
     left: bool
+    stated: bool
 
     @classmethod
     def of(
@@ -96,7 +98,7 @@ class PublicShapes:
             values |= pad_value
         elif pad_value is not None:
             value = checks.real("pad_value", pad_value)
-        return cls(counts.pop(), fields, values, value, side == "left")
+        return cls(counts.pop(), fields, values, value, side == "left", pad_value is not None)
 
     def dims(self, name: Name, tensor: Tensor) -> list[tuple[int, int]]:
         """(dimension, place among the sizes) of what is padded of a field. By its name, dtype and dimensions alone."""
@@ -120,6 +122,22 @@ class PublicShapes:
             return self.values[name]
         is_mask = dtype == torch.bool or (isinstance(name, str) and name.endswith("mask"))
         return 0 if is_mask or dtype.is_floating_point or dtype.is_complex else self.value
+
+    def warn_of_zeros(self, batch: Any) -> None:
+        """Warn of whole numbers in later places of a tuple, which may be labels: 0 is a class, and would be learnt."""
+        named = [(name, t) for name, t in named_tensors(batch) if isinstance(name, int) and name > 0]
+        whole = [
+            (name, t) for name, t in named if not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
+        ]
+        filled = [name for name, t in whole if self.dims(name, t) and self.fill(name, t.dtype) == 0]
+        if filled and not self.stated:
+            warnings.warn(
+                f"whole numbers in place {filled[0]} of a batch are filled up with 0 by pad_to=. If they are labels, "
+                f"the model learns class 0 from padding: pass pad_value={{{filled[0]}: -100}}; if they are not, "
+                f"pad_value={{{filled[0]}: 0}} says so",
+                ModelWarning,
+                stacklevel=4,
+            )
 
 
 def _sizes(sizes: Any) -> tuple[int, tuple[tuple[int, ...], ...]]:
@@ -300,6 +318,9 @@ class Joining:
         if len({tuple(n for d, n in enumerate(part.shape[1:], 1) if d not in padded) for part in parts}) > 1:
             raise LoaderError(
                 f"the examples of a batch differ in shape, and one would show in the rows of others: {_PAD}"
+                if self._shapes is None
+                else "examples differ in shape in a dimension that pad_to= does not pad: it pads dimension 1 of a batch. "
+                "For others state sizes of the last dimensions, such as pad_to=((1, 256), (1, 512)) for (channels, length)"
             )
         if self._shapes is None or not dims:
             return first if len(parts) == 1 else torch.cat(parts)
