@@ -319,8 +319,8 @@ class Joining:
             raise LoaderError(
                 f"the examples of a batch differ in shape, and one would show in the rows of others: {_PAD}"
                 if self._shapes is None
-                else "examples differ in shape in a dimension that pad_to= does not pad: it pads dimension 1 of a batch. "
-                "For others state sizes of the last dimensions, such as pad_to=((1, 256), (1, 512)) for (channels, length)"
+                else "examples differ in shape where pad_to= does not pad: it pads dimension 1 of a batch. For others "
+                "state sizes of the last dimensions, such as pad_to=((1, 256), (1, 512)) for (channels, length)"
             )
         if self._shapes is None or not dims:
             return first if len(parts) == 1 else torch.cat(parts)
