@@ -430,6 +430,7 @@ class _Tape:
         if type(tensor) is _Watched and _place(tensor)[0] is self:
             self._write(tensor, state)
         else:
+            self.watch.escaped |= _is_shown_elsewhere(tensor)
             self._adopt(tensor, _NOT_FOLLOWED)
 
     def _interpret(
