@@ -22,17 +22,8 @@ import anyorder as ao
 from anyorder.errors import CheckpointError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
-ROUNDS, PARTICIPATIONS = 8, 5  # so many that none of the kills comes after the last, where logs are late
+ROUNDS, PARTICIPATIONS = 5, 3
 PATIENCE = 400.0  # seconds for any one thing, on a machine with much else to do
-
-# flower-supernode, whose node counts as gone 20 s after a kill and not 60: it promises a sign of life each 10 s, which
-# is the least that a SuperLink takes. What the processes of its apps promise is left as it is.
-SUPERNODE = """
-from flwr.supercore import heartbeat
-from flwr.supernode import cli, fleet_http_connection
-heartbeat.HEARTBEAT_DEFAULT_INTERVAL = fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL = 10
-cli.flower_supernode()
-"""
 
 
 def certificates(folder):
@@ -108,8 +99,7 @@ class Federation:
     def node(self, user):
         self.ports[user] = free_port()
         to = ["--root-certificates", "ca.crt", "--superlink", f"127.0.0.1:{self.port}", "--port", str(self.ports[user])]
-        config = ["--node-config", f'user="{user}"']
-        self.start(user, sys.executable, "-c", SUPERNODE, *self.tls, *to, *config)
+        self.start(user, "flower-supernode", *self.tls, *to, "--node-config", f'user="{user}"')
 
     def run(self, **config):
         """`flwr run`; its stream is this run's log."""
