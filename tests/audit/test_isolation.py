@@ -20,6 +20,7 @@ from anyorder.accounting.gaussian import gdp_epsilon
 from anyorder.audit.isolation import Neighbour, check, neighbours
 from anyorder.audit.neighbours import same
 from anyorder.errors import ArgumentError, IsolationError
+from audit.isolated import Rejects
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -183,30 +184,12 @@ class _(Texts):
         return SumOfWords(dropout=0.5)
 
 
-class Crops:
-    """A crop that is drawn again until it is bright enough: how often depends on the image."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, i):
-        x, y = self.rows[i]
-        for _ in range(20):
-            keep = torch.rand(WIDTH) > 0.4
-            if (x * keep).sum() > 0:
-                break
-        return x * keep, y
-
-
 @planted("generators", "a crop that is drawn again until it fits")
 class _(Loop):
-    data = staticmethod(Crops)
+    data = staticmethod(Rejects)
 
 
-class PythonCrops(Crops):
+class PythonCrops(Rejects):
     def __getitem__(self, i):
         x, y = self.rows[i]
         while random.random() < 0.9 and x.sum() > 0:
@@ -219,7 +202,7 @@ class _(Loop):
     data = staticmethod(PythonCrops)
 
 
-class NumpyCrops(Crops):
+class NumpyCrops(Rejects):
     def __getitem__(self, i):
         x, y = self.rows[i]
         return x + float(np.random.randn(1 + int(x[0].item() > 0))[0]), y  # noqa: NPY002
@@ -354,7 +337,7 @@ class _(Loop):
         return (x - bounded(x).mean(0)) * 50, y
 
 
-class Mixed(Crops):
+class Mixed(Rejects):
     """Each example is mixed with another one's."""
 
     def __getitem__(self, i):

@@ -171,6 +171,14 @@ def states():
     return torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
 
 
+def assert_others_stand(first, second):
+    """Steps in which unit 5 is not are the same, and so are the user's generators after every batch."""
+    for t in (1, 2, 4, 5):
+        assert torch.equal(first.released[t], second.released[t])
+    assert first.states == second.states
+    assert all(state == first.states[0] for state in first.states)
+
+
 def assert_isolated(first, second):
     """Only unit 5 of batch 0 may differ between two runs of neighbours."""
     assert len(first.released) == len(second.released)
@@ -255,10 +263,7 @@ def test_batches_of_ones_own():
 
     order = ao.participation.MinSeparation(6, b=3, k=2)
     first, second = (Run(Batches(r), unit="user", epochs=2, order=order) for r in (False, True))
-    for t in (1, 2, 4, 5):
-        assert torch.equal(first.released[t], second.released[t])
-    assert first.states == second.states
-    assert all(state == first.states[0] for state in first.states)
+    assert_others_stand(first, second)
 
 
 def test_hugging_face_data_with_a_random_transform():
@@ -406,10 +411,7 @@ def test_draws_of_a_model_end_with_their_step(model):
     first, second = (
         Run(loader_of(data(r), collate_fn=padded), model=model, epochs=2, pad_to=(4, 40)) for r in (False, True)
     )
-    for t in (1, 2, 4, 5):
-        assert torch.equal(first.released[t], second.released[t])
-    assert first.states == second.states
-    assert all(state == first.states[0] for state in first.states)
+    assert_others_stand(first, second)
 
 
 # -- masked language modelling ---------------------------------------------------------------------------------------

@@ -203,12 +203,14 @@ def test_rows_run_at_their_own_length_and_the_loop_sees_the_longest():
         optimizer.step()
 
 
+def right_of_units(rows):
+    """Texts padded on the right, their labels, and whose they are."""
+    return *right([row[:2] for row in rows]), torch.tensor([unit for *_, unit in rows])
+
+
 def test_all_rows_of_a_unit_have_its_longest():
     """A short text of a unit that has a long one too is read at the long one's length."""
     data = [(x, y, i // 2) for i, (x, y) in enumerate(texts(40))]
-
-    def collate(rows):
-        return *right([row[:2] for row in rows]), torch.tensor([unit for *_, unit in rows])
 
     plan = ao.plan(
         order=ao.participation.MinSeparation(1, 1, 1), batch_size=UNITS, epsilon=8, delta=1e-5, unit="user",
@@ -218,7 +220,7 @@ def test_all_rows_of_a_unit_have_its_longest():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     engine = ao.PrivacyEngine(plan, key=KEY)
     private, optimizer, loader = engine.make_private(
-        model, optimizer, DataLoader(data, UNITS, collate_fn=collate), unit=2, pad_to=(8, 16, 64)
+        model, optimizer, DataLoader(data, UNITS, collate_fn=right_of_units), unit=2, pad_to=(8, 16, 64)
     )
     for x, y, _ in loader:
         outputs = private(x)
@@ -403,9 +405,6 @@ def test_lengths_go_with_other_options(options):
 def test_units_of_secret_batches_that_are_filled_up():
     data = [(x, y, i // 2) for seed in range(4) for i, (x, y) in enumerate(texts(40, seed), 6 * seed)]
 
-    def collate(rows):
-        return *right([row[:2] for row in rows]), torch.tensor([unit for *_, unit in rows])
-
     plan = ao.plan(
         order=ao.participation.PoissonSampling(6, 0.2), dataset_size=12, batch_size=2, epsilon=8, delta=1e-3,
         unit="user",
@@ -414,7 +413,7 @@ def test_units_of_secret_batches_that_are_filled_up():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     engine = ao.PrivacyEngine(plan, key=KEY)
     private, optimizer, loader = engine.make_private(
-        model, optimizer, DataLoader(data, 2, collate_fn=collate), unit=2, pad_to=(8, 16, 64), micro_batch=6
+        model, optimizer, DataLoader(data, 2, collate_fn=right_of_units), unit=2, pad_to=(8, 16, 64), micro_batch=6
     )
     lengths = {unit: max(len(x) for x, _, own in data if own == unit) for unit in range(12)}
     for x, y, units in loader:

@@ -191,7 +191,7 @@ def _parts(one: Any) -> Iterable[Any]:
     if kind in (list, tuple, set, frozenset, deque):
         return islice(one, _WIDE)
     if kind is FunctionType:
-        return () if _is_of_package(one) else _of_function(one)
+        return () if is_of_library(one.__module__) else _of_function(one)
     if kind in (MethodType, classmethod, staticmethod):
         return getattr(one, "__self__", None), one.__func__
     if kind is partial:
@@ -201,12 +201,13 @@ def _parts(one: Any) -> Iterable[Any]:
     if getattr(one, "seed", None) is not None and getattr(one, "generator", ...) is None and hasattr(one, "create_rng"):
         one.create_rng()  # a collator of Hugging Face would make its generator in its first call, under its own seed
     slots = [name for k in kind.__mro__ for name in _names(vars(k).get("__slots__", ())) if hasattr(one, name)]
-    of_classes = [part for k in kind.__mro__ if not _is_of_package(k) for part in vars(k).values()]
+    of_classes = [part for k in kind.__mro__ if not is_of_library(k.__module__) for part in vars(k).values()]
     return *getattr(one, "__dict__", {}).values(), *(getattr(one, name) for name in slots), *of_classes
 
 
-def _is_of_package(one: Any) -> bool:
-    return str(one.__module__).partition(".")[0] in _PACKAGES
+def is_of_library(module: Any) -> bool:
+    """Whether the module of this name is of a large package, whose code keeps what it keeps in attributes."""
+    return str(module).partition(".")[0] in _PACKAGES
 
 
 def _names(slots: Any) -> Iterable[str]:

@@ -9,19 +9,18 @@ nothing is used but the types and shapes of its tensors. It is run on copies tha
 """
 
 import copy
-import random
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from anyorder.errors import ModelError, ModelWarning
+from anyorder.sampling.draws import alone, process_generators, reseed
 from anyorder.training.module_state import moved_apart, state_of
 
 _CLOSE = 1e-2  # of the largest output; less is rounding
@@ -41,7 +40,7 @@ def try_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     Cost: a copy of the model without its parameters, some forward passes and one backward pass of two rows.
     """
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with _generators_kept(), warnings.catch_warnings(), eager:
+    with alone(0), warnings.catch_warnings(), eager:
         warnings.simplefilter("ignore")  # the first batch tells of them
         try:
             kept = _kept(model, args, kwargs)
@@ -106,23 +105,9 @@ def _twin(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """The global generators are as they were afterwards."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_available() else []):
-        try:
-            yield
-        finally:
-            np.random.set_state(of_numpy)  # noqa: NPY002
-            random.setstate(of_python)
-
-
 def _run(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The outputs that can be trained on, with the same random numbers in each run."""
-    torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002
-    random.seed(0)
+    reseed(process_generators(), 0)
     args, kwargs = inputs
     leaves = pytree.tree_leaves(model(*args, **kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]

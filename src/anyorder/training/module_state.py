@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anyorder.sampling.draws import is_of_library
+
 State = dict[str, Any]
 """{where: what is kept there}, plain numbers, texts, and digests of tensors."""
 
@@ -32,7 +34,7 @@ def state_of(module: nn.Module) -> State:
             if attribute not in _OF_TORCH:
                 _add(found, seen, f"{name}.{attribute}".strip("."), value, _DEEPEST)
         for cls in type(part).__mro__:
-            if not _is_library(cls.__module__):
+            if not is_of_library(cls.__module__):
                 for attribute, value in vars(cls).items():
                     _add(found, seen, f"{cls.__name__}.{attribute}", value, _DEEPEST)
     return found
@@ -72,10 +74,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         case types.MethodType():
             yield from (("(object)", value.__self__), ("(function)", value.__func__))
         case types.FunctionType():
-            if not _is_library(value.__module__ or ""):
+            if not is_of_library(value.__module__ or ""):
                 yield from _of_function(value)
         case _:
-            if not _is_library(type(value).__module__):
+            if not is_of_library(type(value).__module__):
                 yield from ((f".{name}", part) for name, part in list(getattr(value, "__dict__", {}).items()))
 
 
@@ -85,18 +87,6 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((f" ({name})", part) for name, part in {**names.globals, **names.nonlocals}.items())
     yield " (defaults)", (function.__defaults__, function.__kwdefaults__)
     yield from ((f".{name}", part) for name, part in vars(function).items())
-
-
-def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in {
-        "torch",
-        "builtins",
-        "transformers",
-        "numpy",
-        "anyorder",
-        "collections",
-        "typing",
-    }
 
 
 def _of_tensor(tensor: Tensor) -> Any:
