@@ -1,6 +1,7 @@
 """Shapes: each example is collated on its own and padded to a public shape, so that nothing of it shows in others.
 
-What pads to the longest of a batch, centres, mixes or masks over a batch lets one example reach the gradients of all. So
+What pads to the longest of a batch, centres, mixes or masks over a batch lets one example reach the gradients of all.
+So
 
     collation    `collate_fn` is called once for each example, and these batches of one are joined along dimension 0.
                  What it does over a whole batch, it does per example.
