@@ -55,7 +55,17 @@ from anyorder.clipping.norms import (
     settle_lookups,
     sums_of,
 )
-from anyorder.clipping.program import Arguments, PassProgram, Programs, Recorder, Replay, Tape, TapeRecorder, key_of
+from anyorder.clipping.program import (
+    TAPE_TRIES,
+    Arguments,
+    PassProgram,
+    Programs,
+    Recorder,
+    Replay,
+    Tape,
+    TapeRecorder,
+    key_of,
+)
 from anyorder.clipping.recurrent import recurrent_layers
 from anyorder.clipping.validate import FAILURES
 from anyorder.errors import AnyorderError, ArgumentError, ClippingWarning, ModelError, TrainingError
