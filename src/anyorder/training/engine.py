@@ -87,7 +87,7 @@ from anyorder.training.optimizers import (
     warn_of_frozen,
     warn_of_unfitted,
 )
-from anyorder.training.tables import TrainedTables, tables_in
+from anyorder.training.trained_tables import TrainedTables, tables_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -287,7 +287,7 @@ class Training:
                 "several passes over a batch, give make_private one module whose forward calls the network for each"
             )
         if self._secret:
-            self._check_coins(batch)
+            self._check_draws(batch)
         if waiting.batches == self._options.accumulate:
             raise TrainingError(
                 f"{waiting.batches} batch(es) wait for optimizer.step() already, and "
@@ -316,7 +316,7 @@ class Training:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
         self.loader.mark_used(batch)
-        self._next_coins = batch.position + 1
+        self._next_draws = batch.position + 1
         self._waiting = _Waiting(units, sums, before.batches + 1)
 
     def _discard(self) -> None:
@@ -404,22 +404,22 @@ class Training:
 
     # -- batches of secret orders, and those left out ----------------------------------------------------------------
 
-    def _check_coins(self, batch: Batch) -> None:
+    def _check_draws(self, batch: Batch) -> None:
         """The batches of a secret order serve its steps one by one, though those of balls in bins come again.
 
-        Of Poisson sampling too, whose coins are independent: a loop that passes over empty batches, say, would take
+        Of Poisson sampling too, whose draws are independent: a loop that passes over empty batches, say, would take
         each step's given that somebody is in it.
         """
-        if batch.position < self._next_coins:
+        if batch.position < self._next_draws:
             raise TrainingError(
-                "a batch of these coins, or of later ones, was used already: the claim is for the batches that secret "
-                "coins gave to each step. Use the batches in their order, each once, and do not move the loader back"
+                "a batch of these draws, or of later ones, was used already: the claim is for the batches that secret "
+                "draws gave to each step. Use the batches in their order, each once, and do not move the loader back"
             )
         accumulate, step = self._options.accumulate, self.release.ledger.step
         if batch.position // accumulate != step:
             raise TrainingError(
                 f"batch {batch.position} of the loader was drawn for step {batch.position // accumulate}, and this is "
-                f"step {step}: the claim is for the batches that secret coins gave to each step. Take a step with "
+                f"step {step}: the claim is for the batches that secret draws gave to each step. Take a step with "
                 f"optimizer.step() after each {accumulate} batch(es), empty ones too; to leave one out, call "
                 "engine.skip() before it; after steps without batches, loader.seek(..)"
             )
@@ -434,7 +434,7 @@ class Training:
         before = self._waiting
         sums = before.sums or self._zeros()
         self.loader.mark_used(batch)
-        self._next_coins = batch.position + 1
+        self._next_draws = batch.position + 1
         self._waiting = _Waiting(before.units, sums, before.batches + 1)
 
     def _zeros(self) -> dict[str, Tensor]:
@@ -459,7 +459,7 @@ class Training:
         check_unit(self.plan, options.unit)
         if options.micro_batch is not None and not self.plan.participation.secret:
             raise ArgumentError(
-                "micro_batch is of orders that are drawn by secret coins, whose steps differ in size; here the loader "
+                "micro_batch is for orders by secret draws, whose steps differ in size; here the loader "
                 "has batches of its own, and accumulate= says how many make a step"
             )
         if options.released is not None:
@@ -484,7 +484,8 @@ class Training:
         if self.plan.selection is not None:
             raise PlanError(
                 "the plan has a selection of rows, and the model no table: give the optimizer the weight of an "
-                "nn.Embedding(.., sparse=True) or nn.EmbeddingBag(.., sparse=True), or plan without selection="
+                "nn.Embedding(.., sparse=True) or nn.EmbeddingBag(.., sparse=True), or plan without "
+                "ao.mechanism(selection=..)"
             )
         return None
 
@@ -514,7 +515,7 @@ class Training:
         self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
         self._stateless = not self._tried  # as far as is known
         self._isolated_before: Isolation | None = None  # in the steps before a resume
-        self._next_coins = 0
+        self._next_draws = 0
         self._discard()
 
     def _private_loader(self, loader: Any, unit: Unit) -> PrivateLoader:
@@ -522,7 +523,7 @@ class Training:
         if participation.secret:
             rank, ranks = (0, 1) if self._group is None else (self._group.rank, self._group.size)
             loader = secret_loader(
-                loader, participation, self.release.coins(), unit=unit, accumulate=self._options.accumulate,
+                loader, participation, self.release.draw_source(), unit=unit, accumulate=self._options.accumulate,
                 micro_batch=self._options.micro_batch, rank=rank, ranks=ranks,
             )  # fmt: skip
             is_poisson = type(participation) is PoissonSampling
@@ -626,7 +627,7 @@ class Training:
         rank = 0 if self._group is None else self._group.rank
         self._clipping.load_state_dict(state["clipping"][rank % len(state["clipping"])])
         self.loader.load_state_dict(state["loader"])
-        self._next_coins = self.loader.position
+        self._next_draws = self.loader.position
         if self.release.steps_taken:
             kept = state.get("isolation")  # which checkpoints of earlier versions lack
             self._isolated_before = UNKNOWN if kept is None else Isolation(**kept)
@@ -652,7 +653,9 @@ def check_released(released: Any, plan: Plan, rule: Rule | None, in_group: bool)
             "ao.mechanism(secure=True), or leave it out"
         )
     if plan.selection is not None:
-        raise PlanError("released= is for models without tables of rows, so far: plan without selection=")
+        raise PlanError(
+            "released= is for models without tables of rows, so far: plan without ao.mechanism(selection=..)"
+        )
     if type(rule) is Adaptive:
         raise ArgumentError(
             "released= and rule=Adaptive(..) both share the clip norm out, and are not joined: take one"
@@ -1206,7 +1209,7 @@ class PrivacyEngine:
         if plan.on_device:
             raise PlanError(
                 f"the engine sees every example itself, and the plan trusts {' and '.join(plan.on_device)} to devices; "
-                "plan without on_device=, or give what devices send to ao.Release or a server"
+                "plan without ao.mechanism(on_device=..), or give what devices send to ao.Release or a server"
             )
         self.plan = plan
         self._path = None if checkpoint is None else Path(checkpoint)
@@ -1240,7 +1243,7 @@ class PrivacyEngine:
             optimizer: any torch optimizer over parameters of `model`; the same object comes back. Trainable parameters
                 that it does not hold are left out of clipping, noise and size, and are frozen from here on.
             loader: a DataLoader. Its order must be one that the plan covers. With `unit`, any iterable of batches.
-                Where the plan's order is drawn by secret coins, it names the examples, and the batches are drawn here.
+                Where the plan's order is made by secret draws, it names the examples, and the batches are drawn here.
             unit: None for examples: the plan's unit must be "example". For user-level privacy the key of each example's
                 unit: a field name of dict batches, a position in tuple batches, or a function from the batch to a
                 sequence of keys; the plan's unit says whom it names.
