@@ -505,7 +505,7 @@ class Participation(ABC):
         return self
 
     @property
-    def coin(self) -> float | None:
+    def draw_probability(self) -> float | None:
         """The probability of the secret draw that alone decides whether a unit is in a step; None for other orders."""
         return None
 

@@ -42,7 +42,7 @@ from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.participation import KnownOrder, PoissonSampling, covers
+from anyorder.participation import KnownOrder, covers
 from anyorder.patterns import Listed, PerEpoch, Separated
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.isolation import (
@@ -526,7 +526,7 @@ class Training:
                 loader, participation, self.release.draw_source(), unit=unit, accumulate=self._options.accumulate,
                 micro_batch=self._options.micro_batch, rank=rank, ranks=ranks,
             )  # fmt: skip
-            is_poisson = type(participation) is PoissonSampling
+            is_poisson = participation.draw_probability is not None
             self.order = f"{'Poisson sampling' if is_poisson else participation.describe()} by anyorder"
         else:
             check_absence(self.plan, loader)
