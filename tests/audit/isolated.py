@@ -396,7 +396,36 @@ def federated(rows, folder):
     return net
 
 
-FEDERATED = {"server": Isolated(federated, CHANGES, {"rows": (1,), "unit": "b"})}
+EXAMPLES = [(torch.randn(2, 3, generator=RNG), torch.randn(2, generator=RNG)) for _ in PEOPLE]
+X, Y = EXAMPLES[1]
+ON_A_DEVICE = {
+    "other values": (1 - 3 * X, Y), "huge values": (1e30 * X, Y), "NaN": (X / 0 * 0, Y), "more examples": (X.repeat(9, 1), Y.repeat(9)),
+    "training fails": (X, Y.repeat(4)[:5]), "no examples": (X[:0], Y[:0]), "other columns": (X[:, :2], Y),
+}  # fmt: skip
+
+
+def flower(masked=False):
+    def train(rows, folder):
+        from flower.isolated_clients import federation
+
+        places = {"secure": True, "on_device": ("clipping",)} if masked else {}
+        plan = planned(
+            dataset_size=6, batch_size=3, epochs=None, unit="user", order=MinSeparation(4, b=2, k=2),
+            mechanism=ao.mechanism("independent", **places),
+        )  # fmt: skip
+        return federation(plan, PEOPLE)(rows, folder)
+
+    return train
+
+
+ON_DEVICES = {"rows": (1,), "unit": "b", "others": [
+    Neighbour(name, [own if i == 1 else other for i, other in enumerate(EXAMPLES)])
+    for name, own in ON_A_DEVICE.items()]}  # fmt: skip
+FEDERATED = {
+    "server": Isolated(federated, CHANGES, {"rows": (1,), "unit": "b"}),
+    "Flower client": Isolated(flower(), EXAMPLES, ON_DEVICES),
+    "Flower client, sums under masks": Isolated(flower(masked=True), EXAMPLES, ON_DEVICES),
+}
 
 # -- linear models -----------------------------------------------------------------------------------------------------
 
