@@ -176,7 +176,7 @@ class Training:
             self._measuring: Measuring | None = None
             self._metrics: nn.Parameter | None = None  # stands for their coordinates, as the count does
             if options.released is not None:
-                self._measuring = Measuring(options.released, plan)
+                self._measuring = Measuring(options.released, plan, norm_moves=type(cut.schedule) is Adaptive)
                 self._metrics = self._dense[Metrics.SUMS] = self._measuring.parameter
             self._whole: WholeModel | None = None
             self._shards: Shards | None = None
@@ -240,7 +240,7 @@ class Training:
             args,
             kwargs,
             groups=torch.from_numpy(groups),
-            clip_norm=self.release.clip_norm if self._measuring is None else self._measuring.clip_norm,
+            clip_norm=self.clip_norm,
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
         receive = functools.partial(self._receive, batch, step, units)
@@ -311,7 +311,7 @@ class Training:
         self._check_batch(batch)
         before = self._waiting
         if self._measuring is not None:
-            sums = self._measuring.joined(batch, sums)
+            sums = self._measuring.joined(batch, sums, self.release.clip_norm / self.plan.clip_norm)
         if before.sums:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
@@ -354,7 +354,7 @@ class Training:
         own = pieces_of(waiting.sums, self._dense) if self._shards is None else self._shards.sum_of_own(waiting.sums)
         parts = () if self._tables is None else self._tables.parts(waiting.sums)
         # record, noise
-        private = release.take(waiting.units, own, place, tables=parts)
+        private, to_plan = release.take(waiting.units, own, place, tables=parts), release.divisor / self.plan.batch_size
         # hand back
         self._waiting = _NOTHING
         if self._whole is not None:
@@ -365,9 +365,9 @@ class Training:
             gradients = list(self._shards.gradients(private))
         for p, gradient in gradients:
             if p is self._count:
-                release.record_count(step, float(gradient))
+                release.record_count(step, float(gradient) / self._gradient_share)
             elif p is self._metrics:
-                self.measuring.record(step, gradient.tolist())
+                self.measuring.record(step, (gradient * to_plan).tolist())
             else:
                 self._bound.write(p, gradient)
         if self._tables is not None:
@@ -389,6 +389,16 @@ class Training:
             self._measuring.check_step(self.release.ledger.step)
 
     @property
+    def _gradient_share(self) -> float:
+        """Part of the norm in force that gradients have, where metrics are released beside them."""
+        return 1.0 if self.released is None else self.released.gradient_share
+
+    @property
+    def clip_norm(self) -> float:
+        """The norm at which gradients are cut now."""
+        return self.release.clip_norm * self._gradient_share
+
+    @property
     def measuring(self) -> Measuring:
         """The metrics of this run."""
         if self._measuring is None:
@@ -396,11 +406,6 @@ class Training:
                 "this run releases no metrics: give make_private released=ao.Metrics({'loss': 4.0}), say"
             )
         return self._measuring
-
-    @property
-    def clip_norm(self) -> float:
-        """At which gradients are cut now."""
-        return self.release.clip_norm if self._measuring is None else self._measuring.clip_norm
 
     # -- batches of secret orders, and those left out ----------------------------------------------------------------
 
@@ -463,7 +468,7 @@ class Training:
                 "has batches of its own, and accumulate= says how many make a step"
             )
         if options.released is not None:
-            check_released(options.released, self.plan, options.rule, self._group is not None)
+            check_released(options.released, self.plan, self._group is not None)
         return Cut.of(options.rule)
 
     def _check_model(self) -> None:
@@ -642,7 +647,7 @@ class Training:
             load_whole(self._model, self._optimizer, of_model, of_optimizer)
 
 
-def check_released(released: Any, plan: Plan, rule: Rule | None, in_group: bool) -> None:
+def check_released(released: Any, plan: Plan, in_group: bool) -> None:
     """Raise ArgumentError or PlanError where metrics cannot be released with the gradients."""
     if type(released) is not Metrics:
         raise ArgumentError(f"released must be ao.Metrics, such as ao.Metrics({{'loss': 4.0}}), got {released!r}")
@@ -653,10 +658,6 @@ def check_released(released: Any, plan: Plan, rule: Rule | None, in_group: bool)
         )
     if plan.selection is not None:
         raise PlanError("released= is for models without tables of rows, so far: plan without selection=")
-    if type(rule) is Adaptive:
-        raise ArgumentError(
-            "released= and rule=Adaptive(..) both share the clip norm out, and are not joined: take one"
-        )
     if in_group:
         raise ArgumentError("released= is for one process, so far: measure on public data, or train in one process")
 
