@@ -169,15 +169,15 @@ def test_beside_a_norm_that_moves_every_release_is_the_mechanism_of_the_plan(acc
                 value = (loss * weight).nan_to_num(nan=0.0).clamp(0, 2.0).item() / 2
                 s = torch.tensor([value, float(outputs.argmax() == y)], dtype=torch.float64)
                 above = torch.tensor([b * q * C * float(g.norm() > c * q)], dtype=torch.float64)
-                vectors.append(torch.cat([own, above, A * C / math.sqrt(2) * s]))
+                vectors.append(torch.cat([own, A * C / math.sqrt(2) * s, above]))
             measured(engine, model, batch).mean().backward()
         vectors = torch.stack(vectors)
         assert vectors.norm(dim=1).max() <= C * (1 + 1e-12)
         optimizer.step()
         out = (vectors.sum(0) + noise[t]) / B
         torch.testing.assert_close(gradient(model), out[:-3] * c / (C * math.sqrt(1 - b**2)), rtol=1e-4, atol=1e-5)
-        count += out[-3].item() / (b * q * C)
-        expected.append(out[-2:] * torch.tensor([2.0, 1.0]) * math.sqrt(2) / (A * C))
+        count += out[-1].item() / (b * q * C)
+        expected.append(out[-3:-1] * torch.tensor([2.0, 1.0]) * math.sqrt(2) / (A * C))
         if (t + 1) % (N // B) == 0:
             c *= math.exp(1.5 * (min(max(count / (N // B), 0), 1) - 0.7))
             count, norms = 0.0, [*norms, c]

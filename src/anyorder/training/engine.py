@@ -168,16 +168,19 @@ class Training:
                 self._check_ranks(self._group, checkpoint)
             tables = {} if self._tables is None else self._tables.named
             self._dense = {name: p for name, p in self._bound.named.items() if name not in tables}
+            self._measuring: Measuring | None = None
+            # Stands for their coordinates. Before the count: they are read at the norm that this moves.
+            self._metrics: nn.Parameter | None = None
+            self._gradient_share = 1.0  # part of the norm in force that gradients have
+            if options.released is not None:
+                self._gradient_share = options.released.gradient_share
+                self._measuring = Measuring(options.released, plan, norm_moves=type(cut.schedule) is Adaptive)
+                self._metrics = self._dense[Metrics.SUMS] = self._measuring.parameter
             # Stands for the schedule's coordinate among the parameters; it is never trained.
             self._count: nn.Parameter | None = None
             if cut.counted:
                 self._count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
                 self._dense |= dict.fromkeys(cut.counted, self._count)
-            self._measuring: Measuring | None = None
-            self._metrics: nn.Parameter | None = None  # stands for their coordinates, as the count does
-            if options.released is not None:
-                self._measuring = Measuring(options.released, plan, norm_moves=type(cut.schedule) is Adaptive)
-                self._metrics = self._dense[Metrics.SUMS] = self._measuring.parameter
             self._whole: WholeModel | None = None
             self._shards: Shards | None = None
             if self._group is not None:
@@ -240,7 +243,7 @@ class Training:
             args,
             kwargs,
             groups=torch.from_numpy(groups),
-            clip_norm=self.clip_norm,
+            clip_norm=self.release.clip_norm * self._gradient_share,
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
         receive = functools.partial(self._receive, batch, step, units)
@@ -354,7 +357,7 @@ class Training:
         own = pieces_of(waiting.sums, self._dense) if self._shards is None else self._shards.sum_of_own(waiting.sums)
         parts = () if self._tables is None else self._tables.parts(waiting.sums)
         # record, noise
-        private, to_plan = release.take(waiting.units, own, place, tables=parts), release.divisor / self.plan.batch_size
+        private = release.take(waiting.units, own, place, tables=parts)
         # hand back
         self._waiting = _NOTHING
         if self._whole is not None:
@@ -367,7 +370,7 @@ class Training:
             if p is self._count:
                 release.record_count(step, float(gradient) / self._gradient_share)
             elif p is self._metrics:
-                self.measuring.record(step, (gradient * to_plan).tolist())
+                self.measuring.record(step, (gradient * (release.divisor / self.plan.batch_size)).tolist())
             else:
                 self._bound.write(p, gradient)
         if self._tables is not None:
@@ -387,11 +390,6 @@ class Training:
             self._tables.check_step()
         if self._measuring is not None:
             self._measuring.check_step(self.release.ledger.step)
-
-    @property
-    def _gradient_share(self) -> float:
-        """Part of the norm in force that gradients have, where metrics are released beside them."""
-        return 1.0 if self.released is None else self.released.gradient_share
 
     @property
     def clip_norm(self) -> float:
