@@ -672,6 +672,29 @@ def test_rows_in_a_row_of_indices_stay_rows():
     check(lambda out, y, x, m: out[torch.arange(B)[None]].softmax(1).pow(2).sum(), "refused")
 
 
+def in_a_list(out, y, x, m):
+    ours = [out * 1]
+    torch._foreach_mul_(ours, 2.0)
+    return ours[0].pow(2).mean()
+
+
+def into_a_memory(out, y, x, m):
+    memory = [torch.zeros(out.shape)]
+    torch._foreach_add_(memory, [out])
+    return memory[0].pow(2).mean()
+
+
+def by_keyword(out, y, x, m):
+    torch.relu_(input=out * 1)
+    return out.mean()
+
+
+@pytest.mark.parametrize("loss", [in_a_list, into_a_memory, by_keyword])
+def test_a_function_that_writes_into_a_list_is_refused_in_words(loss):
+    with pytest.raises(ModelError, match="which is not followed; write into one tensor at a time"):
+        one_by_one(lambda out, memory: loss(out, None, None, None), [])
+
+
 def one_by_one(loss, memory, trained=()):
     plan = plan_at_sigma(1e-3, dataset_size=B, batch_size=1, epochs=1, delta=1e-5, clip_norm=1e3)
     model = Table()

@@ -168,16 +168,19 @@ class Training:
                 self._check_ranks(self._group, checkpoint)
             tables = {} if self._tables is None else self._tables.named
             self._dense = {name: p for name, p in self._bound.named.items() if name not in tables}
+            self._measuring: Measuring | None = None
+            # Stands for their coordinates. Before the count: they are read at the norm that this moves.
+            self._metrics: nn.Parameter | None = None
+            self._gradient_share = 1.0  # part of the norm in force that gradients have
+            if options.released is not None:
+                self._gradient_share = options.released.gradient_share
+                self._measuring = Measuring(options.released, plan, norm_moves=type(cut.schedule) is Adaptive)
+                self._metrics = self._dense[Metrics.SUMS] = self._measuring.parameter
             # Stands for the schedule's coordinate among the parameters; it is never trained.
             self._count: nn.Parameter | None = None
             if cut.counted:
                 self._count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
                 self._dense |= dict.fromkeys(cut.counted, self._count)
-            self._measuring: Measuring | None = None
-            self._metrics: nn.Parameter | None = None  # stands for their coordinates, as the count does
-            if options.released is not None:
-                self._measuring = Measuring(options.released, plan)
-                self._metrics = self._dense[Metrics.SUMS] = self._measuring.parameter
             self._whole: WholeModel | None = None
             self._shards: Shards | None = None
             if self._group is not None:
@@ -240,7 +243,7 @@ class Training:
             args,
             kwargs,
             groups=torch.from_numpy(groups),
-            clip_norm=self.release.clip_norm if self._measuring is None else self._measuring.clip_norm,
+            clip_norm=self.release.clip_norm * self._gradient_share,
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
         receive = functools.partial(self._receive, batch, step, units)
@@ -311,7 +314,7 @@ class Training:
         self._check_batch(batch)
         before = self._waiting
         if self._measuring is not None:
-            sums = self._measuring.joined(batch, sums)
+            sums = self._measuring.joined(batch, sums, self.release.clip_norm / self.plan.clip_norm)
         if before.sums:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
@@ -365,9 +368,9 @@ class Training:
             gradients = list(self._shards.gradients(private))
         for p, gradient in gradients:
             if p is self._count:
-                release.record_count(step, float(gradient))
+                release.record_count(step, float(gradient) / self._gradient_share)
             elif p is self._metrics:
-                self.measuring.record(step, gradient.tolist())
+                self.measuring.record(step, (gradient * (release.divisor / self.plan.batch_size)).tolist())
             else:
                 self._bound.write(p, gradient)
         if self._tables is not None:
@@ -389,6 +392,11 @@ class Training:
             self._measuring.check_step(self.release.ledger.step)
 
     @property
+    def clip_norm(self) -> float:
+        """The norm at which gradients are cut now."""
+        return self.release.clip_norm * self._gradient_share
+
+    @property
     def measuring(self) -> Measuring:
         """The metrics of this run."""
         if self._measuring is None:
@@ -396,11 +404,6 @@ class Training:
                 "this run releases no metrics: give make_private released=ao.Metrics({'loss': 4.0}), say"
             )
         return self._measuring
-
-    @property
-    def clip_norm(self) -> float:
-        """At which gradients are cut now."""
-        return self.release.clip_norm if self._measuring is None else self._measuring.clip_norm
 
     # -- batches of secret orders, and those left out ----------------------------------------------------------------
 
@@ -463,7 +466,7 @@ class Training:
                 "has batches of its own, and accumulate= says how many make a step"
             )
         if options.released is not None:
-            check_released(options.released, self.plan, options.rule, self._group is not None)
+            check_released(options.released, self.plan, self._group is not None)
         return Cut.of(options.rule)
 
     def _check_model(self) -> None:
@@ -643,7 +646,7 @@ class Training:
             load_whole(self._model, self._optimizer, of_model, of_optimizer)
 
 
-def check_released(released: Any, plan: Plan, rule: Rule | None, in_group: bool) -> None:
+def check_released(released: Any, plan: Plan, in_group: bool) -> None:
     """Raise ArgumentError or PlanError where metrics cannot be released with the gradients."""
     if type(released) is not Metrics:
         raise ArgumentError(f"released must be ao.Metrics, such as ao.Metrics({{'loss': 4.0}}), got {released!r}")
@@ -655,10 +658,6 @@ def check_released(released: Any, plan: Plan, rule: Rule | None, in_group: bool)
     if plan.selection is not None:
         raise PlanError(
             "released= is for models without tables of rows, so far: plan without ao.mechanism(selection=..)"
-        )
-    if type(rule) is Adaptive:
-        raise ArgumentError(
-            "released= and rule=Adaptive(..) both share the clip norm out, and are not joined: take one"
         )
     if in_group:
         raise ArgumentError("released= is for one process, so far: measure on public data, or train in one process")
