@@ -363,7 +363,11 @@ class Training:
         if self._whole is not None:
             self._whole.drop()
         if self._shards is None:
-            gradients = [(p, x.view(p.shape).to(p.dtype)) for p, x in zip(self._dense.values(), private, strict=True)]
+            dense = self._dense.values()
+            if len(private) < len(dense):  # one vector
+                sizes = [p.numel() for p in dense]
+                private = [x.data for x in torch.split(private[0], sizes)]  # each counts its own versions
+            gradients = [(p, x.view(p.shape).to(p.dtype)) for p, x in zip(dense, private, strict=True)]
         else:
             gradients = list(self._shards.gradients(private))
         for p, gradient in gradients:
@@ -664,8 +668,20 @@ def check_released(released: Any, plan: Plan, in_group: bool) -> None:
 
 
 def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tensor]:
-    """The sums, flat and one behind the other, of one dtype, the widest of them; they may be the sums themselves."""
-    pieces = [sums[name].reshape(-1) for name in names]
+    """The sums, flat and one behind the other, of one dtype, the widest of them; they may be the sums themselves.
+
+    One piece, where they are all that there is of one vector, in its order.
+    """
+    tensors = [sums[name] for name in names]
+    whole, place = tensors[0]._base if tensors else None, 0
+    for x in tensors:
+        if whole is None or x._base is not whole or x.storage_offset() != place or not x.is_contiguous():
+            whole = None
+            break
+        place += x.numel()
+    if whole is not None and whole.dim() == 1 and whole.is_contiguous() and len(whole) == place:
+        return [whole]
+    pieces = [x.reshape(-1) for x in tensors]
     dtypes = set(map(attrgetter("dtype"), pieces))
     if len(dtypes) <= 1:
         return pieces
