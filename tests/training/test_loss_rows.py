@@ -636,7 +636,34 @@ NOT_ROW_BY_ROW = {
 }
 
 
+def row_into_row(out, y, x, m):
+    out = out * 1
+    out[0] = out[UNIT]
+    return out.square().sum()
+
+
+def total_into_row(out, y, x, m):
+    out = out * 1
+    row, total = out[0], out.sum(0)
+    row.copy_(total)
+    return out.square().sum()
+
+
+def through_a_view(out, y, x, m):
+    out = out * 1
+    out.view(B // 2, -1).copy_(x.mean().expand(B // 2, 2 * T * C))
+    return (out + out.detach()).square().sum()
+
+
 NOT_ROW_BY_ROW |= {
+    "a row into another": row_into_row,
+    "a total into a row": total_into_row,
+    "a mean through a view": through_a_view,
+    "a number over a total": lambda out, y, x, m: torch.div(1.0, out.square().sum()),
+    "rows as the classes of one example": lambda out, y, x, m: F.multilabel_margin_loss(out[:, 0, 0], classes(y)),
+    "rows and products of rows": lambda out, y, x, m: (
+        torch.addmm(out[:, 0], out.flatten(1)[:, :B], out[:, 1]).square().sum()
+    ),
     "columns by vmap": lambda out, y, x, m: (out * torch.func.vmap(torch.mean, 3)(out.detach()[..., None])).sum(),
     "a gradient by torch.func": lambda out, y, x, m: (
         out * torch.func.grad(lambda o: o.sum() ** 2)(out.detach())

@@ -47,7 +47,7 @@ from torch.nn import functional as F
 from anyorder import checks
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.coupling import check_argument, check_nothing_kept
-from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, Picked, State, Total
+from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, Picked, State, Total, keeps_memory
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import AnyorderError, ArgumentError, ModelError
 
@@ -512,7 +512,7 @@ class _Tape:
     def _write(self, written: Any, state: State) -> None:
         """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
         number = _place(written)[1]
-        if self.states[number] == state:
+        if self.states[number] == state and keeps_memory(state):
             return
         start = written.untyped_storage().data_ptr()
         for reference in self._alive:
