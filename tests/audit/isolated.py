@@ -45,13 +45,11 @@ class Isolated:
 
     Attributes:
         train, rows, options: of `isolation.check`.
-        hole: what fails today, and why; None: nothing is found.
     """
 
     train: Callable[..., Any]
     rows: Any
     options: dict[str, Any] = field(default_factory=lambda: {"rows": (UNIT,)})
-    hole: str | None = None
 
 
 # -- the engine --------------------------------------------------------------------------------------------------------
@@ -217,8 +215,7 @@ TRAINING = {
     "lazy table": Isolated(table(), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "selected table": Isolated(table(Uniform(6)), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "engine, a mean over length": Isolated(engine(MeanOfLength, warm, collate=padded, pad_to=LENGTHS), TEXTS),
-    "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded, pad_to=LENGTHS), TEXTS,
-        hole="which numbers a row is given follows from its place among those of its length: equal in law alone"),
+    "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded, pad_to=LENGTHS), TEXTS),
     "a crop that is drawn again": Isolated(cropped, ROWS),
     "labels out of range": Isolated(engine(), ROWS, {"rows": (UNIT,), "kinds": EVERYTHING}),
 }  # fmt: skip

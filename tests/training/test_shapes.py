@@ -350,6 +350,33 @@ def test_a_model_of_one_length_runs_at_the_longest():
     assert torch.equal(one, other)
 
 
+class Dropped(MeanOverLength):
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x):
+        return self.out(F.dropout(self.words(x), self.p).mean(1))
+
+
+@pytest.mark.parametrize("first", range(UNITS))
+def test_masks_of_others_stay_where_a_text_has_another_length(first):
+    """They followed from the place among the texts of a length, which a neighbour in front moves."""
+    case = (lambda: Dropped(0.5), right, classes, {})
+    others = torch.tensor([float(i != first) for i in range(UNITS)])
+    pair = [texts(9), texts(9)]
+    pair[1][first] = (torch.ones(40, dtype=torch.int64), 0)
+    one, other = (sums_of(case, data, others, pad_to=(16, 64)) for data in pair)
+    assert torch.equal(one, other)
+    assert one.norm() > 0.5
+
+
+def test_a_model_that_may_draw_and_does_not_runs_length_by_length():
+    case = (lambda: Dropped(0.0), right, classes, {})
+    by_length, longest = (sums_of(case, texts(9), torch.ones(UNITS), pad_to=sizes) for sizes in ((16, 64), (64,)))
+    assert (by_length - longest).norm() > 0.1
+
+
 def test_workers_and_long_texts():
     data = texts(40)
     plan = ao.plan(dataset_size=UNITS, batch_size=3, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")

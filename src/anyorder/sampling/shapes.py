@@ -463,15 +463,20 @@ class ByShape:
     shapes, all rows run at the largest: as exact, and slower.
 
     A model that counts its calls, or keeps the longest length, would tell how many lengths a batch has: it runs at the
-    largest too, once a batch.
+    largest too, once a batch. So does one that draws on a CPU, as dropout does: which numbers a row is given follows
+    from its place among the rows of a run, and among those of its shape a neighbour moves it. In the whole batch it
+    does not. Another device runs shape by shape: there masks are others for a neighbour, of the same law (`draws`).
 
     Args:
         clipping: the engine, a `PerUnitClipping`.
         state: () -> what the model keeps, to compare.
+        draws: says whether what it is given draws random numbers; None: the model is known not to.
     """
 
-    def __init__(self, clipping: Any, state: Callable[[], Any]) -> None:
-        self._clipping, self._forward, self._state = clipping, clipping.forward, state
+    def __init__(
+        self, clipping: Any, state: Callable[[], Any], draws: Callable[[Callable[[], Any]], bool] | None = None
+    ) -> None:
+        self._clipping, self._forward, self._state, self._draws = clipping, clipping.forward, state, draws
         self._known: dict[Any, list[torch.Size | None] | None] = {}
 
     def __call__(
@@ -485,8 +490,8 @@ class ByShape:
         if len(cuts) < len(found) or not any(cuts):
             return self._forward(args, kwargs, groups=groups, receive=receive, **options)
 
-        def run(number: int, rows: Tensor, **more: Any) -> list[Any]:
-            own = [_cut(leaf, rows, cut, number, shapes.left) for leaf, cut in zip(leaves, cuts, strict=True)]
+        def run(number: int, rows: Tensor, of: list[Any] = leaves, **more: Any) -> list[Any]:
+            own = [_cut(leaf, rows, cut, number, shapes.left) for leaf, cut in zip(of, cuts, strict=True)]
             given, named = pytree.tree_unflatten(own, structure)
             return list(pytree.tree_flatten(self._forward(given, named, **more, **options)))
 
@@ -511,7 +516,7 @@ class ByShape:
     def _shapes_of_outputs(self, run: Callable[..., Any], leaves: list[Any], cuts: Any, count: int) -> Any:
         """Those of the largest, without rows, by leaf; None where the model does not run at each public shape.
 
-        Found once, on no rows: by the code of the model alone.
+        Found once, on no rows: by the code of the model alone. Whether it draws, on a row of ones.
         """
         key = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves), tuple(cuts)
         if key not in self._known:
@@ -522,12 +527,23 @@ class ByShape:
                     warnings.simplefilter("ignore")
                     tried = [run(number, none, groups=none, receive=_nowhere)[0] for number in range(count)]
                 self._known[key] = _largest(tried)
+                if self._draws is not None and self._draws(lambda: self._on_ones(run, leaves, count)):
+                    self._known[key] = None
             except Exception:  # of the model, which says the same at the largest, if it fails there
                 self._known[key] = None
             self._clipping.load_state_dict(before)
             if self._state() != kept:
                 self._known[key] = None
         return self._known[key]
+
+    def _on_ones(self, run: Callable[..., Any], leaves: list[Any], count: int) -> None:
+        """Run the model on a made-up row at each public shape, where what it draws would follow a row's place."""
+        if not any(isinstance(leaf, Tensor) and leaf.is_cpu for leaf in leaves):
+            return
+        ones = [leaf.new_ones((1, *leaf.shape[1:])) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        first = torch.zeros(1, dtype=torch.int64)
+        for number in range(count):
+            run(number, first, ones, groups=first, receive=_nowhere)
 
 
 def _nowhere(sums: dict[str, Tensor]) -> None:
