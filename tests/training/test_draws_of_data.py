@@ -119,6 +119,13 @@ class Listed(Crops):
         return torch.stack([x for x, _ in found]), torch.tensor([y for _, y in found])
 
 
+class ListedAsList(Listed):
+    """The same in a list of fields, which was taken for a list of examples."""
+
+    def __getitem__(self, indices):
+        return list(super().__getitem__(indices))
+
+
 class CropStream(IterableDataset):
     def __init__(self, rejects, draw=by_torch):
         self.crops = Crops(rejects, draw)
@@ -236,7 +243,7 @@ def test_a_kept_generator_is_afterwards_as_it_was():
     assert own.getstate() == before
 
 
-@pytest.mark.parametrize("kind", [FetchedAtOnce, Listed])
+@pytest.mark.parametrize("kind", [FetchedAtOnce, Listed, ListedAsList])
 def test_data_sets_that_fetch_several_at_once(kind):
     def loader(rejects):
         data = kind(rejects)

@@ -420,11 +420,11 @@ def _joined(batches: Iterable[Any]) -> Any:
         return np.concatenate(parts)
     if isinstance(first, Mapping):
         return {name: _joined(part[name] for part in parts) for name in first}
-    if isinstance(first, tuple):
+    if isinstance(first, list) and len(first) == 1:
+        return [value for part in parts for value in part]  # of the one example; fields otherwise
+    if isinstance(first, (list, tuple)):
         made = [_joined(column) for column in zip(*parts, strict=True)]
-        return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
-    if isinstance(first, list):
-        return [value for part in parts for value in part]
+        return type(first)(*made) if hasattr(first, "_fields") else type(first)(made)
     raise LoaderError(
         f"the data set draws random numbers while it makes a batch of a list of indices, and {type(first).__name__}s "
         "of one example each cannot be joined; let it give tensors, arrays, or dicts and tuples of them, or give the "

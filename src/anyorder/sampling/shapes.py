@@ -176,10 +176,14 @@ def _tokenizer_of(collate_fn: Any) -> tuple[Any, Any]:
 
 
 class Collated(NamedTuple):
-    """A batch, and the number of each row's public shape, as it comes from a worker; None: it was not collated here."""
+    """A batch, and the number of each row's public shape, as it comes from a worker; None: it was not collated here.
+
+    `empty` says which rows are made up, in the place of examples that do not fit.
+    """
 
     batch: Any
     numbers: Rows | None
+    empty: NDArray[np.bool_] | None = None
 
 
 class CollatedAlone:
@@ -188,17 +192,36 @@ class CollatedAlone:
     Args:
         collate_fn: the user's.
         shapes: to which examples are padded; None: all must have one shape.
+        like: a public batch of one example that is made up. One that cannot be joined to it, by types, fields or
+            sizes, is replaced by it: that depends on the example alone. None: LoaderError.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], shapes: PublicShapes | None) -> None:
-        self._collate, self._shapes = collate_fn, shapes
+    def __init__(self, collate_fn: Callable[[Any], Any], shapes: PublicShapes | None, like: Any = None) -> None:
+        self._collate, self._shapes, self._like = collate_fn, shapes, like
 
     def __call__(self, examples: Any) -> Any:
+        if not len(examples) and self._like is not None:
+            return Collated(_none_of(self._like), None)
         if not len(examples) or not isinstance(examples, (list, Tensor)):
             return Collated(self._collate(examples), None)  # of none, or joined by a data set's own __getitems__
-        joining = Joining(self._shapes, len(examples))
-        batch = joining.join([self._alone(examples[i : i + 1]) for i in range(len(examples))])
-        return batch if self._shapes is None else Collated(batch, joining.numbers)
+        joining, empty = Joining(self._shapes, len(examples)), None
+        each = [examples[i : i + 1] for i in range(len(examples))]
+        if self._like is None:
+            batch = joining.join([self._alone(example) for example in each])
+        else:
+            fitting = [self._fitting(example) for example in each]
+            empty = np.array([one is None for one in fitting])
+            batch = joining.join([self._like if one is None else one for one in fitting])
+        return batch if self._shapes is None and empty is None else Collated(batch, joining.numbers, empty)
+
+    def _fitting(self, example: Any) -> Any:
+        """The batch of one example; None where it does not fit."""
+        try:
+            found = self._alone(example)
+            Joining(self._shapes, 2).join([self._like, found])
+        except AnyorderError:
+            return None
+        return found
 
     def _alone(self, example: Any) -> Any:
         """The batch of one example. This is where the user's function is called in a run."""
