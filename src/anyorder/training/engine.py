@@ -15,6 +15,7 @@ group of ranks, shards, a sharded model, tables, the count of a clip norm that m
 
 import functools
 import random
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -84,6 +85,7 @@ from anyorder.training.optimizers import (
     check_arguments,
     guard_schedulers,
     returns_nothing,
+    steps_already,
     warn_of_frozen,
     warn_of_unfitted,
 )
@@ -113,6 +115,7 @@ class Options:
     micro_batch: int | None = None
     shapes: PublicShapes | None = None
     released: Metrics | None = None
+    like: Any = None
 
 
 @dataclass(frozen=True)
@@ -256,7 +259,9 @@ class Training:
         if draws is not None:
             draws.follow(outputs, step, waiting.batches)
         if batch.padding:
-            outputs = without_padding(outputs, len(batch.units))
+            outputs = without_rows(outputs, slice(len(batch.units), None))
+        if batch.empty is not None:
+            outputs = without_rows(outputs, torch.from_numpy(batch.empty))
         outputs = self._watch.outputs(outputs, given)
         if self._measuring is not None:
             self._measuring.begin(batch, outputs, given)
@@ -334,6 +339,8 @@ class Training:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Run the closure if there is one, and put the private gradients in place."""
+        if not self._waiting.batches and steps_already(optimizer, sys._getframe(1)):
+            return args, kwargs  # the gradients are those of the step that this one is a part of
         refuse_scale(optimizer, kwargs)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if len(args) > 1 or kwargs:
@@ -516,7 +523,9 @@ class Training:
         )
         self._by_shape: ByShape | None = None
         if options.shapes is not None:
-            self._by_shape = ByShape(self._clipping, functools.partial(state_of, self._model))
+            state = functools.partial(state_of, self._model)
+            draws = None if self._draws is None else self._draws.drawn_in
+            self._by_shape = ByShape(self._clipping, state, draws)
         self._watch = LossWatch(options.loss_reduction, self._model.parameters())
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
         self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
@@ -540,7 +549,8 @@ class Training:
             self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._options.accumulate)
             if unit is not None:
                 warn_of_scattered_units(self.plan, loader)
-        return PrivateLoader(loader, unit=unit, seed=self.release.derived(b"order").key, shapes=self._options.shapes)
+        seed, options = self.release.derived(b"order").key, self._options
+        return PrivateLoader(loader, unit=unit, seed=seed, shapes=options.shapes, like=options.like)
 
     def _hook_optimizer(self) -> None:
         self._bound.bind()
@@ -693,8 +703,8 @@ def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tens
 # Rows that only fill a batch up: they go through the model, and nothing comes back through them.
 
 
-def without_padding(outputs: Any, examples: int) -> Any:
-    """The outputs, whose gradients in the rows behind the examples' are zero, whatever the loss makes of them.
+def without_rows(outputs: Any, rows: slice | Tensor) -> Any:
+    """The outputs, whose gradients in these rows are zero, whatever the loss makes of them.
 
     A row whose output's gradient is zero adds exactly zero to the sum: 0 times a finite number, and a unit whose
     gradient is not finite adds zero anyhow. A schedule of clip norms counts units above the norm, which it is not.
@@ -703,21 +713,21 @@ def without_padding(outputs: Any, examples: int) -> Any:
     def of(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.requires_grad:
             return leaf
-        return _WithoutPadding.apply(leaf, examples)  # type: ignore[no-untyped-call]
+        return _WithoutRows.apply(leaf, rows)  # type: ignore[no-untyped-call]
 
     return pytree.tree_map(of, outputs)
 
 
-class _WithoutPadding(torch.autograd.Function):
+class _WithoutRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: Tensor, examples: int) -> Tensor:
-        ctx.examples = examples
+    def forward(ctx: Any, output: Tensor, rows: slice | Tensor) -> Tensor:
+        ctx.rows = rows
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         gradient = gradient.clone()
-        gradient[ctx.examples :] = 0
+        gradient[ctx.rows] = 0
         return gradient, None
 
 
@@ -1249,6 +1259,7 @@ class PrivacyEngine:
         pad_to: PadTo = None,
         pad_value: float | Mapping[Any, float] | None = None,
         pad_side: str | None = None,
+        like: Any = None,
         released: Metrics | None = None,
     ) -> tuple[Model, Optimizer, Loader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
@@ -1283,6 +1294,11 @@ class PrivacyEngine:
             pad_value: what integers are filled up with, or a dict by field. Else the id of the collator's tokenizer or
                 0, 0 for masks and floats, -100 for labels.
             pad_side: "right" or "left"; else that of the collator's tokenizer, or right.
+            like: a made-up example, as the data set gives them, such as (torch.zeros(8), 0): it states publicly which
+                fields, types and sizes examples have. One that cannot be joined to it (of another dtype, with more
+                dimensions, of a size that `pad_to` does not pad, or that `collate_fn` fails on) is replaced by it, and
+                adds exactly zero; nothing tells of it. None: it is refused, which shows that there is one. For units
+                that are examples, from a loader that collates them. Cost: some 50 microseconds for each example.
             released: metrics of training, such as the loss, that are released with each gradient: `ao.Metrics`. Then
                 `measure` is called in each batch, and `metrics` has what came out.
         Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
@@ -1303,7 +1319,11 @@ class PrivacyEngine:
         shapes = None
         if any(given is not None for given in (pad_to, pad_value, pad_side)):
             shapes = PublicShapes.of(pad_to, pad_value, pad_side, getattr(loader, "collate_fn", None))
-        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes, released)
+        if like is not None and (unit is not None or getattr(loader, "batch_sampler", None) is None):
+            raise ArgumentError("like is for units that are examples, from a DataLoader that makes batches of them")
+        options = Options(
+            unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes, released, like
+        )
         warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
         warn_of_frozen(self._training.left_out, stacklevel=3)
