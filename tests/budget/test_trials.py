@@ -33,7 +33,7 @@ def drawing(settings, plan, folder):
     weights = torch.nn.Linear(3, 1).weight.detach().flatten().tolist()
     drawn = {"torch": weights, "numpy": float(np.random.random()), "python": random.random()}  # noqa: NPY002
     print("a line of a run")
-    return Trial(-float(len(CALLS)), certificate(plan), {**drawn, "calls": len(CALLS)})
+    return Trial(float(len(CALLS)), certificate(plan), {**drawn, "calls": len(CALLS)})
 
 
 def sequence(count):
