@@ -89,8 +89,8 @@ class PerUnitClipping(ABC):
     Guarantee: removing a unit's examples changes the sum by at most clip_norm, replacing them by at most
     2 clip_norm, for fixed parameters -- if the loss is a sum over examples of terms, each of that example's output
     and target alone, times a constant (`nn.CrossEntropyLoss()` is; a contrastive loss, and a mean over the unmasked
-    tokens of the batch, are not). The criterion belongs to the caller; the training engine watches it in the first
-    batch (`coupling.LossWatch`).
+    tokens of the batch, are not). The criterion belongs to the caller; the training engine follows it in every batch
+    (`loss.LossWatch`).
     """
 
     @abstractmethod
