@@ -1011,11 +1011,13 @@ class _Taped(torch.autograd.Function):
             outputs, further, tensors = tape.forward(given)
         others += further
         ctx.job, ctx.tape, ctx.tensors = job, tape, tensors
+        ctx.gate = None  # what gradients go through, see `loss`
         ctx.save_for_backward(*given)
         return tuple([t.view_as(t) for t in outputs])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        grads = grads if ctx.gate is None else ctx.gate(grads) or grads
         ctx.job.start(ctx)
         tensors, ctx.tensors = ctx.tensors, None
         ctx.job.finish_tape(ctx.tape, tensors, grads)

@@ -394,22 +394,34 @@ class Tape:
     """
 
     def __init__(self, recorder: "TapeRecorder", expected: Mapping[str, int]) -> None:
-        ends = {*recorder.direct.values(), *_slots(v for _, _, values in recorder.uses for v in values.values())}
-        ends.update(number for pair in recorder.rows or () for number in pair or () if number is not None)
-        kept = _needed(recorder.nodes, {*ends, *recorder.outputs[0], *recorder.outputs[1]})
-        count = sum(place < recorder.split for place, _ in kept)
-        forward, backward = [n for _, n in kept[:count]], [n for _, n in kept[count:]]
-        later = ends | {i for node in backward for i in _slots((*node.args, *node.kwargs.values()))}
-        if recorder.anchor in later.union(*(_slots((*n.args, *n.kwargs.values())) for n in forward)):
+        first = {*recorder.outputs[0], *recorder.outputs[1]}
+        rows = {number for pair in recorder.rows or () for number in pair or () if number is not None}
+        last = {*recorder.direct.values(), *_slots(v for _, _, values in recorder.uses for v in values.values())}
+        kept = _needed(recorder.nodes, first | rows | last)
+        # What rows do not need is left for a batch whose uses are asked for, unless it would find others' numbers then.
+        writes = any(node.function._schema.is_mutable for _, node in kept)  # type: ignore[attr-defined]
+        at_once = {place for place, _ in (kept if writes or not rows else _needed(recorder.nodes, first | rows))}
+        forward = [node for place, node in kept if place < recorder.split and place in at_once]
+        backward = [node for place, node in kept if place >= recorder.split and place in at_once]
+        rest = [node for place, node in kept if place not in at_once]
+        read = [
+            {n for node in part for n in _slots((*node.args, *node.kwargs.values()))}
+            for part in (forward, backward, rest)
+        ]
+        if recorder.anchor in read[0] | read[1] | read[2]:
             raise NotRecorded("the anchor of autograd")
         self._outputs, self._gradients, self._constants = recorder.outputs, recorder.gradients, recorder.constants
-        self._forward = _with_ends(forward, later | {*self._outputs[0], *self._outputs[1]})
-        self._backward = _with_ends(backward, ends)
-        self._dropped = sorted({*self._outputs[0], *self._outputs[1]} - later)
+        after = rows | last | read[2]
+        self._forward = _directly(_with_ends(forward, first | read[1] | after))
+        self._backward = _directly(_with_ends(backward, after))
+        self._rest = _with_ends(rest, last)
+        self._dropped = sorted(first - read[1] - after)
         self._numbers, self._uses, self._direct = recorder.count, recorder.uses, recorder.direct
         self.parameters, self.rows, self.expected = recorder.parameters, recorder.rows, Counter(expected)
-        self.draws = any(torch.Tag.nondeterministic_seeded in node.function.tags for _, node in kept)  # type: ignore[attr-defined]
-        self.output: Structure = recorder.program.output
+        tags = {tag for _, node in kept for tag in node.function.tags}  # type: ignore[attr-defined]
+        self.draws = torch.Tag.nondeterministic_seeded in tags
+        self.output: ModuleOutput = recorder.program.output
+        self._device = recorder.program._autocast[0]
 
     def forward(self, given: Sequence[Tensor]) -> tuple[Tensors, Tensors, list[Any]]:
         """The outputs, differentiable ones and others, and what `backward` needs, of inputs and parameters."""
@@ -417,7 +429,7 @@ class Tape:
         tensors[: len(given)] = given
         for number, constant in self._constants.items():
             tensors[number] = constant
-        _play(self._forward, tensors, given[0].device.type)
+        _play(self._forward, tensors, self._device)
         first, second = self._outputs
         made = tuple([tensors[i] for i in first]), tuple([tensors[i] for i in second])
         for number in self._dropped:
@@ -428,16 +440,21 @@ class Tape:
         """The rest of the operations, of the gradients of the differentiable outputs."""
         for number, gradient in zip(self._gradients, gradients, strict=True):
             tensors[number] = gradient.contiguous().resolve_neg()
-        _play(self._backward, tensors, gradients[0].device.type)
+        _play(self._backward, tensors, self._device)
 
     def uses(self, tensors: list[Any]) -> Iterator[tuple[Any, Any]]:
-        """The uses of parameters that backward came to, in its order."""
+        """The uses of parameters that backward came to, in its order; once, before `direct`."""
+        _play(self._rest, tensors, self._device)
         for part, kind, values in self._uses:
             yield part, kind(**{k: tensors[v.number] if isinstance(v, _Slot) else v for k, v in values.items()})
 
     def direct(self, tensors: list[Any]) -> dict[str, Tensor]:
         """The gradients that came by autograd."""
         return {name: tensors[number] for name, number in self._direct.items()}
+
+
+def _directly(steps: list[Any]) -> list[Any]:
+    return [(rule, _DIRECT.get(function, function), *others) for rule, function, *others in steps]
 
 
 def _play(steps: list[Any], tensors: list[Any], device: str) -> None:
@@ -460,6 +477,18 @@ def _play(steps: list[Any], tensors: list[Any], device: str) -> None:
                 tensors[number] = one
         for number in ended:
             tensors[number] = None
+
+
+_aten = torch.ops.aten
+_DIRECT: dict[Any, Callable[..., Any]] = {
+    _aten.t.default: torch.t, _aten.view.default: Tensor.view, _aten._unsafe_view.default: Tensor.view,
+    _aten.unsqueeze.default: torch.unsqueeze, _aten.permute.default: torch.permute,
+    _aten.transpose.int: torch.transpose, _aten.addmm.default: torch.addmm, _aten.mm.default: torch.mm,
+    _aten.bmm.default: torch.bmm, _aten.relu.default: torch.relu, _aten.tanh.default: torch.tanh,
+    _aten.mul.Tensor: torch.mul, _aten.add.Tensor: torch.add, _aten.sum.dim_IntList: torch.sum,
+    _aten.convolution.default: torch.convolution,
+}  # fmt: skip
+"""The functions of torch that are these operations, given the same arguments, and are called faster."""
 
 
 def _needed(nodes: Sequence[_Operation], needed: set[int]) -> list[tuple[int, _Operation]]:
