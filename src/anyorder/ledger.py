@@ -226,7 +226,10 @@ def pack(ids: Units) -> bytes:
     if not len(ids):
         return b"0"
     kind, raw = integers_raw(ids)
-    return kind + zlib.compress(raw, 1)
+    if len(raw) > 512:
+        return kind + zlib.compress(raw, 1)
+    small = zlib.compressobj(1, zlib.DEFLATED, 9, 1)  # in a few kilobytes, which else take longer to get than to fill
+    return kind + small.compress(raw) + small.flush()
 
 
 def unpack(chunk: bytes) -> Units:
