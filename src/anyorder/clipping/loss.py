@@ -15,8 +15,8 @@ tensors that write down what is done with them, in every batch:
               cannot run it. What decides are operations, shapes and where tensors come from, never their numbers.
 
 What counts as data is what the loader hands out and what is computed of it: a total of it that divides (`mask.sum()`,
-counts of classes) couples. A tensor that never met the batch is a public constant. What `item` and `tolist`
-take out before `backward` are Python numbers that know it, and what is computed of them: a loss that has one is refused.
+counts of classes) couples. A tensor that never met the batch is a public constant. What `item` and `tolist` take out
+before `backward` are Python numbers that know it, as does what is computed of them: a loss that has one is refused.
 Other ways out of torch are not followed: any other Python number in the loss is the caller's word that it is public.
 
 *Normalisers.* A mean over a tensor divides by its shape, of which the rows are public; other dimensions (a padded
