@@ -511,6 +511,7 @@ ROWS_MEET = {
         F.dropout(o[k]).sum() for o, k in zip(out, m, strict=True)
     ),
     "the memory around a row": through_its_memory,
+    "a sum put into a row": put_into_a_row,
     "a sum given one example at a time": lambda out, y, x, m: (
         ExampleLoss(lambda o: o.pow(3).sum())(torch.cat([out.sum(0), out.sum(0)]))
         + ExampleLoss(lambda o, t: (o * t).sum())(out.sum(0), x[:T, 0].detach())
@@ -529,8 +530,27 @@ def test_rows_that_are_taken_one_by_one_and_meet_are_refused(name):
     check(ROWS_MEET[name], "refused")
 
 
-def test_a_sum_over_the_batch_that_is_written_into_a_row_makes_it_one_of_all():
-    check(put_into_a_row, "mapped")
+def test_the_words_of_torch_about_the_batch_are_not_chained():
+    """They name numbers and shapes of it: how many the mask of an example chose."""
+    with pytest.raises(ModelError, match="RuntimeError in ") as error:
+        one_batch(lambda out, y, x, m: (out[0][m[0]].sum(1) + out.sum()).sum())
+    assert error.value.__cause__ is error.value.__context__ is None
+
+
+def one_batch(loss):
+    plan = plan_at_sigma(1.0, dataset_size=B, batch_size=B, epochs=1, delta=1e-5, mechanism="independent")
+    model = Table()
+    loader = DataLoader(TensorDataset(*data(False)), batch_size=B)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    private, _, loader = ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader)
+    for ids, scale, *rest in loader:
+        loss(private(ids, scale), *rest).backward()
+
+
+def test_a_loss_of_several_numbers_does_not_say_how_many_a_mask_chose():
+    with pytest.raises(ModelError, match="has several: call") as error:
+        one_batch(lambda out, y, x, m: out[m].sum(1))
+    assert str(int(data(False)[4].sum())) not in str(error.value)
 
 
 def test_a_function_under_vmap_reads_nothing_that_batches_were_written_into():
@@ -581,6 +601,8 @@ def test_a_coupling_that_no_rule_sees_is_run_row_by_row(name):
         lambda x: 0.7 * x + 0.3 * x.flip(0),
         lambda x: x - x.mean(),
         lambda x: x / x.max(0).values,
+        lambda x: put_in_place(x, slice(0, 4), x[torch.arange(B).roll(1)][:4]),
+        lambda x: put_in_place(x, 0, x.sum()),
     ],
 )
 def test_a_model_that_is_given_rows_of_several_units(mixed):
@@ -589,6 +611,12 @@ def test_a_model_that_is_given_rows_of_several_units(mixed):
     words = [run_inputs(mixed, replaced) for replaced in (False, True)]
     assert words[0] == words[1]
     assert "give it rows of single examples" in words[0]
+
+
+def put_in_place(x, place, value):
+    """As CutMix does."""
+    x[place] = value
+    return x
 
 
 def run_inputs(change, replaced):

@@ -18,6 +18,8 @@ from torch._functorch import eager_transforms as _eager
 from torch._functorch import pyfunctorch
 from torch._functorch import vmap as _vmap
 from torch.nn.modules import batchnorm, instancenorm
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import ParametrizationList as ParametrizationList
 from torch.utils import _python_dispatch, _pytree, checkpoint
 
 from anyorder.errors import MissingDependencyError
@@ -136,6 +138,9 @@ pytree = _pytree
 
 BatchNorm = batchnorm._BatchNorm
 InstanceNorm = instancenorm._InstanceNorm
+check_names(parametrizations, ("_SpectralNorm",), torch)
+SpectralNorm: Any = parametrizations._SpectralNorm
+check_names(SpectralNorm, ("_power_method", "_reshape_weight_to_matrix"), torch)
 check_names(nn.Module(), ("_parameters", "_buffers", "_modules"), torch)
 check_names(nn.RNN(1, 1), ("_all_weights", "_flat_weights", "_flat_weights_names"), torch)
 

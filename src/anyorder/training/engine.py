@@ -79,7 +79,7 @@ from anyorder.training.distributed import (
 )
 from anyorder.training.dry_run import try_model
 from anyorder.training.metrics import Measuring, Metrics, ReleasedMetrics, check_metrics
-from anyorder.training.module_state import state_of
+from anyorder.training.module_state import iterate_before_passes, state_of
 from anyorder.training.optimizers import (
     check_arguments,
     guard_schedulers,
@@ -207,6 +207,7 @@ class Training:
         self._hook_optimizer()
         check_shown = self._tables.check_shown if self._tables is not None and self._tables.are_lazy else None
         self.model = PrivateModule(model, self._forward, self._discard, self._whole, check_shown, self._watch.looked)
+        iterate_before_passes(self.model, model)
 
     # -- one step: units, bound --------------------------------------------------------------------------------------
 
