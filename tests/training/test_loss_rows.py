@@ -537,6 +537,20 @@ def test_the_words_of_torch_about_the_batch_are_not_chained():
     assert error.value.__cause__ is error.value.__context__ is None
 
 
+def test_a_loss_that_is_run_row_by_row_has_no_number_of_a_batch_fetched_ahead():
+    """Its units would move the gradients of this batch's, through a number that looks like a constant here."""
+    for replaced in (False, True):
+        model = Table()
+        loader = DataLoader(TensorDataset(*data(replaced)), batch_size=4)
+        plan = ao.plan(loader=loader, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        private, _, loader = ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, loader)
+        (ids, scale, *_), (_, _, _, ahead, _) = loader
+        spectrum = torch.fft.rfft(private(ids, scale), dim=1).abs()
+        with pytest.raises(ModelError, match="made of two batches"):
+            (spectrum * ahead.sum()).mean().backward()
+
+
 def one_batch(loss):
     plan = plan_at_sigma(1.0, dataset_size=B, batch_size=B, epochs=1, delta=1e-5, mechanism="independent")
     model = Table()

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyorder.clipping.torch_private import ParametrizationList, SpectralNorm
 from anyorder.sampling.draws import is_of_library
 
 State = dict[str, Any]
@@ -121,28 +120,3 @@ def _change(states: tuple[State, State], place: str) -> Any:
     if isinstance(before, int | float) and isinstance(after, int | float):
         return after - before
     return after
-
-
-# -- what may be kept: functions of released weights alone -----------------------------------------------------------
-
-
-def iterate_before_passes(private: nn.Module, model: nn.Module) -> None:
-    """Let each spectral norm of a model iterate before a pass of `private`, on the weights alone, and not in the pass.
-
-    Its vectors are then functions of weights that were released, and no pass writes them. The same numbers as torch's.
-    """
-    norms = [
-        (held, held[0])
-        for held in model.modules()
-        if isinstance(held, ParametrizationList) and type(held[0]) is SpectralNorm and held[0].training
-    ]
-    norms = [(held, norm) for held, norm in norms if hasattr(norm, "_u") and hasattr(held, "original")]
-
-    @torch.no_grad()
-    def iterate(module: nn.Module, args: Any) -> None:
-        for held, norm in norms if module.training else ():
-            norm.training = False  # torch's does not iterate in evaluation
-            norm._power_method(norm._reshape_weight_to_matrix(held.original), norm.n_power_iterations)
-
-    if norms:
-        private.register_forward_pre_hook(iterate)
