@@ -81,7 +81,7 @@ def planned(**changes):
 
 
 def trainer(
-    model, data, folder, plan=None, *, kind=PrivateTrainer, private=None, data_collator=None, callbacks=None, **options
+    model, data, folder, plan=None, *, private=None, data_collator=None, callbacks=None, kind=PrivateTrainer, **options
 ):
     arguments = transformers.TrainingArguments(str(folder), **{
         "per_device_train_batch_size": B, "num_train_epochs": EPOCHS, "optim": "sgd", "learning_rate": 0.1,

@@ -802,7 +802,34 @@ NOT_ROW_BY_ROW = {
 }
 
 
+def row_into_row(out, y, x, m):
+    out = out * 1
+    out[0] = out[UNIT]
+    return out.square().sum()
+
+
+def total_into_row(out, y, x, m):
+    out = out * 1
+    row, total = out[0], out.sum(0)
+    row.copy_(total)
+    return out.square().sum()
+
+
+def through_a_view(out, y, x, m):
+    out = out * 1
+    out.view(B // 2, -1).copy_(x.mean().expand(B // 2, 2 * T * C))
+    return (out + out.detach()).square().sum()
+
+
 NOT_ROW_BY_ROW |= {
+    "a row into another": row_into_row,
+    "a total into a row": total_into_row,
+    "a mean through a view": through_a_view,
+    "a number over a total": lambda out, y, x, m: torch.div(1.0, out.square().sum()),
+    "rows as the classes of one example": lambda out, y, x, m: F.multilabel_margin_loss(out[:, 0, 0], classes(y)),
+    "rows and products of rows": lambda out, y, x, m: (
+        torch.addmm(out[:, 0], out.flatten(1)[:, :B], out[:, 1]).square().sum()
+    ),
     "columns by vmap": lambda out, y, x, m: (out * torch.func.vmap(torch.mean, 3)(out.detach()[..., None])).sum(),
     "a gradient by torch.func": lambda out, y, x, m: (
         out * torch.func.grad(lambda o: o.sum() ** 2)(out.detach())
@@ -836,6 +863,29 @@ def test_a_dimension_that_is_squeezed_in_place_is_gone():
 def test_rows_in_a_row_of_indices_stay_rows():
     check(lambda out, y, x, m: out[torch.arange(B)[None]].softmax(3).pow(2).sum(), "proved")
     check(lambda out, y, x, m: out[torch.arange(B)[None]].softmax(1).pow(2).sum(), "refused")
+
+
+def in_a_list(out, y, x, m):
+    ours = [out * 1]
+    torch._foreach_mul_(ours, 2.0)
+    return ours[0].pow(2).mean()
+
+
+def into_a_memory(out, y, x, m):
+    memory = [torch.zeros(out.shape)]
+    torch._foreach_add_(memory, [out])
+    return memory[0].pow(2).mean()
+
+
+def by_keyword(out, y, x, m):
+    torch.relu_(input=out * 1)
+    return out.mean()
+
+
+@pytest.mark.parametrize("loss", [in_a_list, into_a_memory, by_keyword])
+def test_a_function_that_writes_into_a_list_is_refused_in_words(loss):
+    with pytest.raises(ModelError, match="which is not followed; write into one tensor at a time"):
+        one_by_one(lambda out, memory: loss(out, None, None, None), [])
 
 
 def one_by_one(loss, memory, trained=()):

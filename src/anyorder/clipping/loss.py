@@ -47,7 +47,7 @@ from torch.nn import functional as F
 from anyorder import checks
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.coupling import check_argument, check_nothing_kept
-from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, OfRow, Picked, State, Total
+from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, OfRow, Picked, State, Total, keeps_memory
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import AnyorderError, ArgumentError, ModelError
 
@@ -363,7 +363,7 @@ class _Tape:
         """Run a function, and write down what it was and what its results are."""
         special = _SPECIAL.get(func)
         function = (special(self, func, args, kwargs) or func) if special is not None else func
-        written_to: Any = args[0] if _writes(func) else None
+        written_to: Any = _target(func, args) if _writes(func) else None
         own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
         self.watch.escaped |= not own and _is_shown_elsewhere(written_to)
@@ -512,7 +512,7 @@ class _Tape:
     def _write(self, written: Any, state: State) -> None:
         """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
         number = _place(written)[1]
-        if self.states[number] == state:
+        if self.states[number] == state and keeps_memory(state):
             return
         start = written.untyped_storage().data_ptr()
         for reference in self._alive:
@@ -855,6 +855,16 @@ def _writes(func: Any) -> bool:
         others = ("__int__", "__index__", "__invert__", "__iter__")
         return name == "__setitem__" or (name.startswith("__i") and name not in others)
     return name.endswith("_")
+
+
+def _target(func: Any, args: Any) -> Tensor:
+    """The tensor that a function writes into."""
+    if args and isinstance(args[0], Tensor):
+        return args[0]
+    raise ModelError(
+        f"{func.__name__} writes numbers of the batch into a list of tensors, or into one that is named by a keyword, "
+        "which is not followed; write into one tensor at a time, given as the first argument"
+    )
 
 
 def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -194,6 +194,10 @@ _LINEAR = {"add", "sub", "rsub", "neg", "positive", "clone", "_to_copy", "copy",
 
 
 def _pointwise(call: AtenCall, results: Sequence[Tensor]) -> Any:
+    divisor = call.values.get("other") if call.name in ("div", "true_divide") else None
+    by_total = isinstance(divisor, Tensor) and isinstance(call.state_of(divisor), Total)  # of a number: `div(1.0, x)`
+    if by_total or (call.values.get("rounding_mode") and any(isinstance(s, Total) for s in call.states)):
+        return DIVIDED
     return joined(call.name, list(zip(call.tensors, call.states, strict=True)), results[0].dim())
 
 
@@ -354,12 +358,13 @@ def _squeezed(call: AtenCall, state: ByRow, result: Tensor) -> Any:
     return OfRow(state.axis, 0, 1) if state.dim in gone else state.dim - sum(d < state.dim for d in gone)
 
 
-def _expanded(call: AtenCall, state: ByRow, result: Tensor) -> int:
-    return state.dim + result.dim() - call.tensors[0].dim()
+def _expanded(call: AtenCall, state: ByRow, result: Tensor) -> Any:
+    at = state.dim + result.dim() - call.tensors[0].dim()
+    return at if result.shape[at] == call.tensors[0].shape[state.dim] else NoRule("one row in the place of many")
 
 
 def _repeated(call: AtenCall, state: ByRow, result: Tensor) -> Any:
-    at = _expanded(call, state, result)
+    at = state.dim + result.dim() - call.tensors[0].dim()
     return at if call.values["repeats"][at] == 1 else NoRule("repeat along the batch")
 
 
@@ -526,7 +531,7 @@ def _product(call: AtenCall, results: Sequence[Tensor]) -> State:
             product = TOTAL
         else:
             product = _coupled(call.name)
-    if not added:
+    if not added or isinstance(product, Coupled):
         return product
     return joined("add", [(call.tensors[0], call.states[0]), (results[0], product)], results[0].dim())
 
@@ -580,6 +585,8 @@ def _class_loss(call: AtenCall, results: Sequence[Tensor]) -> State:
     if (weight is not None and call.state_of(weight) is not None) or any(isinstance(s, Total) for s in call.states):
         return _coupled(call.name)
     if isinstance(scores, ByRow) and isinstance(labels, ByRow) and scores != labels:
+        return _coupled(call.name)
+    if call.tensors[0].dim() < 2:  # of one example: rows in the place of its classes
         return _coupled(call.name)
     state = scores if isinstance(scores, ByRow) else labels
     if not isinstance(state, ByRow) or state.dim != 0:
@@ -712,7 +719,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _write(self, written: Tensor, state: State) -> None:
         """A tensor was written: what shares its memory is known no longer, unless it is still what it was."""
-        if self.state(written) == state:
+        if self.state(written) == state and keeps_memory(state):
             return
         start, own = written.untyped_storage().data_ptr(), _memory(written)
         for key, (tensor, before) in list(self._states.items()):
@@ -725,6 +732,14 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     )
                 self._states[key] = tensor, state if same else through
         self.put(written, state)
+
+
+def keeps_memory(state: State) -> bool:
+    """Whether what else shows the memory of a tensor of this state is as it was, after it is written and is so again.
+
+    Each row's places are still of that row. A total may be one row of what it is a view of, and of all rows now.
+    """
+    return state is None or isinstance(state, ByRow)
 
 
 def _memory(tensor: Tensor) -> Any:
