@@ -5,7 +5,10 @@ alone; noise is the same in both runs. A loss is proved, mapped, or refused: in 
 """
 
 import copy
+import dataclasses
 import gc
+import types
+import warnings
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import anyorder as ao
 from anyorder.clipping import ExampleLoss
-from anyorder.errors import ModelError
+from anyorder.errors import ModelError, ModelWarning
 from anyorder.plan.planner import plan_at_sigma
 
 B, C, T = 8, 6, 4
@@ -987,6 +990,44 @@ def private_of(model, rows=8, batch_size=4):
     data = TensorDataset(torch.randn(rows, 3), torch.arange(rows) % 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, DataLoader(data, batch_size))
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    logits: torch.Tensor
+    rest: types.MappingProxyType
+    name: str = "own"
+
+
+class Wrapped(nn.Linear):
+    def forward(self, x):
+        return Found(super().forward(x), types.MappingProxyType({"x": x, "twice": 2 * super().forward(x)}))
+
+
+def test_outputs_in_dataclasses_and_read_only_mappings_are_followed():
+    torch.manual_seed(0)
+    private, optimizer, loader = private_of(Wrapped(3, 3))
+    torch.manual_seed(0)
+    plain, same, batches = private_of(nn.Linear(3, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ModelWarning)
+        for (x, y), (given, labels) in zip(loader, batches, strict=True):
+            found = private(x)
+            assert type(found) is Found
+            assert (found.name, [*found.rest]) == ("own", ["x", "twice"])
+            F.cross_entropy(found.rest["twice"] - found.logits, y).backward()
+            optimizer.step()
+            F.cross_entropy(plain(given), labels).backward()
+            same.step()
+    torch.testing.assert_close(private.module.weight, plain.module.weight)
+
+
+@pytest.mark.parametrize("name", ["logits", "twice"])
+def test_rows_of_outputs_in_dataclasses_must_not_meet(name):
+    private, _, loader = private_of(Wrapped(3, 3))
+    found = private(next(iter(loader))[0])
+    with pytest.raises(ModelError, match="couples examples"):
+        (found.logits if name == "logits" else found.rest[name]).softmax(0).square().sum().backward()
 
 
 def test_a_state_of_an_earlier_batch_is_not_given_to_the_model():

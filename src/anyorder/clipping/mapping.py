@@ -274,7 +274,7 @@ class ExampleCall:
         places: list[Any] = [output]
         structure = None
         if type(output) is not Tensor:
-            places, structure = pytree.tree_flatten(output)
+            places, structure = private.flattened(output)
         differentiable: list[Tensor] = []
         others: list[Tensor] = []
         for i, leaf in enumerate(places):
