@@ -992,6 +992,31 @@ def private_of(model, rows=8, batch_size=4):
     return ao.PrivacyEngine(plan, key=bytes(32)).make_private(model, optimizer, DataLoader(data, batch_size))
 
 
+def test_what_libraries_do_with_batches_outputs_and_losses_goes_on_working():
+    """Metrics that keep them over batches, moves to a device, copies, files, arrays."""
+    metrics = pytest.importorskip("torchmetrics").MetricCollection({
+        "accuracy": pytest.importorskip("torchmetrics").Accuracy(task="multiclass", num_classes=3),
+        "area": pytest.importorskip("torchmetrics").AUROC(task="multiclass", num_classes=3),
+    })  # fmt: skip
+    send = pytest.importorskip("accelerate").utils.send_to_device
+    nested = pytest.importorskip("transformers").trainer_pt_utils
+    private, optimizer, loader = private_of(nn.Linear(3, 3))
+    kept = []
+    for batch in loader:
+        x, y = send({"rows": batch}, "cpu")["rows"]
+        outputs = private(x)
+        loss = F.cross_entropy(outputs, y)
+        metrics.update(outputs.softmax(1), y)
+        kept.append(nested.nested_detach((outputs, {"labels": y})))
+        assert isinstance(y, torch.LongTensor)
+        assert nested.nested_numpify(kept[-1])[1]["labels"].tolist() == y.tolist()
+        assert torch.equal(copy.deepcopy(outputs.detach()), outputs)
+        loss.backward()
+        optimizer.step()
+    together = nested.nested_concat(*kept)
+    assert float(metrics.compute()["accuracy"]) == (together[0].argmax(1) == together[1]["labels"]).double().mean()
+
+
 @dataclasses.dataclass(frozen=True)
 class Found:
     logits: torch.Tensor
