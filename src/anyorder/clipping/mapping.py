@@ -330,7 +330,8 @@ class ExampleCall:
         if written:
             raise ModelError(
                 f"the module writes its buffers {', '.join(written)} in forward: what it writes would not be private. "
-                "Keep such state out of the model, or call .eval() on the part that writes it"
+                "Keep such state out of the model, or call .eval() on the part that writes it; count with a Python "
+                "number, not with a buffer"
             )
 
 
