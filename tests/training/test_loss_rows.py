@@ -515,10 +515,6 @@ ROWS_MEET = {
     ),
     "the memory around a row": through_its_memory,
     "a sum put into a row": put_into_a_row,
-    "a sum given one example at a time": lambda out, y, x, m: (
-        ExampleLoss(lambda o: o.pow(3).sum())(torch.cat([out.sum(0), out.sum(0)]))
-        + ExampleLoss(lambda o, t: (o * t).sum())(out.sum(0), x[:T, 0].detach())
-    ),
     "vmap that reads all": lambda out, y, x, m: torch.vmap(lambda o, t: (o - t / x.max()).square().mean())(
         out, x
     ).mean(),
@@ -526,6 +522,10 @@ ROWS_MEET = {
     "vmap over tokens": lambda out, y, x, m: torch.vmap(lambda o: o.std(0).sum(), in_dims=1)(out).mean(),
     "vmap, then the largest": lambda out, y, x, m: torch.vmap(F.mse_loss)(out, x).max(),
 }
+
+
+def test_a_sum_over_the_batch_is_no_row_of_an_example_loss():
+    check(lambda out, y, x, m: ExampleLoss(lambda o: o.pow(3).sum())(out.sum(0)), "mapped")
 
 
 @pytest.mark.parametrize("name", ROWS_MEET)
