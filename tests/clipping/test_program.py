@@ -482,6 +482,7 @@ STRANGE = {
     "runs without gradients": without_gradient,
     "reads a value of a tensor": lambda m, x: x * float(m.p[0]),
     "reads values by NumPy": lambda m, x: x * m.p.numpy()[0].item(),
+    "reads a list of values": lambda m, x: x * m.p.tolist()[0],
     "keeps what it made": made_later,
     "makes tensors of numbers": lambda m, x: x * torch.tensor(2.0),
     "prints": lambda m, x: (print(end=""), x)[1],
