@@ -611,12 +611,16 @@ class _Tape:
             by_row, copies = [], size
         leaves = [r.tensor if r.port is None else r.tensor.detach().requires_grad_() for r in roots]
 
+        at = ""  # the name of the operation that runs
+
         def row(*rows: Tensor) -> Tensor:
+            nonlocal at
             alone = [t.unsqueeze(0).expand(copies, *t.shape) for t in rows]
             values = {r.number: t for r, t in zip(roots, alone, strict=False)}
             operands = dict(zip(by_row, alone[len(roots) :], strict=True))
             for call in calls:
                 args, kwargs = self._replaced((call.args, call.kwargs), values, operands)
+                at = getattr(call.function, "__name__", "")
                 with torch.set_grad_enabled(call.with_grad):
                     function = call.function.of(copies) if isinstance(call.function, _Mean) else call.function
                     made = pytree.tree_leaves(function(*args, **kwargs))
@@ -635,9 +639,12 @@ class _Tape:
         except (AnyorderError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise _cannot_map(f"vmap cannot run it ({type(error).__name__})") from error
-        pairs = zip(outputs, found, strict=True)
-        return {port: torch.zeros_like(t) if g is None else g for (port, t), g in pairs if port is not None}
+            problem = type(error).__name__
+        else:
+            pairs = zip(outputs, found, strict=True)
+            return {port: torch.zeros_like(t) if g is None else g for (port, t), g in pairs if port is not None}
+        # Outside of the handler: a chained error would show the words of torch, with numbers of the batch in them.
+        raise _cannot_map(f"vmap cannot run it ({problem}{f' in {at}' if at else ''})")
 
     def _needed(self, end: int) -> tuple[list[_Call], set[int]]:
         """The calls that the loss was made by, in order."""

@@ -39,7 +39,7 @@ from anyorder.clipping.loss import LossWatch, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
 from anyorder.clipping.torch_private import never_compiled
-from anyorder.clipping.validate import refuse_unfit
+from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
 from anyorder.noise import NoiseSource
@@ -213,6 +213,7 @@ class Training:
         self._hook_optimizer()
         check_shown = self._tables.check_shown if self._tables is not None and self._tables.are_lazy else None
         self.model = PrivateModule(model, self._forward, self._discard, self._whole, check_shown, self._watch.looked)
+        iterate_before_passes(self.model, model)
 
     # -- one step: units, bound --------------------------------------------------------------------------------------
 
@@ -393,8 +394,9 @@ class Training:
         self.release.check(waiting.units if waiting.batches else None)
         if not waiting.batches:
             raise TrainingError(
-                "optimizer.step() without a backward pass through the private model since the last step; to leave a "
-                "batch out, call engine.skip() first"
+                "optimizer.step() without a backward pass through the private model since the last step: call "
+                "model(..) itself, no part of it (model.encoder(..)) and not the module that make_private was given, "
+                "and loss.backward() before each step; to leave a batch out, call engine.skip() first"
             )
         self._bound.check_step()
         if self._tables is not None:
@@ -964,7 +966,8 @@ class BoundParameters:
                 continue
             raise TrainingError(
                 f"parameter {name} has a gradient that did not come through the private model, from a penalty on "
-                "weights or another loss perhaps; use the optimizer's weight_decay, and zero_grad() before each step"
+                "weights, another loss or a part of the model that was called alone (model.encoder(..)) perhaps; use "
+                "the optimizer's weight_decay, call model(..) as a whole, and zero_grad() before each step"
             )
         for name, p in self.left_out.items():
             if p.grad is not None and _has_numbers(p.grad):
