@@ -369,9 +369,8 @@ def module_of(name, **functions):
 # Of model.pt what is in it counts: in its bytes is the name that it was written under, which is random.
 SECRET = (
     "*model.pt",
-    "checkpoint.pt*",
-    "*/checkpoint.pt*",
-    ".checkpoint.pt*",
+    "*/secret/*",
+    "secret/*",
     "*.journal",
     "*evidence*",
     "*.lock",

@@ -204,6 +204,7 @@ FORMAT = "anyorder-certificate/2"
 PUBLIC_STOP = "the run ended before its last planned step for a reason that was not read off what it released"
 """What an owner states of a run that stopped early: no file can show it."""
 EVIDENCE_FORMAT = "anyorder-evidence/1"
+_MOST_WEIGHTS = 10_000
 _OLD = {
     "anyorder-certificate/1": "it holds who was in which step, which is as secret as the data. Write a new one with "
     "engine.certificate().save(..), from the run's checkpoint, and do not pass the old one on"
@@ -227,6 +228,8 @@ class Certificate:
         stated: what the owner says of the run and no file can show: `PUBLIC_STOP`, or nothing.
         isolation: how units are kept apart in data set, collation, model and loss; None where the engine did not run
             them (a release, a server, tables by hand), and in older certificates.
+        weights: SHA-256 of each released tensor, or of the file of a model: which model this is the certificate of.
+            Empty where nobody said it, and in older certificates.
     """
 
     plan: Plan
@@ -237,6 +240,7 @@ class Certificate:
     realised: Realised | None = field(default=None, compare=False)
     stated: tuple[str, ...] = field(default=(), compare=False)
     isolation: Isolation | None = field(default=None, compare=False)
+    weights: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def epsilon(self) -> float:
@@ -253,6 +257,7 @@ class Certificate:
             **({} if self.realised is None else {"realised": self.realised.to_dict()}),
             **({"stated": list(self.stated)} if self.stated else {}),
             **({} if self.isolation is None else {"isolation": self.isolation.to_dict()}),
+            **({"weights": list(self.weights)} if self.weights else {}),
         })  # fmt: skip
 
     def facts(self) -> list[tuple[str, str]]:
@@ -261,7 +266,8 @@ class Certificate:
         realised = [] if self.realised is None else [("realised", self.realised.describe(self.steps))]
         stated = [("stated", f"by the owner: {text}") for text in self.stated]
         apart = [] if self.isolation is None else self.isolation.facts()
-        return [first, *realised, *rest, *apart, ("steps", f"{self.steps} of {self.plan.n} taken"), *stated]
+        of = [("model", f"named, by {counted(len(self.weights), 'digest')}")] if self.weights else []
+        return [first, *realised, *rest, *apart, ("steps", f"{self.steps} of {self.plan.n} taken"), *of, *stated]
 
     def _repr_html_(self) -> str:
         return html_table(self.facts())
@@ -305,6 +311,7 @@ class Certificate:
             "realised",
             "stated",
             "isolation",
+            "weights",
         } & data.keys()  # an owner may not show them, and older ones have none
         check_names("certificate", data, {"format", "plan", "claims", "run"} | optional)
         run = check_names("run", data["run"], {"steps", "key_fingerprint", "record_digest", "receipt_root"})
@@ -328,7 +335,14 @@ class Certificate:
                     "claimed only where the owner states that the stop was not chosen by what was released. Make it "
                     "anew with certificate(public_stop=True) if that is so, else with certificate()"
                 )
-        return cls(plan, steps, fingerprint, digest, root, realised, stated, isolation)
+        weights = _read_weights(data["weights"]) if "weights" in optional else ()
+        return cls(plan, steps, fingerprint, digest, root, realised, stated, isolation, weights)
+
+
+def _read_weights(data: Any) -> tuple[str, ...]:
+    if type(data) is not list or not 0 < len(data) <= _MOST_WEIGHTS:
+        raise CertificateError(f"weights must be a list of 1 to {_MOST_WEIGHTS} digests, got {quoted(data, 70)}")
+    return tuple(hexadecimal({"a digest of weights": one}, "a digest of weights", 64) for one in data)
 
 
 def _read_stated(plan: Plan, steps: int, data: Any) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ from anyorder.plan.plan import Plan
 from anyorder.release.ranks import OneProcess
 from anyorder.release.release import Release
 from anyorder.release.schedules import Adaptive
+from anyorder.release.weights import digests
 from anyorder.sampling.draws import ModelDraws, Seeds
 from anyorder.sampling.found import find_participation, planned_order
 from anyorder.sampling.loader import Batch, PrivateLoader, Unit
@@ -486,6 +487,12 @@ class Training:
         refuse_unfit(self._model)
         if self._group is not None:
             check_sharding(self._model, self._group)
+
+    def weights(self) -> tuple[str, ...]:
+        """Digests of the trained parameters as they are; none where this process does not hold them whole."""
+        if self._whole is not None or (self._tables is not None and self._tables.are_lazy):
+            return ()
+        return digests(parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def _find_tables(self) -> TrainedTables | None:
         found = tables_in(self._model, self._bound.named)
@@ -1469,10 +1476,13 @@ class PrivacyEngine:
     def certificate(self, *, public_stop: bool = False) -> Certificate:
         """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
 
-        It says how units were kept apart in data set, collation, model and loss (`certificate.isolation`).
+        It says how units were kept apart in data set, collation, model and loss (`certificate.isolation`), and which
+        weights it is of: those that the model's trained parameters have now (`certificate.weights`; not of a model of
+        which each process holds a part, nor with lazy tables). `anyorder verify --model FILE` finds them in a file.
         `public_stop` is for runs that ended early: see `Release.certificate`.
         """
-        return replace(self.release.certificate(public_stop=public_stop), isolation=self.training.isolation)
+        shown = self.release.certificate(public_stop=public_stop)
+        return replace(shown, isolation=self.training.isolation, weights=self.training.weights())
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
