@@ -1430,11 +1430,11 @@ class PrivacyEngine:
         It says how units were kept apart in data set, collation, model and loss (`certificate.isolation`).
         `public_stop` is for runs that ended early: see `Release.certificate`.
         """
-        return replace(self.release.certificate(public_stop=public_stop), isolation=self.training.isolation)
+        return self.evidence().shown(public_stop=public_stop)
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
-        return self.release.evidence()
+        return self.release.evidence().with_isolation(self.training.isolation)
 
     def save(self, extra: dict[str, Any] | None = None) -> None:
         """Write the checkpoint: one file, replaced atomically. All ranks call it, and the first one writes.
