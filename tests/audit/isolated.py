@@ -46,13 +46,11 @@ class Isolated:
 
     Attributes:
         train, rows, options: of `isolation.check`.
-        hole: what fails today, and why; None: nothing is found.
     """
 
     train: Callable[..., Any]
     rows: Any
     options: dict[str, Any] = field(default_factory=lambda: {"rows": (UNIT,)})
-    hole: str | None = None
 
 
 # -- the engine --------------------------------------------------------------------------------------------------------
@@ -222,6 +220,8 @@ def table(selection=None):
 IDS = [(torch.randint(0, 20, (3,), generator=RNG), torch.tensor(i % CLASSES)) for i in range(N)]
 OTHER_IDS = [Neighbour("other ids", [(19 - ids if i == UNIT else ids, y) for i, (ids, y) in enumerate(IDS)])]
 
+ODD = [(torch.rand(4), TEXTS[UNIT][1]), (torch.ones(4, 2, dtype=torch.int64), TEXTS[UNIT][1]), (TEXTS[UNIT][0],), None]
+
 TRAINING = {
     "engine": Isolated(engine(), ROWS),
     "engine, independent noise": Isolated(engine(plan=planned(mechanism="independent")), ROWS),
@@ -242,8 +242,11 @@ TRAINING = {
     "lazy table": Isolated(table(), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "selected table": Isolated(table(Uniform(6)), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "engine, a mean over length": Isolated(engine(MeanOfLength, warm, collate=padded, pad_to=LENGTHS), TEXTS),
-    "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded, pad_to=LENGTHS), TEXTS,
-        hole="which numbers a row is given follows from its place among those of its length: equal in law alone"),
+    "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded, pad_to=LENGTHS), TEXTS),
+    "examples that do not fit": Isolated(
+        engine(Words, collate=padded, pad_to=LENGTHS, like=(torch.zeros(8, dtype=torch.int64), torch.tensor(0))), TEXTS,
+        {"rows": (UNIT,), "others": [Neighbour(f"odd {i}", [odd if j == UNIT else row for j, row in enumerate(TEXTS)])
+                                     for i, odd in enumerate(ODD)]}),
     "a crop that is drawn again": Isolated(cropped, ROWS),
     "labels out of range": Isolated(engine(), ROWS, {"rows": (UNIT,), "kinds": EVERYTHING}),
 }  # fmt: skip

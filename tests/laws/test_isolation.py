@@ -6,7 +6,6 @@ import pytest
 
 from anyorder.audit.faults import patched
 from anyorder.audit.isolation import check
-from anyorder.errors import IsolationError
 from audit.front_ends import FRONT_ENDS
 from audit.isolated import ISOLATED
 
@@ -19,15 +18,7 @@ def test_every_room_that_carries_plans_out_is_here():
     assert set(FRONT_ENDS) <= set(ISOLATED)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=[pytest.mark.xfail(reason=case.hole, strict=True, raises=IsolationError)] if case.hole else []
-        )
-        for name, case in NAMED.items()
-    ],
-)
+@pytest.mark.parametrize("name", NAMED)
 def test_one_unit_reaches_its_own_vector_and_nothing_else(name, monkeypatch):
     monkeypatch.setenv("ANYORDER_CACHE", "off")
     for beginning, package in OPTIONAL.items():

@@ -15,6 +15,7 @@ group of ranks, shards, a sharded model, tables, the count of a clip norm that m
 
 import functools
 import random
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -42,7 +43,7 @@ from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.participation import KnownOrder, PoissonSampling, covers
+from anyorder.participation import KnownOrder, covers
 from anyorder.patterns import Listed, PerEpoch, Separated
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.isolation import (
@@ -84,10 +85,11 @@ from anyorder.training.optimizers import (
     check_arguments,
     guard_schedulers,
     returns_nothing,
+    steps_already,
     warn_of_frozen,
     warn_of_unfitted,
 )
-from anyorder.training.tables import TrainedTables, tables_in
+from anyorder.training.trained_tables import TrainedTables, tables_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,6 +115,7 @@ class Options:
     micro_batch: int | None = None
     shapes: PublicShapes | None = None
     released: Metrics | None = None
+    like: Any = None
 
 
 @dataclass(frozen=True)
@@ -256,7 +259,9 @@ class Training:
         if draws is not None:
             draws.follow(outputs, step, waiting.batches)
         if batch.padding:
-            outputs = without_padding(outputs, len(batch.units))
+            outputs = without_rows(outputs, slice(len(batch.units), None))
+        if batch.empty is not None:
+            outputs = without_rows(outputs, torch.from_numpy(batch.empty))
         outputs = self._watch.outputs(outputs, given)
         if self._measuring is not None:
             self._measuring.begin(batch, outputs, given)
@@ -290,7 +295,7 @@ class Training:
                 "several passes over a batch, give make_private one module whose forward calls the network for each"
             )
         if self._secret:
-            self._check_coins(batch)
+            self._check_draws(batch)
         if waiting.batches == self._options.accumulate:
             raise TrainingError(
                 f"{waiting.batches} batch(es) wait for optimizer.step() already, and "
@@ -319,7 +324,7 @@ class Training:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
         self.loader.mark_used(batch)
-        self._next_coins = batch.position + 1
+        self._next_draws = batch.position + 1
         self._waiting = _Waiting(units, sums, before.batches + 1)
 
     def _discard(self) -> None:
@@ -334,6 +339,8 @@ class Training:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Run the closure if there is one, and put the private gradients in place."""
+        if not self._waiting.batches and steps_already(optimizer, sys._getframe(1)):
+            return args, kwargs  # the gradients are those of the step that this one is a part of
         refuse_scale(optimizer, kwargs)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if len(args) > 1 or kwargs:
@@ -363,7 +370,11 @@ class Training:
         if self._whole is not None:
             self._whole.drop()
         if self._shards is None:
-            gradients = [(p, x.view(p.shape).to(p.dtype)) for p, x in zip(self._dense.values(), private, strict=True)]
+            dense = self._dense.values()
+            if len(private) < len(dense):  # one vector
+                sizes = [p.numel() for p in dense]
+                private = [x.data for x in torch.split(private[0], sizes)]  # each counts its own versions
+            gradients = [(p, x.view(p.shape).to(p.dtype)) for p, x in zip(dense, private, strict=True)]
         else:
             gradients = list(self._shards.gradients(private))
         for p, gradient in gradients:
@@ -407,22 +418,22 @@ class Training:
 
     # -- batches of secret orders, and those left out ----------------------------------------------------------------
 
-    def _check_coins(self, batch: Batch) -> None:
+    def _check_draws(self, batch: Batch) -> None:
         """The batches of a secret order serve its steps one by one, though those of balls in bins come again.
 
-        Of Poisson sampling too, whose coins are independent: a loop that passes over empty batches, say, would take
+        Of Poisson sampling too, whose draws are independent: a loop that passes over empty batches, say, would take
         each step's given that somebody is in it.
         """
-        if batch.position < self._next_coins:
+        if batch.position < self._next_draws:
             raise TrainingError(
-                "a batch of these coins, or of later ones, was used already: the claim is for the batches that secret "
-                "coins gave to each step. Use the batches in their order, each once, and do not move the loader back"
+                "a batch of these draws, or of later ones, was used already: the claim is for the batches that secret "
+                "draws gave to each step. Use the batches in their order, each once, and do not move the loader back"
             )
         accumulate, step = self._options.accumulate, self.release.ledger.step
         if batch.position // accumulate != step:
             raise TrainingError(
                 f"batch {batch.position} of the loader was drawn for step {batch.position // accumulate}, and this is "
-                f"step {step}: the claim is for the batches that secret coins gave to each step. Take a step with "
+                f"step {step}: the claim is for the batches that secret draws gave to each step. Take a step with "
                 f"optimizer.step() after each {accumulate} batch(es), empty ones too; to leave one out, call "
                 "engine.skip() before it; after steps without batches, loader.seek(..)"
             )
@@ -437,7 +448,7 @@ class Training:
         before = self._waiting
         sums = before.sums or self._zeros()
         self.loader.mark_used(batch)
-        self._next_coins = batch.position + 1
+        self._next_draws = batch.position + 1
         self._waiting = _Waiting(before.units, sums, before.batches + 1)
 
     def _zeros(self) -> dict[str, Tensor]:
@@ -462,7 +473,7 @@ class Training:
         check_unit(self.plan, options.unit)
         if options.micro_batch is not None and not self.plan.participation.secret:
             raise ArgumentError(
-                "micro_batch is of orders that are drawn by secret coins, whose steps differ in size; here the loader "
+                "micro_batch is for orders by secret draws, whose steps differ in size; here the loader "
                 "has batches of its own, and accumulate= says how many make a step"
             )
         if options.released is not None:
@@ -487,7 +498,8 @@ class Training:
         if self.plan.selection is not None:
             raise PlanError(
                 "the plan has a selection of rows, and the model no table: give the optimizer the weight of an "
-                "nn.Embedding(.., sparse=True) or nn.EmbeddingBag(.., sparse=True), or plan without selection="
+                "nn.Embedding(.., sparse=True) or nn.EmbeddingBag(.., sparse=True), or plan without "
+                "ao.mechanism(selection=..)"
             )
         return None
 
@@ -511,13 +523,15 @@ class Training:
         )
         self._by_shape: ByShape | None = None
         if options.shapes is not None:
-            self._by_shape = ByShape(self._clipping, functools.partial(state_of, self._model))
+            state = functools.partial(state_of, self._model)
+            draws = None if self._draws is None else self._draws.drawn_in
+            self._by_shape = ByShape(self._clipping, state, draws)
         self._watch = LossWatch(options.loss_reduction, self._model.parameters())
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
         self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
         self._stateless = not self._tried  # as far as is known
         self._isolated_before: Isolation | None = None  # in the steps before a resume
-        self._next_coins = 0
+        self._next_draws = 0
         self._discard()
 
     def _private_loader(self, loader: Any, unit: Unit) -> PrivateLoader:
@@ -525,17 +539,18 @@ class Training:
         if participation.secret:
             rank, ranks = (0, 1) if self._group is None else (self._group.rank, self._group.size)
             loader = secret_loader(
-                loader, participation, self.release.coins(), unit=unit, accumulate=self._options.accumulate,
+                loader, participation, self.release.draw_source(), unit=unit, accumulate=self._options.accumulate,
                 micro_batch=self._options.micro_batch, rank=rank, ranks=ranks,
             )  # fmt: skip
-            is_poisson = type(participation) is PoissonSampling
+            is_poisson = participation.draw_probability is not None
             self.order = f"{'Poisson sampling' if is_poisson else participation.describe()} by anyorder"
         else:
             check_absence(self.plan, loader)
             self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._options.accumulate)
             if unit is not None:
                 warn_of_scattered_units(self.plan, loader)
-        return PrivateLoader(loader, unit=unit, seed=self.release.derived(b"order").key, shapes=self._options.shapes)
+        seed, options = self.release.derived(b"order").key, self._options
+        return PrivateLoader(loader, unit=unit, seed=seed, shapes=options.shapes, like=options.like)
 
     def _hook_optimizer(self) -> None:
         self._bound.bind()
@@ -629,7 +644,7 @@ class Training:
         rank = 0 if self._group is None else self._group.rank
         self._clipping.load_state_dict(state["clipping"][rank % len(state["clipping"])])
         self.loader.load_state_dict(state["loader"])
-        self._next_coins = self.loader.position
+        self._next_draws = self.loader.position
         if self.release.steps_taken:
             kept = state.get("isolation")  # which checkpoints of earlier versions lack
             self._isolated_before = UNKNOWN if kept is None else Isolation(**kept)
@@ -655,14 +670,28 @@ def check_released(released: Any, plan: Plan, in_group: bool) -> None:
             "ao.mechanism(secure=True), or leave it out"
         )
     if plan.selection is not None:
-        raise PlanError("released= is for models without tables of rows, so far: plan without selection=")
+        raise PlanError(
+            "released= is for models without tables of rows, so far: plan without ao.mechanism(selection=..)"
+        )
     if in_group:
         raise ArgumentError("released= is for one process, so far: measure on public data, or train in one process")
 
 
 def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tensor]:
-    """The sums, flat and one behind the other, of one dtype, the widest of them; they may be the sums themselves."""
-    pieces = [sums[name].reshape(-1) for name in names]
+    """The sums, flat and one behind the other, of one dtype, the widest of them; they may be the sums themselves.
+
+    One piece, where they are all that there is of one vector, in its order.
+    """
+    tensors = [sums[name] for name in names]
+    whole, place = tensors[0]._base if tensors else None, 0
+    for x in tensors:
+        if whole is None or x._base is not whole or x.storage_offset() != place or not x.is_contiguous():
+            whole = None
+            break
+        place += x.numel()
+    if whole is not None and whole.dim() == 1 and whole.is_contiguous() and len(whole) == place:
+        return [whole]
+    pieces = [x.reshape(-1) for x in tensors]
     dtypes = set(map(attrgetter("dtype"), pieces))
     if len(dtypes) <= 1:
         return pieces
@@ -674,8 +703,8 @@ def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tens
 # Rows that only fill a batch up: they go through the model, and nothing comes back through them.
 
 
-def without_padding(outputs: Any, examples: int) -> Any:
-    """The outputs, whose gradients in the rows behind the examples' are zero, whatever the loss makes of them.
+def without_rows(outputs: Any, rows: slice | Tensor) -> Any:
+    """The outputs, whose gradients in these rows are zero, whatever the loss makes of them.
 
     A row whose output's gradient is zero adds exactly zero to the sum: 0 times a finite number, and a unit whose
     gradient is not finite adds zero anyhow. A schedule of clip norms counts units above the norm, which it is not.
@@ -684,21 +713,21 @@ def without_padding(outputs: Any, examples: int) -> Any:
     def of(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.requires_grad:
             return leaf
-        return _WithoutPadding.apply(leaf, examples)  # type: ignore[no-untyped-call]
+        return _WithoutRows.apply(leaf, rows)  # type: ignore[no-untyped-call]
 
     return pytree.tree_map(of, outputs)
 
 
-class _WithoutPadding(torch.autograd.Function):
+class _WithoutRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: Tensor, examples: int) -> Tensor:
-        ctx.examples = examples
+    def forward(ctx: Any, output: Tensor, rows: slice | Tensor) -> Tensor:
+        ctx.rows = rows
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         gradient = gradient.clone()
-        gradient[ctx.examples :] = 0
+        gradient[ctx.rows] = 0
         return gradient, None
 
 
@@ -1205,7 +1234,7 @@ class PrivacyEngine:
         if plan.on_device:
             raise PlanError(
                 f"the engine sees every example itself, and the plan trusts {' and '.join(plan.on_device)} to devices; "
-                "plan without on_device=, or give what devices send to ao.Release or a server"
+                "plan without ao.mechanism(on_device=..), or give what devices send to ao.Release or a server"
             )
         self.plan = plan
         self._path = None if checkpoint is None else Path(checkpoint)
@@ -1230,6 +1259,7 @@ class PrivacyEngine:
         pad_to: PadTo = None,
         pad_value: float | Mapping[Any, float] | None = None,
         pad_side: str | None = None,
+        like: Any = None,
         released: Metrics | None = None,
     ) -> tuple[Model, Optimizer, Loader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
@@ -1239,7 +1269,7 @@ class PrivacyEngine:
             optimizer: any torch optimizer over parameters of `model`; the same object comes back. Trainable parameters
                 that it does not hold are left out of clipping, noise and size, and are frozen from here on.
             loader: a DataLoader. Its order must be one that the plan covers. With `unit`, any iterable of batches.
-                Where the plan's order is drawn by secret coins, it names the examples, and the batches are drawn here.
+                Where the plan's order is made by secret draws, it names the examples, and the batches are drawn here.
             unit: None for examples: the plan's unit must be "example". For user-level privacy the key of each example's
                 unit: a field name of dict batches, a position in tuple batches, or a function from the batch to a
                 sequence of keys; the plan's unit says whom it names.
@@ -1264,6 +1294,11 @@ class PrivacyEngine:
             pad_value: what integers are filled up with, or a dict by field. Else the id of the collator's tokenizer or
                 0, 0 for masks and floats, -100 for labels.
             pad_side: "right" or "left"; else that of the collator's tokenizer, or right.
+            like: a made-up example, as the data set gives them, such as (torch.zeros(8), 0): it states publicly which
+                fields, types and sizes examples have. One that cannot be joined to it (of another dtype, with more
+                dimensions, of a size that `pad_to` does not pad, or that `collate_fn` fails on) is replaced by it, and
+                adds exactly zero; nothing tells of it. None: it is refused, which shows that there is one. For units
+                that are examples, from a loader that collates them. Cost: some 50 microseconds for each example.
             released: metrics of training, such as the loss, that are released with each gradient: `ao.Metrics`. Then
                 `measure` is called in each batch, and `metrics` has what came out.
         Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
@@ -1284,7 +1319,11 @@ class PrivacyEngine:
         shapes = None
         if any(given is not None for given in (pad_to, pad_value, pad_side)):
             shapes = PublicShapes.of(pad_to, pad_value, pad_side, getattr(loader, "collate_fn", None))
-        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes, released)
+        if like is not None and (unit is not None or getattr(loader, "batch_sampler", None) is None):
+            raise ArgumentError("like is for units that are examples, from a DataLoader that makes batches of them")
+        options = Options(
+            unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes, released, like
+        )
         warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
         warn_of_frozen(self._training.left_out, stacklevel=3)
