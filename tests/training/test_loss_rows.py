@@ -6,6 +6,8 @@ alone; noise is the same in both runs. A loss is proved, mapped, or refused: in 
 
 import copy
 import gc
+import io
+import json
 
 import pytest
 import torch
@@ -413,11 +415,19 @@ REFUSED = {
     "written beside a view": beside_a_view,
     "written before rows are run": written_before,
 }
+
+
+def one_row_of_an_index(out, y, x, m):
+    out = out[:, 0].roll(-UNIT, 0)
+    return (out * out.gather(1, torch.zeros(1, C, dtype=torch.long)).detach()).sum()
+
+
 ROW_BY_ROW = {
     "both views of all": sim_clr,
     "in place": written,
     "a hook on the graph": hooked_on_the_graph,
     "tokens of some rows": lambda out, y, x, m: F.cross_entropy(out[1:].transpose(1, 2), y[1:]),
+    "one row of an index": one_row_of_an_index,
     "by one row's label": lambda out, y, x, m: out[:, 0, classes(y)[UNIT]].square().mean(),
 }
 
@@ -798,6 +808,18 @@ NOT_ROW_BY_ROW |= {
 }
 
 
+NOT_ROW_BY_ROW |= {
+    "a count that was taken out": lambda out, y, x, m: (out - x).square().sum() / max(m.sum().item(), 1),
+    "computed of what was taken out": lambda out, y, x, m: (
+        out.square().mean() * (1 + round(2 * x.mean().item(), 3) ** 2)
+    ),
+    "a constant of what was taken out": lambda out, y, x, m: (out * (torch.ones(C) * x.std().item())).sum(),
+    "a list of what was taken out": lambda out, y, x, m: out.square().sum() * sum(x.mean((1, 2)).tolist()),
+    "a shape of what was taken out": lambda out, y, x, m: out[:, : m.sum(1).max().item()].square().sum(),
+    "filled with what was taken out": lambda out, y, x, m: (out * torch.zeros(C).fill_(x.std().item())).sum(),
+}
+
+
 @pytest.mark.parametrize("name", NOT_ROW_BY_ROW)
 def test_rules_do_not_take_these_for_rows(name):
     check(NOT_ROW_BY_ROW[name], "refused")
@@ -812,6 +834,25 @@ def test_rules_do_not_take_these_for_rows(name):
 )
 def test_distances_of_other_ranks_are_run_row_by_row(loss):
     check(loss, "mapped")
+
+
+def test_numbers_that_are_taken_out_may_be_logged_and_saved():
+    log = []
+
+    def logged(out, y, x, m):
+        loss = (out - x).square().mean()
+        log.append(0.9 * sum(log) + loss.item() / m.sum().item())
+        return loss
+
+    check(logged, "proved")
+    with io.BytesIO() as file:
+        torch.save(log, file)
+        file.seek(0)
+        saved = torch.load(file)
+    assert saved == log
+    assert all(type(number) is float for number in saved)
+    assert json.loads(json.dumps(log)) == log
+    assert f"{log[0]:.3f}" == f"{saved[0]:.3f}"
 
 
 def test_a_dimension_that_is_squeezed_in_place_is_gone():
@@ -857,6 +898,17 @@ def one_by_one(loss, memory, trained=()):
         loss(out, memory).backward()
         memory.append(out.detach())
         optimizer.step()
+
+
+def test_numbers_taken_out_of_an_earlier_batch_of_one_are_refused_too():
+    memory = []
+
+    def loss(out, _):
+        memory.append(out.square().mean().item())
+        return out.square().mean() * memory[0]
+
+    with pytest.raises(ModelError, match="taken out"):
+        one_by_one(loss, [])
 
 
 def test_numbers_of_an_earlier_batch_of_one_are_refused_too():

@@ -137,7 +137,23 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
         of_total = any(isinstance(s, Total) for s in call.states)
         return [_coupled(f"{call.name} of a sum over the batch") if of_total else NoRule(call.name)] * len(results)
     made = rule(call, results)
-    return made if isinstance(made, list) else [made] * len(results)
+    made = made if isinstance(made, list) else [made] * len(results)
+    return [
+        s if _has_all_rows(call, s, r) else NoRule(f"{call.name} of some rows")
+        for s, r in zip(made, results, strict=True)
+    ]
+
+
+def _has_all_rows(call: AtenCall, state: State, result: Tensor) -> bool:
+    """Whether a result has the rows of its axis, as many as the arguments: one of them would broadcast against all."""
+    if not isinstance(state, ByRow):
+        return True
+    given = {
+        t.shape[s.dim] // s.inner
+        for t, s in zip(call.tensors, call.states, strict=True)
+        if isinstance(s, ByRow) and s.axis == state.axis
+    }
+    return state.dim < result.dim() and {result.shape[state.dim] // state.inner} >= given
 
 
 # -- one row alone -------------------------------------------------------------------------------------------------

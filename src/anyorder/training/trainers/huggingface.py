@@ -140,6 +140,7 @@ class PrivateTrainerMixin:
         pad_to: PadTo = None,
         pad_value: float | Mapping[Any, float] | None = None,
         pad_side: str | None = None,
+        like: Any = None,
         public_evaluation: bool = False,
         released: Metrics | None = None,
         **kwargs: Any,
@@ -157,7 +158,9 @@ class PrivateTrainerMixin:
         self._evaluates, self._evaluating = public_evaluation, False
         self._options: dict[str, Any] = {"chunk_size": chunk_size, "micro_batch": micro_batch, "rule": rule}
         self._released, self._logged = released, 0
-        self._padding: dict[str, Any] = {"pad_to": pad_to, "pad_value": pad_value, "pad_side": pad_side}
+        self._padding: dict[str, Any] = {
+            "pad_to": pad_to, "pad_value": pad_value, "pad_side": pad_side, "like": like
+        }  # fmt: skip
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
         if given is not None and given.push_to_hub:  # before a repository is made
             raise ArgumentError(
@@ -477,9 +480,9 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
             place of the exact loss, and are in what `train()` returns as `train_loss`; callbacks may stop by them. For
             others than the loss override `example_metrics`. `engine.metrics` has their noise.
         chunk_size, micro_batch, rule: see `PrivacyEngine.make_private`.
-        pad_to, pad_value, pad_side: see there; the collator is called on each example alone. Without pad_to, texts that
-            DataCollatorWithPadding or DataCollatorForTokenClassification pads have the lengths 16, 32, .. up to the
-            longest that the tokenizer states; with other collators all examples of a batch must have one length.
+        pad_to, pad_value, pad_side, like: see there; the collator is called on each example alone. Without pad_to,
+            texts that DataCollatorWithPadding or DataCollatorForTokenClassification pads have the lengths 16, 32, .. up
+            to the longest that the tokenizer states; with other collators all of a batch must have one length.
         args, kwargs: of `transformers.Trainer`.
     Raises: ArgumentError for several devices in one process, or another batch size; PlanError where the plan protects
         users and no `unit` is given, or the other way round.
