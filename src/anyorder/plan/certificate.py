@@ -219,15 +219,16 @@ class Certificate:
         plan: the plan that was run; a known order's units are numbers in it.
         steps: steps taken; at most plan.n. Stopping early costs nothing.
         key_fingerprint: a hash of the noise key; equal in two certificates only if noise was used twice.
-        record_digest: HMAC-SHA256 of plan, steps and the ledger's history, under a key that only the run's owner has:
-            it tells nothing to others, and holds the owner to one record.
+        record_digest: HMAC-SHA256 of plan, steps, the ledger's history and the words of `isolation`, under a key that
+            only the run's owner has: it tells nothing to others, and holds the owner to one record.
         receipt_root: what every unit's `Receipt` leads to; to those who have none it tells nothing.
         realised: how often units came at most, how far apart, and the epsilon of that; see `Realised` for what it
             rests on. It follows from the record that the digest stands for, so that certificates are compared
             without it. None where it cannot be claimed or was not shown.
         stated: what the owner says of the run and no file can show: `PUBLIC_STOP`, or nothing.
         isolation: how units are kept apart in data set, collation, model and loss; None where the engine did not run
-            them (a release, a server, tables by hand), and in older certificates.
+            them (a release, a server, tables by hand), and in older certificates. Record digest and receipts are bound
+            to them: evidence, and any unit's receipt, show that a word was edited.
         weights: SHA-256 of each released tensor, or of the file of a model: which model this is the certificate of.
             Empty where nobody said it, and in older certificates.
     """
@@ -256,7 +257,7 @@ class Certificate:
             "run": self.run(),
             **({} if self.realised is None else {"realised": self.realised.to_dict()}),
             **({"stated": list(self.stated)} if self.stated else {}),
-            **({} if self.isolation is None else {"isolation": self.isolation.to_dict()}),
+            **_words(self.isolation),
             **({"weights": list(self.weights)} if self.weights else {}),
         })  # fmt: skip
 
@@ -290,7 +291,7 @@ class Certificate:
         Args:
             large: compute mu, however long it takes, for files of one's own.
         """
-        claim = _claim(self.plan, self.steps, self.key_fingerprint)
+        claim = _claim(self.plan, self.steps, self.key_fingerprint, self.isolation)
         receipt.check(self.plan, self.steps, claim, self.receipt_root, large=large)
         if self.realised is not None:
             nearest = min((b - a for a, b in pairwise(receipt.steps)), default=self.plan.n)
@@ -365,12 +366,14 @@ class Evidence:
         ledger: which unit took part at which step.
         key_fingerprint: as in the certificate.
         record_key: 32 bytes, the key of record digest and receipts; the noise key does not follow from it.
+        isolation: how units were kept apart, as the certificate has it.
     """
 
     plan: Plan
     ledger: Ledger
     key_fingerprint: str
     record_key: bytes = field(repr=False)
+    isolation: Isolation | None = None
     _made: dict[str, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
     _realised: dict[tuple[int, int], Realised | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -402,9 +405,18 @@ class Evidence:
     def _certificate(self, record: str) -> Certificate:
         shown, steps = self.plan.public(), self.ledger.step
         digest = hmac.new(self.record_key, record.encode(), sha256).hexdigest()
-        claim = _claim(shown, steps, self.key_fingerprint)
+        claim = _claim(shown, steps, self.key_fingerprint, self.isolation)
         root = receipt_root(self.ledger, receipt_key(self.record_key, record), claim)
-        return Certificate(shown, steps, self.key_fingerprint, digest, root)
+        return Certificate(shown, steps, self.key_fingerprint, digest, root, isolation=self.isolation)
+
+    def with_isolation(self, isolation: Isolation) -> "Evidence":
+        """The same, of a run that kept units apart in this way. It shares what was computed."""
+        if isolation == self.isolation:
+            return self
+        other = replace(self, isolation=isolation)
+        object.__setattr__(other, "_made", self._made)
+        object.__setattr__(other, "_realised", self._realised)
+        return other
 
     def shown(self, *, public_stop: bool = False) -> Certificate:
         """The certificate with what was realised, where that may be claimed.
@@ -434,7 +446,7 @@ class Evidence:
 
     def _record(self) -> str:
         text = {"plan": self.plan.public().digest, "steps": self.ledger.step, "key": self.key_fingerprint}
-        return canonical({**text, "history": self.ledger.digest()})
+        return canonical({**text, "history": self.ledger.digest(), **_words(self.isolation)})
 
     def save(self, path: str | Path) -> None:
         """Write the evidence as JSON, readable by the owner of the file only."""
@@ -446,6 +458,7 @@ class Evidence:
             "record_key": self.record_key.hex(),
             "names": without_names(self.plan.participation)[1],
             "ledger": base64.b64encode(self.ledger.to_bytes()).decode(),
+            **_words(self.isolation),
         }, secret=True)  # fmt: skip
 
     @classmethod
@@ -457,8 +470,13 @@ class Evidence:
         data = load_json(path, EVIDENCE_FORMAT, large=large)
         check_names("evidence", data, {
             "format", "plan_digest", "steps", "key_fingerprint", "record_digest", "receipt_root", "record_key",
-            "names", "ledger",
+            "names", "ledger", *({"isolation"} & data.keys()),
         })  # fmt: skip
+        if data.get("isolation") != _words(certificate.isolation).get("isolation"):
+            raise CertificateError(
+                "the certificate's words on how units were kept apart in data set, collation, model and loss are not "
+                "those of its evidence: one of them was altered, or they were written by an earlier version"
+            )
         for name, value in {"plan_digest": certificate.plan.digest, **certificate.run()}.items():
             if type(data[name]) is not type(value) or data[name] != value:
                 raise CertificateError(
@@ -476,7 +494,10 @@ class Evidence:
             raise CertificateError(f"the evidence does not hold: {brief(problem)}") from problem
         if "record" in certificate.plan.on_device and any(map(len, ledger.history())):
             raise CertificateError("the evidence names units, and the plan leaves the record to devices")
-        evidence = cls(replace(certificate.plan, participation=order), ledger, certificate.key_fingerprint, key)
+        evidence = cls(
+            replace(certificate.plan, participation=order), ledger, certificate.key_fingerprint, key,
+            certificate.isolation,
+        )  # fmt: skip
         with bounded(not large):
             same = evidence.certificate == certificate
         if not same:
@@ -533,6 +554,10 @@ def verify(
     return Verification(certificate.plan, certificate, found, own)
 
 
-def _claim(shown: Plan, steps: int, fingerprint: str) -> str:
+def _claim(shown: Plan, steps: int, fingerprint: str, isolation: Isolation | None) -> str:
     """What the root of the receipts is bound to: a certificate that claims anything else has other receipts."""
-    return canonical({"plan": shown.digest, "steps": steps, "key": fingerprint})
+    return canonical({"plan": shown.digest, "steps": steps, "key": fingerprint, **_words(isolation)})
+
+
+def _words(isolation: Isolation | None) -> dict[str, dict[str, str]]:
+    return {} if isolation is None else {"isolation": isolation.to_dict()}

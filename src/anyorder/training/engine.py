@@ -1481,12 +1481,11 @@ class PrivacyEngine:
         which each process holds a part, nor with lazy tables). `anyorder verify --model FILE` finds them in a file.
         `public_stop` is for runs that ended early: see `Release.certificate`.
         """
-        shown = self.release.certificate(public_stop=public_stop)
-        return replace(shown, isolation=self.training.isolation, weights=self.training.weights())
+        return replace(self.evidence().shown(public_stop=public_stop), weights=self.training.weights())
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
-        return self.release.evidence()
+        return self.release.evidence().with_isolation(self.training.isolation)
 
     def save(self, extra: dict[str, Any] | None = None) -> None:
         """Write the checkpoint: one file, replaced atomically. All ranks call it, and the first one writes.
