@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cholesky_banded
 
@@ -860,9 +861,9 @@ class _Bet(NamedTuple):
 def _best(X: Floats, m: float, cap: float) -> float:
     """The bet of the largest growth, of those that a term of the cap cannot ruin."""
     high = math.log(0.9 / cap)
-    from scipy.optimize import minimize_scalar  # slow to load
-
-    found = minimize_scalar(lambda x: -_growth(X, m, math.exp(x)), bounds=(high - 30, high), method="bounded")
+    found = scipy.optimize.minimize_scalar(
+        lambda x: -_growth(X, m, math.exp(x)), bounds=(high - 30, high), method="bounded"
+    )
     return math.exp(float(found.x))
 
 
