@@ -80,7 +80,7 @@ def test_strategies_as_elsewhere(strategy) -> None:
     canaries = ao.audit.Canaries(size=5, count=3, dimension=5, seed=1)
     released, steps = RNG.standard_normal((8, 5)), [[0, 4], [1, 5], [3, 7]]
     audited = rows(released, canaries=canaries, included=[1, 0, 1], steps=steps, strategy=strategy)
-    streamed = ao.audit.scores(released, ao.audit.as_released(strategy), steps, canaries)
+    streamed = ao.audit.scores(released, ao.audit.canaries.as_released(strategy), steps, canaries)
     np.testing.assert_allclose(audited.scores, streamed, atol=1e-10)
 
 

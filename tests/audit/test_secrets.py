@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from anyorder.accounting import Gaussian, Sampled
-from anyorder.audit import Memorised, Secrets, group_curve
-from anyorder.audit.secrets import chi_squared, exposure
+from anyorder.audit import Memorised, Secrets
+from anyorder.audit.secrets import chi_squared, exposure, group_curve
 from anyorder.errors import ArgumentError
 
 KEY = bytes(range(32))

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from anyorder.accounting.curves import Curve
 from anyorder.app.text import Text, load_function
-from anyorder.audit import Memorised, Secrets, epsilon_lower_bound, group_curve, p_value
+from anyorder.audit import Memorised, Secrets, epsilon_lower_bound, p_value
 from anyorder.audit.bounds import Method
 from anyorder.audit.result import REFUTED
-from anyorder.audit.secrets import LogProb
+from anyorder.audit.secrets import LogProb, group_curve
 from anyorder.errors import ArgumentError
 from anyorder.plan.plan import Plan
 
