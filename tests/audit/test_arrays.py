@@ -302,7 +302,7 @@ def test_a_program_that_forgot_its_noise_is_refuted_and_no_error(tmp_path: Path)
         ({"noise_std": [1.0, 2.0]}, "noise_std must be one value"),
         ({"included": 1}, "included must be arrays"),
         ({"noise_std": 0.0}, "noise_std must be above 0"),
-        ({"included": [1, 0, 1]}, "one for each of 3 coins"),
+        ({"included": [1, 0, 1]}, "one for each of 3 draws"),
         ({"included": [1, 2]}, "0 and 1"),
         ({"canaries": [0, 3]}, "one beyond"),
         ({"canaries": [0, 0]}, "distinct"),

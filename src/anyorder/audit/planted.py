@@ -49,18 +49,18 @@ def plant(
 
     At each of its steps an included canary adds clip_norm g_c to the un-noised total, inside the release core, as a
     unit of its own that was clipped. Everything behind that point is the run's own: journal, noise, division,
-    optimizer. The neighbours of the plan say what a coin decides: with or without the canary; under "replace-one",
+    optimizer. The neighbours of the plan say what a draw decides: with or without the canary; under "replace-one",
     g_c or -g_c.
 
-    The claim of the run's own units stays what it was. The vectors are public, coins and vectors do not depend on the
-    units; so for every outcome of the coins the release is the planned mechanism on totals in which each unit has the
+    The claim of the run's own units stays what it was. The vectors are public, draws and vectors do not depend on the
+    units; so for every outcome of the draws the release is the planned mechanism on totals in which each unit has the
     part that it had, beside a constant: for neighbours the same one. What the canaries cost is accuracy. So the release
-    may be shown, with coins and all that follows from both.
+    may be shown, with draws and all that follows from both.
 
     An informed result is no such thing. Its scores are what was released less what the units added, so whoever has the
     scores, or exact numbers that follow from them, and what was released, or a model that it trained, has the sums
     without noise: no epsilon covers that. The result is then as secret as the data, and `to_dict` refuses to write it.
-    If neither the release nor anything made of it is left, the result is a function of noise, coins and claim
+    If neither the release nor anything made of it is left, the result is a function of noise, draws and claim
     alone, the same whatever the data are (but for the rounding of floats, far below the noise that nobody knows any
     more), and tells nothing of the units: so `anyorder.app.audit_training` trains a copy and discards it.
 
@@ -70,7 +70,7 @@ def plant(
 
     Args:
         release: an `anyorder.Release` or an engine after `make_private`; before its first step, in one process, and
-            without a checkpoint: canaries would have to come back after a resume with the coins that they had.
+            without a checkpoint: canaries would have to come back after a resume with the draws that they had.
         canaries: of `release.whole_size` coordinates: the release's, and those of its tables behind them; for an engine
             all trainable parameters, one behind the other.
         steps: of each canary, or of all, as `scores` takes them; each must be allowed by the plan's participation.
@@ -80,7 +80,7 @@ def plant(
             coordinates to keep them of so many, drawn as who is in: for large ones.
         informed: the attacker knows what the units of the data add, as the claim allows, and takes it away before the
             scores. They then have the law of the noise alone, and show all of mu; else the data's gradients hide some,
-            may agree with the coins by chance, and may answer noise that was released before: the verdict is then by
+            may agree with the draws by chance, and may answer noise that was released before: the verdict is then by
             "f_dp", which holds whatever the data are and refutes little.
         known: under secret sampling: score also as one who knows in which steps a canary is, or would be.
     Returns: a `PlantedCanaries`, to be asked for its `result()` when the run is over.
@@ -97,8 +97,8 @@ class PlantedCanaries:
         canaries: the directions.
         steps: (count,) tuples of steps; None under secret sampling.
         drawn: under secret sampling, (count,) tuples of the steps that were drawn for each canary, none perhaps: where
-            it is, or would be had its coin come up. Who scores what was released must not know them. Else None.
-        included: (count,) bool, the coins: who scores what was released must not know them.
+            it is, or would be had its draw put it in. Who scores what was released must not know them. Else None.
+        included: (count,) bool, the draws: who scores what was released must not know them.
         kept_at: the coordinates that `totals` and `released` are of, ascending.
     """
 
@@ -123,7 +123,7 @@ class PlantedCanaries:
         plan = release.plan
         self.plan, self.canaries = plan, canaries
         source = NoiseSource.random() if key is None else NoiseSource(key)
-        self.included = canaries.coins(source.key)
+        self.included = canaries.draw(source.key)
         self._known: _KnownTotals | None = None
         self._scorer: Scorer | SampledScorer | SecretScorer
         self._mus: Floats | None

@@ -225,8 +225,8 @@ def bins_in_each_epoch(reached: Reached) -> Iterator[None]:
 
 
 @contextmanager
-def coins_of_another_run(reached: Reached) -> Iterator[None]:
-    """Each run tosses the same coins, as those of a generator whose seed somebody fixed."""
+def draws_of_another_run(reached: Reached) -> Iterator[None]:
+    """Each run makes the same draws, as those of a generator whose seed somebody fixed."""
     real = Draws.__init__
 
     def init(self: Any, rule: Any, size: int, source: Any) -> None:
@@ -316,7 +316,7 @@ FAULTS: tuple[Fault | SumFault, ...] = (
     Fault("larger sampling probability", larger_coins, sampled=True),
     Fault("bins that are public", public_bins, bins=True),
     Fault("a new bin in each epoch", bins_in_each_epoch, bins=True),
-    Fault("coins of another run", coins_of_another_run, bins=True),
+    Fault("draws of another run", draws_of_another_run, bins=True),
     Fault("half the noise, balls in bins", half_the_noise, bins=True),
     Fault("clip norm of the next step", next_clip_norm),
     Fault("sum kept for later", sum_kept_for_later),
