@@ -13,7 +13,8 @@ from scipy.stats import chi2, norm
 from anyorder.errors import ArgumentError
 from anyorder.noise import NoiseSource
 from anyorder.noise.discrete import _digits, _tail
-from anyorder.sparse import select, select_counts, select_top, select_uniform
+from anyorder.sparse import select
+from anyorder.sparse.select import select_counts, select_top, select_uniform
 
 SOURCE = NoiseSource(bytes(range(32)))
 

@@ -24,7 +24,7 @@ from anyorder.app.job import Observer, helpers
 from anyorder.app.planning import make_plan, mechanism_words, noise_lines
 from anyorder.app.text import load_function
 from anyorder.errors import ArgumentError
-from anyorder.federated import CheckIn, Diurnal, LocalTraining, Server, simulate
+from anyorder.federated import CheckIn, Diurnal, LocalTraining, Server, assist, simulate
 from anyorder.federated.cohorts import Availability, UniformAvailability, cohort_size
 from anyorder.federated.simulation import Simulation
 from anyorder.formatting import counted, rounded_up
@@ -547,8 +547,6 @@ def _run(
 
 def _assist(settings: FederatedSettings) -> None:
     """What a process beside the first does."""
-    from anyorder.federated import assist
-
     parts = _Parts(settings)
     assist(parts.model, parts.federation.users, parts.training)
 

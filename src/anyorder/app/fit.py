@@ -22,7 +22,8 @@ from anyorder.app.job import Observer
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, CheckpointError
 from anyorder.formats import read_json
-from anyorder.online import Hinge, Learner, Logistic, PoissonLoss, Softmax, Squared
+from anyorder.online import Learner
+from anyorder.online.losses import Hinge, Logistic, PoissonLoss, Softmax, Squared
 from anyorder.online.regret import usual_regularization
 from anyorder.participation import MinSeparation
 from anyorder.plan.plan import Plan

@@ -48,7 +48,7 @@ from anyorder.strategy.sensitivity import sensitivity
 #
 # **Why it may be claimed.** Let pi say who is in which step, of the steps that were taken. Under `zero-out` and
 # `replace-one` neighbours, pi is the same for both. Let it, and the step after which the run ended, be chosen without
-# looking at what was released: by a calendar, by coins, by who is at hand. Then a run is one draw of pi, the same for
+# looking at what was released: by a calendar, at random, by who is at hand. Then a run is one draw of pi, the same for
 # neighbours, and after it a Gaussian matrix mechanism whose steps are those of pi, and whose noise was fixed
 # beforehand: mu-GDP with mu = f clip_norm sens(C, pi) / noise_std for this pi, whatever else might have been drawn.
 # Every unit's steps in pi are a pattern of S, and float32 coefficients move sens(C, S) by no larger share than that of
