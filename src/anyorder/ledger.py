@@ -45,9 +45,9 @@ def as_units(units: Iterable[Any]) -> Units:
         units = array.tolist()
     values = list(units)
     kinds = set(map(type, values))
-    if values and all(issubclass(kind, str) for kind in kinds):
-        return list(map(checks.name_of_unit, values))
-    if kinds != {int}:  # the number itself, whatever a subclass says that it is
+    if kinds != {int}:  # the characters or the number itself, whatever a subclass says that it is
+        if values and all(issubclass(kind, str) for kind in kinds):
+            return list(map(checks.name_of_unit, values))
         if not all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise ArgumentError(f"units must be all integers or all strings, got {names}")
