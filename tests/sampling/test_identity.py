@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import anyorder as ao
 from anyorder.errors import CheckpointError, LoaderError
+from anyorder.sampling import identity
 from anyorder.sampling.identity import digest_of
 
 N, B, EPOCHS = 40, 8, 2
@@ -123,6 +124,22 @@ def test_a_data_set_that_is_shuffled_between_epochs_is_refused(workers):
     assert run[0].step == N // B
 
 
+def test_of_a_large_data_set_more_rows_are_kept_with_each_epoch(tmp_path, monkeypatch):
+    monkeypatch.setattr(identity, "_SECONDS", 0.0)
+    monkeypatch.setattr(identity, "_CHUNK", 2)
+    run = start(KINDS["list"](np.arange(N)), tmp_path / "run")
+    few = len(run[3].rows.state_dict()["names"])
+    assert 32 <= few < N
+    train(run, N // B + 1)
+    run[0].save()
+    run[0].close()
+    more = len(run[3].rows.state_dict()["names"])
+    assert few < more <= N
+    with pytest.raises(CheckpointError) as caught:
+        start(KINDS["list"](halves(np.arange(N))), tmp_path / "run")
+    assert caught.value.changed == (more, more)
+
+
 class Counted(Photos):
     """What it gives depends on what was asked for before."""
 
@@ -195,6 +212,7 @@ def test_what_differs_has_another_digest_and_a_copy_the_same():
 
 PRINTED = """
 import datetime, decimal, pathlib, types
+from anyorder.sampling import identity
 from anyorder.sampling.identity import digest_of
 words = {f"word {i}" for i in range(50)}
 thing = types.SimpleNamespace(words=words, day=datetime.date(2026, 1, 2), path=pathlib.PurePosixPath("a/b"), by=len)

@@ -9,9 +9,9 @@ the index, in its checkpoint, and compares:
     another rank     those of a sample, which is the same on all ranks
 
 An example is read for this under generators that are set for it alone, so that its augmentation is the same at every
-reading; in a worker process where the loader has some, since a data set may open files where it is first read. All
-rows are kept of a run with a checkpoint, or as many as `_SECONDS` read, at least the sample. A digest is keyed by the
-run: without the key nobody can try a guess against it, and it lies only where the key lies.
+reading; in a worker process where the loader has some, since a data set may open files where it is first read. Of a
+run with a checkpoint all rows are kept, or as many as `_SECONDS` read at its begin, and more with each epoch. A digest
+is keyed by the run: without the key nobody can try a guess against it, and it lies only where the key lies.
 
 What cannot be told: rows beyond those that were kept; a data set whose `dataset[i]` is another thing at each reading,
 which is named, and for which a key of each example (`unit=`) is the way.
@@ -49,6 +49,7 @@ Integers = NDArray[np.int64]
 
 _SAMPLE = 32
 _SECONDS = 2.0
+_SHARE = 0.03  # of the time of an epoch, for rows that are not kept yet
 _CHUNK = 256  # examples that are asked for at once
 _DEEP = 16  # objects within objects that are followed
 _KEYS = "name the units with unit= in make_private, by a key that stays with each example, and pass order= to ao.plan"
@@ -66,7 +67,7 @@ class Noted(NamedTuple):
         return int(np.count_nonzero(self.digests[here] != now.digests[there])), len(here)
 
 
-class Rows:
+class ExampleDigests:
     """The rows of a loader's data set, read to tell whether they are those of before.
 
     Args:
@@ -84,7 +85,9 @@ class Rows:
         self._seeds, self._key = Seeds(source.derive(b"draws").key), source.derive(b"digests").key
         self._salt = np.uint64(int.from_bytes(source.derive(b"sample").key[:8], "little"))
         self._noted: Noted | None = None
-        self._is_named = False
+        self._rest: Integers | None = None  # indices of rows that are not noted yet
+        self._is_kept = False  # whether in a checkpoint
+        self._epoch_began: float | None = None
 
     # -- what is compared --------------------------------------------------------------------------------------------
 
@@ -98,24 +101,44 @@ class Rows:
             self._noted = self._stable(chosen)
         return Noted(self._noted.names[:_SAMPLE], self._noted.digests[:_SAMPLE])
 
-    def note(self) -> None:
-        """Keep the digests of all rows, or of as many as are read within the time, for a checkpoint."""
-        few = self.sample()
-        if len(few.names) == _SAMPLE:
-            rest = self._in_turn()[_SAMPLE:]
-            with suppress(Exception):  # as in `_stable`
-                more = self._read(rest, self._loader.num_workers, time.monotonic() + _SECONDS)
-                self._noted = Noted(*(np.concatenate(pair) for pair in zip(few, more, strict=True)))
+    def note(self, seconds: float | None = None) -> None:
+        """Keep the digests of all rows, or of as many more as are read within the time, for a checkpoint.
 
-    def check_epoch(self) -> None:
-        """Compare the sample with that of the run's begin. Raises: LoaderError."""
-        before = self.sample()
-        if self._reads_at_ease and before.changed(self._found(before))[0]:
+        Args:
+            seconds: None for those of a run's begin.
+        """
+        self.sample()
+        assert self._noted is not None
+        self._is_kept, kept = True, self._noted
+        if len(kept.names) < _SAMPLE:
+            return  # all there are, or none, where they cannot be compared
+        if self._rest is None:
+            indices = self._in_turn()
+            self._rest = indices[~np.isin(self._names(indices), kept.names)]
+        if len(self._rest):
+            until = time.monotonic() + (_SECONDS if seconds is None else seconds)
+            with suppress(Exception):  # as in `_stable`
+                more = self._read(self._rest, self._loader.num_workers, until)
+                self._noted = Noted(*(np.concatenate(pair) for pair in zip(kept, more, strict=True)))
+                self._rest = self._rest[len(more.names) :]
+
+    def begin_epoch(self, is_first: bool) -> None:
+        """Compare the sample with that of the run's begin, in all epochs but the first, and keep more of the rows.
+
+        Raises: LoaderError.
+        """
+        before, now, began = self.sample(), time.monotonic(), self._epoch_began
+        self._epoch_began = now
+        if is_first or not self._reads_at_ease:
+            return
+        if before.changed(self._found(before))[0]:
             raise LoaderError(
                 "the rows of the data set are not those of the epoch before: dataset[i] is another example now. The "
                 "claim counts how often an example comes by its index. Keep the data set as it is and let the loader "
                 f"shuffle; or {_KEYS}"
             )
+        if self._is_kept and began is not None:
+            self.note(_SHARE * (now - began))
 
     def check_resumed(self, saved: Mapping[str, Any]) -> None:
         """Compare all rows that a checkpoint has with those of now, and keep what it has.
@@ -133,11 +156,13 @@ class Rows:
             )
             problem.changed = changed, compared
             raise problem
-        self._noted = before
+        self._noted, self._is_kept = before, True
 
-    def state_dict(self) -> dict[str, Any] | None:
+    def state_dict(self) -> dict[str, torch.Tensor] | None:
         """What `check_resumed` wants; None before anything was noted."""
-        return None if self._noted is None else self._noted._asdict()
+        if self._noted is None:
+            return None
+        return {name: torch.from_numpy(part.copy()) for name, part in self._noted._asdict().items()}
 
     # -- how rows are read -------------------------------------------------------------------------------------------
 
@@ -191,7 +216,9 @@ class Rows:
         dataset = self._loader.dataset
         with alone(self._seeds.at("rows"), held_generators(dataset)) if not self._loader.num_workers else nullcontext():
             if type(dataset) is TensorDataset:
-                found: Iterable[Integers] = (_of_tensors(dataset, chunk, self._key) for chunk in _chunks(indices))
+                found: Iterable[Integers] = (
+                    _of_tensors(dataset, chunk, self._key) for chunk in _chunks(indices, _CHUNK)
+                )
             else:
                 found = self._reader(indices, min(workers, self._loader.num_workers))
             for chunk in found:
@@ -237,7 +264,7 @@ def check_same_rows(told: list[Noted]) -> None:
         )
 
 
-def _chunks(indices: Integers, size: int = _CHUNK) -> Iterator[Integers]:
+def _chunks(indices: Integers, size: int) -> Iterator[Integers]:
     return (indices[i : i + size] for i in range(0, len(indices), size))
 
 

@@ -28,7 +28,7 @@ from anyorder.sampling.draws import (
     seeded_parts,
     user_dataset,
 )
-from anyorder.sampling.identity import Rows
+from anyorder.sampling.identity import ExampleDigests
 from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
 from anyorder.sampling.shapes import (
@@ -413,11 +413,11 @@ class PrivateLoader:
         return self._shapes is None and any(own is known for known in ROWWISE)
 
     @cached_property
-    def rows(self) -> Rows | None:
+    def rows(self) -> ExampleDigests | None:
         """What tells whether the data set's rows are those of before; None where units have keys of their own."""
         if self._origins is None or self._batches is None:
             return None
-        return Rows(self._user_loader, self._batches.order.members, self._origins.names, key_of(self._seed))
+        return ExampleDigests(self._user_loader, self._batches.order.members, self._origins.names, key_of(self._seed))
 
     @property
     def dataset(self) -> Any:
@@ -494,7 +494,7 @@ class PrivateLoader:
             self._position = self._used = batches.position
         position = self._position
         if self.rows is not None and position % (self.batches_per_epoch or 1) == 0:
-            self.rows.check_epoch() if position else self.rows.sample()
+            self.rows.begin_epoch(position == 0)
         if isinstance(self._loader, DataLoader) and self._loader.generator is not None:
             # What a DataLoader draws for its workers must not come from torch's global generator: a resumed run begins
             # an epoch in the middle, and dropout would see other numbers.
