@@ -12,10 +12,6 @@ import anyorder as ao
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "anyorder"
 CALL = re.compile(r"\bao\.([\w.]+)\(")
-KNOWN = {
-    "training/engine.py": ["ao.plan(selection=)", "ao.plan(on_device=)"],
-    "training/tables.py": ["ao.plan(secure=)"],
-}  # still to be put into the words of today; nothing may be added
 PLANNED = re.compile(r"\b[Pp]lan with(?:out)? (\w+)=")  # "plan without secure=": a keyword of ao.plan
 
 
@@ -72,7 +68,7 @@ def test_messages_name_keywords_that_there_are():
         for path in sorted(PACKAGE.rglob("*.py"))
         if (found := {word for text in texts_of(path.read_text()) for word in unknown_keywords(text)})
     }
-    assert {path: found for path, found in wrong.items() if not found <= set(KNOWN.get(path, ()))} == {}
+    assert wrong == {}
 
 
 def test_pages_name_keywords_that_there_are():

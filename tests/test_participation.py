@@ -152,7 +152,7 @@ def test_numbers_and_words_of_secret_orders():
         "truncated_poisson",
     ]  # fmt: skip
     assert [rule.absence_moves_others for rule in (*sampled, cut)] == [False, True, False, False, False, True]
-    assert [rule.coin for rule in (*sampled, cut)] == [0.5, None, None, None, None, None]
+    assert [rule.draw_probability for rule in (*sampled, cut)] == [0.5, None, None, None, None, None]
     words = [
         rule.describe() for rule in (cut, groups, TruncatedPoisson(4, 0.5, 2, 12), TruncatedPoisson(4, 0.4, 3, 12))
     ]

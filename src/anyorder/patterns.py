@@ -141,7 +141,7 @@ class Listed:
         steps = [frozenset(pattern) for pattern in self.enumerate()]
         return len(set().union(*steps)) == sum(len(pattern) for pattern in set(steps))
 
-    def worst(self) -> Integers:
+    def likely_worst(self) -> Integers:
         """The pattern of largest sensitivity for a Toeplitz C whose first column does not rise; guessed for a list."""
         return np.arange(0, self.n, self.spread)[: self.max_participations]
 
@@ -235,7 +235,7 @@ class Separated:
         """Whether `disjoint` leaves no pattern out: single steps."""
         return self.max_participations == 1
 
-    def worst(self) -> Integers:
+    def likely_worst(self) -> Integers:
         """The pattern of largest sensitivity for a Toeplitz C whose first column does not rise: early and close."""
         return np.arange(0, self.n, self.b)[: self.max_participations]
 
@@ -297,7 +297,7 @@ class PerEpoch:
         """Whether `disjoint` leaves no pattern out: a single epoch."""
         return self.k == 1
 
-    def worst(self) -> Integers:
+    def likely_worst(self) -> Integers:
         """A guess at the pattern of largest sensitivity: last of one epoch, first of the next, and so in pairs."""
         epochs, s = np.arange(self.k), self.steps_per_epoch
         return np.asarray(epochs * s + np.where((epochs % 2 == 0) & (epochs < self.k - 1), s - 1, 0))
@@ -505,7 +505,7 @@ class Participation(ABC):
         return self
 
     @property
-    def coin(self) -> float | None:
+    def draw_probability(self) -> float | None:
         """The probability of the secret draw that alone decides whether a unit is in a step; None for other orders."""
         return None
 

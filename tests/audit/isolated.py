@@ -20,6 +20,7 @@ import anyorder as ao
 from anyorder.accounting.selection import Uniform
 from anyorder.audit.faults import patched
 from anyorder.audit.isolation import Neighbour
+from anyorder.clipping import Adaptive
 from anyorder.clipping.clip_rules import PerGroup
 from anyorder.online import LeastSquares, LinearRegression, LogisticRegression
 from anyorder.online.learner import Learner
@@ -45,13 +46,11 @@ class Isolated:
 
     Attributes:
         train, rows, options: of `isolation.check`.
-        hole: what fails today, and why; None: nothing is found.
     """
 
     train: Callable[..., Any]
     rows: Any
     options: dict[str, Any] = field(default_factory=lambda: {"rows": (UNIT,)})
-    hole: str | None = None
 
 
 # -- the engine --------------------------------------------------------------------------------------------------------
@@ -91,6 +90,28 @@ def engine(model=mlp, loss=F.cross_entropy, *, collate=None, plan=None, **option
     return train
 
 
+def measured(rule):
+    """A loop whose loss is released, and goes to a schedule."""
+
+    def train(rows, folder):
+        run, net = ao.PrivacyEngine(planned(mechanism="independent")), mlp()
+        made, loader = torch.optim.SGD(net.parameters(), lr=0.5), DataLoader(rows, batch_size=B, shuffle=True)
+        private, made, loader = run.make_private(net, made, loader, rule=rule, released=RELEASED)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(made, patience=0)
+        for _ in range(EPOCHS):
+            for x, y in loader:
+                losses = F.cross_entropy(private(x), y, reduction="none")
+                run.measure(loss=losses)
+                losses.mean().backward()
+                made.step()
+                made.zero_grad()
+            schedule.step(run.metrics.mean("loss", len(loader)))
+        return [net, run.metrics.values("loss"), run.clip_norm]
+
+    return train
+
+
+RELEASED = ao.Metrics({"loss": 4.0}, share=0.3)
 LENGTHS = (8, 32, 160)
 
 
@@ -199,10 +220,14 @@ def table(selection=None):
 IDS = [(torch.randint(0, 20, (3,), generator=RNG), torch.tensor(i % CLASSES)) for i in range(N)]
 OTHER_IDS = [Neighbour("other ids", [(19 - ids if i == UNIT else ids, y) for i, (ids, y) in enumerate(IDS)])]
 
+ODD = [(torch.rand(4), TEXTS[UNIT][1]), (torch.ones(4, 2, dtype=torch.int64), TEXTS[UNIT][1]), (TEXTS[UNIT][0],), None]
+
 TRAINING = {
     "engine": Isolated(engine(), ROWS),
     "engine, independent noise": Isolated(engine(plan=planned(mechanism="independent")), ROWS),
     "engine, groups": Isolated(engine(rule=PerGroup([["0.weight", "0.bias"], ["2.weight", "2.bias"]])), ROWS),
+    "engine, a released loss": Isolated(measured(None), ROWS),
+    "engine, a released loss under a norm that moves": Isolated(measured(Adaptive(share=0.3)), ROWS),
     "engine, exact integers": Isolated(engine(plan=planned(mechanism=ao.mechanism("tree", secure=True))), ROWS),
     "engine, micro-batches": Isolated(engine(accumulate=2), ROWS),
     "engine, secret batches": Isolated(engine(plan=planned(order="balls-in-bins", epsilon=None, noise_multiplier=2,
@@ -217,8 +242,11 @@ TRAINING = {
     "lazy table": Isolated(table(), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "selected table": Isolated(table(Uniform(6)), IDS, {"rows": (UNIT,), "others": OTHER_IDS}),
     "engine, a mean over length": Isolated(engine(MeanOfLength, warm, collate=padded, pad_to=LENGTHS), TEXTS),
-    "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded, pad_to=LENGTHS), TEXTS,
-        hole="which numbers a row is given follows from its place among those of its length: equal in law alone"),
+    "dropout over a padded length": Isolated(engine(lambda: Words(0.5), collate=padded, pad_to=LENGTHS), TEXTS),
+    "examples that do not fit": Isolated(
+        engine(Words, collate=padded, pad_to=LENGTHS, like=(torch.zeros(8, dtype=torch.int64), torch.tensor(0))), TEXTS,
+        {"rows": (UNIT,), "others": [Neighbour(f"odd {i}", [odd if j == UNIT else row for j, row in enumerate(TEXTS)])
+                                     for i, odd in enumerate(ODD)]}),
     "a crop that is drawn again": Isolated(cropped, ROWS),
     "labels out of range": Isolated(engine(), ROWS, {"rows": (UNIT,), "kinds": EVERYTHING}),
 }  # fmt: skip
@@ -226,7 +254,7 @@ TRAINING = {
 # -- trainers ----------------------------------------------------------------------------------------------------------
 
 
-def hugging_face(rows, folder, pad_to=None):
+def hugging_face(rows, folder, pad_to=None, released=None):
     import transformers
 
     from anyorder.training.trainers.huggingface import PrivateTrainer
@@ -244,7 +272,7 @@ def hugging_face(rows, folder, pad_to=None):
     data = [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": y} for ids, y in rows]
     trainer = PrivateTrainer(
         transformers.BertForSequenceClassification(config), arguments, train_dataset=data, plan=planned(),
-        data_collator=words_and_masks, pad_to=pad_to,
+        data_collator=words_and_masks, pad_to=pad_to, released=released,
     )  # fmt: skip
     with stopped():
         done = trainer.train()
@@ -256,13 +284,17 @@ def hugging_face_texts(rows, folder):
     return hugging_face(rows, folder, pad_to=LENGTHS)
 
 
+def hugging_face_measured(rows, folder):
+    return hugging_face(rows, folder, pad_to=LENGTHS, released=RELEASED)
+
+
 def words_and_masks(batch):
     texts = {name: [row[name] for row in batch] for name in batch[0]}
     labels = torch.stack(texts.pop("labels"))
     return {name: pad_sequence(rows, batch_first=True) for name, rows in texts.items()} | {"labels": labels}
 
 
-def lightning(rows, folder):
+def lightning(rows, folder, released=None):
     import lightning as pl
 
     from anyorder.training.trainers.lightning import PrivacyCallback
@@ -273,13 +305,20 @@ def lightning(rows, folder):
             self.net = mlp()
 
         def training_step(self, batch, index):
-            return F.cross_entropy(self.net(batch[0]), batch[1])
+            losses = F.cross_entropy(self.net(batch[0]), batch[1], reduction="none")
+            if released is not None:
+                privacy.engine.measure(loss=losses)
+            return losses.mean()
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.5)
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            if released is None:
+                return optimizer
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss"}}
 
     module, loader = Module(), DataLoader(rows, batch_size=B, shuffle=True)
-    privacy = PrivacyCallback(planned(), network="net")
+    privacy = PrivacyCallback(planned(), network="net", released=released)
     module, loader = privacy.make_private(module, loader)
     trainer = pl.Trainer(
         max_epochs=EPOCHS, callbacks=[privacy], logger=False, enable_progress_bar=False,
@@ -289,12 +328,19 @@ def lightning(rows, folder):
     return [module, {name: float(value) for name, value in trainer.callback_metrics.items()}]
 
 
+def lightning_measured(rows, folder):
+    return lightning(rows, folder, RELEASED)
+
+
 SECRET_OF_TRAINER = ("*_privacy.checkpoint*",)
 FIXED = [(ids[:3], y) for ids, y in TEXTS]
 TRAINERS = {
     "Hugging Face": Isolated(hugging_face, FIXED, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
     "Hugging Face, texts": Isolated(hugging_face_texts, TEXTS, {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
+    "Hugging Face, a released loss": Isolated(hugging_face_measured, TEXTS,
+        {"rows": (UNIT,), "secret": SECRET_OF_TRAINER}),
     "Lightning": Isolated(lightning, ROWS),
+    "Lightning, a released loss": Isolated(lightning_measured, ROWS),
 }  # fmt: skip
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -396,7 +442,37 @@ def federated(rows, folder):
     return net
 
 
-FEDERATED = {"server": Isolated(federated, CHANGES, {"rows": (1,), "unit": "b"})}
+EXAMPLES = [(torch.randn(2, 3, generator=RNG), torch.randn(2, generator=RNG)) for _ in PEOPLE]
+X, Y = EXAMPLES[1]
+ON_A_DEVICE = {
+    "other values": (1 - 3 * X, Y), "huge values": (1e30 * X, Y), "NaN": (X / 0 * 0, Y),
+    "more examples": (X.repeat(9, 1), Y.repeat(9)), "no examples": (X[:0], Y[:0]), "other columns": (X[:, :2], Y),
+    "training fails": (X, Y.repeat(4)[:5]),
+}  # fmt: skip
+
+
+def flower(masked=False):
+    def train(rows, folder):
+        from flower.isolated_clients import federation
+
+        places = {"secure": True, "on_device": ("clipping",)} if masked else {}
+        plan = planned(
+            dataset_size=6, batch_size=3, epochs=None, unit="user", order=MinSeparation(4, b=2, k=2),
+            mechanism=ao.mechanism("independent", **places),
+        )  # fmt: skip
+        return federation(plan, PEOPLE)(rows, folder)
+
+    return train
+
+
+ON_DEVICES = {"rows": (1,), "unit": "b", "others": [
+    Neighbour(name, [own if i == 1 else other for i, other in enumerate(EXAMPLES)])
+    for name, own in ON_A_DEVICE.items()]}  # fmt: skip
+FEDERATED = {
+    "server": Isolated(federated, CHANGES, {"rows": (1,), "unit": "b"}),
+    "Flower client": Isolated(flower(), EXAMPLES, ON_DEVICES),
+    "Flower client, sums under masks": Isolated(flower(masked=True), EXAMPLES, ON_DEVICES),
+}
 
 # -- linear models -----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from anyorder.budget.claim import SearchCertificate, read_space, uniforms
 from anyorder.budget.search import PrivateScore, Trial, prepare, tune
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import NoiseSource
-from budget.searches import LARGE, PLAN, SPACE, TARGET, counted, function, run
+from budget.searches import LARGE, PLAN, SPACE, TARGET, InThisProcess, counted, function, run
 from plans import flat_plan
 
 KEY = bytes(range(32))
@@ -31,7 +31,12 @@ FEW = {"batch_size": [4], "epochs": [1], "rate": [0.1, 1.0, 10.0]}
 
 
 def search(made=function, space=SPACE, **options):
-    return tune(made, space, **{**TARGET, "plan": PLAN, "runs": 4, "key": KEY, **options})
+    return tune(made, space, **{**TARGET, "plan": PLAN, "runs": 4, "key": KEY, "score": "public", **options})
+
+
+@pytest.fixture(autouse=True)
+def _no_processes(monkeypatch):
+    monkeypatch.setattr("anyorder.budget.search.Trials", InThisProcess)
 
 
 def quick(settings, plan, folder):
@@ -453,7 +458,8 @@ def never(settings, plan, folder):
         (SPACE, {"law": 3}, "law must be a Law"),
         (SPACE, {"law": Geometric(5)}, "together with a Law"),
         (SPACE, {"law": "fixed", "runs": 19}, "at most that of the settings, 18"),
-        (SPACE, {"score": "private"}, r"PrivateScore\(sensitivity=..\)"),
+        (SPACE, {"score": "private"}, r"states that scores .* PrivateScore\(sensitivity=..\)"),
+        (SPACE, {"score": None}, "states that scores are made without private data"),
         (SPACE, {"epsilon": 0}, "epsilon must be above 0"),
         (SPACE, {"delta": 0}, "delta must lie"),
         (SPACE, {"key": b"short"}, "key must be 32 bytes"),

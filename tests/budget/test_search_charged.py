@@ -6,7 +6,13 @@ import pytest
 
 import anyorder as ao
 from anyorder.errors import BudgetError, TrainingError
+from budget.searches import InThisProcess
 from budget.test_search import never, quick, search
+
+
+@pytest.fixture(autouse=True)
+def _no_processes(monkeypatch):
+    monkeypatch.setattr("anyorder.budget.search.Trials", InThisProcess)
 
 
 class Left:

@@ -10,7 +10,7 @@ import pytest
 import anyorder as ao
 from anyorder.budget.claim import SearchCertificate
 from anyorder.budget.search import SearchFolder, Trial, prepare, tune
-from budget.searches import PLAN, TARGET
+from budget.searches import PLAN, TARGET, InThisProcess
 
 SPACE = {"batch_size": [4, 6], "epochs": [1], "rate": [1, 2, 3, 4, 5, 6, 7]}
 
@@ -18,6 +18,7 @@ SPACE = {"batch_size": [4, 6], "epochs": [1], "rate": [1, 2, 3, 4, 5, 6, 7]}
 @pytest.fixture(autouse=True)
 def _calibrated_once(monkeypatch):
     monkeypatch.setattr("anyorder.budget.search.prepare", cache_of(prepare))
+    monkeypatch.setattr("anyorder.budget.search.Trials", InThisProcess)
 
 
 def cache_of(call):
@@ -43,7 +44,7 @@ def function(settings, plan, folder):
 
 def search(folder, law, key, made=function):
     runs = {"geometric": 6, "fixed": 4}[law]
-    return tune(made, SPACE, **TARGET, plan=PLAN, runs=runs, law=law, folder=folder / "search", key=key)
+    return tune(made, SPACE, **TARGET, plan=PLAN, runs=runs, law=law, folder=folder / "search", key=key, score="public")
 
 
 def killed_at(event, folder, law, key):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from anyorder.clipping import native
 from anyorder.clipping.norms import ConvolutionUse, Geometry, UnitMap, Weights, settle
+from anyorder.clipping.per_example import GhostClipping
 from anyorder.errors import ClippingWarning
 
 pytestmark = pytest.mark.skipif(
@@ -218,3 +219,83 @@ def test_a_missing_library_is_told_once_and_where_versions_are_printed(monkeypat
     finally:
         for cached in (native._library, native._path, native._warn):
             cached.cache_clear()
+
+
+# -- small layers at once --------------------------------------------------------------------------------------------
+
+BATCH, SCALE, CLIP = 9, 3.0, 1.7
+
+
+def layers(sizes):
+    """Linear maps (inputs, outputs), and one vector of 5 numbers."""
+    torch.manual_seed(0)
+    pairs = [(torch.randn(BATCH, n), torch.randn(BATCH, m)) for n, m in sizes]
+    return [*pairs, (None, torch.randn(BATCH, 5))]
+
+
+def one_by_one(given):
+    """(B,) float64 the factors, and the sums, by each example's gradient."""
+    each = [g.double() if a is None else torch.einsum("bm,bn->bmn", g.double(), a.double()) for a, g in given]
+    norms = sum(x.flatten(1).square().sum(1) for x in each).sqrt() * SCALE
+    factors = torch.where(norms.isfinite(), SCALE * (CLIP / norms).clamp(max=1), 0.0)
+    kept = [x.masked_fill(~norms.isfinite().view(-1, *(1 for _ in x.shape[1:])), 0) for x in each]
+    return factors, [torch.einsum("b,b...->...", factors, x) for x in kept]
+
+
+def at_once(given, path, **changed):
+    sums = [torch.full((g.shape[1],) if a is None else (g.shape[1], a.shape[1]), torch.nan) for a, g in given]
+    options = {"scale": SCALE, "clip_norm": CLIP, "large": 2.0**30, "path": path} | changed
+    bad, weights = native.clip([(a, g, out) for (a, g), out in zip(given, sums, strict=True)], **options)
+    return bad, weights, sums
+
+
+@pytest.mark.parametrize("path", range(3))
+@pytest.mark.parametrize("sizes", [[(64, 6), (6, 3)], [(1, 1)], [(33, 4), (17, 9), (131, 5)]])
+def test_clipped_sums_of_small_layers(path, sizes):
+    if path > native._library().anyorder_lanes():
+        pytest.skip("this processor lacks the instructions")
+    given = layers(sizes)
+    given[0][0][2], given[-1][1][2] = 0.0, 0.0  # hardly longer than nothing
+    factors, expected = one_by_one(given)
+    bad, weights, sums = at_once(given, path)
+    assert bad == 0
+    assert bool((weights.double() <= factors).all())
+    assert torch.allclose(weights.double(), factors, rtol=2e-7)
+    for made, right in zip(sums, expected, strict=True):
+        assert torch.allclose(made.double(), right, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_an_example_that_is_not_finite_adds_nothing_and_moves_no_other(number):
+    given = layers([(20, 6), (6, 3)])
+    absent = [(None if a is None else a.clone(), g.clone()) for a, g in given]
+    given[1][0][4, 2] = number
+    for _, g in absent:
+        g[4] = 0
+    bad, weights, sums = at_once(given, None)
+    without = at_once(absent, None)[2]
+    assert (bad, float(weights[4])) == (1, 0.0)
+    assert all(torch.equal(x, y) for x, y in zip(sums, without, strict=True))
+
+
+def test_what_float32_cannot_add_up_is_left_to_others():
+    given = layers([(20, 6)])
+    given[0][0][3, 1] = 2.0**31
+    assert at_once(given, None)[0] == -1
+    assert at_once(given, None, large=2.0**32)[0] == 0
+
+
+def test_at_once_and_one_by_one_agree(monkeypatch):
+    """The sums of a model by one call, and by the norms and sums of each parameter."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3))
+    x, found = torch.randn(8, 6), []
+    for there in (True, False):
+        monkeypatch.setattr(native, "available", lambda there=there: there)
+        options = {"groups": torch.arange(8), "clip_norm": 0.5, "scale": 8.0, "receive": found.append}
+        GhostClipping(model).forward((x,), {}, **options).square().mean().backward()
+    vector = next(iter(found[0].values()))._base
+    assert all(value._base is vector for value in found[0].values())  # of which the release makes its noise at once
+    assert vector.shape == (sum(p.numel() for p in model.parameters()),)
+    assert next(iter(found[1].values()))._base is not vector
+    for name, value in found[0].items():
+        assert torch.allclose(value, found[1][name], rtol=1e-5, atol=1e-7)

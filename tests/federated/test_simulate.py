@@ -15,7 +15,7 @@ import processes
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.federated import CheckIn, LocalTraining, Server, assist, simulate
 from anyorder.federated.cohorts import UniformAvailability, choose_cohort
-from anyorder.federated.simulation import public_source
+from anyorder.federated.simulation import outcome, public_source
 from anyorder.participation import MinSeparation
 from anyorder.plan.planner import plan_at_sigma
 
@@ -124,6 +124,22 @@ def test_the_ledger_is_kept_to_and_what_came_gives_the_final_epsilon(reference):
     assert least == min(gaps) >= simulated.APART
     assert made.realised_epsilon <= made.planned_epsilon == pytest.approx(8, rel=1e-6)
     assert made.delta == 1e-5
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, TimeoutError])
+def test_a_simulation_that_was_stopped_half_way_claims_nothing_realised(stop):
+    """Who watches the models may stop at a good one: nobody stated that it was for another reason."""
+
+    def watch(done, model):
+        if done == 4:
+            raise stop
+
+    server = start()
+    with pytest.raises(stop):
+        simulate(server, examples(), simulated.TRAINING, on_round=watch)
+    assert server.step == 4
+    assert outcome(server).realised is outcome(server).realised_epsilon is None
+    assert server.certificate().stated == ()
 
 
 def test_a_timer_in_hours_gives_a_separation_in_rounds_that_is_known_afterwards():

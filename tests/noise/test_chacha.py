@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anyorder.noise import transform
+from anyorder.noise import normals
 from noise import oracle
 
 # draft-strombergson-chacha-test-vectors-01: 256-bit keys, blocks 0 and 1 of the keystream.
@@ -51,7 +51,7 @@ KEYSTREAMS = [
 
 def _bytes(key: bytes, counters: list[int], nonce: int, rounds: int) -> bytes:
     words = np.frombuffer(key, "<u4").astype(np.uint32)
-    blocks = transform.blocks(words, np.array(counters, dtype=np.uint64), nonce, rounds)
+    blocks = normals.blocks(words, np.array(counters, dtype=np.uint64), nonce, rounds)
     return blocks.T.astype("<u4").tobytes()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError, NoiseWarning
-from anyorder.noise import NoiseSource, NoiseStream, compiled, transform
+from anyorder.noise import NoiseSource, NoiseStream, compiled, normals
 from anyorder.noise.program import NONE, OP, TERM, Operation, Program, execute
 from anyorder.strategy import Independent
 from noise.test_chacha import KEYSTREAMS
@@ -56,7 +56,7 @@ def test_extension_blocks_of_a_long_row(kernel):
     reference = NoiseSource(KEY, kernel="reference")
     made = np.empty(2**20, np.float32)
     kernel.fill(reference.key_words, 8, 3, 0, made)
-    blocks = transform.blocks(reference.key_words, np.arange(2**16, dtype=np.uint64), 3, 8)
+    blocks = normals.blocks(reference.key_words, np.arange(2**16, dtype=np.uint64), 3, 8)
     assert (blocks[:8] < 2**16).sum() >= 4
     assert made.tobytes() == reference.normal(3, 0, 2**20).tobytes()
 
@@ -215,14 +215,14 @@ def _compare(kernel, radii, angles):
     further = RANDOM.integers(0, TOP, words.shape, dtype=np.uint32)
     further[:, ::3] >>= np.uint32(27)  # the least uniforms
     further[:, ::5] = 0
-    expected = transform.normals(words, lambda columns: further[:, columns])
+    expected = normals.box_muller(words, lambda columns: further[:, columns])
     np.testing.assert_array_equal(kernel.transform(words, further).view(np.uint32), expected.view(np.uint32))
 
 
 def test_a_library_with_other_bits_is_refused(monkeypatch):
     compiled._checked.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(transform, "TWO_LN2_LOW", transform.TWO_LN2_LOW * 1.001)
+        patch.setattr(normals, "TWO_LN2_LOW", normals.TWO_LN2_LOW * 1.001)
         assert compiled.kernel() is None
         assert NoiseSource(KEY).kernel is None
         assert "other bits" in compiled._missing()

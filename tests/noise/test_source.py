@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anyorder.errors import ArgumentError
-from anyorder.noise import NoiseSource, transform
+from anyorder.noise import NoiseSource, normals
 from noise import oracle
 
 KEY = bytes(range(32))
@@ -32,7 +32,7 @@ def test_raw_words_are_those_of_the_layout():
 
 def test_rare_radii_take_their_bits_from_the_extension_block():
     made = SOURCE.normal(3, 0, 2**20)
-    blocks = transform.blocks(SOURCE.key_words, np.arange(2**16, dtype=np.uint64), 3, 8)  # the oracle is slow
+    blocks = normals.blocks(SOURCE.key_words, np.arange(2**16, dtype=np.uint64), 3, 8)  # the oracle is slow
     positions, hit = np.nonzero(blocks[:8] < 2**16)
     assert len(hit) >= 4
     for j, block in zip(positions, hit, strict=True):
@@ -54,7 +54,7 @@ def test_extension_reaches_beyond_6_sigma(monkeypatch):
             words[3, counters == 70_001] = 0
         return words
 
-    monkeypatch.setattr(transform, "blocks", planted)
+    monkeypatch.setattr(normals, "blocks", planted)
     made = NoiseSource(KEY, kernel="reference").normal(4, 0, 16 * 80_000)
     assert asked == [(4, [2**63 + 70_001])]
     u = (2**20 + 5 / 2**32) / 2**64
@@ -112,12 +112,12 @@ def test_key_row_rounds_and_label_matter():
 
 def test_golden_bits():
     """The layout is final: these bits never change, whatever makes them."""
-    normals = {
+    digests = {
         8: "9937275c0614c60de0ec84a894b1664310dad7e76870412189f7ba8bf95c4f71",
         12: "048981d1b252d7b8e01ef8a976927de0d5c83f5a37be4949921b35ae7575196f",
         20: "27739ce4d196c091737199f02245f8be2409df2a9c28335123a8fdb9d83e5e49",
     }
-    for rounds, digest in normals.items():
+    for rounds, digest in digests.items():
         made = NoiseSource(KEY, rounds).normal(7, 2**40 + 3, 2**40 + 2**20)
         assert hashlib.sha256(made.astype("<f4").tobytes()).hexdigest() == digest
     words = hashlib.sha256(SOURCE.words(7, 2**40 + 3, 2**40 + 1000).astype("<u4").tobytes()).hexdigest()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from anyorder.noise import NoiseSource, torch_path, transform
+from anyorder.noise import NoiseSource, normals, torch_path
 from laws.cases import STRATEGIES
 from noise.steps import Steps, steps
 
@@ -33,7 +33,7 @@ def test_normals_are_those_of_the_reference():
 @pytest.mark.parametrize("start", [0, 2**40 + 3])
 def test_a_million_normals_with_rare_radii(start):
     counters = np.arange(start // 16, (start + 2**20) // 16, dtype=np.uint64)
-    blocks = transform.blocks(SOURCE.key_words, counters, 3, 8)
+    blocks = normals.blocks(SOURCE.key_words, counters, 3, 8)
     assert (blocks[:8] < 2**16).sum() >= 4  # else the extension would not be tested
     assert normal(SOURCE, 3, start, start + 2**20).numpy().tobytes() == SOURCE.normal(3, start, start + 2**20).tobytes()
 
@@ -56,7 +56,7 @@ def test_transform_of_extreme_words():
     more = RANDOM.choice(np.array([0, 1, 2**31, 2**32 - 1], np.uint32), words.shape)
     signed = torch.from_numpy(more.view(np.int32))
     made = torch_path._transform(torch.from_numpy(words.view(np.int32)), lambda columns: signed[:, columns])
-    exact = transform.normals(words, lambda columns: more[:, columns])
+    exact = normals.box_muller(words, lambda columns: more[:, columns])
     assert made.numpy().tobytes() == exact.tobytes()
     assert np.abs(exact).max() > 11
 

@@ -463,7 +463,7 @@ def test_secret_sampling_takes_the_units_that_were_drawn():
     )  # fmt: skip
     learner = Learner(plan, (D, 1), loss=Logistic(), regularization=1.0, key=KEY)
     X, y = np.random.default_rng(0).normal(size=(20, D)), np.arange(20) % 2
-    with pytest.raises(TrainingError, match="secret draws|drawn in secret"):
+    with pytest.raises(TrainingError, match="secret draws"):
         learner.step([0, 1], X[:2], y[:2])
     for _ in range(n):
         drawn = learner.release.sample(20)

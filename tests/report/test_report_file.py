@@ -97,7 +97,7 @@ def folders(tmp_path_factory):
     made["tune"] = base / "tune"
     space, few_runs = {"rate": [1, 2], "batch_size": [4]}, {"runs": 3, "law": "geometric"}
     tune(_trial, space, epsilon=4, delta=1e-5, plan={"dataset_size": 12, "epochs": 1}, folder=made["tune"], key=KEY,
-         **few_runs)  # fmt: skip
+         score="public", **few_runs)  # fmt: skip
     report_file.write_search(made["tune"])
     return made
 
@@ -401,7 +401,8 @@ def test_a_run_of_a_search_has_no_page_that_does_not_say_so(law, runs, place, tm
         return made
 
     given = {"dataset_size": 40, "batch_size": 10, "epochs": 1, "order": "fixed", "mechanism": "tree"}
-    tune(trial, {"rate": [0.1, 0.2]}, epsilon=8.0, delta=1e-5, plan=given, runs=runs, law=law, folder=tmp_path, key=KEY)
+    tune(trial, {"rate": [0.1, 0.2]}, epsilon=8.0, delta=1e-5, plan=given, runs=runs, law=law, folder=tmp_path, key=KEY,
+         score="public")  # fmt: skip
     if (tmp_path / place).exists():  # the law may give no run
         assert not (tmp_path / place / "report.html").exists()
         assert "This run lies in the folder of a search" in text(report_file.make(tmp_path / place).text)

@@ -131,6 +131,21 @@ def test_git_sees_no_secret_of_a_folder(run_folder):
     assert set(listed.stdout.split()) == FILES - {"checkpoint.pt", "run.evidence.json"} | {".gitignore"}
 
 
+def test_a_run_that_was_stopped_for_its_accuracy_has_no_certificate_and_one_that_went_on_states_nothing(tmp_path):
+    class Enough(Observer):
+        def epoch_ended(self, done, right):
+            if done >= 6:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        federate(small(), tmp_path / "run", observer=Enough(), key=KEY)
+    assert not (tmp_path / "run" / "run.privacy.json").exists()
+    resume_federation(tmp_path / "run")
+    certificate = verify(tmp_path / "run" / "run.privacy.json").certificate
+    assert certificate.stated == ()
+    assert certificate.realised is not None
+
+
 def test_a_command_that_was_killed_goes_on_bit_for_bit(tmp_path):
     """Kill -9 at whatever moment; the key that the killed run drew makes the run to compare with."""
     options = {**SMALL, "rounds": 60, "availability": "check-in", "timer_hours": 6, "server_optimizer": "ftrl"}

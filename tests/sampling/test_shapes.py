@@ -30,13 +30,13 @@ def pad(rows):
 
 def test_an_example_has_the_least_length_that_holds_it():
     shapes = PublicShapes.of((8, 16))
-    batch, numbers = CollatedAlone(pad, shapes)(TEXTS)
+    batch, numbers, _ = CollatedAlone(pad, shapes)(TEXTS)
     assert numbers.tolist() == [0, 0, 0, 1, 1]
     assert batch.shape == (5, 16)
     for row, text in zip(batch, TEXTS, strict=True):
         assert row.tolist() == [*text.tolist(), *[0] * 16][:16]
     left = PublicShapes.of((8, 16), 7, "left")
-    batch, _ = CollatedAlone(pad, left)(TEXTS)
+    batch, *_ = CollatedAlone(pad, left)(TEXTS)
     assert batch[0].tolist() == [7] * 13 + [1, 2, 3]
     assert batch[4].tolist() == list(range(1, 17))
 
@@ -80,7 +80,7 @@ def test_values_and_fields():
             return {**tokens, "attention_mask": x[None] > 0, "scores": x[None].float(), "label": torch.rand(1, 3)}
 
     shapes = PublicShapes.of((4, 8), collate_fn=Collator())
-    batch, numbers = CollatedAlone(Collator(), shapes)(TEXTS[:2])
+    batch, numbers, _ = CollatedAlone(Collator(), shapes)(TEXTS[:2])
     assert numbers.tolist() == [0, 1]
     filled = {name: values[0][0].item() for name, values in batch.items() if name != "label"}
     assert filled == {"input_ids": 9, "labels": -100, "token_type_ids": 2, "attention_mask": False, "scores": 0.0}
@@ -88,9 +88,9 @@ def test_values_and_fields():
     some = PublicShapes.of({"input_ids": (4, 8), "labels": (4, 8)}, {"labels": -1}, "right")
     with pytest.raises(LoaderError, match="differ in shape"):
         CollatedAlone(Collator(), some)(TEXTS[:2])
-    batch, _ = CollatedAlone(Collator(), some)(TEXTS[1:2])
+    batch, *_ = CollatedAlone(Collator(), some)(TEXTS[1:2])
     assert batch["labels"][0].tolist() == list(range(1, 9))
-    batch, _ = CollatedAlone(Collator(), some)(TEXTS[:1])
+    batch, *_ = CollatedAlone(Collator(), some)(TEXTS[:1])
     assert batch["labels"][0].tolist() == [1, 2, 3, -1, -1, -1, -1, -1]
     assert batch["attention_mask"].shape == (1, 3)
 
@@ -227,9 +227,9 @@ def test_a_data_set_that_joins_its_examples_promises_one_shape():
 
 
 def test_arguments_are_matched_by_shape_or_not_at_all():
-    batch, numbers = CollatedAlone(lambda r: (pad(r), torch.zeros(len(r), 6)), shapes := PublicShapes.of({0: (8, 64)}))(
-        TEXTS[:3]
-    )
+    batch, numbers, _ = CollatedAlone(
+        lambda r: (pad(r), torch.zeros(len(r), 6)), shapes := PublicShapes.of({0: (8, 64)})
+    )(TEXTS[:3])
     rows = RowShapes.of(batch, numbers, shapes)
     x, _ = batch
     assert rows.cut_of(x) == rows.cut_of(x.clone()) == rows.cut_of(x != 0) == ((1, (8, 64)),)

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 import anyorder as ao
+import processes
 from anyorder.errors import OptimizerWarning, TrainingError
 
 KEY = bytes(32)
@@ -153,6 +154,51 @@ def test_an_optimizer_that_cannot_be_tried_gets_no_loss():
     assert not torch.equal(weights(model), before)
 
 
+class OfAParent(torch.optim.SGD):
+    """Its step is its parent's, which torch hooks as well; after `fails` it works."""
+
+    fails = 0
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError("after the step")
+        return loss
+
+
+@pytest.mark.parametrize("give", [lambda o, c: o.step(c), lambda o, c: (c(), o.step())[1]])
+def test_a_step_that_calls_its_parents_is_one_step(give):
+    """It was refused in the midst, its gradients released and its parameters where they had been."""
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # from here on torch hooks the parent's step
+    found = []
+    for kind in (torch.optim.SGD, OfAParent):
+        said, before, engine, model = one_step(lambda params, kind=kind: kind(params, lr=0.1), give)
+        assert said is None
+        assert engine.step == 1
+        assert not torch.equal(weights(model), before)
+        found.append(weights(model))
+    assert torch.equal(*found)
+
+
+def test_a_step_that_fails_after_its_parents_leaves_the_next_its_own():
+    engine, model, optimizer, loader = private(lambda params: OfAParent(params, lr=0.1))
+    optimizer.fails = 1
+    for t, (x, y) in zip(range(2), loader, strict=False):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        before = weights(model)
+        if t == 0:
+            with pytest.raises(RuntimeError, match="after the step"):
+                optimizer.step()
+            with pytest.raises(TrainingError, match="without a backward pass"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        assert engine.step == t + 1
+        assert not torch.equal(weights(model), before)
+
+
 def test_public_numbers_are_handed_on():
     said, before, engine, model = one_step(Polyak, lambda o, c: (c(), o.step(loss=ao.Public(0.25)))[1])
     assert said == 0.25
@@ -216,6 +262,59 @@ def test_a_plateau_of_a_wrapped_optimizer_is_refused():
     _, _, optimizer, _ = private(sgd)
     with pytest.raises(TrainingError, match=r"ao\.Public"):
         ReduceLROnPlateau(Wrapper(optimizer)).step(1.0)
+
+
+PLAIN = """
+import inspect
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def plain():
+    '''Training without privacy, with what a private run wraps for the whole process.'''
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(12, 3), torch.arange(12) % 2)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
+    for x, y in DataLoader(data, 4, shuffle=True):
+        losses = []
+        def closure():
+            optimizer.zero_grad()
+            losses.append(nn.functional.cross_entropy(model(x), y))
+            losses[-1].backward()
+            return losses[-1]
+        assert optimizer.step(closure) is losses[-1]
+        plateau.step(metrics=losses[-1])
+    x = torch.randn(5, 3)
+    square = torch.func.vmap(torch.func.grad(lambda row: (row**3).sum()))(x)
+    _, tangent = torch.func.jvp(torch.sin, (x,), (x,))
+    compiled = torch.compile(torch.func.vmap(torch.sin), backend="eager", fullgraph=True)(x)
+    signature = str(inspect.signature(torch.autograd.forward_ad.make_dual))
+    found = [*model.state_dict().values(), square, tangent, compiled, torch.get_rng_state()]
+    return [one.tolist() for one in found], optimizer.param_groups[0]["lr"], signature
+
+before = plain()
+import anyorder as ao
+model = nn.Linear(3, 2)
+plan = ao.plan(dataset_size=12, batch_size=4, epochs=1, epsilon=8, delta=1e-3, mechanism="independent")
+data = TensorDataset(torch.randn(12, 3), torch.arange(12) % 2)
+private, optimizer, loader = ao.PrivacyEngine(plan).make_private(
+    model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, 4))
+for x, y in loader:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(private(x), y).backward()
+    assert plain() == before
+    optimizer.step()
+assert plain() == before
+assert before[1] < 0.1
+"""
+
+
+def test_plain_training_beside_a_private_run_is_as_without():
+    """Optimizers, schedulers and torch.func of the same process, between the private run's steps and after it."""
+    done = processes.run("-W", "ignore", "-c", PLAIN)
+    assert done.returncode == 0, done.stderr
 
 
 # -- parameters that the optimizer does not hold ----------------------------------------------------------------------

@@ -164,3 +164,45 @@ def test_a_plateau_of_a_public_evaluation_sets_the_rate(tmp_path):
     rates = [line["learning_rate"] for line in run.state.log_history if "learning_rate" in line]
     assert rates[-1] < rates[0]
     assert run.engine.step == math.ceil(N / B) * 2 == planned().n
+
+
+class StopsBelow(transformers.TrainerCallback):
+    """Stops at the first logged loss, if it is public."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in logs:
+            assert isinstance(logs["loss"], ao.Public)
+            control.should_training_stop = True
+
+
+def test_a_released_loss_is_logged_returned_and_may_stop_the_training(tmp_path):
+    private = {"pad_to": (6, 12), "released": ao.Metrics({"loss": 2.0}, share=0.3)}
+    run = trainer(bert(), Texts(), tmp_path / "whole", private=private, data_collator=padded, logging_steps=2)
+    result = run.train()
+    metrics, logged = run.engine.metrics, [row["loss"] for row in run.state.log_history if "loss" in row]
+    values = metrics.values("loss")
+    assert metrics.steps == run.engine.step
+    assert logged == pytest.approx([sum(values[i : i + 2]) / 2 for i in range(0, 2 * len(logged), 2)])
+    assert len(logged) >= 2
+    assert result.metrics["train_loss"] == pytest.approx(metrics.mean("loss"))
+    run = trainer(
+        bert(), Texts(), tmp_path / "stopped", private=private, data_collator=padded, logging_steps=2,
+        callbacks=[StopsBelow()],
+    )  # fmt: skip
+    run.train()
+    assert run.engine.step == 2
+
+
+def test_other_metrics_are_measured_by_a_method(tmp_path):
+    from anyorder.training.trainers.huggingface import PrivateTrainer
+
+    class Right(PrivateTrainer):
+        def example_metrics(self, outputs, labels, losses):
+            return {"loss": losses, "right": outputs["logits"].argmax(1) == labels}
+
+    private = {"pad_to": (6, 12), "released": ao.Metrics({"loss": 2.0, "right": 1.0})}
+    run = trainer(bert(), Texts(), tmp_path, private=private, data_collator=padded, logging_steps=1, kind=Right)
+    run.train()
+    assert all(row["right"] for row in run.state.log_history if "loss" in row)
+    with pytest.raises(ArgumentError, match="loss, right"):
+        trainer(bert(), Texts(), tmp_path / "two", private=private, data_collator=padded).train()

@@ -133,3 +133,40 @@ def test_a_search_for_the_rate_is_refused(tmp_path):
         trainer(privacy, tmp_path, callbacks=[found, privacy]).fit(module, batches)
     assert privacy.engine.step == 0
     assert torch.equal(weights(module), weights(Module()))
+
+
+class Measured(Logging):
+    """Its loss is measured as well; it logs the exact one under the same name, as modules do."""
+
+    engine = None
+
+    def training_step(self, batch, index):
+        losses = nn.functional.cross_entropy(self.net(batch[0]), batch[1], reduction="none")
+        self.engine().measure(loss=losses)
+        self.log("loss", losses.mean(), on_epoch=True)
+        return losses.mean()
+
+
+@pytest.mark.parametrize("callbacks_first", [True, False])
+def test_released_metrics_are_logged_and_what_goes_by_them_is_allowed(callbacks_first, tmp_path):
+    module = Measured("loss")
+    rule = ao.Metrics({"loss": 2.0}, share=0.3)
+    privacy = PrivacyCallback(planned(), network="net", key=KEY, released=rule)
+    stop = lightning.pytorch.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9, check_on_train_epoch_end=True)
+    module.engine = lambda: privacy.engine
+    module, batches = privacy.make_private(module, loader())
+    callbacks = [stop, privacy] if callbacks_first else [privacy, stop]
+    run = trainer(privacy, tmp_path, callbacks=callbacks)
+    run.fit(module, batches)
+    released = privacy.engine.metrics
+    assert privacy.engine.step == released.steps == 2 * STEPS  # one epoch better than none, and one that is not
+    assert float(run.callback_metrics["loss"]) == pytest.approx(released.mean("loss", STEPS), rel=1e-5)
+    assert run.callback_metrics.keys() == {"loss"}
+    assert run.optimizers[0].param_groups[0]["lr"] < 0.5  # the plateau went by it
+
+
+def test_a_metric_that_is_not_released_is_still_refused(tmp_path):
+    privacy = PrivacyCallback(planned(), network="net", key=KEY, released=ao.Metrics({"loss": 2.0}))
+    module, batches = privacy.make_private(Measured("accuracy"), loader())
+    with pytest.raises(ArgumentError, match="goes by 'accuracy'"):
+        trainer(privacy, tmp_path).fit(module, batches)

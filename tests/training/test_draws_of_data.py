@@ -5,6 +5,7 @@ that the sums of later steps can be compared: they are equal to the bit, and the
 the relation allows.
 """
 
+import hashlib
 import random
 from functools import partial
 
@@ -15,7 +16,16 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, TensorDataset, get_worker_info
 
 import anyorder as ao
-from anyorder.sampling.draws import FetchPlace, ModelDraws, SeededCollation, Seeds, alone, held_generators, may_draw
+from anyorder.sampling.draws import (
+    FetchPlace,
+    ModelDraws,
+    SeededCollation,
+    Seeds,
+    alone,
+    held_generators,
+    may_draw,
+    reseed,
+)
 
 N, B, OTHER, CLIP = 24, 8, 5, 0.1
 KEY = bytes(range(32))
@@ -107,6 +117,13 @@ class Listed(Crops):
     def __getitem__(self, indices):
         found = [super(Listed, self).__getitem__(i) for i in indices]
         return torch.stack([x for x, _ in found]), torch.tensor([y for _, y in found])
+
+
+class ListedAsList(Listed):
+    """The same in a list of fields, which was taken for a list of examples."""
+
+    def __getitem__(self, indices):
+        return list(super().__getitem__(indices))
 
 
 class CropStream(IterableDataset):
@@ -226,7 +243,7 @@ def test_a_kept_generator_is_afterwards_as_it_was():
     assert own.getstate() == before
 
 
-@pytest.mark.parametrize("kind", [FetchedAtOnce, Listed])
+@pytest.mark.parametrize("kind", [FetchedAtOnce, Listed, ListedAsList])
 def test_data_sets_that_fetch_several_at_once(kind):
     def loader(rejects):
         data = kind(rejects)
@@ -589,6 +606,39 @@ def test_seeds_are_functions_of_key_and_address():
     different = {seeds.at("example", i, j) for i in range(20) for j in range(20)}
     assert len(different) == 400
     assert Seeds(bytes(32)).at("example", 1, 2) not in different
+
+
+KINDS_OF_GENERATORS = {
+    "torch": lambda: (own := torch.Generator(), lambda: torch.rand(4, generator=own).tolist()),
+    "Python": lambda: (own := random.Random(), lambda: own.random()),
+    "legacy NumPy": lambda: (own := np.random.RandomState(), lambda: own.rand(4).tolist()),
+    "NumPy": lambda: (own := np.random.default_rng(), lambda: own.random()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_GENERATORS)
+def test_every_bit_of_a_seed_counts(kind):
+    """Of 32 bits all masks of a step could be tried, and that they have the same law for a neighbour is no help."""
+    generator, draw = KINDS_OF_GENERATORS[kind]()
+    found = []
+    for seed in (5, 5, 5 + 2**32, 5 + 2**64, 5 + 2**200, 2**256 - 1):
+        reseed([generator], seed)
+        found.append(str(draw()))
+    assert found[0] == found[1]
+    assert len(set(found)) == 5
+
+
+def test_torchs_generator_is_set_as_a_whole():
+    """Its words are those of the stream, and what comes is the Mersenne twister's of these."""
+    own = torch.Generator()
+    torch.randn(3, generator=own)  # leaves half a pair
+    reseed([own], seed := 2**255 + 3)
+    words = np.frombuffer(hashlib.shake_128(seed.to_bytes(33, "little")).digest(2496), np.uint32)
+    twister = np.random.MT19937()
+    twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    assert own.initial_seed() == 3
+    found = torch.empty(2000, dtype=torch.int32).random_(generator=own).numpy()
+    np.testing.assert_array_equal(found, twister.random_raw(2000) % 2**31)
 
 
 def test_data_that_does_not_draw_is_read_as_it_was():

@@ -231,7 +231,7 @@ def test_coins_of_poisson_sampling_serve_one_step(batches):
     """Three steps on one batch are one Gaussian mechanism of a larger norm: epsilon 3.8 where 2 was planned."""
     plan = planned(order="poisson", mechanism="independent", batch_size=6)
     engine, model, optimizer, loader = private(plan, loader=DataLoader(data(), batch_size=6))
-    with pytest.raises(TrainingError, match="coins"):
+    with pytest.raises(TrainingError, match="draws"):
         for batch in batches(loader):
             backward(model, batch)
             optimizer.step()

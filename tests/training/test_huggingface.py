@@ -80,7 +80,9 @@ def planned(**changes):
     return flat_plan(**{**settings, **changes})
 
 
-def trainer(model, data, folder, plan=None, *, private=None, data_collator=None, callbacks=None, **options):
+def trainer(
+    model, data, folder, plan=None, *, private=None, data_collator=None, callbacks=None, kind=PrivateTrainer, **options
+):
     arguments = transformers.TrainingArguments(str(folder), **{
         "per_device_train_batch_size": B, "num_train_epochs": EPOCHS, "optim": "sgd", "learning_rate": 0.1,
         "lr_scheduler_type": "constant", "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1,
@@ -88,7 +90,7 @@ def trainer(model, data, folder, plan=None, *, private=None, data_collator=None,
     })  # fmt: skip
     private = {"plan": plan or planned(), "key": KEY, **(private or {})}
     more = {"data_collator": data_collator, "callbacks": callbacks}
-    return PrivateTrainer(model, arguments, train_dataset=data, eval_dataset=data, **more, **private)
+    return kind(model, arguments, train_dataset=data, eval_dataset=data, **more, **private)
 
 
 @pytest.mark.parametrize("seed", [None, 3])

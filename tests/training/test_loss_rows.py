@@ -422,6 +422,130 @@ ROW_BY_ROW = {
 }
 
 
+SQUARES = "squares"
+BY_ONE = {
+    "zipped": (SQUARES, lambda out, y, x, m: sum(F.mse_loss(o, t) for o, t in zip(out, x, strict=True)) / len(x)),
+    "stacked": (
+        SQUARES,
+        lambda out, y, x, m: torch.stack([F.mse_loss(o, t) for o, t in zip(out, x, strict=True)]).mean(),
+    ),
+    "by place": (SQUARES, lambda out, y, x, m: sum((out[i] - x[i]).square().mean() for i in range(-B, 0)) / B),
+    "slices and places": (
+        SQUARES,
+        lambda out, y, x, m: sum((out[i : i + 1].squeeze(0) - x[i : i + 1]).square().mean() for i in range(B)) / B,
+    ),
+    "pieces of flat tokens": (
+        SQUARES,
+        lambda out, y, x, m: (
+            sum(F.mse_loss(o, t) for o, t in zip(out.view(-1, C).split(T), x.view(-1, C).split(T), strict=True)) / B
+        ),
+    ),
+    "put together again": (
+        SQUARES,
+        lambda out, y, x, m: (torch.stack([*out]) - torch.cat([t[None] for t in x])).square().mean(),
+    ),
+    "by vmap": (SQUARES, lambda out, y, x, m: torch.vmap(lambda o, t: (o - t).square().mean())(out, x).mean()),
+    "by vmap, of a function": (
+        SQUARES,
+        lambda out, y, x, m: torch.func.vmap(F.mse_loss, (0, 0), chunk_size=3)(out, x).mean(),
+    ),
+    "classes": (
+        "cross entropy",
+        lambda out, y, x, m: sum(F.cross_entropy(o[0], t[0].clamp(min=0)) for o, t in zip(out, y, strict=True)) / B,
+    ),
+    "tokens of each": (
+        "tokens",
+        lambda out, y, x, m: sum(F.cross_entropy(o, t) for o, t in zip(out, y, strict=True)) / len(out),
+    ),
+    "by its label": (
+        "cross entropy",
+        lambda out, y, x, m: -sum(out[:, 0].log_softmax(1)[i, y[i, 0].clamp(min=0)] for i in range(B)) / B,
+    ),
+    "what its own mask chose": (
+        "picked by a mask, a sum",
+        lambda out, y, x, m: sum(o[k].square().sum() for o, k in zip(out, m, strict=True)) / B,
+    ),
+    "masks' own means": (
+        "masked, own counts",
+        lambda out, y, x, m: (
+            sum((o - t)[k].square().mean().nan_to_num() for o, t, k in zip(out, x, m, strict=True)) / B
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_ONE)
+def test_a_loss_that_takes_rows_one_by_one_is_that_of_the_batch(name):
+    """The same sums, and noise, as of the loss of the whole batch, which other tests compare with single rows."""
+    whole, loss = BY_ONE[name]
+    check(loss, "proved")
+    found, same = run(loss, False)[0], run(PROVED[whole], False)[0]
+    torch.testing.assert_close(found, same, rtol=1e-4, atol=1e-5 * float(same.abs().max()))
+
+
+def put_into_a_row(out, y, x, m):
+    out = out * 1
+    out[0] = out.sum(0)
+    return (out - x).square().mean()
+
+
+def through_its_memory(out, y, x, m):
+    return (out * 1)[0].as_strided((B, T, C), (T * C, C, 1)).square().mean()
+
+
+ROWS_MEET = {
+    "neighbours": lambda out, y, x, m: sum((out[i] - x[i - 1]).square().mean() for i in range(B)),
+    "one before": lambda out, y, x, m: sum((out[i] * out[i - 1].detach()).mean() for i in range(B)),
+    "another's label": lambda out, y, x, m: sum(F.cross_entropy(out[i, :1], y[i - 1, :1]) for i in range(B)),
+    "another's class weights": lambda out, y, x, m: sum(
+        F.cross_entropy(out[i, :1], classes(y)[i, None], x[i - 1, 0].exp()) for i in range(B)
+    ),
+    "the largest of a list": lambda out, y, x, m: torch.stack([o.square().mean() for o in out]).max(),
+    "a share of a list": lambda out, y, x, m: torch.stack([o.mean() for o in out]).softmax(0)[UNIT],
+    "a list in another order": lambda out, y, x, m: (torch.stack([*out][::-1]) - x).square().mean(),
+    "a mean of what masks chose": lambda out, y, x, m: (
+        torch.cat([o[k] for o, k in zip(out, m, strict=True)]).pow(2).mean()
+    ),
+    "a sum for as many as a mask chose": lambda out, y, x, m: (out[0][m[0]].sum(1) + out.sum()).sum(),
+    "as many draws as a mask chose": lambda out, y, x, m: sum(
+        F.dropout(o[k]).sum() for o, k in zip(out, m, strict=True)
+    ),
+    "the memory around a row": through_its_memory,
+    "a sum given one example at a time": lambda out, y, x, m: (
+        ExampleLoss(lambda o: o.pow(3).sum())(torch.cat([out.sum(0), out.sum(0)]))
+        + ExampleLoss(lambda o, t: (o * t).sum())(out.sum(0), x[:T, 0].detach())
+    ),
+    "vmap that reads all": lambda out, y, x, m: torch.vmap(lambda o, t: (o - t / x.max()).square().mean())(
+        out, x
+    ).mean(),
+    "vmap of others' targets": lambda out, y, x, m: torch.vmap(F.mse_loss)(out, x.flip(0)).mean(),
+    "vmap over tokens": lambda out, y, x, m: torch.vmap(lambda o: o.std(0).sum(), in_dims=1)(out).mean(),
+    "vmap, then the largest": lambda out, y, x, m: torch.vmap(F.mse_loss)(out, x).max(),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_MEET)
+def test_rows_that_are_taken_one_by_one_and_meet_are_refused(name):
+    check(ROWS_MEET[name], "refused")
+
+
+def test_a_sum_over_the_batch_that_is_written_into_a_row_makes_it_one_of_all():
+    check(put_into_a_row, "mapped")
+
+
+def test_a_function_under_vmap_reads_nothing_that_batches_were_written_into():
+    running = torch.ones(())
+
+    def loss(out, y, x, m):
+        value = torch.vmap(lambda o, t: ((o - t) / running).square().mean())(out, x).mean()
+        running.data.add_(x.mean())
+        return value
+
+    for replaced in (False, True):
+        running.fill_(1.0)
+        assert run(loss, replaced)[1] == "refused"
+
+
 @pytest.mark.parametrize("name", PROVED)
 def test_losses_that_are_proved(name):
     check(PROVED[name], "proved")
@@ -636,7 +760,34 @@ NOT_ROW_BY_ROW = {
 }
 
 
+def row_into_row(out, y, x, m):
+    out = out * 1
+    out[0] = out[UNIT]
+    return out.square().sum()
+
+
+def total_into_row(out, y, x, m):
+    out = out * 1
+    row, total = out[0], out.sum(0)
+    row.copy_(total)
+    return out.square().sum()
+
+
+def through_a_view(out, y, x, m):
+    out = out * 1
+    out.view(B // 2, -1).copy_(x.mean().expand(B // 2, 2 * T * C))
+    return (out + out.detach()).square().sum()
+
+
 NOT_ROW_BY_ROW |= {
+    "a row into another": row_into_row,
+    "a total into a row": total_into_row,
+    "a mean through a view": through_a_view,
+    "a number over a total": lambda out, y, x, m: torch.div(1.0, out.square().sum()),
+    "rows as the classes of one example": lambda out, y, x, m: F.multilabel_margin_loss(out[:, 0, 0], classes(y)),
+    "rows and products of rows": lambda out, y, x, m: (
+        torch.addmm(out[:, 0], out.flatten(1)[:, :B], out[:, 1]).square().sum()
+    ),
     "columns by vmap": lambda out, y, x, m: (out * torch.func.vmap(torch.mean, 3)(out.detach()[..., None])).sum(),
     "a gradient by torch.func": lambda out, y, x, m: (
         out * torch.func.grad(lambda o: o.sum() ** 2)(out.detach())
@@ -670,6 +821,29 @@ def test_a_dimension_that_is_squeezed_in_place_is_gone():
 def test_rows_in_a_row_of_indices_stay_rows():
     check(lambda out, y, x, m: out[torch.arange(B)[None]].softmax(3).pow(2).sum(), "proved")
     check(lambda out, y, x, m: out[torch.arange(B)[None]].softmax(1).pow(2).sum(), "refused")
+
+
+def in_a_list(out, y, x, m):
+    ours = [out * 1]
+    torch._foreach_mul_(ours, 2.0)
+    return ours[0].pow(2).mean()
+
+
+def into_a_memory(out, y, x, m):
+    memory = [torch.zeros(out.shape)]
+    torch._foreach_add_(memory, [out])
+    return memory[0].pow(2).mean()
+
+
+def by_keyword(out, y, x, m):
+    torch.relu_(input=out * 1)
+    return out.mean()
+
+
+@pytest.mark.parametrize("loss", [in_a_list, into_a_memory, by_keyword])
+def test_a_function_that_writes_into_a_list_is_refused_in_words(loss):
+    with pytest.raises(ModelError, match="which is not followed; write into one tensor at a time"):
+        one_by_one(lambda out, memory: loss(out, None, None, None), [])
 
 
 def one_by_one(loss, memory, trained=()):

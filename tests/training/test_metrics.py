@@ -140,9 +140,70 @@ def test_every_release_is_the_planned_mechanism_on_vectors_of_the_planned_norm(n
     assert "loss, right: released with each step, for 0.3 of the clip norm" in repr(engine)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("values", [1.0, 1e6, math.nan], ids=str)
+def test_beside_a_norm_that_moves_every_release_is_the_mechanism_of_the_plan(accumulate, values):
+    """Gradient, count and metrics share the norm out: each vector one example at a time, and where the norm goes."""
+    b, q = 0.2, math.sqrt(1 - A**2)
+    rule = Adaptive(quantile=0.3, learning_rate=1.5, share=b, every=N // B)
+    plan = planned(STRATEGIES["independent"], sigma=0.05)
+    weights = torch.ones(N).index_fill(0, torch.arange(3), values)
+    engine, model, optimizer, loader = private(
+        plan, batch=B // accumulate, accumulate=accumulate, rule=rule, dataset=data(weights)
+    )
+    size = sum(p.numel() for p in model.parameters()) + 3
+    noise, batches = noise_of(plan, size), (batch for _ in range(EPOCHS) for batch in loader)
+    c, count, norms, expected = C, 0.0, [], []
+    for t in range(STEPS):
+        vectors = []
+        optimizer.zero_grad()
+        assert engine.clip_norm == pytest.approx(c * q, rel=1e-5)
+        for _ in range(accumulate):
+            batch = next(batches)
+            alone = copy.deepcopy(model.module)
+            for x, y, weight in zip(*batch[:3], strict=True):
+                outputs = alone(x[None])
+                loss = F.cross_entropy(outputs, y[None])
+                g = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(alone.parameters()))]).double()
+                own = math.sqrt(1 - b**2) * q * C * g / max(g.norm().item(), c * q)
+                value = (loss * weight).nan_to_num(nan=0.0).clamp(0, 2.0).item() / 2
+                s = torch.tensor([value, float(outputs.argmax() == y)], dtype=torch.float64)
+                above = torch.tensor([b * q * C * float(g.norm() > c * q)], dtype=torch.float64)
+                vectors.append(torch.cat([own, A * C / math.sqrt(2) * s, above]))
+            measured(engine, model, batch).mean().backward()
+        vectors = torch.stack(vectors)
+        assert vectors.norm(dim=1).max() <= C * (1 + 1e-12)
+        optimizer.step()
+        out = (vectors.sum(0) + noise[t]) / B
+        torch.testing.assert_close(gradient(model), out[:-3] * c / (C * math.sqrt(1 - b**2)), rtol=1e-4, atol=1e-5)
+        count += out[-1].item() / (b * q * C)
+        expected.append(out[-3:-1] * torch.tensor([2.0, 1.0]) * math.sqrt(2) / (A * C))
+        if (t + 1) % (N // B) == 0:
+            c *= math.exp(1.5 * (min(max(count / (N // B), 0), 1) - 0.7))
+            count, norms = 0.0, [*norms, c]
+    assert len(set(norms)) == EPOCHS
+    expected = torch.stack(expected)
+    for i, metric in enumerate(RULE.bounds):
+        assert engine.metrics.values(metric) == pytest.approx(expected[:, i].tolist(), abs=2e-4)
+
+
+def test_a_norm_that_moves_leaves_room_for_the_rounding_of_its_sums():
+    """From the plan's norm to the one in force and back, in float32: what one unit moves stays within its share."""
+    for size in (1, 7, 4096, 2**15):
+        plan = planned(batch_size=size)
+        multiples = _Multiples.of(RULE, plan, norm_moves=True)
+        for factor in (3.7, 0.013, 1e5 / 3):
+            counts = np.linspace(0, 2 * size - 1, 50).astype(int)
+            sums = torch.tensor(np.stack([counts, counts + 1]) * multiples.one) / factor
+            moved = (sums.float() * factor).double().diff(dim=0).abs().max().item()
+            assert moved <= A * C / math.sqrt(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [*((name, None) for name in STRATEGIES), ("independent", Adaptive(learning_rate=3.0))]
+)
 @pytest.mark.parametrize("steps", [1, 4, None])
-def test_the_stated_noise_is_that_of_the_mean(name, steps):
+def test_the_stated_noise_is_that_of_the_mean(name, rule, steps):
     """From the rows of C^-1; and from what comes out where all values are 0: half the noise would be seen."""
     n = 400
     strategy = {
@@ -152,7 +213,7 @@ def test_the_stated_noise_is_that_of_the_mean(name, steps):
     }
     plan = planned(strategy[name], participation=EpochShuffle(n, 1), batch_size=N)
     many = ao.Metrics(dict.fromkeys(map(str, range(200)), 3.0), share=A)
-    engine, model, optimizer, loader = private(plan, batch=N, released=many)
+    engine, model, optimizer, loader = private(plan, batch=N, released=many, rule=rule)
     for _ in range(10):
         for x, y, *_ in loader:
             optimizer.zero_grad()
@@ -163,7 +224,7 @@ def test_the_stated_noise_is_that_of_the_mean(name, steps):
     last = steps or 10
     K = strategy[name].noising_matrix()[10 - last : 10].sum(0) / last
     std = plan.noise_std * np.linalg.norm(K) * 3.0 * math.sqrt(200) / (A * C * N)
-    assert engine.metrics.std("7", steps) == pytest.approx(std, rel=1e-5)
+    assert engine.metrics.std("7", steps) == pytest.approx(std, rel=1e-4)
     seen = np.std([engine.metrics.mean(one, steps) for one in many.bounds])
     assert 0.8 < seen / std < 1.2
 
@@ -451,8 +512,6 @@ def test_a_step_that_was_broken_off_before_its_metrics_is_not_gone_on_from():
 
 
 def test_where_they_are_not_for():
-    with pytest.raises(ArgumentError, match="Adaptive"):
-        private(planned(Independent(STEPS)), rule=Adaptive())
     with pytest.raises(PlanError, match="secure"):
         private(planned(grid=2.0**-20))
     with pytest.raises(ArgumentError, match=r"ao\.Metrics"):

@@ -300,7 +300,7 @@ def test_bins_stay_where_a_journal_is_in_doubt(tmp_path):
     run[0].save()
     run[0].close()
     copied(tmp_path / ".run.ckpt.journal")
-    with pytest.warns(CheckpointWarning, match="coins"):
+    with pytest.warns(CheckpointWarning, match="draws"):
         again = private(plan, checkpoint=path, key=None)
     take(again, 6)
     assert history(again[0]) == [units.tolist() for units in drawn(plan, ROWS)]
@@ -313,7 +313,7 @@ def test_what_cannot_be_drawn_from_is_refused():
     with pytest.raises(ArgumentError, match="micro_batch"):
         private(plan, micro_batch=0)
     shuffled = plan_at_sigma(1.0, order=EpochShuffle(3, 4), batch_size=6, delta=1e-5)
-    with pytest.raises(ArgumentError, match="micro_batch is of orders"):
+    with pytest.raises(ArgumentError, match="micro_batch is for orders by secret draws"):
         private(shuffled, micro_batch=6)
     engine = ao.PrivacyEngine(plan)
     model = network()

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import os
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import anyorder as ao
 import processes
 from anyorder.clipping import make_clipping
 from anyorder.clipping.clip_rules import Automatic, PerGroup
-from anyorder.errors import LoaderError
+from anyorder.errors import ArgumentError, LoaderError
 from anyorder.sampling.shapes import ByShape
 
 KEY = bytes(32)
@@ -350,6 +351,33 @@ def test_a_model_of_one_length_runs_at_the_longest():
     assert torch.equal(one, other)
 
 
+class Dropped(MeanOverLength):
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x):
+        return self.out(F.dropout(self.words(x), self.p).mean(1))
+
+
+@pytest.mark.parametrize("first", range(UNITS))
+def test_masks_of_others_stay_where_a_text_has_another_length(first):
+    """They followed from the place among the texts of a length, which a neighbour in front moves."""
+    case = (lambda: Dropped(0.5), right, classes, {})
+    others = torch.tensor([float(i != first) for i in range(UNITS)])
+    pair = [texts(9), texts(9)]
+    pair[1][first] = (torch.ones(40, dtype=torch.int64), 0)
+    one, other = (sums_of(case, data, others, pad_to=(16, 64)) for data in pair)
+    assert torch.equal(one, other)
+    assert one.norm() > 0.5
+
+
+def test_a_model_that_may_draw_and_does_not_runs_length_by_length():
+    case = (lambda: Dropped(0.0), right, classes, {})
+    by_length, longest = (sums_of(case, texts(9), torch.ones(UNITS), pad_to=sizes) for sizes in ((16, 64), (64,)))
+    assert (by_length - longest).norm() > 0.1
+
+
 def test_workers_and_long_texts():
     data = texts(40)
     plan = ao.plan(dataset_size=UNITS, batch_size=3, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
@@ -475,3 +503,95 @@ def test_finding_the_shapes_of_outputs_draws_no_numbers_and_leaves_the_engine():
     drawn.append(torch.get_rng_state())
     assert torch.equal(*drawn)
     assert clipping.state_dict() == before
+
+
+# -- an example that does not fit ------------------------------------------------------------------------------------
+
+ODD: dict[str, Any] = {
+    "floats": (torch.full((9,), 0.5), 1),
+    "more dimensions": (torch.ones(9, 2, dtype=torch.int64), 1),
+    "no dimension": (torch.tensor(3), 1),
+    "a label of another type": (torch.ones(9, dtype=torch.int64), "one"),
+    "a field more": (torch.ones(9, dtype=torch.int64), 1, 2),
+    "nothing": None,
+}
+
+
+def of_eight(data):
+    return [(x[:8] if isinstance(x, torch.Tensor) and x.dim() else x, *rest) for x, *rest in data]
+
+
+@pytest.mark.filterwarnings("ignore:the model gives other outputs")
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("options", [{"pad_to": (16, 64)}, {}], ids=["padded", "stacked"])
+def test_an_example_that_does_not_fit_adds_zero(odd, first, options):
+    """Its owner alone decided whether the run went on."""
+    case = (MeanOverLength, right if options else None, classes, {})
+    data = texts(9) if options else of_eight(texts(9))
+    like = (torch.zeros(8, dtype=torch.int64), 0)
+    without = torch.tensor([float(i != first) for i in range(UNITS)])
+    others = sums_of(case, data, without, like=like, **options)
+    neighbour = [ODD[odd] if i == first else one for i, one in enumerate(data)]
+    for weights in (without, torch.ones(UNITS)):
+        found = sums_of(case, neighbour, weights, like=like, **options)
+        assert torch.equal(found, others)
+    assert others.norm() > 0.5
+    with pytest.raises((LoaderError, RuntimeError, TypeError, IndexError, ValueError)):
+        sums_of(case, neighbour, without, **options)
+
+
+def test_examples_that_fit_are_as_without_a_made_up_one():
+    case = (MeanOverLength, right, classes, {})
+    like = (torch.zeros(70, dtype=torch.int64), 0)
+    pair = [sums_of(case, texts(40), torch.ones(UNITS), pad_to=(16, 64), **more) for more in ({}, {"like": like})]
+    assert torch.equal(*pair)
+
+
+def test_secret_batches_of_examples_that_do_not_fit():
+    """Also where the first example of the data set, which empty batches were made of, is the one."""
+    data = [ODD["floats"], *(row for seed in range(4) for row in texts(9, seed))][:24]
+    order = ao.participation.PoissonSampling(8, 0.05)
+    plan = ao.plan(order=order, dataset_size=24, batch_size=1, epsilon=8, delta=1e-3)
+    model = MeanOverLength()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = ao.PrivacyEngine(plan, key=KEY)
+    loader, like = DataLoader(data, 1, collate_fn=right), (torch.zeros(8, dtype=torch.int64), 0)
+    private, optimizer, loader = engine.make_private(model, optimizer, loader, pad_to=(16, 64), like=like)
+    for x, y in loader:
+        assert (x.dtype, x.shape[1]) == (torch.int64, 64)
+        F.cross_entropy(private(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert engine.step == 8
+
+
+@pytest.mark.parametrize("like", [None, 3, (torch.zeros(2, 2, 2), 0, 0), (torch.zeros(8), {})])
+def test_a_made_up_example_that_is_none_is_refused(like):
+    plan = ao.plan(dataset_size=UNITS, batch_size=3, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+    model = MeanOverLength()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(texts(8), 3, collate_fn=right)
+    if like is None:
+        with pytest.raises(ArgumentError, match="units that are examples"):
+            ao.PrivacyEngine(plan).make_private(model, optimizer, loader, like=3, unit=1)
+    else:
+        with pytest.raises(ArgumentError, match="as the data set gives them"):
+            ao.PrivacyEngine(plan).make_private(model, optimizer, loader, like=like)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_refusal_of_stacked_examples_says_nothing_of_them(workers):
+    """Torch's says which of the batch it is, and how large."""
+    data = of_eight(texts(9))
+    data[4] = (torch.ones(37, dtype=torch.int64), 1)
+    plan = ao.plan(dataset_size=UNITS, batch_size=UNITS, epochs=1, epsilon=8, delta=1e-5, mechanism="independent")
+    model = MeanOverLength()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, UNITS, num_workers=workers)
+    _, _, loader = ao.PrivacyEngine(plan).make_private(model, optimizer, loader)
+    with pytest.raises(LoaderError, match="differ in shape") as told:
+        list(loader)
+    shown = "".join(traceback.format_exception(told.value))
+    assert "37" not in str(told.value)
+    assert "equal size" not in shown

@@ -15,12 +15,12 @@ import anyorder as ao
 from anyorder.clipping import Adaptive
 from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, PlanError, TrainingError
 from anyorder.noise import NoiseSource, NoiseStream
-from anyorder.release.tables import SelectedRows
+from anyorder.release.attached_tables import SelectedRows
 from anyorder.sparse import Counts, Top, Uniform, select_counts, select_top, select_uniform
 from anyorder.sparse.select import SelectedTables
 from anyorder.strategy import BandedInverse, Independent, Tree
 from anyorder.training.engine import BoundParameters
-from anyorder.training.tables import TrainedTables, tables_in
+from anyorder.training.trained_tables import TrainedTables, tables_in
 from training import wide
 from training.wide import KEY, STEPS, B, D, N, V, Words, backward, clipped_sum, per_unit, planned, private, train
 

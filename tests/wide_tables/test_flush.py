@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import anyorder as ao
+import anyorder.release.attached_tables as tables
 import anyorder.release.checkpoint as checkpoint
 import anyorder.release.files as files
 import anyorder.release.journal as journal
 import anyorder.release.release as core
-import anyorder.release.tables as tables
 import anyorder.sparse.lazy_table as lazy_table
 from anyorder.errors import ArgumentError, CheckpointError, CheckpointWarning, TrainingError
 from laws.cases import STRATEGIES

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from anyorder.errors import CheckpointError, CheckpointWarning, TrainingError
-from anyorder.release.tables import AttachedTables
+from anyorder.release.attached_tables import AttachedTables
 from laws.cases import STRATEGIES
 from release.runs import copied
 from wide_tables.tables import ROWS, N, begun, initial, lazy_step, planned

@@ -25,7 +25,7 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, CertificateError, PlanError
 from anyorder.formats import bounded, printable
 from anyorder.formatting import counted, one_of, rounded_down, rounded_up
-from anyorder.participation import KnownOrder, PoissonSampling
+from anyorder.participation import KnownOrder
 from anyorder.patterns import Listed, Participation, PerEpoch, Separated
 from anyorder.plan.cost import check_plan
 from anyorder.plan.plan import Plan
@@ -370,8 +370,8 @@ def noise_beside(plan: Plan) -> list[Profile]:
             found.append(Profile(name + alike, std))
     rows = type(plan.participation) is KnownOrder and plan.unit != "example"  # what a loader counts, not its units
     q = None if plan.dataset_size is None or rows else plan.batch_size / plan.dataset_size
-    own = type(plan.participation) is PoissonSampling
-    if q is not None and q < 1 and not own and plan.neighbours != "replace-one":
+    poisson = plan.participation.draw_probability is not None
+    if q is not None and q < 1 and not poisson and plan.neighbours != "replace-one":
         sigma = sampled_noise(q, plan.n, plan.epsilon, plan.delta)
         if sigma is not None:
             found.append(Profile("DP-SGD, secret Poisson sampling", sigma * np.sqrt(np.arange(1, plan.n + 1))))

@@ -275,9 +275,9 @@ Stage = Literal["mean", "spread", "classes"]
 STAGES: tuple[Stage, ...] = ("mean", "spread", "classes")
 
 _STRENGTH = 1000.0  # of the logarithm: coefficients from 0.001 on count by their ratios
-_features_RIDGE = 0.3  # of the mean of P's eigenvalues, added to each
+_RIDGE_OF_FEATURES = 0.3  # of the mean of P's eigenvalues, added to each
 _PATTERNS = 512  # of patches
-_features_AT_A_TIME = 1000
+_ROWS_AT_A_TIME = 1000
 
 
 class Features(Dataset[tuple[Tensor, Tensor]]):
@@ -355,7 +355,7 @@ def _features(part: Dataset[tuple[Tensor, Tensor | int]], of: Callable[[Tensor],
     else:
         rows = [part[i] for i in range(size)]
         x, y = torch.stack([x for x, _ in rows]), torch.tensor([int(y) for _, y in rows])
-    pieces = [of(x[i : i + _features_AT_A_TIME]).half() for i in range(0, size, _features_AT_A_TIME)]
+    pieces = [of(x[i : i + _ROWS_AT_A_TIME]).half() for i in range(0, size, _ROWS_AT_A_TIME)]
     return Features(torch.cat(pieces), y)
 
 
@@ -464,7 +464,7 @@ class Whitened(nn.Module):
         """The same with f in the place of z, once and for all: in the last stage no step needs more."""
         pieces = [
             self._whitened(self._of_norm_one(x.to(self.mean.device))).half().cpu()
-            for x in torch.split(part.x, _features_AT_A_TIME)
+            for x in torch.split(part.x, _ROWS_AT_A_TIME)
         ]
         return Features(torch.cat(pieces), part.y)
 
@@ -479,7 +479,7 @@ class Whitened(nn.Module):
                 found = self.spread.weight.view(count, count).double()
                 values, vectors = torch.linalg.eigh((found + found.T) / 2)
                 values = values.clamp(min=0)
-                values += _features_RIDGE * values.mean() + torch.finfo(torch.float32).tiny
+                values += _RIDGE_OF_FEATURES * values.mean() + torch.finfo(torch.float32).tiny
                 self.mixing.copy_((vectors * (values / values.mean()).rsqrt()) @ vectors.T)
             case "classes":
                 pass

@@ -558,7 +558,7 @@ def _write(server: Server, result: FederatedResult) -> None:
     state = {name: value.cpu() for name, value in server.model.state_dict().items()}
     folder.replace(path / folder.MODEL, lambda beside: torch.save(state, beside))
     server.evidence().save(path / folder.EVIDENCE)
-    folder.replace(path / folder.CERTIFICATE, server.certificate(public_stop=True).save)
+    folder.replace(path / folder.CERTIFICATE, server.certificate().save)
     promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {plan.delta:g}"
     rounds, right = zip(*result.accuracy, strict=True)
     title = f"{result.settings.dataset}, {promise}"

@@ -132,7 +132,7 @@ def compare(chosen: Plan, memory: int | None = None) -> list[Row]:
 
     A row of DP-SGD with secret Poisson sampling is added, for reference, where its accounting is installed.
     """
-    if type(chosen.participation) is PoissonSampling:
+    if chosen.participation.draw_probability is not None:
         raise ArgumentError("a comparison needs an order other than 'poisson', which allows independent noise only")
     rows: dict[Strategy, Row] = {}
     combined = chosen.selection is not None  # whose noise is of the chosen rows alone
@@ -157,7 +157,7 @@ def comparison(rows: list[Row]) -> Any:
     columns = dict.fromkeys(("mechanism", "error", "over bound", "last step", "vectors", "epsilon"), "right")
     texts = [
         (
-            row.name + ("  (secret sampling only)" if type(row.plan.participation) is PoissonSampling else ""),
+            row.name + ("  (secret sampling only)" if row.plan.participation.draw_probability is not None else ""),
             f"{row.error:.5g}",
             "" if row.ratio is None else f"{row.ratio:.3f}", f"{row.last:.5g}",
             str(row.plan.strategy.state_rows), rounded_up(row.plan.epsilon),

@@ -26,7 +26,6 @@ from anyorder.audit.observations import (
 )
 from anyorder.checks import is_of
 from anyorder.errors import ArgumentError, LoaderError
-from anyorder.participation import PoissonSampling
 from anyorder.patterns import Participation
 
 if TYPE_CHECKING:  # they need torch
@@ -310,10 +309,8 @@ def _of_secret(loader: Any, run: Stretch, sampler: Any) -> Arrivals:
     """Loaders of this package by secret draws: which order they draw is said; Poisson sampling alone is judged here."""
     rule, members = sampler.rule, sampler.members
     each = len(sampler._owned) == len(members) and sampler._accumulate == 1
-    if type(rule) is PoissonSampling and each and run.accumulate == 1:
-        return _of_coins(
-            loader, run, rule.sampling_probability, sampler.steps, len(members), 1, members, is_fresh=False
-        )
+    if rule.draw_probability is not None and each and run.accumulate == 1:
+        return _of_coins(loader, run, rule.draw_probability, sampler.steps, len(members), 1, members, is_fresh=False)
     facts = {
         "batches": sampler.steps, "batch_size": sampler.batch_size, "dataset_size": len(members),
         **_span(run, sampler.steps),

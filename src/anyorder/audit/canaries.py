@@ -712,7 +712,7 @@ def worst_steps(strategy: Strategy, participation: Participation) -> Steps:
     if pattern.max_participations == 1 and type(pattern) is not Listed:
         return (int(np.argmax(strategy.column_norms_squared())),)
     if type(pattern) is Separated and _falls(strategy):
-        return tuple(pattern.worst().tolist())
+        return tuple(pattern.likely_worst().tolist())
     if strategy.n > _GRAM:
         return _best(strategy, _candidates(pattern))
     C = strategy.matrix()
@@ -788,7 +788,7 @@ def _candidates(pattern: Pattern) -> Iterator[Steps]:
             regular = (tuple(part.tolist()) for group in pattern.disjoint() for part in group)
             last = (tuple(range(n - 1 - i, -1, -pattern.spread))[: pattern.max_participations] for i in range(8))
             ends = (tuple(sorted(steps)) for steps in last if steps and pattern.allows(steps))
-            return chain([tuple(pattern.worst().tolist())], ends, islice(regular, _PATTERN_BLOCK))
+            return chain([tuple(pattern.likely_worst().tolist())], ends, islice(regular, _PATTERN_BLOCK))
         case _:
             assert_never(pattern)
 

@@ -45,8 +45,8 @@ from anyorder.checks import final
 from anyorder.errors import ArgumentError, IsolationError
 from anyorder.noise import NoiseSource
 from anyorder.plan.plan import Plan
+from anyorder.release.attached_tables import Part
 from anyorder.release.release import Release
-from anyorder.release.tables import Part
 
 __all__ = ["KINDS", "Channel", "IsolationReport", "Neighbour", "check", "neighbours"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import numpy as np
 import scipy  # its statistics, which take half a second to load, are loaded where they are asked for
@@ -11,17 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, bdtrc, chdtr, chdtrc, ndtr
 
 from anyorder import checks
+from anyorder.accounting.amplification.secret_order import DrawLaw
 from anyorder.audit.canaries import forward, whitener
 from anyorder.audit.secret_steps import sampled_rule
 from anyorder.errors import ArgumentError
-from anyorder.participation import (
-    BallsInBins,
-    CyclicPoisson,
-    MinSeparationSampling,
-    PoissonSampling,
-    RandomAllocation,
-    TruncatedPoisson,
-)
 from anyorder.patterns import Participation
 from anyorder.strategy import Strategy, Tree
 from anyorder.strategy.base import DENSE_STEPS
@@ -298,7 +291,7 @@ def order_law(there: ArrayLike, participation: Participation, before: ArrayLike 
     - "share": how many take part in all.
     - "next unit": units whose numbers lie 1, or b, apart share steps too often, too seldom, or at one distance.
     - "next round": a unit does in an epoch, or the next visit of its group, what it did in the one before.
-    - "other run": as in the run before, whose coins were others.
+    - "other run": as in the run before, whose draws were others.
 
     Args:
         there: (n, units) bools, who was in which step; units by their numbers.
@@ -309,6 +302,7 @@ def order_law(there: ArrayLike, participation: Participation, before: ArrayLike 
     Cost: O(n units), and for bins O(b units largest batch).
 
     Example:
+        >>> from anyorder.participation import BallsInBins
         >>> rule = BallsInBins(k=3, b=4)
         >>> in_turn = np.arange(12)[:, None] % 4 == np.arange(200) % 4  # the bin of a unit is its number
         >>> order_law(in_turn, rule).p_value < 1e-6
@@ -323,32 +317,33 @@ def order_law(there: ArrayLike, participation: Participation, before: ArrayLike 
             )
     if runs[0].shape[1] < 2:
         raise ArgumentError(f"there must be of two units or more, got {runs[0].shape[1]}")
-    match rule:
-        case BallsInBins() | RandomAllocation():
-            return _chosen(runs, rule)
-        case PoissonSampling() | CyclicPoisson():
-            return _tossed(runs, rule)
-        case TruncatedPoisson():
+    match rule.draw_law:
+        case DrawLaw.ONE_BIN:
+            return _chosen(runs, rule, again=False)
+        case DrawLaw.BIN_EACH_EPOCH:
+            return _chosen(runs, rule, again=True)
+        case DrawLaw.EACH_STEP:
+            return _drawn(runs, rule)
+        case DrawLaw.CUT_BATCHES:
             return _truncated(runs, rule)
-        case MinSeparationSampling():
+        case DrawLaw.SEPARATED:
             return _separated(runs, rule)
-        case _:
-            raise ArgumentError(f"no test is known of the draws of {rule.describe()}")
+        case other:
+            assert_never(other)
 
 
 # -- one of b bins -----------------------------------------------------------------------------------------------------
 
 
-def _chosen(runs: list[Bools], rule: BallsInBins | RandomAllocation) -> NoiseLaw:
+def _chosen(runs: list[Bools], rule: Any, *, again: bool) -> NoiseLaw:
     """Differences of uniform choices along a chain of them are uniform and independent, modulo b."""
     found = []
     for run in runs:
         epochs = run.reshape(rule.k, rule.b, -1)
         bins = epochs.argmax(axis=1)
-        fixed = type(rule) is BallsInBins
-        if (epochs.sum(axis=1) != 1).any() or (fixed and (bins != bins[0]).any()):
+        if (epochs.sum(axis=1) != 1).any() or (not again and (bins != bins[0]).any()):
             return _IMPOSSIBLE
-        found.append(bins[:1] if fixed else bins)
+        found.append(bins if again else bins[:1])
     bins, b = found[0], rule.b
     p_values = {
         "even": _bonferroni([_evenness(np.bincount(own, minlength=b)) for own in bins]),
@@ -382,7 +377,7 @@ def _evenness(counts: Integers) -> float:
     return _bonferroni([uneven, float(fits[units])])
 
 
-# -- a coin in each step -----------------------------------------------------------------------------------------------
+# -- a draw in each step -----------------------------------------------------------------------------------------------
 
 
 def _groups(run: Bools, cycle: int) -> list[Bools]:
@@ -395,8 +390,8 @@ def _outside(run: Bools, cycle: int) -> bool:
     return int(run.sum()) != sum(int(own.sum()) for own in _groups(run, cycle))
 
 
-def _tossed(runs: list[Bools], rule: PoissonSampling | CyclicPoisson) -> NoiseLaw:
-    q, cycle = rule.sampling_probability, rule.cycle if isinstance(rule, CyclicPoisson) else 1
+def _drawn(runs: list[Bools], rule: Any) -> NoiseLaw:
+    q, cycle = rule.sampling_probability, rule.pattern.stride  # of the steps of one group
     if any(_outside(run, cycle) for run in runs):
         return _IMPOSSIBLE
     groups = _groups(runs[0], cycle)
@@ -413,7 +408,7 @@ def _tossed(runs: list[Bools], rule: PoissonSampling | CyclicPoisson) -> NoiseLa
 
 
 def _pairs(first: Sequence[Bools], second: Sequence[Bools], q: float) -> float:
-    """Coins that have nothing to do with each other, two by two: both fall with q^2."""
+    """Draws that have nothing to do with each other, two by two: both fall with q^2."""
     pairs = sum(own.size for own in first)
     both = sum(int((one & other).sum()) for one, other in zip(first, second, strict=True))
     return _binomial(both, pairs, q * q) if pairs else 1.0
@@ -439,7 +434,7 @@ def _each(counts: Integers, number: int, q: float) -> float:
 # -- batches of a fixed size -------------------------------------------------------------------------------------------
 
 
-def _truncated(runs: list[Bools], rule: TruncatedPoisson) -> NoiseLaw:
+def _truncated(runs: list[Bools], rule: Any) -> NoiseLaw:
     """Given the sizes of batches, who is in them is a uniform choice in each step, independent of the others."""
     groups = _groups(runs[0], rule.cycle)
     if any(_outside(run, rule.cycle) or (run.sum(axis=1) > rule.batch_size).any() for run in runs):
@@ -480,7 +475,7 @@ def _overlaps(pairs: list[tuple[Bools, Bools]]) -> float:
 # -- a distance between steps ------------------------------------------------------------------------------------------
 
 
-def _separated(runs: list[Bools], rule: MinSeparationSampling) -> NoiseLaw:
+def _separated(runs: list[Bools], rule: Any) -> NoiseLaw:
     n, b, p = rule.n, rule.b, rule.sampling_probability
     for run in runs:
         sums = np.concatenate([np.zeros((1, run.shape[1]), np.int64), run.cumsum(axis=0)])
@@ -503,7 +498,7 @@ def _separated(runs: list[Bools], rule: MinSeparationSampling) -> NoiseLaw:
     return NoiseLaw(p_values)
 
 
-def _first_visits(rule: MinSeparationSampling) -> Floats:
+def _first_visits(rule: Any) -> Floats:
     """(n + 1,) the probability of each step to be a unit's first; of none, at the end."""
     n, b, p = rule.n, rule.b, rule.sampling_probability
     waits = np.zeros(max(n, b))

@@ -122,7 +122,7 @@ class PlantedCanaries:
         self.drawn: list[tuple[int, ...]] | None
         if plan.participation.secret:
             if steps is not None:
-                raise ArgumentError("steps must be None under secret sampling: coins choose the steps of a canary")
+                raise ArgumentError("steps must be None under secret sampling: draws choose the steps of a canary")
             drawn_by = source.derive(b"steps of canaries")
             self._there = drawn_steps(plan.participation, canaries.count, drawn_by)
             self.steps, self.drawn = None, [tuple(np.flatnonzero(there).tolist()) for there in self._there.T]
@@ -255,7 +255,7 @@ class _KnownTotals:
 
     def result(self, included: NDArray[np.bool_], plan: Plan, *, informed: bool, independent: bool) -> Audited:
         if not self.present.any():
-            raise ArgumentError("canaries must be more for known=True: no coin put one of these into any step")
+            raise ArgumentError("canaries must be more for known=True: no draw put one of these into any step")
         curve = known_curve(plan)
         return Audited(
             scores=self.scorer.scores()[self.present],
@@ -277,9 +277,9 @@ def known_curve(plan: Plan) -> Gaussian:
 
 
 def _secret_scorer(plan: Plan, canaries: Canaries) -> SampledScorer | SecretScorer:
-    coin = plan.participation.coin
-    if coin is not None:  # and independent noise: nothing but a sum is kept
-        return SampledScorer(canaries, coin, plan.clip_norm, plan.noise_std)
+    probability = plan.participation.draw_probability
+    if probability is not None:  # and independent noise: nothing but a sum is kept
+        return SampledScorer(canaries, probability, plan.clip_norm, plan.noise_std)
     return SecretScorer(
         as_released(plan.strategy), plan.participation, canaries, plan.clip_norm, plan.noise_std,
         signed=plan.neighbours == "replace-one",

@@ -450,7 +450,7 @@ class SearchClaim:
 
     def facts(self) -> list[tuple[str, str]]:
         """(name, text): for cards."""
-        score = "from public data alone"
+        score = "of public data alone, as its owner states"
         if self.score is not None:
             score = f"of private data, with noise of std {self.score.std:.5g} (sensitivity {self.score.sensitivity:g})"
         each = (

@@ -34,6 +34,7 @@ from anyorder.budget.claim import (
 )
 from anyorder.budget.file import Budget
 from anyorder.budget.laws import Fixed, Geometric, Law, Logarithmic, Poisson, calibrate_search
+from anyorder.budget.trials import TrialError, Trials
 from anyorder.checks import final
 from anyorder.errors import (
     AnyorderError,
@@ -433,7 +434,7 @@ def tune(
     plan: Mapping[str, Any],
     runs: int | None = None,
     law: str | Law = "geometric",
-    score: str | PrivateScore = "public",
+    score: str | PrivateScore,
     folder: str | Path | None = None,
     key: bytes | None = None,
     budget: Budget | None = None,
@@ -448,8 +449,14 @@ def tune(
 
     **What the function promises.** It uses private data through a release of the plan that it is handed, once, with a
     fresh key, and in no other way; a public score is made without private data. Beyond that nothing of a run shows: it
-    prints, logs and writes nowhere but in its folder. The search checks that the certificate is of that plan, and that
-    no two runs have the same noise; what the function does beside its certificate no check can see.
+    logs and writes nowhere but in its folder. The search checks that the certificate is of that plan, and that no two
+    runs have the same noise; what the function does beside its certificate no check can see.
+
+    **A process for each run.** The function is sent to another process when the search begins, and each run is made in
+    a fresh copy of that: what a run changes in memory, in modules or in global generators no other run and no caller
+    sees, so that nothing of the best run tells how many came before it. The global generators of Python, NumPy and
+    torch are seeded from the search's key. What a run prints goes to a secret file, or, where the law is `Fixed`, to
+    standard error. A function of a script or a notebook needs cloudpickle (`pip install 'anyorder[tune]'`).
 
     Args:
         function: (settings, plan, folder) -> `Trial`; one private training under `plan`. The folder is the run's own.
@@ -463,7 +470,8 @@ def tune(
             settings.
         law: "geometric", "logarithmic", "poisson", "fixed", or a `Law`. Under "fixed" settings of a list or of lists
             are taken without repetition, and all of them are run where `runs` is their number.
-        score: "public" or a `PrivateScore`.
+        score: "public", by which you state that scores are made of the released model and of public data alone; or a
+            `PrivateScore`. The certificate shows it as stated by the owner.
         folder: where the search can be resumed after a kill, by the same call: the same K and settings, finished runs
             are not made again. None: nothing is kept but what is returned, and runs have folders that are removed.
         key: 32 bytes, of the search's own draws, in tests; by default from the operating system. Keep it secret, and
@@ -473,7 +481,7 @@ def tune(
     Returns: `Search`.
     Raises: ArgumentError, PlanError before any run for settings that make no plan; BudgetError; CheckpointError where
         the folder is of another search; TrainingError where a run failed: then nothing is shown, and not which it was.
-    Cost: K runs and one calibration, some seconds.
+    Cost: K runs, one calibration, some seconds, and the start of one interpreter.
     """
     epsilon, delta = checks.positive("epsilon", epsilon), checks.probability("delta", delta)
     searched = read_space(space)
@@ -521,7 +529,10 @@ def _score(score: str | PrivateScore) -> tuple[float, float] | None:
         case "public":
             return None
         case _:
-            raise ArgumentError(f"score must be 'public' or a PrivateScore(sensitivity=..), got {score!r:.70}")
+            raise ArgumentError(
+                "score must be 'public', which states that scores are made without private data, or a "
+                f"PrivateScore(sensitivity=..), got {score!r:.70}"
+            )
 
 
 class _Searcher:
@@ -552,8 +563,10 @@ class _Searcher:
         state = self._begun(state, key)
         source = NoiseSource(bytes.fromhex(state["key"])).derive(b"anyorder search " + self._spec.encode())
         self._name(state, source.fingerprint())
-        self._charge(state, source.fingerprint(), budget)
-        return self._ended(source, self._records(source), state)
+        with contextlib.closing(Trials(self._function, None if self._fixed else self._files.path / PRINTED)) as trials:
+            self._charge(state, source.fingerprint(), budget)
+            records = self._records(source, trials)
+        return self._ended(source, records, state)
 
     def _name(self, state: dict[str, Any], fingerprint: str) -> None:
         """Have each plan say that it is a candidate of this search; not in one that was begun when none did."""
@@ -595,7 +608,7 @@ class _Searcher:
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
-    def _records(self, source: NoiseSource) -> list[tuple[str, dict[str, Any]]]:
+    def _records(self, source: NoiseSource, trials: Trials) -> list[tuple[str, dict[str, Any]]]:
         """(name, what it left) of all runs in the order of their draws; those that are not finished are made."""
         count = self._claim.law.draw(source.derive(b"runs"))
         coins = source.derive(b"settings")
@@ -610,7 +623,8 @@ class _Searcher:
                     settings = self._space.draw(uniforms(coins.words(i, 0, 2 * self._space.width)))
                 else:
                     settings = self._space.at(int(shuffled[i]))
-                record = self._made(name, settings, source, i, {one["run"]["key_fingerprint"] for _, one in done})
+                used = {one["run"]["key_fingerprint"] for _, one in done}
+                record = self._made(trials, name, settings, source, i, used)
             done.append((name, record))
         return done
 
@@ -623,23 +637,28 @@ class _Searcher:
             return range(size)
         return [int(i) for i in np.argsort(uniforms(coins.words(0, 0, 2 * size)), kind="stable")]
 
-    def _made(self, name: str, settings: Settings, source: NoiseSource, i: int, used: set[str]) -> dict[str, Any]:
+    def _made(
+        self, trials: Trials, name: str, settings: Settings, source: NoiseSource, i: int, used: set[str]
+    ) -> dict[str, Any]:
         plan = self._prepared.plan(settings)
-        problem, stopped = None, False
+        seed = source.derive(f"generators {i}".encode()).key
+        problem, stopped = "", False
         try:
-            trial = self._function(deepcopy(settings), plan, self._files.run_folder(name))
+            trial = trials.run(deepcopy(settings), plan, self._files.run_folder(name), seed)
             record = self._checked(trial, plan, settings, used | {source.fingerprint()})
             record["score"] = self._noisy(trial.score, source, i)
             record["coin"] = float(uniforms(source.derive(b"ties").words(i, 0, 2))[0])
             self._files.save_record(name, record)
         except KeyboardInterrupt:
             stopped = True
-        except (Exception, SystemExit):  # a run's own code: whatever it was, only its owner may know
-            problem = f"settings: {settings!r}\nfolder: {name}\n\n{traceback.format_exc()}"
+        except TrialError as error:  # of a run's own code: whatever it was, only its owner may know
+            problem = str(error)
+        except Exception:  # of what the run returned
+            problem = traceback.format_exc()
         if stopped:
             raise KeyboardInterrupt  # a fresh one: its traceback does not tell where in which run it came
-        if problem is not None:
-            path = self._files.failure(problem)
+        if problem:
+            path = self._files.failure(f"settings: {settings!r}\nfolder: {name}\n\n{problem}")
             raise TrainingError(
                 "a run of the search failed, so nothing of the search is shown: which, when and why is as secret as "
                 f"the data. Its owner finds it in {path}. Mend the function, and resume the search by the same call"

@@ -2,6 +2,7 @@
 // interface, for ctypes; nothing is allocated that is not freed, nothing thrown.
 
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -29,6 +30,14 @@ struct Job {
 struct Image {
     const float *x, *g;
     int64_t x_row, g_pixel;  // from a row of x to the next, from a position of g to the next
+};
+
+// One use of a parameter by a batch, an example a row. Every field has 8 bytes; strides count floats from row to row.
+struct Layer {
+    const float *a;   // (batch, inputs): the gradient of example b is g_b (x) a_b; null: it is g_b itself
+    const float *g;   // (batch, outputs)
+    float *out;       // (outputs, inputs), or (outputs,); null: somebody else adds this one up
+    int64_t inputs, outputs, a_stride, g_stride;
 };
 
 #if defined(__x86_64__)
@@ -92,6 +101,25 @@ static double square(int lanes, const float *v, int64_t size) {
     if (lanes == AVX2) return avx2::square(v, size);
 #endif
     return portable::square(v, size);
+}
+
+static void total(int lanes, const Layer &layer, const float *weights, const int64_t *examples, int64_t count) {
+#define ANYORDER_TOTAL(path) \
+    return layer.a ? path::outer_sum(layer, weights, examples, count) : path::rows_sum(layer, weights, examples, count)
+#if defined(__x86_64__)
+    if (lanes == AVX512) ANYORDER_TOTAL(avx512);
+    if (lanes == AVX2) ANYORDER_TOTAL(avx2);
+#endif
+    ANYORDER_TOTAL(portable);
+#undef ANYORDER_TOTAL
+}
+
+static float greatest(int lanes, const float *v, int64_t size) {
+#if defined(__x86_64__)
+    if (lanes == AVX512) return avx512::greatest(v, size);
+    if (lanes == AVX2) return avx2::greatest(v, size);
+#endif
+    return portable::greatest(v, size);
 }
 
 struct Work {
@@ -235,5 +263,46 @@ void anyorder_squares(const float *rows, int64_t count, int64_t size, int64_t st
     Rows work{rows, squares, count, size, stride, lanes};
     if (count * size < SMALL) threads = 1;
     run_parallel(run_rows, &work, threads < count ? threads : count, parallel);
+}
+
+// The clipped sums of small layers: norms, weights and sums in one call; the arithmetic is that of `norms`.
+//
+// weights (batch,) = min(scale, scale clip / (norm of the example, all layers together, times scale)), rounded down; 0
+// for an example whose norm is NaN or infinite, which adds exactly zero. Returns how many these are; -1 where a float32
+// would not do (an activation above `large`, or a sum that is not finite), or there is no memory: nothing counts then.
+int64_t anyorder_clip(const anyorder::Layer *layers, int64_t count, int64_t batch, double scale, double clip,
+                      float large, float *weights, int lanes) {
+    using namespace anyorder;
+    double *squares = (double *)std::calloc(batch + 1, sizeof(double));
+    int64_t *good = (int64_t *)std::malloc((batch + 1) * sizeof(int64_t)), kept = 0, bad = 0;
+    if (!squares || !good) bad = -1;
+    for (int64_t i = 0; i < count && bad >= 0; ++i)
+        for (int64_t b = 0; b < batch; ++b) {
+            double one = square(lanes, layers[i].g + b * layers[i].g_stride, layers[i].outputs);
+            if (layers[i].a) one *= square(lanes, layers[i].a + b * layers[i].a_stride, layers[i].inputs);
+            squares[b] += one * (scale * scale);
+        }
+    for (int64_t b = 0; b < batch && bad >= 0; ++b) {
+        weights[b] = 0;
+        if (!std::isfinite(squares[b])) {
+            ++bad;
+            continue;
+        }
+        good[kept++] = b;
+        const double cut = clip / std::sqrt(squares[b]), factor = scale * (cut < 1 ? cut : 1);
+        weights[b] = (float)factor;
+        if ((double)weights[b] > factor) weights[b] = std::nextafter(weights[b], 0.0f);
+        for (int64_t i = 0; i < count; ++i)
+            if (layers[i].a && greatest(lanes, layers[i].a + b * layers[i].a_stride, layers[i].inputs) > large) bad = -1;
+    }
+    for (int64_t i = 0; i < count && bad >= 0; ++i) {
+        const int64_t size = layers[i].outputs * (layers[i].a ? layers[i].inputs : 1);
+        if (!layers[i].out) continue;
+        total(lanes, layers[i], weights, good, kept);
+        if (!std::isfinite(greatest(lanes, layers[i].out, size))) bad = -1;
+    }
+    std::free(squares);
+    std::free(good);
+    return bad;
 }
 }

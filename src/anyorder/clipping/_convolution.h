@@ -68,3 +68,68 @@ static double square(const float *v, int64_t size) {
     for (int j = 0; j < LANES / 2; ++j) total += sum[0][j];
     return total * (1 + (double)(size + 8) * 0x1p-52);
 }
+
+// O rows of the sum over examples of w g (x) a, from row o on; each product with a weight is rounded by itself.
+template <int O>
+static void outer(const Layer &layer, const float *weights, const int64_t *examples, int64_t count, int64_t o) {
+    constexpr int MANY = 2;  // vectors of a row that are kept in registers
+    const int64_t n = layer.inputs;
+    const float *g = layer.g + o;
+    float *out = layer.out + o * n;
+    int64_t i = 0;
+    for (; i + MANY * LANES <= n; i += MANY * LANES) {
+        F sum[O][MANY] = {};
+        for (int64_t e = 0; e < count; ++e) {
+            const int64_t b = examples[e];
+            F v[MANY];
+            for (int m = 0; m < MANY; ++m) memcpy(&v[m], layer.a + b * layer.a_stride + i + m * LANES, sizeof(F));
+            for (int r = 0; r < O; ++r) {
+                const float moved = weights[b] * g[b * layer.g_stride + r];
+                for (int m = 0; m < MANY; ++m) sum[r][m] += v[m] * moved;
+            }
+        }
+        for (int r = 0; r < O; ++r)
+            for (int m = 0; m < MANY; ++m) memcpy(out + r * n + i + m * LANES, &sum[r][m], sizeof(F));
+    }
+    for (; i < n; i += LANES) {
+        const int64_t left = n - i < LANES ? n - i : LANES;
+        F sum[O] = {};
+        for (int64_t e = 0; e < count; ++e) {
+            const int64_t b = examples[e];
+            F v = {};
+            memcpy(&v, layer.a + b * layer.a_stride + i, sizeof(float) * left);
+            for (int r = 0; r < O; ++r) sum[r] += v * (weights[b] * g[b * layer.g_stride + r]);
+        }
+        for (int r = 0; r < O; ++r) memcpy(out + r * n + i, &sum[r], sizeof(float) * left);
+    }
+}
+
+static void outer_sum(const Layer &layer, const float *weights, const int64_t *examples, int64_t count) {
+    int64_t o = 0;
+    for (; o + 4 <= layer.outputs; o += 4) outer<4>(layer, weights, examples, count, o);
+    for (; o < layer.outputs; ++o) outer<1>(layer, weights, examples, count, o);
+}
+
+// out (outputs) = the sum over examples of w g.
+static void rows_sum(const Layer &layer, const float *weights, const int64_t *examples, int64_t count) {
+    float *out = layer.out;
+    for (int64_t o = 0; o < layer.outputs; ++o) out[o] = 0;
+    for (int64_t e = 0; e < count; ++e) {
+        const float w = weights[examples[e]], *g = layer.g + examples[e] * layer.g_stride;
+        for (int64_t o = 0; o < layer.outputs; ++o) out[o] += w * g[o];
+    }
+}
+
+// The largest absolute value; what is no number is larger than all. By their bits, which order as the values do.
+static float greatest(const float *v, int64_t size) {
+    uint32_t most = 0;
+    for (int64_t i = 0; i < size; ++i) {
+        uint32_t bits;
+        memcpy(&bits, v + i, sizeof bits);
+        bits &= 0x7FFFFFFFu;
+        most = bits > most ? bits : most;
+    }
+    float value;
+    memcpy(&value, &most, sizeof value);
+    return value;
+}

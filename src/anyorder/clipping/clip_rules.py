@@ -166,6 +166,11 @@ class Cut:
         return cls(Flat() if rule is None else rule, FixedNorm())
 
     @property
+    def is_flat(self) -> bool:
+        """Whether a unit has one factor, min(1, norm / its own), at a norm that does not move."""
+        return type(self.factors) is Flat and type(self.schedule) is FixedNorm
+
+    @property
     def counted(self) -> tuple[str, ...]:
         """Names of the schedule's own sums."""
         match self.schedule:

@@ -47,7 +47,7 @@ from torch.nn import functional as F
 from anyorder import checks
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.coupling import check_argument, check_nothing_kept
-from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, Picked, State, Total
+from anyorder.clipping.rows import TOTAL, ByRow, Coupled, Interpreter, NoRule, OfRow, Picked, State, Total, keeps_memory
 from anyorder.clipping.torch_private import pytree
 from anyorder.errors import AnyorderError, ArgumentError, ModelError
 
@@ -326,7 +326,7 @@ class _Tape:
             return pytree.tree_map_only(_Operand, lambda n: _Operand(n.number + operands), tree)
 
         for state in other.states:
-            if isinstance(state, (ByRow, Picked)):
+            if isinstance(state, (ByRow, OfRow, Picked)):
                 state = state._replace(axis=(state.axis[0] + batches, *state.axis[1:]))
             self.states.append(state)
         self.sizes += other.sizes
@@ -363,7 +363,7 @@ class _Tape:
         """Run a function, and write down what it was and what its results are."""
         special = _SPECIAL.get(func)
         function = (special(self, func, args, kwargs) or func) if special is not None else func
-        written_to: Any = args[0] if _writes(func) else None
+        written_to: Any = _target(func, args) if _writes(func) else None
         own = written_to is None or (type(written_to) is _Watched and _place(written_to)[0] is self)
         before = None if own else written_to.detach().as_subclass(Tensor).clone()
         self.watch.escaped |= not own and _is_shown_elsewhere(written_to)
@@ -451,7 +451,7 @@ class _Tape:
         states = [(found or inside.state(t, unknown)) if isinstance(t, Tensor) else None for t in leaves]
         written = inside.state(args[0]) if args and isinstance(args[0], Tensor) else None
         if (inside.looked and function not in _LOOKS) or kwargs.get("out") is not None or function in _BACK:
-            states = [s if isinstance(s, Coupled) else NoRule("a look at numbers") for s in states]
+            states = [_after_a_look(s, t, inside.read) for s, t in zip(states, leaves, strict=True)]
             written = written if isinstance(written, Coupled) else NoRule("a look at numbers")
         if rule is None and not inside.exact:
             if len(self.watch.known) >= _KNOWN:
@@ -512,7 +512,7 @@ class _Tape:
     def _write(self, written: Any, state: State) -> None:
         """A watched tensor was written in place: what shares its memory is known no longer, if it is not as before."""
         number = _place(written)[1]
-        if self.states[number] == state:
+        if self.states[number] == state and keeps_memory(state):
             return
         start = written.untyped_storage().data_ptr()
         for reference in self._alive:
@@ -527,9 +527,11 @@ class _Tape:
         """Prove the loss, or run it row by row, or refuse it; then go back."""
         gradient = args[0] if args else kwargs.get("gradient")
         if gradient is None and loss.numel() > 1:
+            public = isinstance(self.states[_place(loss)[1]], ByRow)  # how many a mask chose is not
             raise ModelError(
-                f"the loss must be one number, and has shape {tuple(loss.shape)}: call loss.mean().backward(). A "
-                "criterion with reduction='none', and a model that computes its own loss, give one for each example"
+                f"the loss must be one number, and has {f'shape {tuple(loss.shape)}' if public else 'several'}: call "
+                "loss.mean().backward(). A criterion with reduction='none', and a model that computes its own loss, "
+                "give one for each example"
             )
         reached, own, leaves = _walk(loss.grad_fn, self.trusted)
         if not reached:  # the loss of a detached copy, perhaps
@@ -563,7 +565,7 @@ class _Tape:
         if isinstance(state, (Coupled, Picked)):
             why = state.why if isinstance(state, Coupled) else "is of what a mask chose"
             raise ModelError(f"the loss couples examples: it {why}; {_CURE}")
-        if isinstance(state, (Total, ByRow)) and not self.exposed:
+        if isinstance(state, (Total, ByRow, OfRow)) and not self.exposed:
             return "proved"
         self.gradients = self._of_single_rows(number)
         return "mapped"
@@ -587,7 +589,8 @@ class _Tape:
             if self.operands[i].dim() and len(self.operands[i]) == size
             and not isinstance(self.operands[i], nn.Parameter)
         ]  # fmt: skip
-        copies = size if any(_counts_rows(c, size) for c in calls) else 1
+        by_one = any(isinstance(self.states[n], OfRow) for c in calls for n in c.results if n is not None)
+        copies = size if by_one or any(_counts_rows(c, size) for c in calls) else 1
         if by_row and self.followed_data:  # constants, one for each row, or of that shape by chance
             by_row, copies = [], size
         leaves = [r.tensor if r.port is None else r.tensor.detach().requires_grad_() for r in roots]
@@ -647,6 +650,13 @@ class _Tape:
             for device_type, enabled, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device_type, dtype, enabled, cache_enabled=False))
             yield
+
+
+def _after_a_look(state: State, result: Any, read: set[State]) -> State:
+    """A row's result by numbers of the same row (`out[i, y[i]]`) is of that row; its shape may follow from them."""
+    if isinstance(state, OfRow) and read - {None} == {state}:
+        return state._replace(sized=not result.dim())
+    return state if isinstance(state, Coupled) else NoRule("a look at numbers")
 
 
 _KNOWN = 4096
@@ -738,9 +748,12 @@ def _of_labels(tape: _Tape, func: Any, args: Any, kwargs: Any) -> "Callable[...,
         return None
     if not _is_mean(given):
         return functools.partial(_of_classes, func)
+    state = next((tape.states[_place(t)[1]] for t in (given["input"], labels) if type(t) is _Watched), None)
+    if isinstance(state, OfRow):  # with other rows, or those of a batch, the rules refuse it
+        own = _Mean(func, labels.numel(), 1).__call__ if given["weight"] is None else None
+        return own or functools.partial(_of_classes, func)
     if given["weight"] is not None:
         raise _weighted(func)
-    state = next((tape.states[_place(t)[1]] for t in (given["input"], labels) if type(t) is _Watched), None)
     if not isinstance(state, ByRow) or state.dim != 0 or len(state.axis) > 1:
         return None
     size = tape.sizes[state.axis[0]]
@@ -802,7 +815,8 @@ def _of_weights(tape: _Tape, func: Any, args: Any, kwargs: Any) -> None:
             f"shapes ({size}, 1) and ({size},), which broadcast to ({size}, {size}), so that one example moves the "
             "gradients of others; give both the same shape, for example output.squeeze(1) or target.unsqueeze(1)"
         )
-    if given.get("weight") is not None and _is_mean(given):
+    given_to = [tape.states[_place(t)[1]] for t in given.values() if type(t) is _Watched]
+    if given.get("weight") is not None and _is_mean(given) and not all(isinstance(s, OfRow) for s in given_to):
         raise _weighted(func)
 
 
@@ -834,6 +848,16 @@ def _writes(func: Any) -> bool:
         others = ("__int__", "__index__", "__invert__", "__iter__")
         return name == "__setitem__" or (name.startswith("__i") and name not in others)
     return name.endswith("_")
+
+
+def _target(func: Any, args: Any) -> Tensor:
+    """The tensor that a function writes into."""
+    if args and isinstance(args[0], Tensor):
+        return args[0]
+    raise ModelError(
+        f"{func.__name__} writes numbers of the batch into a list of tensors, or into one that is named by a keyword, "
+        "which is not followed; write into one tensor at a time, given as the first argument"
+    )
 
 
 def _on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -878,8 +902,9 @@ class _Watched(Tensor):
                 return func(*args, **kwargs)
             if _given_alone:
                 raise ModelError(
-                    "the criterion of ExampleLoss reads tensors of the batch that it was not given: they are those of "
-                    "all examples, which would move the gradients of others. Give them to it as further arguments"
+                    "a function that is given one example at a time (by ExampleLoss, or torch.vmap) reads tensors of "
+                    "the batch that it was not given: they are those of all examples, which would move the gradients "
+                    "of others. Give them to it as further arguments"
                 )
             tape = _tape_of(args, kwargs)
             if tape is None or tape.closed:
@@ -916,7 +941,7 @@ class _Watched(Tensor):
 
 _HOOKS = {Tensor.register_hook}
 _given_alone: list[Any] = []
-"""The `ExampleLoss` that runs now: its criterion sees one example at a time, and nothing else of a batch."""
+"""The `ExampleLoss`, or function under vmap, that runs now: it sees one example at a time, and no more of a batch."""
 _READS = {getattr(getattr(Tensor, name), "__get__", None) for name in (
     "shape", "dtype", "device", "requires_grad", "is_leaf", "ndim", "layout", "is_cuda", "is_sparse",
 )} | {
@@ -957,6 +982,8 @@ def _of_another(tape: _Tape | None, number: int) -> State:
     state = None if tape is None or tape.closed else tape.states[number]
     if tape is None or tape.closed:
         return _EARLIER
+    if isinstance(state, OfRow) and state.sized:
+        return TOTAL
     return state if state is None or isinstance(state, Total) else _EARLIER
 
 
@@ -1013,7 +1040,7 @@ def _leave_to_python() -> None:
 
     And have the transforms of `torch.func` refuse them: inside, their numbers are those of ordinary tensors.
     """
-    private.guard_transforms(_refuse_transform)
+    private.guard_transforms(_refuse_transform, _follow_vmap)
     if private.compiler_leaves(_Watched):
         function = torch.compiler.disable(_Watched.__torch_function__)  # type: ignore[no-untyped-call]
         _Watched.__torch_function__ = staticmethod(function)  # type: ignore[method-assign]
@@ -1113,21 +1140,11 @@ class ExampleLoss(nn.Module):
 
         with private.WithoutSubclasses():
             tape = _tape_of(pytree.tree_leaves(batches), _NO_NAMES)
-        _given_alone.append(self)
-        try:
-            first = [self._mean(*unwatched(batches))]
-        finally:
-            _given_alone.pop()
-        if tape is None or tape.closed:
-            return first[0]
-
-        def mean(*again: Any) -> Tensor:  # what was made now, and in a run row by row that of the row
-            return first.pop() if first else self._mean(*again)
-
-        with private.WithoutSubclasses():
-            loss: Tensor = tape.call(mean, batches, {}, rule=_of_rows)
-            tape.trusted.append(loss.as_subclass(Tensor).grad_fn)
-            return loss
+        loss: Tensor = _one_at_a_time(self._mean, batches, {}, tape, _of_rows)
+        if tape is not None and not tape.closed:
+            with private.WithoutSubclasses():
+                tape.trusted.append(loss.as_subclass(Tensor).grad_fn)
+        return loss
 
     def _mean(self, *batches: Any) -> Tensor:
         for batch in batches:
@@ -1147,9 +1164,47 @@ class ExampleLoss(nn.Module):
         return losses.mean() if self.reduction == "mean" else torch.sum(losses)
 
 
+def _one_at_a_time(run: Any, batches: Any, kwargs: Any, tape: _Tape | None, rule: Any) -> Any:
+    """`run(*batches)`, of a function that is given one example at a time and sees nothing else of the batch."""
+    _given_alone.append(run)
+    try:
+        first = [run(*unwatched(batches), **kwargs)]
+    finally:
+        _given_alone.pop()
+    if tape is None or tape.closed:
+        return first[0]
+
+    def again(*rows: Any) -> Any:  # what was made now, and in a run row by row that of the row
+        return first.pop() if first else run(*rows, **kwargs)
+
+    with private.WithoutSubclasses():
+        return tape.call(again, batches, {}, rule=rule)
+
+
+def _follow_vmap(run: Any, in_dims: Any, out_dims: Any, args: Any, kwargs: Any) -> Any:
+    """Run what a loss gives to vmap: proved where all of it is mapped along the rows; else as it is, and refused."""
+    if not _given_alone and out_dims == 0 and in_dims in (0, (0,) * len(args)):
+        with private.WithoutSubclasses():
+            tape = _tape_of(pytree.tree_leaves(args), _NO_NAMES)
+        watch = tape.watch if tape is not None and not tape.closed and tape.followed_data else None
+        if watch is not None and not watch.escaped and not watch.written:  # what it reads besides is public
+            return _one_at_a_time(run, args, kwargs, tape, _along_rows)
+    return run(*args, **kwargs)
+
+
+def _along_rows(states: list[State]) -> State:
+    """The state of what vmap gives along the rows."""
+    rows = {s for s in states if s is not None}
+    state = next(iter(rows), None)
+    alone = len(rows) == 1 and isinstance(state, ByRow) and state == ByRow(state.axis, 0, 1)
+    if len([s for s in rows if isinstance(s, ByRow)]) > 1:
+        return Coupled("gives rows in several orders to torch.vmap, so that one example moves the gradients of others")
+    return state if alone else next((s for s in states if isinstance(s, Coupled)), NoRule("vmap"))
+
+
 def _of_rows(states: list[State]) -> State:
     """The state of a mean over rows of any criterion, given one row of each batch at a time."""
     coupled = next((s for s in states if isinstance(s, Coupled)), None)
-    by_row = all(s is None or s == ByRow(s.axis, 0, 1) for s in states if isinstance(s, (ByRow, type(None))))
+    by_row = all(s is None or (isinstance(s, ByRow) and s == ByRow(s.axis, 0, 1)) for s in states)
     alike = len({s for s in states if s is not None}) <= 1
     return TOTAL if coupled is None and by_row and alike else coupled or NoRule("ExampleLoss")

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from anyorder.clipping import torch_private as private
 from anyorder.clipping.coupling import SETTING, Made, note
-from anyorder.clipping.program import Arguments, Place, Structure
+from anyorder.clipping.program import Arguments, ModuleOutput, Place
 from anyorder.clipping.torch_private import pytree
 from anyorder.clipping.validate import own_error, unmapped
 from anyorder.errors import AnyorderError, ModelError
@@ -251,7 +251,7 @@ class ExampleCall:
         self._module = module
         self.buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         self._versions = {name: private.version(buffer) for name, buffer in self.buffers.items()}
-        self.output: Structure
+        self.output: ModuleOutput
 
     def __call__(
         self, parameters: dict[str, Tensor], example: Tensors, within: AbstractContextManager[Any] | None = None
@@ -287,7 +287,7 @@ class ExampleCall:
                 (differentiable if places[i].differentiable else others).append(leaf.squeeze(0) if leaf.dim() else leaf)
         if not differentiable:
             raise ModelError("the model has no floating-point output, so that no loss can train it; return one")
-        self.output = Structure(places, structure)
+        self.output = ModuleOutput(places, structure)
         return tuple(differentiable), tuple(others)
 
     def explain(

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from anyorder import checks
 from anyorder._library import PATHS, WARNING, load, parallel
 from anyorder.errors import ClippingWarning
 
-__all__ = ["available", "convolution", "describe", "squares", "warn_if_missing"]
+__all__ = ["available", "clip", "convolution", "describe", "squares", "warn_if_missing"]
 
 _LARGE = 1 << 20  # parameters from which the missing library is worth a word
 _SOURCES = ("_convolution.cpp", "_convolution.h")
@@ -114,6 +115,37 @@ def squares(rows: Tensor, path: int | None = None) -> Tensor:
     return result
 
 
+def clip(
+    layers: Sequence[tuple[Tensor | None, Tensor, Tensor | None]], scale: float, clip_norm: float, large: float,
+    path: int | None = None,
+) -> tuple[int, Tensor]:  # fmt: skip
+    """(How many examples are left out, (B,) float32 the weights of all) of the clipped sums of layers.
+
+    An example's gradient has for each layer the part g (x) a, or g itself where `a` is None; norms are over all of
+    them. Weights are those of the flat rule, rounded down. What is left out has a norm that is NaN or infinite.
+
+    Args:
+        layers: (a (B, inputs) or None, g (B, outputs), the sum: (outputs, inputs) or (outputs,), contiguous, which is
+            written, or None for one that is made elsewhere); float32 on the CPU, each row one run of memory.
+        scale, clip_norm: of the gradients; the norm of an example, times `scale`, is cut to `clip_norm`.
+        large: what an activation is at most.
+        path: the instruction set; see `convolution`.
+    Returns: the number is -1, and nothing else counts, where an activation is above `large`, or a sum not finite.
+    """
+    library, path = _library(), _path() if path is None else path
+    assert library is not None
+    values: list[int] = []
+    for a, g, out in layers:
+        values += (
+            0 if a is None else a.data_ptr(), g.data_ptr(), 0 if out is None else out.data_ptr(),
+            0 if a is None else a.shape[1], g.shape[1], 0 if a is None else a.stride(0), g.stride(0),
+        )  # fmt: skip
+    batch = len(layers[0][1])
+    weights, job = torch.empty(batch), (ctypes.c_int64 * len(values))(*values)
+    bad = library.anyorder_clip(job, len(layers), batch, scale, clip_norm, large, weights.data_ptr(), path)
+    return bad, weights
+
+
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     library = load(_file(), _SOURCES)
@@ -125,6 +157,9 @@ def _library() -> ctypes.CDLL | None:
         pointer, *(3 * [ctypes.c_int64]), pointer, ctypes.c_int, ctypes.c_int, pointer
     ]  # fmt: skip
     library.anyorder_squares.restype = None
+    number, real = ctypes.c_int64, ctypes.c_double
+    library.anyorder_clip.argtypes = [pointer, number, number, real, real, ctypes.c_float, pointer, ctypes.c_int]
+    library.anyorder_clip.restype = number
     return library
 
 

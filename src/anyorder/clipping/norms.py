@@ -31,6 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import isfinite, prod
 from types import MappingProxyType
 from typing import Any, Protocol, Self
@@ -143,7 +144,7 @@ class UnitMap:
         """The units of (B,) groups."""
         groups = groups.detach().cpu()
         if len(set(groups.tolist())) == len(groups):  # as most batches come: nothing to sort
-            return cls(torch.arange(len(groups), device=device), len(groups), None)
+            return _each_alone(len(groups), device)
         _, index, sizes = torch.unique(groups, return_inverse=True, return_counts=True)
         order = torch.argsort(index, stable=True)
         first = sizes.cumsum(0) - sizes
@@ -177,6 +178,11 @@ class UnitMap:
         if self.classes is None:
             return values
         return values.new_zeros(self.count, *values.shape[1:]).index_add_(0, self.index, values)
+
+
+@lru_cache(64)
+def _each_alone(size: int, device: torch.device) -> UnitMap:
+    return UnitMap(torch.arange(size, device=device), size, None)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
@@ -275,6 +281,15 @@ class Use(ABC):
     def held(self) -> tuple[Tensor, ...]:
         """The tensors of the passes."""
 
+    def rows(self) -> tuple[Tensor | None, Tensor] | None:
+        """(a, g) such that the gradient of example i is g_i (x) a_i, or g_i where a is None: for `native.clip`."""
+        return None
+
+
+def _are_rows(tensor: Tensor) -> bool:
+    """Whether each row of a matrix is one run of float32."""
+    return tensor.dtype == torch.float32 and (tensor.stride(1) == 1 or tensor.shape[1] == 1)
+
 
 @dataclass
 class DirectUse(Use):
@@ -288,6 +303,11 @@ class DirectUse(Use):
 
     def held(self) -> tuple[Tensor, ...]:
         return (self.values,)
+
+    def rows(self) -> tuple[None, Tensor] | None:
+        """The gradients."""
+        g = self.values.reshape(len(self.values), -1)
+        return (None, g) if len(g) <= ROWS and _are_rows(g) else None
 
     def gradients(self, rows: Rows) -> Tensor:
         return self.values[rows].to(self.dtype)
@@ -361,6 +381,13 @@ class LinearUse(FactoredUse):
         self.batch, self.positions, self.inputs = self.activations.shape
         self.outputs, self.groups, self.unfolds = self.output_gradients.shape[2], 1, False
         self.shape = torch.Size((self.outputs, self.inputs))
+
+    def rows(self) -> tuple[Tensor, Tensor] | None:
+        """Of one position, and not so large that a product of matrices is faster."""
+        if self.positions > 1 or self.batch > ROWS or self.batch * self.inputs * self.outputs > BLOCK:
+            return None
+        a, g = self.activations.flatten(1), self.output_gradients.flatten(1)
+        return (a, g) if _are_rows(a) and _are_rows(g) else None
 
     def held(self) -> tuple[Tensor, ...]:
         return self.activations, self.output_gradients

@@ -21,6 +21,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import vjp, vmap
 
 from anyorder import checks
+from anyorder.clipping import native
 from anyorder.clipping.bounded import NON_FINITE, ClippedSum, check_finite
 from anyorder.clipping.clip_rules import Cut, Flat, Rule
 from anyorder.clipping.coupling import Made, Witness, check_nothing_kept, one_pass
@@ -36,6 +37,7 @@ from anyorder.clipping.layer_rules import (
 )
 from anyorder.clipping.mapping import ExampleCall, Tensors, mappable
 from anyorder.clipping.norms import (
+    LARGE,
     NO_TABLES,
     DirectUse,
     EmbeddingUse,
@@ -77,8 +79,8 @@ class PerUnitClipping(ABC):
     Guarantee: removing a unit's examples changes the sum by at most clip_norm, replacing them by at most
     2 clip_norm, for fixed parameters -- if the loss is a sum over examples of terms, each of that example's output
     and target alone, times a constant (`nn.CrossEntropyLoss()` is; a contrastive loss, and a mean over the unmasked
-    tokens of the batch, are not). The criterion belongs to the caller; the training engine watches it in the first
-    batch (`coupling.LossWatch`).
+    tokens of the batch, are not). The criterion belongs to the caller; the training engine follows it in every batch
+    (`loss.LossWatch`).
     """
 
     @abstractmethod
@@ -250,6 +252,15 @@ class Pass:
         self._device = call.tensors[0].device
         self._units = UnitMap.of(groups, self._device)
         self._dtypes = accumulator_dtypes(parameters)
+        self._is_compiled = (
+            self._device.type == "cpu"
+            and self._units.classes is None
+            and self._units.count > 0
+            and cut.is_flat
+            and not tables.by_name
+            and torch.float64 not in self._dtypes.values()
+            and native.available()
+        )
         self._expected: Counter[str] = Counter()
         self._uses: defaultdict[str, list[tuple[ParameterView, Use]]] = defaultdict(list)
         self._settled: dict[str, tuple[ParameterView, Settled]] = {}
@@ -361,6 +372,10 @@ class Pass:
             self._uses[part.name].append((part, use))
             return
         versions = use.versions()
+        if self._is_compiled and use.rows() is not None:  # by `_at_once`, at the end
+            self._versions.append((part.name, use, versions))
+            self._uses[part.name].append((part, use))
+            return
         with full_precision(self._device):
             settled = self._settle_uses(part.name, [use])
         self._settled[part.name] = part, settled
@@ -378,6 +393,11 @@ class Pass:
         if self._tables.by_name:
             self._refuse(direct)
         self._check_versions()
+        sums = self._at_once(direct) if self._is_compiled else None
+        if sums is not None:
+            self._uses, self._settled, self._versions = defaultdict(list), {}, []
+            self._receive(sums)
+            return
         with full_precision(self._device):
             settled = {}
             for name in self.parameters:
@@ -396,6 +416,29 @@ class Pass:
                 "an activation, in an autograd.Function or a hook of the model; have it return a new tensor (g * 2, "
                 "not g.mul_(2))"
             )
+
+    def _at_once(self, direct: Mapping[str, Tensor]) -> Sums | None:
+        """All of it in one call of the compiled library, into one vector of which the sums are views.
+
+        Where each parameter is used once, by a small linear map or with its gradients at hand, and each example is a
+        unit. None where the numbers ask for float64: what follows then takes it.
+        """
+        layers: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
+        sums = vector_of(self.parameters)
+        for name, own in sums.items():
+            uses = [use for part, use in self._uses.get(name, ()) if not part.chain]
+            uses += [DirectUse(direct[name], self._dtypes[name])] if name in direct else []
+            rows = uses[0].rows() if len(uses) == 1 else None
+            if rows is not None:
+                layers.append((*rows, own))
+            elif uses or name in self._settled or name in self._uses:
+                return None
+            else:
+                own.zero_()
+        bad = 0
+        if layers:
+            bad, _ = native.clip(layers, self._scale, self._clip_norm * (1 - _SLACK), LARGE)
+        return Sums(sums, bad, self._units.count) if bad >= 0 else None
 
     def _settle(self, name: str, direct: Tensor | None) -> Settled | None:
         parameter, uses = self.parameters[name], self._uses[name]
@@ -465,6 +508,13 @@ class Pass:
         alone, index = self._units.classes is None, self._units.index
         by_example = by_unit if alone else by_unit[index]
         return Weights(by_unit, by_example, None if bad is None else (bad, bad if alone else bad[index]))
+
+
+def vector_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of the parameters' shapes, all of them views of one vector of float32, one behind the other."""
+    sizes = [p.numel() for p in parameters.values()]
+    parts = torch.split(torch.empty(sum(sizes)), sizes)
+    return {name: x.view(p.shape) for (name, p), x in zip(parameters.items(), parts, strict=True)}
 
 
 def _settle_parts(uses: list[tuple[ParameterView, Use]], parameter: Tensor, units: UnitMap) -> Settled:

@@ -123,7 +123,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Structure:
+class ModuleOutput:
     """What a module returned: its leaves, a `Place` for each tensor, and how they are put together (None: one leaf)."""
 
     leaves: list[Any]
@@ -225,7 +225,7 @@ class PassProgram:
     def __init__(
         self, size: int | None, nodes: list[_Operation], inputs: int, copies: dict[str, int],
         constants: dict[int, Tensor], buffers: set[int], outputs: tuple[tuple[int, ...], tuple[int, ...]],
-        output: Structure, autocast: tuple[str, bool, torch.dtype],
+        output: ModuleOutput, autocast: tuple[str, bool, torch.dtype],
     ) -> None:  # fmt: skip
         self.size = size
         self._of_size: dict[int, PassProgram] = {}
@@ -520,7 +520,7 @@ class Recorder(private.DispatchMode):  # type: ignore[misc]
         with self, guard:
             yield
 
-    def end(self, differentiable: Tensors, others: Tensors, output: Structure) -> None:
+    def end(self, differentiable: Tensors, others: Tensors, output: ModuleOutput) -> None:
         """What was written down becomes a program, if it can; the recorder holds no tensor of the pass after it."""
         try:
             if self.problem is None and not self._snapshot.holds():

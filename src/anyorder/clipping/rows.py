@@ -7,6 +7,7 @@ shapes and settings alone, never at numbers of the batch.
     None      a public constant: no number of the batch is in it
     ByRow      dimension `dim` goes over the rows of the batch, `inner` places each, row by row; what stands at a row's
               places is a function of that row alone
+    OfRow     a function of one row alone, as `out[i]` is: whatever is made of it and of constants is one too
     Picked    numbers of single rows that a mask chose: how many there are depends on all rows
     Total     a sum over rows of functions of each row alone, times public constants
     Coupled   a function of several rows that is none of the above
@@ -16,6 +17,7 @@ A loss that is a Total has, with respect to the outputs of a row, a gradient tha
 derivative of its own term. `Total` passes through what is linear, and everything else makes it Coupled.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -34,6 +36,15 @@ class ByRow(NamedTuple):
     axis: tuple[Any, ...]
     dim: int
     inner: int
+
+
+class OfRow(NamedTuple):
+    """Of row `row` out of `rows`; `sized` where its shape is public, as it is not where a mask of the row chose."""
+
+    axis: tuple[Any, ...]
+    row: int
+    rows: int
+    sized: bool = True
 
 
 class Picked(NamedTuple):
@@ -60,7 +71,7 @@ class NoRule(NamedTuple):
     what: str
 
 
-State = ByRow | Picked | Total | Coupled | NoRule | None
+State = ByRow | OfRow | Picked | Total | Coupled | NoRule | None
 TOTAL = Total()
 
 
@@ -76,6 +87,8 @@ class AtenCall:
         self.writes_others = bool(written) and not self.in_place
         self.name = self.name.removesuffix("_") if self.in_place else self.name
         self.pointwise = torch.Tag.pointwise in func.tags
+        self.draws = torch.Tag.nondeterministic_seeded in func.tags
+        self.chooses = torch.Tag.dynamic_output_shape in func.tags
         self.values = {argument.name: argument.default_value for argument in arguments}
         self.values |= dict(zip(names, args, strict=False)) | kwargs
         self.tensors = [leaf for leaf in pytree.tree_leaves(list(self.values.values())) if isinstance(leaf, Tensor)]
@@ -108,6 +121,8 @@ _MASKED_MEAN = Coupled(
 
 def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
     """The states of an operation's results."""
+    if any(isinstance(s, OfRow) for s in call.states) and (own := _of_one_row(call, results)) is not None:
+        return own
     worst = next((s for kind in (Coupled, NoRule) for s in call.states if isinstance(s, kind)), None)
     if call.name.endswith("_like") and any(isinstance(s, Picked) for s in call.states):
         worst = worst or NoRule(f"{call.name} of what a mask chose: as many numbers as the mask says")
@@ -125,12 +140,64 @@ def result_states(call: AtenCall, results: Sequence[Tensor]) -> list[State]:
     return made if isinstance(made, list) else [made] * len(results)
 
 
+# -- one row alone -------------------------------------------------------------------------------------------------
+
+_OTHER_MEMORY = {"as_strided", "set", "resize", "resize_as"}
+"""What may read the memory around what it is given: a row is a view of the batch."""
+
+
+def _of_one_row(call: AtenCall, results: Sequence[Tensor]) -> list[State] | None:
+    """Results of a call with numbers of single rows; None where these are read as sums in which others count zero."""
+    live = {s for s in call.states if s is not None}
+    rows = [s for s in live if isinstance(s, OfRow)]
+    if "::" in call.name or call.name in _OTHER_MEMORY or call.writes_others:
+        return [NoRule(call.name)] * len(results)
+    if len(live) == len(rows) and len({(s.axis, s.row, s.rows) for s in rows}) == 1:
+        masks = any(t.dtype in (torch.bool, torch.uint8) for t in call.tensors)
+        sized = all(s.sized for s in rows) and not (call.chooses and (masks or call.name != "index"))
+        if (not sized and call.draws) or (call.in_place and results[0].shape != call.shape):
+            return [NoRule(call.name)] * len(results)  # as many draws as the row's numbers say
+        return [rows[0]._replace(sized=sized or not t.dim()) for t in results]
+    if call.name in ("cat", "stack"):
+        return [_joined_rows(call, results[0])]
+    if not all(s.sized for s in rows) and not any(isinstance(s, (Coupled, NoRule)) for s in live):
+        return [NoRule(f"{call.name} of what masks of single rows chose")] * len(results)
+    known = call.state_of
+    call.states = [TOTAL if isinstance(s, OfRow) else s for s in call.states]
+    call.state_of = lambda t: TOTAL if isinstance(known(t), OfRow) else known(t)
+    return None
+
+
+def _joined_rows(call: AtenCall, result: Tensor) -> State:
+    """Single rows, put together again."""
+    dim = call.values["dim"] % result.dim()
+    rows = [s for s in call.states if isinstance(s, OfRow)]
+    places = {1} if call.name == "stack" else {t.shape[dim] for t in call.tensors}
+    if len(rows) < len(call.states):
+        whole = all(s is None or isinstance(s, Total) or (isinstance(s, OfRow) and s.sized) for s in call.states)
+        return TOTAL if whole else NoRule(call.name)
+    ((axis, size), *others) = {(s.axis, s.rows) for s in rows}
+    if others:
+        return TOTAL if all(s.sized for s in rows) else NoRule(call.name)
+    if not all(s.sized for s in rows):
+        return Picked(axis) if dim == 0 and call.name == "cat" else NoRule(call.name)
+    if len(places) > 1:
+        return TOTAL
+    taken = [s.row for s in rows]
+    axis = axis if taken == list(range(size)) else (*axis, ("index", *taken))
+    return ByRow(axis, dim, places.pop())
+
+
 # -- pointwise, and what broadcasts ----------------------------------------------------------------------------------
 
 _LINEAR = {"add", "sub", "rsub", "neg", "positive", "clone", "_to_copy", "copy", "detach", "alias", "lift_fresh"}
 
 
 def _pointwise(call: AtenCall, results: Sequence[Tensor]) -> Any:
+    divisor = call.values.get("other") if call.name in ("div", "true_divide") else None
+    by_total = isinstance(divisor, Tensor) and isinstance(call.state_of(divisor), Total)  # of a number: `div(1.0, x)`
+    if by_total or (call.values.get("rounding_mode") and any(isinstance(s, Total) for s in call.states)):
+        return DIVIDED
     return joined(call.name, list(zip(call.tensors, call.states, strict=True)), results[0].dim())
 
 
@@ -282,30 +349,35 @@ def _squeezed(call: AtenCall, state: ByRow, result: Tensor) -> Any:
     shape = call.tensors[0].shape
     dims = [] if call.values.get("dim") == [] else dims
     gone = [d for d in (range(len(shape)) if dims is None else dims) if shape[d] == 1]
-    return _coupled("squeeze") if state.dim in gone else state.dim - sum(d < state.dim for d in gone)
+    return OfRow(state.axis, 0, 1) if state.dim in gone else state.dim - sum(d < state.dim for d in gone)
 
 
-def _expanded(call: AtenCall, state: ByRow, result: Tensor) -> int:
-    return state.dim + result.dim() - call.tensors[0].dim()
+def _expanded(call: AtenCall, state: ByRow, result: Tensor) -> Any:
+    at = state.dim + result.dim() - call.tensors[0].dim()
+    return at if result.shape[at] == call.tensors[0].shape[state.dim] else NoRule("one row in the place of many")
 
 
 def _repeated(call: AtenCall, state: ByRow, result: Tensor) -> Any:
-    at = _expanded(call, state, result)
+    at = state.dim + result.dim() - call.tensors[0].dim()
     return at if call.values["repeats"][at] == 1 else NoRule("repeat along the batch")
 
 
 def _selected(call: AtenCall, state: ByRow, result: Tensor) -> Any:
-    dim = call.values["dim"] % call.tensors[0].dim()
-    return TOTAL if dim == state.dim else state.dim - (dim < state.dim)  # one place: a sum in which others count zero
+    dim, places = call.values["dim"] % call.tensors[0].dim(), call.tensors[0].shape[state.dim]
+    if dim == state.dim:
+        return OfRow(state.axis, call.values["index"] % places // state.inner, places // state.inner)
+    return state.dim - (dim < state.dim)
 
 
 def _sliced(call: AtenCall, state: ByRow, result: Tensor) -> Any:
     dim, size = call.values["dim"] % call.tensors[0].dim(), call.tensors[0].shape[state.dim]
     if dim != state.dim or result.shape[dim] == size:
         return state.dim
+    start, end, step = slice(call.values["start"], call.values["end"], call.values["step"]).indices(size)
+    if start < end and start // state.inner == (end - 1) // state.inner:
+        return OfRow(state.axis, start // state.inner, size // state.inner)
     if state.inner > 1:
         return NoRule("a slice of rows and places")
-    start, end, step = slice(call.values["start"], call.values["end"], call.values["step"]).indices(size)
     return state._replace(axis=(*state.axis, (start, end, step)))
 
 
@@ -318,14 +390,16 @@ def _split(call: AtenCall, results: Sequence[Tensor]) -> Any:
     if not isinstance(state, ByRow):
         return TOTAL if isinstance(state, Total) else NoRule(call.name)
     dim = call.values.get("dim", 0) % call.tensors[0].dim()
-    if call.name == "unbind":
-        return TOTAL if dim == state.dim else state._replace(dim=state.dim - (dim < state.dim))
     if dim != state.dim:
-        return state
+        return state._replace(dim=state.dim - (dim < state.dim)) if call.name == "unbind" else state
+    places = call.tensors[0].shape[dim]
+    sizes = [1 if call.name == "unbind" else r.shape[dim] for r in results]
+    ends = list(itertools.accumulate(sizes))
+    if sizes and set(sizes) <= {1, state.inner} and all(state.inner % n == 0 for n in sizes):
+        return [OfRow(state.axis, (e - 1) // state.inner, places // state.inner) for e in ends]
     if state.inner > 1:
         return NoRule("a split of rows and places")
-    ends = [sum(r.shape[dim] for r in results[: i + 1]) for i in range(len(results))]
-    return [state._replace(axis=(*state.axis, (e - r.shape[dim], e, 1))) for e, r in zip(ends, results, strict=True)]
+    return [state._replace(axis=(*state.axis, (e - n, e, 1))) for e, n in zip(ends, sizes, strict=True)]
 
 
 def _concatenated(call: AtenCall, results: Sequence[Tensor]) -> State:
@@ -451,7 +525,7 @@ def _product(call: AtenCall, results: Sequence[Tensor]) -> State:
             product = TOTAL
         else:
             product = _coupled(call.name)
-    if not added:
+    if not added or isinstance(product, Coupled):
         return product
     return joined("add", [(call.tensors[0], call.states[0]), (results[0], product)], results[0].dim())
 
@@ -505,6 +579,8 @@ def _class_loss(call: AtenCall, results: Sequence[Tensor]) -> State:
     if (weight is not None and call.state_of(weight) is not None) or any(isinstance(s, Total) for s in call.states):
         return _coupled(call.name)
     if isinstance(scores, ByRow) and isinstance(labels, ByRow) and scores != labels:
+        return _coupled(call.name)
+    if call.tensors[0].dim() < 2:  # of one example: rows in the place of its classes
         return _coupled(call.name)
     state = scores if isinstance(scores, ByRow) else labels
     if not isinstance(state, ByRow) or state.dim != 0:
@@ -590,6 +666,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         looked: whether a number of the batch was read into Python.
+        read: what such numbers were of.
         exact: whether a rule looked at the numbers of a constant, so that what was found is of this call alone.
     """
 
@@ -597,6 +674,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._states: dict[Any, tuple[Tensor, State]] = {}
         self.looked = self.exact = False
+        self.read: set[State] = set()
 
     def put(self, tensor: Tensor, state: State) -> None:
         """Say what a tensor is."""
@@ -616,11 +694,13 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = AtenCall(func, args, kwargs, self.state)
         result = func(*args, **kwargs)
         if call.name == "_local_scalar_dense":
+            self.read.add(call.states[0])
             self.looked = self.looked or call.states[0] is not None
             return result
         results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if not results:
             self.looked = self.looked or any(s is not None for s in call.states)
+            self.read.update(call.states)
             return result
         self.exact = self.exact or (call.name == "index" and any(s is not None for s in call.states))
         made = result_states(call, results)
@@ -633,7 +713,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _write(self, written: Tensor, state: State) -> None:
         """A tensor was written: what shares its memory is known no longer, unless it is still what it was."""
-        if self.state(written) == state:
+        if self.state(written) == state and keeps_memory(state):
             return
         start, own = written.untyped_storage().data_ptr(), _memory(written)
         for key, (tensor, _) in list(self._states.items()):
@@ -641,6 +721,14 @@ class Interpreter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 same = _memory(tensor) == own
                 self._states[key] = tensor, state if same else NoRule("what was written in place through a view")
         self.put(written, state)
+
+
+def keeps_memory(state: State) -> bool:
+    """Whether what else shows the memory of a tensor of this state is as it was, after it is written and is so again.
+
+    Each row's places are still of that row. A total may be one row of what it is a view of, and of all rows now.
+    """
+    return state is None or isinstance(state, ByRow)
 
 
 def _memory(tensor: Tensor) -> Any:

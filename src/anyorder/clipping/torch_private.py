@@ -4,6 +4,7 @@ What the guarantee rests on is required: without it importing this file raises M
 time is None where a release lacks it, and what takes its place does the same. Nobody else writes `torch._C`.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import apis as _vmap_apis
 from torch._functorch import eager_transforms as _eager
 from torch._functorch import pyfunctorch
 from torch._functorch import vmap as _vmap
@@ -35,6 +37,7 @@ def check_names(owner: object, names: tuple[str, ...], package: ModuleType) -> N
 # -- torch.func: what is an example's own, and what is kept of a batch -----------------------------------------------
 
 _functorch: Any = torch._C._functorch
+_apis_of_vmap: Any = _vmap_apis
 FUNCTORCH = (
     "_add_batch_dim", "_remove_batch_dim", "_unwrap_batched", "get_inplace_requires_grad_allowed", "get_unwrapped",
     "is_batchedtensor", "is_functorch_wrapped_tensor", "maybe_current_level",
@@ -176,8 +179,14 @@ def compiler_leaves(kind: type[Tensor]) -> bool:
     return True
 
 
-def guard_transforms(refuse: Callable[[Any], None]) -> None:
-    """From here on `refuse` is asked of each tensor that vmap, grad or jvp of torch.func is given. Done once."""
+def guard_transforms(refuse: Callable[[Any], None], follow: Callable[..., Any]) -> None:
+    """From here on `refuse` is asked of each tensor that vmap, grad or jvp of torch.func is given. Done once.
+
+    Before that, `follow(run, in_dims, out_dims, args, kwargs)` makes what a function under vmap gives. Torch has no
+    hook there. All other tensors go on as before, for 0.1 microseconds each.
+    """
+    if not hasattr(getattr(_apis_of_vmap, "vmap_impl", refuse), "guarded"):
+        _guard_vmap(follow)
     for module, name in (
         (_vmap, "_add_batch_dim"),
         (_eager, "_wrap_for_grad"),
@@ -185,10 +194,28 @@ def guard_transforms(refuse: Callable[[Any], None]) -> None:
     ):
         wrap = getattr(module, name)
         if not hasattr(wrap, "guarded"):
+            setattr(module, name, _asked_before(wrap, refuse))
 
-            def guarded(tensor: Any, *args: Any, wrap: Callable[..., Any] = wrap, **kwargs: Any) -> Any:
-                refuse(tensor)
-                return wrap(tensor, *args, **kwargs)
 
-            guarded.guarded = True  # type: ignore[attr-defined]
-            setattr(module, name, guarded)
+def _asked_before(wrap: Callable[..., Any], refuse: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(wrap)
+    def guarded(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse(tensor)
+        return wrap(tensor, *args, **kwargs)
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    return guarded
+
+
+def _guard_vmap(follow: Callable[..., Any]) -> None:
+    """Where a release has no `vmap_impl`, each tensor that it is given is asked about, and nothing is followed."""
+    wrap = getattr(_apis_of_vmap, "vmap_impl", None)
+    if wrap is None:
+        return
+
+    def guarded(func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk: Any, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(wrap, func, in_dims, out_dims, randomness, chunk)
+        return follow(run, in_dims, out_dims, args, kwargs)
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    _apis_of_vmap.vmap_impl = guarded

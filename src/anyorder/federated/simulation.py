@@ -189,7 +189,7 @@ class Simulation:
     Attributes:
         rounds: that were made, in all sessions of the run.
         planned: (max_participations, min_separation) of the plan.
-        realised: the same as it came; None where the claim does not follow from it, or nobody came.
+        realised: the same as it came; None where the claim does not follow from it, nobody came, or rounds are left.
         planned_epsilon: at the plan's delta, for one user.
         realised_epsilon: of what came, where neither that nor the end of the run was chosen by what had been released.
         delta: the plan's.
@@ -304,8 +304,9 @@ def _make(server: Server, team: Team, ids: list[Any], blocks: list[Block]) -> No
 
 def outcome(server: Server) -> Simulation:
     """What a server has done so far."""
-    # Rounds of a simulation end by its settings, or where too few users are left: never by what was released.
-    plan, realised = server.plan, server.certificate(public_stop=True).realised
+    # A simulation that returns made all planned rounds. One that was stopped (an error or an interrupt in `on_round`,
+    # which sees the model) may have been by what was released: nothing is stated of it, and nothing realised claimed.
+    plan, realised = server.plan, server.certificate().realised
     rule = plan.participation
     return Simulation(
         rounds=server.step,

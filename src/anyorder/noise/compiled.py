@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from anyorder import checks
 from anyorder._library import PATHS, WARNING, load, parallel
 from anyorder.errors import ArgumentError, NoiseWarning
-from anyorder.noise import transform
+from anyorder.noise import normals
 from anyorder.noise.program import (
     NONE,
     OP,
@@ -172,7 +172,7 @@ class Kernel:
             raise MemoryError("no memory for the noise kernel's tiles; nothing was changed")
 
     def transform(self, words: NDArray[np.uint32], further: NDArray[np.uint32]) -> NDArray[np.float32]:
-        """`transform.normals` of (16, B) words, B a multiple of 16, with the extension words of every block at hand."""
+        """`normals.box_muller` of (16, B) words, B a multiple of 16, with the extension words of every block."""
         words, further = np.ascontiguousarray(words), np.ascontiguousarray(further)
         out = np.empty(words.shape[::-1], np.float32)
         self._library.anyorder_transform(
@@ -260,10 +260,10 @@ def _checked(path: int) -> Kernel | None:
     found = Kernel(library, path)
     words = (np.arange(1, 16 * 64 + 1, dtype=np.uint32) * np.uint32(0x9E3779B9)).reshape(16, 64)
     words[0, :8] = [0, 1, 255, 65535, 65536, 2**31, 2**31 - 1, 2**32 - 1]
-    expected = transform.normals(words, lambda columns: words[:, columns])
+    expected = normals.box_muller(words, lambda columns: words[:, columns])
     key, made = words[3, :8], np.empty(1024, np.uint32)
     found.fill(key, 8, 2**40, 0, made, threads=1)
-    raw = transform.blocks(key, np.arange(64, dtype=np.uint64) | transform.RAW, 2**40, 8)
+    raw = normals.blocks(key, np.arange(64, dtype=np.uint64) | normals.RAW, 2**40, 8)
     same = found.transform(words, words).tobytes() == expected.tobytes() and made.tobytes() == raw.T.tobytes()
     agrees = same and _steps_agree(found) and _ranges_agree(found) and _jumps_agree(found)
     return found if agrees else None
@@ -276,7 +276,7 @@ def _steps_agree(kernel: Kernel) -> bool:
     counters = np.arange(first // 16, first // 16 + length // 16, dtype=np.uint64)
 
     def row(r: int) -> Vector:
-        return transform.normal_blocks(key, counters, r, 8).T.reshape(-1)
+        return normals.normal_blocks(key, counters, r, 8).T.reshape(-1)
 
     kept, other = row(1), row(2)
     c = [np.float32(x) for x in (0.3, -0.7, 1.7, 0.6)]
@@ -315,7 +315,7 @@ def _ranges_agree(kernel: Kernel) -> bool:
     rows = np.array([7, 2**40 + 18955, 2**40 + 4618])  # the first block of one has a rare radius, and the second of one
     made = np.empty((3, width), np.float32)
     kernel.fill_at(key, 8, rows, np.zeros(3, np.int64), made)
-    expected = [transform.normal_blocks(key, blocks, row, 8).T.tobytes() for row in rows.tolist()]
+    expected = [normals.normal_blocks(key, blocks, row, 8).T.tobytes() for row in rows.tolist()]
     return [out.tobytes() for out in made] == expected
 
 

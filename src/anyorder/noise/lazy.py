@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, PlanError
+from anyorder.noise.normals import MAX_ELEMENT, MAX_ROW
 from anyorder.noise.source import NoiseSource
-from anyorder.noise.transform import MAX_ELEMENT, MAX_ROW
 from anyorder.strategy import BandedInverse, Strategy, Tree
 from anyorder.strategy.base import Recurrence
 from anyorder.strategy.registry import Structure, in_words, kind_of

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyorder.errors import ArgumentError, TrainingError
-from anyorder.strategy import Strategy
+from anyorder.strategy import Independent, Strategy
 
 NONE = 2**31 - 1  # no operand
 RAW = 1 << 30  # of raw words, in the high word of the counter
@@ -532,6 +532,7 @@ class NoiseState(Generic[A]):
         self.t, self.arrays = t, arrays
         self.rows: dict[int, A] = {}
         self.free: list[A] = []
+        self._row = Program.of_row(t)
         self.broken = False
 
     def check_whole(self) -> None:
@@ -548,6 +549,9 @@ class NoiseState(Generic[A]):
         Raises: ArgumentError for a step that cannot be made a program.
         """
         count = len(self.arrays)
+        if type(self._strategy) is Independent and not self._most:  # step t is row t of Z: nothing to trace
+            self._row.ops["row"] = self.t
+            return Compiled(self._row, [], {}, 0), []
         traced = trace(self._strategy, self.t, count)
         given = [*self.arrays, *self.rows.values(), *self.free]
         stored = dict(zip(self.rows, range(count, len(given)), strict=False))

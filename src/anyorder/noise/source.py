@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyorder import checks
 from anyorder.errors import ArgumentError
-from anyorder.noise import compiled, transform
-from anyorder.noise.transform import BLOCK, MAX_ELEMENT, MAX_ROW, RAW
+from anyorder.noise import compiled, normals
+from anyorder.noise.normals import BLOCK, MAX_ELEMENT, MAX_ROW, RAW
 
 _CHUNK = 4096  # blocks at a time: 256 KiB of words, which a core's cache holds
 
@@ -39,7 +39,7 @@ class NoiseSource:
             raise ArgumentError(f"key must be 32 bytes, got {type(key).__name__}")
         if len(key) != 32:
             raise ArgumentError(f"key must be 32 bytes, got {len(key)}; NoiseSource.random() makes one")
-        if checks.integer("rounds", rounds, low=8) not in transform.ROUNDS:
+        if checks.integer("rounds", rounds, low=8) not in normals.ROUNDS:
             raise ArgumentError(f"rounds must be 8, 12 or 20, got {rounds!r}")
         self._key = key
         self.rounds = int(rounds)
@@ -135,7 +135,7 @@ class NoiseSource:
             self.kernel.fill(self.key_words, self.rounds, row, start, result)
             return result
 
-        _fill(result, start, lambda counters: transform.normal_blocks(self.key_words, counters, row, self.rounds))
+        _fill(result, start, lambda counters: normals.normal_blocks(self.key_words, counters, row, self.rounds))
         return result
 
     def normal_at(self, rows: ArrayLike, starts: ArrayLike, width: int) -> NDArray[np.float32]:
@@ -175,7 +175,7 @@ class NoiseSource:
         if self.kernel is not None:
             self.kernel.fill(self.key_words, self.rounds, row, start, result)
             return result
-        _fill(result, start, lambda counters: transform.blocks(self.key_words, counters | RAW, row, self.rounds))
+        _fill(result, start, lambda counters: normals.blocks(self.key_words, counters | RAW, row, self.rounds))
         return result
 
     def _fill_at(self, rows: NDArray[np.int64], starts: NDArray[np.int64], result: NDArray[np.float32]) -> None:
@@ -190,7 +190,7 @@ class NoiseSource:
             first, skip = np.divmod(starts[here], BLOCK)
             counters = (first.astype(np.uint64)[:, None] + blocks).ravel()
             nonces = np.repeat(rows[here].astype(np.uint64), len(blocks))
-            made = transform.normal_blocks(self.key_words, counters, nonces, self.rounds)
+            made = normals.normal_blocks(self.key_words, counters, nonces, self.rounds)
             whole = made.T.reshape(len(first), -1)
             result[here] = np.take_along_axis(whole, skip[:, None] + np.arange(width), axis=1)
 

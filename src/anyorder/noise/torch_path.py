@@ -25,11 +25,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anyorder.noise import transform
+from anyorder.noise import normals
 from anyorder.noise.compiled import Targets
+from anyorder.noise.normals import BLOCK
 from anyorder.noise.program import NoiseState, Program, execute
 from anyorder.noise.source import NoiseSource
-from anyorder.noise.transform import BLOCK
 from anyorder.strategy.base import State
 
 _CPU_PIECE = 16 << 12  # elements at a time: what a core's cache holds
@@ -79,7 +79,7 @@ def normal_piece(source: NoiseSource, row: int, start: int, stop: int, device: t
 
 
 def _blocks(source: NoiseSource, counters: Tensor, domain: int, row: int) -> Tensor:
-    """(16, B) int32 bits of the words of each block. ChaCha as in `transform.blocks`: int32 wraps as uint32 does."""
+    """(16, B) int32 bits of the words of each block. ChaCha as in `normals.blocks`: int32 wraps as uint32 does."""
     key = np.frombuffer(source.of(row).key, "<i4").tolist()
     nonce = np.array([row & 0xFFFFFFFF, row >> 32], np.uint32).view(np.int32).tolist()
     start = torch.empty((16, len(counters)), dtype=torch.int32, device=counters.device)
@@ -111,7 +111,7 @@ def _rotate(x: Tensor, left: int) -> Tensor:
 
 
 def _transform(words: Tensor, further: Callable[[Tensor], Tensor]) -> Tensor:
-    """(16, B) float32 normals from (16, B) words, as `transform.normals`."""
+    """(16, B) float32 normals from (16, B) words, as `normals.box_muller`."""
     radius = _radius(words[:8], further)
     cosine, sine = _circle(words[8:])
     return torch.cat([cosine.mul_(radius), sine.mul_(radius)])
@@ -137,13 +137,13 @@ def _radius(words: Tensor, further: Callable[[Tensor], Tensor]) -> Tensor:
     exponent = (bits >> 23).to(torch.float32)
 
     square = f * f
-    y = _polynomial(transform.LOG, f)
+    y = _polynomial(normals.LOG, f)
     y *= f
     y *= square
-    y += exponent * float32(transform.TWO_LN2_LOW)
+    y += exponent * float32(normals.TWO_LN2_LOW)
     y += square
     y += f * -2.0
-    y += exponent * float32(transform.TWO_LN2_HIGH)
+    y += exponent * float32(normals.TWO_LN2_HIGH)
     return _root(y)
 
 
@@ -155,9 +155,9 @@ def _root(y: Tensor) -> Tensor:
 def _circle(words: Tensor) -> tuple[Tensor, Tensor]:
     y = (words << 2).to(torch.float32) * 2.0**-31
     z = y * y
-    sine = _polynomial(transform.SIN, z)
+    sine = _polynomial(normals.SIN, z)
     sine *= y
-    cosine = _polynomial(transform.COS, z)
+    cosine = _polynomial(normals.COS, z)
     odd = (words & (1 << 30)) != 0
     first, second = torch.where(odd, sine, cosine), torch.where(odd, cosine, sine)
     first.view(torch.int32).bitwise_xor_((words ^ (words << 1)) & _SIGN)

@@ -13,7 +13,6 @@ import numpy as np
 from anyorder import checks
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize.amplified import Judge, amplified_fits, fit_amplified, known_bins
-from anyorder.participation import PoissonSampling
 from anyorder.patterns import Listed, Participation, Pattern, PerEpoch, Separated
 from anyorder.strategy import cache, error
 from anyorder.strategy.banded_inverse import fits_banded_inverse
@@ -512,7 +511,7 @@ def _claim_needed(rule: Participation, epsilon: float | None, delta: float | Non
 
     Raises: ArgumentError; PlanError for PoissonSampling, whose noise is independent.
     """
-    if type(rule) is PoissonSampling:
+    if rule.draw_probability is not None:
         check_optimisable(rule)
     if not rule.secret:
         if epsilon is not None or delta is not None:

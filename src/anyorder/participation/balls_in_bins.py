@@ -22,7 +22,7 @@ from anyorder.accounting.amplification.exact import diagonal_composition, epoch_
 from anyorder.accounting.amplification.methods import Deterministic, Method, Pld
 from anyorder.accounting.amplification.mixture import bins_gram, check_disjoint, reach
 from anyorder.accounting.amplification.monte_carlo import Bins
-from anyorder.accounting.amplification.secret_order import NEAR, ROUGH, AmplifiedOrder, UnitsOf
+from anyorder.accounting.amplification.secret_order import NEAR, ROUGH, AmplifiedOrder, DrawLaw, UnitsOf
 from anyorder.checks import final
 from anyorder.formatting import counted
 from anyorder.noise import NoiseSource
@@ -57,6 +57,7 @@ class BallsInBins(AmplifiedOrder):
     kind = "balls_in_bins"
     absence_moves_others = False
     words = (Word("balls-in-bins", options=("method",)),)
+    draw_law = DrawLaw.ONE_BIN
     draws_last = True
     fitted_kinds = ("tree", "toeplitz", "banded_inverse", "blt")
 

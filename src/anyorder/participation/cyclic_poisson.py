@@ -11,7 +11,7 @@ from anyorder._draws import tossed, tossed_ratios, uniforms
 from anyorder.accounting import poisson
 from anyorder.accounting.amplification.exact import cyclic_parts
 from anyorder.accounting.amplification.mixture import check_fits, check_reach
-from anyorder.accounting.amplification.secret_order import SampledOrder, UnitsOf
+from anyorder.accounting.amplification.secret_order import DrawLaw, SampledOrder, UnitsOf
 from anyorder.checks import final
 from anyorder.errors import PlanError
 from anyorder.formatting import counted
@@ -48,6 +48,7 @@ class CyclicPoisson(SampledOrder):
 
     kind = "cyclic_poisson"
     words = (Word("cyclic-poisson", options=("cycle",)),)
+    draw_law = DrawLaw.EACH_STEP
     cycle_is_chosen = True
     neighbours = "zero-out"
     fitted_kinds = ("toeplitz", "banded")

@@ -13,7 +13,7 @@ from anyorder._draws import uniforms
 from anyorder.accounting.amplification.methods import Method, Pld
 from anyorder.accounting.amplification.mixture import check_fits, check_reach
 from anyorder.accounting.amplification.monte_carlo import SeparatedTerms, separated_band
-from anyorder.accounting.amplification.secret_order import AmplifiedOrder, UnitsOf
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder, DrawLaw, UnitsOf
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formatting import counted
@@ -55,6 +55,7 @@ class MinSeparationSampling(AmplifiedOrder):
     absence_moves_others = False
     # compared by its name alone: only samples amplify its claims, and its distance must be given
     words = (Word("min-separation-sampling", options=("cycle", "method"), is_compared=False, is_on_page=False),)
+    draw_law = DrawLaw.SEPARATED
     draws_last = True
     fitted_kinds = ("toeplitz",)
 

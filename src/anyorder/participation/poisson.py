@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from anyorder import checks
 from anyorder._draws import tossed, tossed_ratios, uniforms
 from anyorder.accounting import poisson
-from anyorder.accounting.amplification.secret_order import SampledOrder, UnitsOf
+from anyorder.accounting.amplification.secret_order import DrawLaw, SampledOrder, UnitsOf
 from anyorder.checks import final
 from anyorder.errors import PlanError
 from anyorder.formatting import counted
@@ -28,7 +28,7 @@ class PoissonSampling(SampledOrder):
     """Every unit is in every step independently with a given, secret draw: DP-SGD's amplified baseline.
 
     Only `anyorder`'s own sampler provides it; a shuffled loader does not. Any set of steps may come: `Listed` with
-    stride 1. Its privacy comes from the coins, so no sensitivity is offered for it; a unit's absence moves no other.
+    stride 1. Its privacy comes from the draws, so no sensitivity is offered for it; a unit's absence moves no other.
 
     Args:
         n: number of steps.
@@ -41,6 +41,7 @@ class PoissonSampling(SampledOrder):
     kind = "poisson_sampling"
     absence_moves_others = False
     words = (Word("poisson", is_quick=True),)
+    draw_law = DrawLaw.EACH_STEP
     neighbours = "add-or-remove"
     takes_selection = True
     reads_columns = False
@@ -55,7 +56,7 @@ class PoissonSampling(SampledOrder):
         return Listed.strided(self.n, 1)
 
     @property
-    def coin(self) -> float:
+    def draw_probability(self) -> float:
         """The sampling probability."""
         return self.sampling_probability
 

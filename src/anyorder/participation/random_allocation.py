@@ -15,7 +15,7 @@ from anyorder.accounting.amplification.bins import bins_losses, gram_composition
 from anyorder.accounting.amplification.exact import diagonal_composition, epoch_squares, epochs_delta, epochs_epsilon
 from anyorder.accounting.amplification.methods import Deterministic, Method, MonteCarlo, Pld
 from anyorder.accounting.amplification.mixture import absolute_columns, check_disjoint, reach, support
-from anyorder.accounting.amplification.secret_order import AmplifiedOrder, UnitsOf
+from anyorder.accounting.amplification.secret_order import AmplifiedOrder, DrawLaw, UnitsOf
 from anyorder.checks import final
 from anyorder.errors import PlanError
 from anyorder.formatting import counted
@@ -48,6 +48,7 @@ class RandomAllocation(AmplifiedOrder):
     kind = "random_allocation"
     absence_moves_others = False
     words = (Word("random-allocation", options=("method",)),)
+    draw_law = DrawLaw.BIN_EACH_EPOCH
     draws_last = True
     fitted_kinds = ("restarted_blt", "tree")
 

@@ -20,7 +20,7 @@ from anyorder.accounting.amplification.exact import (
 )
 from anyorder.accounting.amplification.methods import Method, Pld
 from anyorder.accounting.amplification.mixture import check_reach
-from anyorder.accounting.amplification.secret_order import ROUGH, AmplifiedOrder, UnitsOf
+from anyorder.accounting.amplification.secret_order import ROUGH, AmplifiedOrder, DrawLaw, UnitsOf
 from anyorder.checks import final
 from anyorder.errors import ArgumentError, PlanError
 from anyorder.formatting import counted
@@ -57,6 +57,7 @@ class TruncatedPoisson(AmplifiedOrder):
     cycle: int = 1
 
     kind = "truncated_poisson"
+    draw_law = DrawLaw.CUT_BATCHES
     words = (Word("truncated-poisson", options=("cycle", "max_batch_size")),)
     cycle_is_chosen = True
     fitted_kinds = ("toeplitz", "banded")

@@ -11,7 +11,6 @@ from anyorder.errors import ArgumentError, PlanError
 from anyorder.optimize import choose
 from anyorder.optimize.amplified import NoAmplifiedFitError, best_cycle
 from anyorder.optimize.candidates import MAX_COST, fit_named, rows_touched
-from anyorder.participation import PoissonSampling
 from anyorder.patterns import Participation
 from anyorder.strategy import Independent, Strategy, Tree
 from anyorder.strategy.base import Combination
@@ -42,7 +41,7 @@ def strategy_of(
     if type(mechanism) is not str:
         raise ArgumentError(f"mechanism must be a text or a Strategy, got {mechanism!r}")
     checks.choice("objective", objective, {"mean", "max", "last"})
-    if type(order) is PoissonSampling:
+    if order.draw_probability is not None:
         if mechanism not in ("auto", "independent", "poisson"):
             raise PlanError(
                 f"secret sampling (order 'poisson') is for mechanism 'poisson' only: mechanism {mechanism!r} has no "
@@ -70,7 +69,7 @@ def _fit_named(
     mechanism: str, work: Workload, order: Participation, objective: str, limits: Allowed, tree: dict[str, Any],
     claim: dict[str, Any],
 ) -> Strategy:  # fmt: skip
-    """Fitted to the amplified claim where the order has one and the kind such a fit, else to steps without coins."""
+    """Fitted to the amplified claim where the order has one and the kind such a fit, else to steps without draws."""
     budget: dict[str, Any] = {"max_state": limits.state, "max_cost": limits.chosen_cost, "objective": objective}
     if order.secret and claim["epsilon"] is not None and not tree:
         with contextlib.suppress(NoAmplifiedFitError):
@@ -96,7 +95,7 @@ def with_best_cycle(
 def _secret_auto(
     work: Workload, order: Participation, limits: Allowed, objective: str, claim: dict[str, Any]
 ) -> Strategy:
-    """The mechanism of least error at the amplified claim; without an epsilon, for the order's steps without coins."""
+    """The mechanism of least error at the amplified claim; without an epsilon, for the order's steps without draws."""
     if claim["epsilon"] is not None:
         return choose(work, order, limits.state, objective, max_cost=limits.chosen_cost, **claim)[0].strategy
     found = choose(work, order.without_draws(), limits.state, objective, max_cost=limits.chosen_cost)

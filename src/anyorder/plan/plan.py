@@ -25,7 +25,7 @@ from anyorder.errors import CertificateError, PlanError
 from anyorder.formats import bounded, brief, canonical, check_names, html_table, load_json, quoted, save_json
 from anyorder.formatting import counted, rounded_up
 from anyorder.noise.discrete import check_grid
-from anyorder.participation import KnownOrder, PoissonSampling
+from anyorder.participation import KnownOrder
 from anyorder.participation.known_order import without_names
 from anyorder.patterns import Participation, check_order
 from anyorder.plan.compatibility import (
@@ -221,7 +221,7 @@ class Plan:
     def known_mu(self) -> float | None:
         """Gaussian DP if all batches became known, rounded up; None where no draws are secret.
 
-        mu = f sens(C, pattern) / sigma, of any steps that the coins may give. It holds for those who do not know the
+        mu = f sens(C, pattern) / sigma, of any steps that the draws may give. It holds for those who do not know the
         batches too, who see less.
         """
         if not self.participation.secret:
@@ -305,7 +305,7 @@ class Plan:
         values = (self.sensitivity.value, self.sensitivity.exact, self.noise_std, self.mu, self.epsilon)
         noises = {"selection_std": self.selection_std, "selection_scale": self.selection_scale}
         claimed: dict[str, Any] = {name: value for name, value in noises.items() if value is not None}
-        if self.participation.secret and type(self.participation) is not PoissonSampling:
+        if self.participation.secret and self.participation.draw_probability is None:
             claimed["known_epsilon"] = self.known_epsilon
         return {**dict(zip(_CLAIMS, values, strict=True)), **claimed}
 
@@ -425,7 +425,7 @@ class Plan:
         known = self.known_epsilon
         if known is None:
             return [("amplification", "none claimed, none needed")]
-        name = "Poisson sampling" if type(self.participation) is PoissonSampling else "coins"
+        name = "draws" if self.participation.draw_probability is None else "Poisson sampling"
         found = "" if self.method is None else f", {methods.describe(self.method)}"
         told = f"by secret {name}{found}"
         if known <= self.epsilon:

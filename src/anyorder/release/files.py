@@ -222,7 +222,7 @@ class RunFiles:
         )
         if isinstance(plan.participation, SecretOrder) and plan.participation.draws_last:
             message += (
-                f", and not of two claims: the coins that were tossed before step {step} decide later steps too, in "
+                f", and not of two claims: the draws made before step {step} decide later steps too, in "
                 "both copies. No claim holds for both together"
             )
         warnings.warn(message, CheckpointWarning, stacklevel=2)

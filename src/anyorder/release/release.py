@@ -36,10 +36,10 @@ from anyorder.noise.stream import round_up
 from anyorder.patterns import Participation
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.plan import Plan
+from anyorder.release.attached_tables import Attached, AttachedTables, Part, in_order
 from anyorder.release.files import RunFiles
 from anyorder.release.ranks import Coordinates, OneProcess
 from anyorder.release.schedules import Adaptive, FixedNorm, MovingNorm, Schedule, check_schedule
-from anyorder.release.tables import Attached, AttachedTables, Part, in_order
 from anyorder.strategy import Strategy
 
 _OWN = {"plan", "key", "stream", "clip_norm", "ledger", "extra", "ranks", "renewals", "machine", "coins", "tables"}
@@ -130,7 +130,7 @@ class Release:
         )
         try:
             if plan.participation.secret:
-                self._draws = SecretDraws(plan.participation, self.coins())
+                self._draws = SecretDraws(plan.participation, self.draw_source())
             self._go_on(self.resumed)
         except BaseException:
             self._let_go()
@@ -338,7 +338,7 @@ class Release:
         Args:
             units: what `check` returned.
             own: this rank's part of the total in pieces, which are overwritten.
-            tables: the parts of the attached tables; see `anyorder.release.tables`.
+            tables: the parts of the attached tables; see `anyorder.release.attached_tables`.
         Returns: the private pieces: `own` itself, or new ones on a grid. What tables release is in `of_tables`.
         """
         if self.needs_save:
@@ -588,7 +588,7 @@ class Release:
         """A source of the run's own for another purpose, such as the order of examples. Renewals do not touch it."""
         return self._source.own.derive(label)
 
-    def coins(self) -> NoiseSource:
+    def draw_source(self) -> NoiseSource:
         """Where secret draws come from."""
         return self.by_step(b"sampling")
 

@@ -15,12 +15,20 @@ those that data set and collation keep (`held_generators`).
 Proof. An example's draws are a function of its address and of its own data, so R_u is the same for D and for D' where
 they differ in another unit, in this step and in every other: replacing one unit moves v_u alone. So it is with the
 collation of each example alone. A forward pass, or the collation of a whole batch, draws for all rows at once. How
-many numbers it takes follows from shapes: where these stay, so does every R_u; where one unit changes them, the R_u of
-others are other numbers of the same law, drawn under a secret key and independent of D. The law of (R_u) is then that
-of D' too: for each value of it the claim holds with these draws fixed, hence for their mixture (joint convexity of
-hockey-stick divergences). No later step can tell: its generators are set anew. After each batch and each pass the
+many numbers it takes follows from shapes: where these stay, so does every R_u, whoever knows the key. With `pad_to=`
+the shapes that a model sees stay too, where it draws on a CPU (`shapes.ByShape`). Where one unit changes them after all
+(rows of one length at a time on another device, more rows of one user, secret batches), the R_u of others are other
+numbers of the same law, drawn under a secret key and independent of D. The law of (R_u) of the others is then that of
+D' too: for each value of it the claim holds with these draws fixed, hence for their mixture (joint convexity of
+hockey-stick divergences). No later step can tell: its generators are set again. After each batch and each pass the
 process's generators are put back as the user had them, so that nothing private has moved them, and what is drawn
 between the steps is the user's own, from the user's own seed.
+
+"Of the same law" needs that nobody can try all seeds: under one of 32 bits, which is what torch's own `manual_seed`
+takes on a CPU, 2^32 sums for D and as many for D' are a finite list, and the step lies near one of them. So whole
+states are set: 256 bits of the key's own stream lead to all 19 968 of torch's, NumPy's and Python's generators, and 64
+to a GPU's, which has no more. On Intel's CPUs torch draws a mask of dropout under 31 bits of these, whatever the state:
+that is why a CPU's masks keep their places where they can.
 
 Not seen: generators that no attribute, closure or global name of data set and collation leads to (a local variable of
 a Python generator, an object of a C extension), and what the training loop draws between batch and step.
@@ -31,7 +39,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache, partial
-from hashlib import blake2b
+from hashlib import blake2b, shake_128
 from itertools import islice
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
@@ -63,11 +71,12 @@ Generator = torch.Generator | random.Random | np.random.RandomState | np.random.
 
 _PYTHON = cast(random.Random, cast(Any, random.seed).__self__)
 _NUMPY = cast(np.random.RandomState, cast(Any, np.random.rand).__self__)
+_BYTES = 32  # of a seed
 
 
 @final
 class Seeds:
-    """Seeds of 63 bits: a pure function of a key and an address, and unrelated to each other without the key.
+    """Seeds of 256 bits: a pure function of a key and an address, and unrelated to each other without the key.
 
     Args:
         key: 32 bytes, derived from the run's for this purpose: it is handed to worker processes.
@@ -78,8 +87,8 @@ class Seeds:
 
     def at(self, *address: Any) -> int:
         """The seed of an address: words, integers, tuples of them."""
-        digest = blake2b(repr(address).encode(), digest_size=8, key=self._key).digest()
-        return int.from_bytes(digest, "little") >> 1
+        digest = blake2b(repr(address).encode(), digest_size=_BYTES, key=self._key).digest()
+        return int.from_bytes(digest, "little")
 
 
 @contextmanager
@@ -90,7 +99,7 @@ def alone(seed: int, held: Iterable[Generator] = (), *, numpy: bool = True) -> I
         seed: of `Seeds.at`.
         held: generators besides those of the process.
         numpy: whether NumPy's and Python's are set too; False for what is known to draw from torch alone.
-    Cost: 80 microseconds, or 5 without NumPy's and Python's.
+    Cost: 80 microseconds, or 11 without NumPy's and Python's.
     """
     generators = [*process_generators(numpy), *held]
     put_back = [_saved(generator) for generator in generators]
@@ -114,10 +123,13 @@ def process_generators(numpy: bool = True) -> list[Generator]:
 
 
 def reseed(generators: Iterable[Generator], seed: int) -> None:
-    """Set generators to a seed, each to another one near it. Cost: 1 microsecond each, of Python's 3."""
+    """Set generators to a seed, each to another one near it. Cost: 5 to 10 microseconds each."""
     for number, generator in enumerate(generators, seed):
         if isinstance(generator, torch.Generator):
-            generator.manual_seed(number)
+            if generator.device.type == "cpu":
+                generator.set_state(_state_of(number))
+            else:
+                generator.manual_seed(number % 2**64)  # all that it takes
         elif isinstance(generator, random.Random):
             generator.seed(number)
         elif isinstance(generator, np.random.RandomState):
@@ -127,9 +139,23 @@ def reseed(generators: Iterable[Generator], seed: int) -> None:
             bits.state = type(bits)(number).state
 
 
+_FRESH = torch.Generator().manual_seed(0).get_state()
+"""The seed in 8 bytes, 16 of places, the 624 words of the generator in 8 bytes each, and no number that is left."""
+_WORDS = slice(24, 24 + 624 * 8)
+
+
+def _state_of(seed: int) -> torch.Tensor:
+    """The state of a generator on the CPU that nothing was drawn from: of `manual_seed`, of more than its 32 bits."""
+    state = _FRESH.clone()
+    stream = shake_128(seed.to_bytes(_BYTES + 1, "little")).digest(624 * 4)
+    state.numpy()[_WORDS].view(np.uint64)[:] = np.frombuffer(stream, np.uint32)
+    state.numpy()[:8].view(np.uint64)[0] = seed % 2**64  # what torch.initial_seed() says
+    return state
+
+
 def _reseed_legacy(generator: np.random.RandomState, seed: int) -> None:
     try:
-        generator.seed(seed & 0xFFFFFFFF)
+        generator.seed(np.frombuffer(seed.to_bytes(_BYTES + 4, "little"), np.uint32))
     except TypeError:  # it can seed no other kind of bits than its first
         state = generator.get_state(legacy=False)
         fresh = getattr(np.random, state["bit_generator"])(seed).state
@@ -394,11 +420,11 @@ def _joined(batches: Iterable[Any]) -> Any:
         return np.concatenate(parts)
     if isinstance(first, Mapping):
         return {name: _joined(part[name] for part in parts) for name in first}
-    if isinstance(first, tuple):
+    if isinstance(first, list) and len(first) == 1:
+        return [value for part in parts for value in part]  # of the one example; fields otherwise
+    if isinstance(first, (list, tuple)):
         made = [_joined(column) for column in zip(*parts, strict=True)]
-        return type(first)(*made) if hasattr(first, "_fields") else tuple(made)
-    if isinstance(first, list):
-        return [value for part in parts for value in part]
+        return type(first)(*made) if hasattr(first, "_fields") else type(first)(made)
     raise LoaderError(
         f"the data set draws random numbers while it makes a batch of a list of indices, and {type(first).__name__}s "
         "of one example each cannot be joined; let it give tensors, arrays, or dicts and tuples of them, or give the "
@@ -567,6 +593,14 @@ class ModelDraws:
         for leaf in pytree.tree_leaves(outputs):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 leaf.grad_fn.register_prehook(begin)
+
+    def drawn_in(self, run: Callable[[], object]) -> bool:
+        """Whether the model draws in a run of it that is only tried."""
+        with self._alone("trial"):
+            generators = [*process_generators(), *self._held]
+            before = [_state(generator) for generator in generators]
+            run()
+            return before != [_state(generator) for generator in generators]
 
     def end(self) -> None:
         """The backward pass is over, if there is one."""

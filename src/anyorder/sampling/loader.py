@@ -62,14 +62,21 @@ class Batch:
         iteration: the number of the iteration that gave it.
         rows: that the model is called on, those of the padding too.
         shapes: the public shapes of the rows; None: all have that of the batch.
+        empty: (rows,) those that are made up and count for nothing; None: there are none.
         used: whether a backward pass has used it.
     """
 
     def __init__(
-        self, units: Units, position: int, iteration: int, padding: int = 0, shapes: RowShapes | None = None
+        self,
+        units: Units,
+        position: int,
+        iteration: int,
+        padding: int = 0,
+        shapes: RowShapes | None = None,
+        empty: NDArray[np.bool_] | None = None,
     ) -> None:
         self.units, self.position, self.iteration, self.padding = units, position, iteration, padding
-        self.shapes = shapes
+        self.shapes, self.empty = shapes, empty
         self.rows, self.used = len(units) + padding, False
 
 
@@ -329,8 +336,30 @@ Unit = str | int | Callable[[Any], Any] | None
 """Whose privacy: None for each example its own; else where a batch keeps the id of each example's unit."""
 
 
+_UNEQUAL = ("stack expects each tensor to be equal size", "should be of equal size", "resize storage")
+"""What torch says where it cannot stack examples."""
+_ONE_SHAPE = (
+    "the examples of a batch differ in shape, or in fields: give all the same in the data set; or state the public "
+    "lengths that they are padded to, make_private(.., pad_to=(64, 128)), and a made-up example, like=(x, y): one that "
+    "does not fit to it then adds zero"
+)
+
+
 def _as_it_is(batch: Any, rows: int = 0) -> Any:
     return batch
+
+
+def _made_up(loader: DataLoader[Any], like: Any, shapes: PublicShapes | None) -> Any:
+    """The batch of a made-up example. Raises: ArgumentError where the loader makes none of it."""
+    try:
+        with alone(0, held_generators(loader.collate_fn)):
+            made = loader.collate_fn([like])
+        Joining(shapes, 1).join([made])
+    except Exception as problem:
+        raise ArgumentError(
+            f"like must be an example as the data set gives them, which collate_fn makes a batch of: {problem}"
+        ) from problem
+    return made
 
 
 class PrivateLoader:
@@ -356,6 +385,7 @@ class PrivateLoader:
         shapes: to which examples are padded. None: those of a batch must have one shape, or LoaderError is raised where
             the batch is made. Batches that a stream, a data set or an iterable makes itself are taken to be padded by
             rule: they must have one shape, and `shapes` pads them on to the largest.
+        like: a made-up example, as the data set gives them: those that do not fit to it are empty rows.
     Raises: LoaderError if the loader cannot be followed: `in_order=False`, or without `unit` no DataLoader, one with an
         `__iter__` of its own, or a stream.
     """
@@ -368,9 +398,10 @@ class PrivateLoader:
         on_batch: Callable[[Units, int], None] | None = None,
         seed: int | bytes,
         shapes: PublicShapes | None = None,
+        like: Any = None,
     ) -> None:
         self._unit, self._on_batch = unit, on_batch
-        self._shapes, self._collates = shapes, False
+        self._shapes, self._collates, self._stacks = shapes, False, False
         self._made: Any = None  # the shapes of batches that are not collated here
         self._user_loader: Any = loader
         self._loader: Any = loader
@@ -403,8 +434,10 @@ class PrivateLoader:
         if self._batches is not None:
             self._batches.is_told = bool(seeded)
         self._collates = loader.batch_sampler is not None
-        if self._collates and not self._is_rowwise(loader.collate_fn):
-            seeded["collate_fn"] = CollatedAlone(seeded.get("collate_fn", loader.collate_fn), self._shapes)
+        self._stacks = self._collates and like is None and self._is_rowwise(loader.collate_fn)
+        if self._collates and not self._stacks:
+            own = None if like is None else _made_up(loader, like, self._shapes)
+            seeded["collate_fn"] = CollatedAlone(seeded.get("collate_fn", loader.collate_fn), self._shapes, own)
         self._loader = rebuild(loader, self._batches, **seeded)
 
     def _is_rowwise(self, collate: Any) -> bool:
@@ -509,16 +542,23 @@ class PrivateLoader:
         finished = False
         try:
             while True:
-                with self._drawing("batch", position) if self._draws_here else nullcontext():
-                    given = next(iterator, _END)
+                try:
+                    with self._drawing("batch", position) if self._draws_here else nullcontext():
+                        given = next(iterator, _END)
+                except RuntimeError as problem:
+                    if self._stacks and any(words in str(problem) for words in _UNEQUAL):
+                        raise LoaderError(_ONE_SHAPE) from None  # torch's own says which, and how large
+                    raise
                 if given is _END:
                     break
-                batch, numbers = given if type(given) is Collated else (given, None)
+                batch, numbers, empty = given if type(given) is Collated else (given, None, None)
                 units, padding = self._units(batch, sent)
                 if not self._collates or (numbers is None and batch is not given):
                     batch = self._of_one_shape(batch, units)
-                shapes = None if numbers is None else self._shapes_of(batch, numbers, units, padding)
-                handed = Batch(units, position, mine, padding, shapes)
+                shapes = None
+                if numbers is not None and self._shapes is not None:
+                    shapes = self._shapes_of(batch, numbers, units, padding)
+                handed = Batch(units, position, mine, padding, shapes, empty)
                 if self._on_batch is not None:
                     self._on_batch(handed.units, position)
                 position += 1

@@ -25,7 +25,6 @@ from torch.utils.data import (
 
 from anyorder.checks import is_of
 from anyorder.errors import LoaderError
-from anyorder.participation import PoissonSampling
 from anyorder.sampling.samplers import EpochShuffleSampler, FixedOrderSampler, PoissonBatchSampler, SecretBatchSampler
 from anyorder.sampling.unit_order import UnitOrderSampler
 
@@ -348,7 +347,7 @@ def read_batcher(loader: DataLoader[Any], batcher: Any) -> Reading:
         refusal = _not_distinct(batcher.indices, "PoissonBatchSampler")
         return TossedBatches(q, batcher.steps, batcher.size, batcher, members=batcher.indices, refusal=refusal)
     if kind is SecretBatchSampler:
-        if type(batcher.rule) is PoissonSampling:
+        if batcher.rule.draw_probability is not None:
             return SecretBatches(batcher)
         told = f"the batches are those of a plan already: {batcher.phrase}; give its participation as order="
         return SecretBatches(batcher, told)
@@ -553,7 +552,7 @@ def read_order(loader: DataLoader[Any], seed: int | bytes) -> Order:
 
 def _secret_order(sampler: SecretBatchSampler) -> Order:
     rule, members = sampler.rule, sampler.members
-    probability = rule.sampling_probability if isinstance(rule, PoissonSampling) else None
+    probability = rule.draw_probability
     return Order(
         "secret" if probability is None else "poisson", sampler.phrase, sampler.batches, sampler.steps,
         sampler.batch_size, len(members), members, probability=probability,

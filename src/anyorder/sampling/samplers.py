@@ -120,16 +120,16 @@ class PoissonBatchSampler(Sampler[list[int]]):
     Example i is in batch t iff its coin, a 32-bit word addressed by (t, i), is below q 2^32. The probability is
     rounded down to a multiple of 2^-32, which is the private side. Batches differ in size and may be empty.
 
-    Privacy: amplification holds only while the coins are secret. `source` must come from the run's secret key.
+    Privacy: amplification holds only while the draws are secret. `source` must come from the run's secret key.
 
     Args:
         size: number of examples.
         sampling_probability: q in (0, 1].
         steps: batches in one epoch.
-        source: where the coins come from.
+        source: where the draws come from.
         rank, ranks: every batch is dealt out to so many ranks, and this one's share is given.
         indices: (size,) int64, distinct and ascending: the indices of the examples; None for 0, .., size - 1.
-    Raises: ArgumentError for other indices: who stands there twice has two coins.
+    Raises: ArgumentError for other indices: who stands there twice has two draws.
     """
 
     def __init__(
@@ -260,8 +260,8 @@ class SecretBatchSampler(Sampler[list[int]]):
     @property
     def phrase(self) -> str:
         """The order in words, such as a checkpoint keeps."""
-        if type(self.rule) is PoissonSampling:
-            return f"Poisson sampling with probability {self.rule.sampling_probability:g}"
+        if (probability := self.rule.draw_probability) is not None:
+            return f"Poisson sampling with probability {probability:g}"
         return self.rule.describe()
 
     def batch(self, position: int) -> list[int]:

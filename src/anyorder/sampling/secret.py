@@ -11,7 +11,6 @@ from anyorder._draws import Draws, check_size
 from anyorder.errors import ArgumentError, LoaderError
 from anyorder.ledger import Units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.participation import PoissonSampling
 from anyorder.patterns import Participation
 from anyorder.sampling.draws import alone, held_generators
 from anyorder.sampling.loader import Indices, Origins, Unit, extract_units, rebuild
@@ -50,7 +49,7 @@ def _of_all(units: Units, examples: int) -> Units:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Secret sampling: a loader that draws each unit by coins of its own, from the examples that a loader may give.
+# Secret sampling: a loader that draws each unit by itself, from the examples that a loader may give.
 
 
 def secret_loader(
@@ -74,7 +73,7 @@ def secret_loader(
         loader: names the examples (those that its sampler may give), collation, workers; its own order is dropped.
         participation: the order.
         source: where the secret draws come from: derived from the run's key.
-        unit: as of `PrivateLoader`. With one, the data set is read once for who owns what, and a unit's coins decide
+        unit: as of `PrivateLoader`. With one, the data set is read once for who owns what, and a unit's draws decide
             for all its examples.
         accumulate: micro-batches that each step is cut into.
         micro_batch: rows of each of them, on each rank: fewer are padded. A step with more than all of them hold has
@@ -93,7 +92,7 @@ def secret_loader(
     members = _members(loader, participation)
     ids = None
     if unit is None:
-        Origins(loader.dataset).check_distinct(members)  # who is listed twice has two coins
+        Origins(loader.dataset).check_distinct(members)  # who is listed twice has two draws
         owned = Owned.each_its_own(members)
     else:
         ids = read_owners(loader, members, unit)
@@ -125,4 +124,4 @@ def _members(loader: DataLoader[Any], rule: Participation) -> Indices:
 
 
 def _name(rule: Participation) -> str:
-    return "Poisson sampling" if type(rule) is PoissonSampling else "an order of secret draws"
+    return "an order of secret draws" if rule.draw_probability is None else "Poisson sampling"

@@ -176,10 +176,14 @@ def _tokenizer_of(collate_fn: Any) -> tuple[Any, Any]:
 
 
 class Collated(NamedTuple):
-    """A batch, and the number of each row's public shape, as it comes from a worker; None: it was not collated here."""
+    """A batch, and the number of each row's public shape, as it comes from a worker; None: it was not collated here.
+
+    `empty` says which rows are made up, in the place of examples that do not fit.
+    """
 
     batch: Any
     numbers: Rows | None
+    empty: NDArray[np.bool_] | None = None
 
 
 class CollatedAlone:
@@ -188,17 +192,36 @@ class CollatedAlone:
     Args:
         collate_fn: the user's.
         shapes: to which examples are padded; None: all must have one shape.
+        like: a public batch of one example that is made up. One that cannot be joined to it, by types, fields or
+            sizes, is replaced by it: that depends on the example alone. None: LoaderError.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], shapes: PublicShapes | None) -> None:
-        self._collate, self._shapes = collate_fn, shapes
+    def __init__(self, collate_fn: Callable[[Any], Any], shapes: PublicShapes | None, like: Any = None) -> None:
+        self._collate, self._shapes, self._like = collate_fn, shapes, like
 
     def __call__(self, examples: Any) -> Any:
+        if not len(examples) and self._like is not None:
+            return Collated(_none_of(self._like), None)
         if not len(examples) or not isinstance(examples, (list, Tensor)):
             return Collated(self._collate(examples), None)  # of none, or joined by a data set's own __getitems__
-        joining = Joining(self._shapes, len(examples))
-        batch = joining.join([self._alone(examples[i : i + 1]) for i in range(len(examples))])
-        return batch if self._shapes is None else Collated(batch, joining.numbers)
+        joining, empty = Joining(self._shapes, len(examples)), None
+        each = [examples[i : i + 1] for i in range(len(examples))]
+        if self._like is None:
+            batch = joining.join([self._alone(example) for example in each])
+        else:
+            fitting = [self._fitting(example) for example in each]
+            empty = np.array([one is None for one in fitting])
+            batch = joining.join([self._like if one is None else one for one in fitting])
+        return batch if self._shapes is None and empty is None else Collated(batch, joining.numbers, empty)
+
+    def _fitting(self, example: Any) -> Any:
+        """The batch of one example; None where it does not fit."""
+        try:
+            found = self._alone(example)
+            Joining(self._shapes, 2).join([self._like, found])
+        except AnyorderError:
+            return None
+        return found
 
     def _alone(self, example: Any) -> Any:
         """The batch of one example. This is where the user's function is called in a run."""
@@ -463,15 +486,20 @@ class ByShape:
     shapes, all rows run at the largest: as exact, and slower.
 
     A model that counts its calls, or keeps the longest length, would tell how many lengths a batch has: it runs at the
-    largest too, once a batch.
+    largest too, once a batch. So does one that draws on a CPU, as dropout does: which numbers a row is given follows
+    from its place among the rows of a run, and among those of its shape a neighbour moves it. In the whole batch it
+    does not. Another device runs shape by shape: there masks are others for a neighbour, of the same law (`draws`).
 
     Args:
         clipping: the engine, a `PerUnitClipping`.
         state: () -> what the model keeps, to compare.
+        draws: says whether what it is given draws random numbers; None: the model is known not to.
     """
 
-    def __init__(self, clipping: Any, state: Callable[[], Any]) -> None:
-        self._clipping, self._forward, self._state = clipping, clipping.forward, state
+    def __init__(
+        self, clipping: Any, state: Callable[[], Any], draws: Callable[[Callable[[], Any]], bool] | None = None
+    ) -> None:
+        self._clipping, self._forward, self._state, self._draws = clipping, clipping.forward, state, draws
         self._known: dict[Any, list[torch.Size | None] | None] = {}
 
     def __call__(
@@ -485,8 +513,8 @@ class ByShape:
         if len(cuts) < len(found) or not any(cuts):
             return self._forward(args, kwargs, groups=groups, receive=receive, **options)
 
-        def run(number: int, rows: Tensor, **more: Any) -> list[Any]:
-            own = [_cut(leaf, rows, cut, number, shapes.left) for leaf, cut in zip(leaves, cuts, strict=True)]
+        def run(number: int, rows: Tensor, of: list[Any] = leaves, **more: Any) -> list[Any]:
+            own = [_cut(leaf, rows, cut, number, shapes.left) for leaf, cut in zip(of, cuts, strict=True)]
             given, named = pytree.tree_unflatten(own, structure)
             return list(pytree.tree_flatten(self._forward(given, named, **more, **options)))
 
@@ -511,7 +539,7 @@ class ByShape:
     def _shapes_of_outputs(self, run: Callable[..., Any], leaves: list[Any], cuts: Any, count: int) -> Any:
         """Those of the largest, without rows, by leaf; None where the model does not run at each public shape.
 
-        Found once, on no rows: by the code of the model alone.
+        Found once, on no rows: by the code of the model alone. Whether it draws, on a row of ones.
         """
         key = tuple((leaf.shape[1:], leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves), tuple(cuts)
         if key not in self._known:
@@ -522,12 +550,23 @@ class ByShape:
                     warnings.simplefilter("ignore")
                     tried = [run(number, none, groups=none, receive=_nowhere)[0] for number in range(count)]
                 self._known[key] = _largest(tried)
+                if self._draws is not None and self._draws(lambda: self._on_ones(run, leaves, count)):
+                    self._known[key] = None
             except Exception:  # of the model, which says the same at the largest, if it fails there
                 self._known[key] = None
             self._clipping.load_state_dict(before)
             if self._state() != kept:
                 self._known[key] = None
         return self._known[key]
+
+    def _on_ones(self, run: Callable[..., Any], leaves: list[Any], count: int) -> None:
+        """Run the model on a made-up row at each public shape, where what it draws would follow a row's place."""
+        if not any(isinstance(leaf, Tensor) and leaf.is_cpu for leaf in leaves):
+            return
+        ones = [leaf.new_ones((1, *leaf.shape[1:])) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        first = torch.zeros(1, dtype=torch.int64)
+        for number in range(count):
+            run(number, first, ones, groups=first, receive=_nowhere)
 
 
 def _nowhere(sums: dict[str, Tensor]) -> None:

@@ -18,8 +18,8 @@ from anyorder import checks
 from anyorder.errors import ArgumentError, CheckpointError, PlanError, TrainingError
 from anyorder.noise import lazy
 from anyorder.noise.lazy import Jump, Jumps
+from anyorder.release.attached_tables import LazyRows
 from anyorder.release.release import Release, Rows
-from anyorder.release.tables import LazyRows
 from anyorder.strategy import Tree
 
 Floats = NDArray[np.float64]

@@ -16,8 +16,8 @@ from anyorder.accounting.selection import Counts, Top, Uniform
 from anyorder.errors import ArgumentError, PlanError, SelectionWarning
 from anyorder.noise import NoiseSource
 from anyorder.plan.plan import Plan
+from anyorder.release.attached_tables import SelectedRows, coalesced
 from anyorder.release.release import Release
-from anyorder.release.tables import SelectedRows, coalesced
 
 
 class Chances(NamedTuple):

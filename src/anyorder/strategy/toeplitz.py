@@ -536,7 +536,7 @@ class Problem:
 
     Args:
         workload: Toeplitz, or of at most 4096 steps.
-        participation: or a pattern; its worst steps are taken to be those of `Pattern.worst`, which is exact for
+        participation: or a pattern; its worst steps are taken to be those of `Pattern.likely_worst`, which is exact for
             non-increasing c >= 0.
         objective: "mean", "max" or "last".
     """
@@ -550,7 +550,7 @@ class Problem:
             check_optimisable(participation)
             participation = participation.pattern
         self.pattern = participation
-        self.steps = participation.worst()
+        self.steps = participation.likely_worst()
         self._error = self._error_function()
 
     def error(self, d: Floats) -> Valued:
@@ -636,7 +636,7 @@ def worst_steps(participation: Participation) -> NDArray[np.int64]:
     As early and as close as allowed. In shuffled epochs: last of one, first of the next, and so in pairs. For a
     KnownOrder: evenly spread.
     """
-    return participation.pattern.worst()
+    return participation.pattern.likely_worst()
 
 
 def _toeplitz_error(a: Floats, weights: Floats, d: Floats) -> Valued:

@@ -15,6 +15,7 @@ group of ranks, shards, a sharded model, tables, the count of a clip norm that m
 
 import functools
 import random
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -42,7 +43,7 @@ from anyorder.clipping.validate import refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
 from anyorder.noise import NoiseSource
-from anyorder.participation import KnownOrder, PoissonSampling, covers
+from anyorder.participation import KnownOrder, covers
 from anyorder.patterns import Listed, PerEpoch, Separated
 from anyorder.plan.certificate import Certificate, Evidence
 from anyorder.plan.isolation import (
@@ -85,10 +86,11 @@ from anyorder.training.optimizers import (
     check_arguments,
     guard_schedulers,
     returns_nothing,
+    steps_already,
     warn_of_frozen,
     warn_of_unfitted,
 )
-from anyorder.training.tables import TrainedTables, tables_in
+from anyorder.training.trained_tables import TrainedTables, tables_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -114,6 +116,7 @@ class Options:
     micro_batch: int | None = None
     shapes: PublicShapes | None = None
     released: Metrics | None = None
+    like: Any = None
 
 
 @dataclass(frozen=True)
@@ -169,16 +172,19 @@ class Training:
                 self._check_ranks(self._group, checkpoint)
             tables = {} if self._tables is None else self._tables.named
             self._dense = {name: p for name, p in self._bound.named.items() if name not in tables}
+            self._measuring: Measuring | None = None
+            # Stands for their coordinates. Before the count: they are read at the norm that this moves.
+            self._metrics: nn.Parameter | None = None
+            self._gradient_share = 1.0  # part of the norm in force that gradients have
+            if options.released is not None:
+                self._gradient_share = options.released.gradient_share
+                self._measuring = Measuring(options.released, plan, norm_moves=type(cut.schedule) is Adaptive)
+                self._metrics = self._dense[Metrics.SUMS] = self._measuring.parameter
             # Stands for the schedule's coordinate among the parameters; it is never trained.
             self._count: nn.Parameter | None = None
             if cut.counted:
                 self._count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
                 self._dense |= dict.fromkeys(cut.counted, self._count)
-            self._measuring: Measuring | None = None
-            self._metrics: nn.Parameter | None = None  # stands for their coordinates, as the count does
-            if options.released is not None:
-                self._measuring = Measuring(options.released, plan)
-                self._metrics = self._dense[Metrics.SUMS] = self._measuring.parameter
             self._whole: WholeModel | None = None
             self._shards: Shards | None = None
             if self._group is not None:
@@ -242,7 +248,7 @@ class Training:
             args,
             kwargs,
             groups=torch.from_numpy(groups),
-            clip_norm=self.release.clip_norm if self._measuring is None else self._measuring.clip_norm,
+            clip_norm=self.release.clip_norm * self._gradient_share,
             scale=float(batch.rows) if self._options.loss_reduction == "mean" else 1.0,
         )
         receive = functools.partial(self._receive, batch, step, units)
@@ -255,7 +261,9 @@ class Training:
         if draws is not None:
             draws.follow(outputs, step, waiting.batches)
         if batch.padding:
-            outputs = without_padding(outputs, len(batch.units))
+            outputs = without_rows(outputs, slice(len(batch.units), None))
+        if batch.empty is not None:
+            outputs = without_rows(outputs, torch.from_numpy(batch.empty))
         outputs = self._watch.outputs(outputs, given)
         if self._measuring is not None:
             self._measuring.begin(batch, outputs, given)
@@ -289,7 +297,7 @@ class Training:
                 "several passes over a batch, give make_private one module whose forward calls the network for each"
             )
         if self._secret:
-            self._check_coins(batch)
+            self._check_draws(batch)
         if waiting.batches == self._options.accumulate:
             raise TrainingError(
                 f"{waiting.batches} batch(es) wait for optimizer.step() already, and "
@@ -313,12 +321,12 @@ class Training:
         self._check_batch(batch)
         before = self._waiting
         if self._measuring is not None:
-            sums = self._measuring.joined(batch, sums)
+            sums = self._measuring.joined(batch, sums, self.release.clip_norm / self.plan.clip_norm)
         if before.sums:
             sums = {name: before.sums[name] + value if name in before.sums else value for name, value in sums.items()}
             units = [*before.units, *units] if len(before.units) else units
         self.loader.mark_used(batch)
-        self._next_coins = batch.position + 1
+        self._next_draws = batch.position + 1
         self._waiting = _Waiting(units, sums, before.batches + 1)
 
     def _discard(self) -> None:
@@ -333,6 +341,8 @@ class Training:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Run the closure if there is one, and put the private gradients in place."""
+        if not self._waiting.batches and steps_already(optimizer, sys._getframe(1)):
+            return args, kwargs  # the gradients are those of the step that this one is a part of
         refuse_scale(optimizer, kwargs)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         if len(args) > 1 or kwargs:
@@ -362,14 +372,18 @@ class Training:
         if self._whole is not None:
             self._whole.drop()
         if self._shards is None:
-            gradients = [(p, x.view(p.shape).to(p.dtype)) for p, x in zip(self._dense.values(), private, strict=True)]
+            dense = self._dense.values()
+            if len(private) < len(dense):  # one vector
+                sizes = [p.numel() for p in dense]
+                private = [x.data for x in torch.split(private[0], sizes)]  # each counts its own versions
+            gradients = [(p, x.view(p.shape).to(p.dtype)) for p, x in zip(dense, private, strict=True)]
         else:
             gradients = list(self._shards.gradients(private))
         for p, gradient in gradients:
             if p is self._count:
-                release.record_count(step, float(gradient))
+                release.record_count(step, float(gradient) / self._gradient_share)
             elif p is self._metrics:
-                self.measuring.record(step, gradient.tolist())
+                self.measuring.record(step, (gradient * (release.divisor / self.plan.batch_size)).tolist())
             else:
                 self._bound.write(p, gradient)
         if self._tables is not None:
@@ -391,6 +405,11 @@ class Training:
             self._measuring.check_step(self.release.ledger.step)
 
     @property
+    def clip_norm(self) -> float:
+        """The norm at which gradients are cut now."""
+        return self.release.clip_norm * self._gradient_share
+
+    @property
     def measuring(self) -> Measuring:
         """The metrics of this run."""
         if self._measuring is None:
@@ -399,29 +418,24 @@ class Training:
             )
         return self._measuring
 
-    @property
-    def clip_norm(self) -> float:
-        """At which gradients are cut now."""
-        return self.release.clip_norm if self._measuring is None else self._measuring.clip_norm
-
     # -- batches of secret orders, and those left out ----------------------------------------------------------------
 
-    def _check_coins(self, batch: Batch) -> None:
+    def _check_draws(self, batch: Batch) -> None:
         """The batches of a secret order serve its steps one by one, though those of balls in bins come again.
 
-        Of Poisson sampling too, whose coins are independent: a loop that passes over empty batches, say, would take
+        Of Poisson sampling too, whose draws are independent: a loop that passes over empty batches, say, would take
         each step's given that somebody is in it.
         """
-        if batch.position < self._next_coins:
+        if batch.position < self._next_draws:
             raise TrainingError(
-                "a batch of these coins, or of later ones, was used already: the claim is for the batches that secret "
-                "coins gave to each step. Use the batches in their order, each once, and do not move the loader back"
+                "a batch of these draws, or of later ones, was used already: the claim is for the batches that secret "
+                "draws gave to each step. Use the batches in their order, each once, and do not move the loader back"
             )
         accumulate, step = self._options.accumulate, self.release.ledger.step
         if batch.position // accumulate != step:
             raise TrainingError(
                 f"batch {batch.position} of the loader was drawn for step {batch.position // accumulate}, and this is "
-                f"step {step}: the claim is for the batches that secret coins gave to each step. Take a step with "
+                f"step {step}: the claim is for the batches that secret draws gave to each step. Take a step with "
                 f"optimizer.step() after each {accumulate} batch(es), empty ones too; to leave one out, call "
                 "engine.skip() before it; after steps without batches, loader.seek(..)"
             )
@@ -436,7 +450,7 @@ class Training:
         before = self._waiting
         sums = before.sums or self._zeros()
         self.loader.mark_used(batch)
-        self._next_coins = batch.position + 1
+        self._next_draws = batch.position + 1
         self._waiting = _Waiting(before.units, sums, before.batches + 1)
 
     def _zeros(self) -> dict[str, Tensor]:
@@ -461,11 +475,11 @@ class Training:
         check_unit(self.plan, options.unit)
         if options.micro_batch is not None and not self.plan.participation.secret:
             raise ArgumentError(
-                "micro_batch is of orders that are drawn by secret coins, whose steps differ in size; here the loader "
+                "micro_batch is for orders by secret draws, whose steps differ in size; here the loader "
                 "has batches of its own, and accumulate= says how many make a step"
             )
         if options.released is not None:
-            check_released(options.released, self.plan, options.rule, self._group is not None)
+            check_released(options.released, self.plan, self._group is not None)
         return Cut.of(options.rule)
 
     def _check_model(self) -> None:
@@ -486,7 +500,8 @@ class Training:
         if self.plan.selection is not None:
             raise PlanError(
                 "the plan has a selection of rows, and the model no table: give the optimizer the weight of an "
-                "nn.Embedding(.., sparse=True) or nn.EmbeddingBag(.., sparse=True), or plan without selection="
+                "nn.Embedding(.., sparse=True) or nn.EmbeddingBag(.., sparse=True), or plan without "
+                "ao.mechanism(selection=..)"
             )
         return None
 
@@ -521,13 +536,15 @@ class Training:
         )
         self._by_shape: ByShape | None = None
         if options.shapes is not None:
-            self._by_shape = ByShape(self._clipping, functools.partial(state_of, self._model))
+            state = functools.partial(state_of, self._model)
+            draws = None if self._draws is None else self._draws.drawn_in
+            self._by_shape = ByShape(self._clipping, state, draws)
         self._watch = LossWatch(options.loss_reduction, self._model.parameters())
         self.loader.show, self.loader.shown = self._watch.batch, unwatched
         self._tried = self._group is not None or tables is not None  # shards and tables have no rows to try
         self._stateless = not self._tried  # as far as is known
         self._isolated_before: Isolation | None = None  # in the steps before a resume
-        self._next_coins = 0
+        self._next_draws = 0
         self._discard()
 
     def _private_loader(self, loader: Any, unit: Unit) -> PrivateLoader:
@@ -535,17 +552,18 @@ class Training:
         if participation.secret:
             rank, ranks = (0, 1) if self._group is None else (self._group.rank, self._group.size)
             loader = secret_loader(
-                loader, participation, self.release.coins(), unit=unit, accumulate=self._options.accumulate,
+                loader, participation, self.release.draw_source(), unit=unit, accumulate=self._options.accumulate,
                 micro_batch=self._options.micro_batch, rank=rank, ranks=ranks,
             )  # fmt: skip
-            is_poisson = type(participation) is PoissonSampling
+            is_poisson = participation.draw_probability is not None
             self.order = f"{'Poisson sampling' if is_poisson else participation.describe()} by anyorder"
         else:
             check_absence(self.plan, loader)
             self.order = BY_LEDGER if unit is not None else check_order(self.plan, loader, self._options.accumulate)
             if unit is not None:
                 warn_of_scattered_units(self.plan, loader)
-        return PrivateLoader(loader, unit=unit, seed=self.release.derived(b"order").key, shapes=self._options.shapes)
+        seed, options = self.release.derived(b"order").key, self._options
+        return PrivateLoader(loader, unit=unit, seed=seed, shapes=options.shapes, like=options.like)
 
     def _hook_optimizer(self) -> None:
         self._bound.bind()
@@ -642,7 +660,7 @@ class Training:
             self._measuring.load_state_dict(state["metrics"])
         rank = 0 if self._group is None else self._group.rank
         self._clipping.load_state_dict(state["clipping"][rank % len(state["clipping"])])
-        self._next_coins = self.loader.position
+        self._next_draws = self.loader.position
         if self.release.steps_taken:
             kept = state.get("isolation")  # which checkpoints of earlier versions lack
             self._isolated_before = UNKNOWN if kept is None else Isolation(**kept)
@@ -658,7 +676,7 @@ class Training:
             load_whole(self._model, self._optimizer, of_model, of_optimizer)
 
 
-def check_released(released: Any, plan: Plan, rule: Rule | None, in_group: bool) -> None:
+def check_released(released: Any, plan: Plan, in_group: bool) -> None:
     """Raise ArgumentError or PlanError where metrics cannot be released with the gradients."""
     if type(released) is not Metrics:
         raise ArgumentError(f"released must be ao.Metrics, such as ao.Metrics({{'loss': 4.0}}), got {released!r}")
@@ -668,18 +686,28 @@ def check_released(released: Any, plan: Plan, rule: Rule | None, in_group: bool)
             "ao.mechanism(secure=True), or leave it out"
         )
     if plan.selection is not None:
-        raise PlanError("released= is for models without tables of rows, so far: plan without selection=")
-    if type(rule) is Adaptive:
-        raise ArgumentError(
-            "released= and rule=Adaptive(..) both share the clip norm out, and are not joined: take one"
+        raise PlanError(
+            "released= is for models without tables of rows, so far: plan without ao.mechanism(selection=..)"
         )
     if in_group:
         raise ArgumentError("released= is for one process, so far: measure on public data, or train in one process")
 
 
 def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tensor]:
-    """The sums, flat and one behind the other, of one dtype, the widest of them; they may be the sums themselves."""
-    pieces = [sums[name].reshape(-1) for name in names]
+    """The sums, flat and one behind the other, of one dtype, the widest of them; they may be the sums themselves.
+
+    One piece, where they are all that there is of one vector, in its order.
+    """
+    tensors = [sums[name] for name in names]
+    whole, place = tensors[0]._base if tensors else None, 0
+    for x in tensors:
+        if whole is None or x._base is not whole or x.storage_offset() != place or not x.is_contiguous():
+            whole = None
+            break
+        place += x.numel()
+    if whole is not None and whole.dim() == 1 and whole.is_contiguous() and len(whole) == place:
+        return [whole]
+    pieces = [x.reshape(-1) for x in tensors]
     dtypes = set(map(attrgetter("dtype"), pieces))
     if len(dtypes) <= 1:
         return pieces
@@ -691,8 +719,8 @@ def pieces_of(sums: Mapping[str, Tensor], names: Mapping[str, Any]) -> list[Tens
 # Rows that only fill a batch up: they go through the model, and nothing comes back through them.
 
 
-def without_padding(outputs: Any, examples: int) -> Any:
-    """The outputs, whose gradients in the rows behind the examples' are zero, whatever the loss makes of them.
+def without_rows(outputs: Any, rows: slice | Tensor) -> Any:
+    """The outputs, whose gradients in these rows are zero, whatever the loss makes of them.
 
     A row whose output's gradient is zero adds exactly zero to the sum: 0 times a finite number, and a unit whose
     gradient is not finite adds zero anyhow. A schedule of clip norms counts units above the norm, which it is not.
@@ -701,21 +729,21 @@ def without_padding(outputs: Any, examples: int) -> Any:
     def of(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.requires_grad:
             return leaf
-        return _WithoutPadding.apply(leaf, examples)  # type: ignore[no-untyped-call]
+        return _WithoutRows.apply(leaf, rows)  # type: ignore[no-untyped-call]
 
     return pytree.tree_map(of, outputs)
 
 
-class _WithoutPadding(torch.autograd.Function):
+class _WithoutRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, output: Tensor, examples: int) -> Tensor:
-        ctx.examples = examples
+    def forward(ctx: Any, output: Tensor, rows: slice | Tensor) -> Tensor:
+        ctx.rows = rows
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         gradient = gradient.clone()
-        gradient[ctx.examples :] = 0
+        gradient[ctx.rows] = 0
         return gradient, None
 
 
@@ -1222,7 +1250,7 @@ class PrivacyEngine:
         if plan.on_device:
             raise PlanError(
                 f"the engine sees every example itself, and the plan trusts {' and '.join(plan.on_device)} to devices; "
-                "plan without on_device=, or give what devices send to ao.Release or a server"
+                "plan without ao.mechanism(on_device=..), or give what devices send to ao.Release or a server"
             )
         self.plan = plan
         self._path = None if checkpoint is None else Path(checkpoint)
@@ -1247,6 +1275,7 @@ class PrivacyEngine:
         pad_to: PadTo = None,
         pad_value: float | Mapping[Any, float] | None = None,
         pad_side: str | None = None,
+        like: Any = None,
         released: Metrics | None = None,
     ) -> tuple[Model, Optimizer, Loader]:
         """Bind model, optimizer and loader to this engine, and resume if the checkpoint file exists.
@@ -1256,7 +1285,7 @@ class PrivacyEngine:
             optimizer: any torch optimizer over parameters of `model`; the same object comes back. Trainable parameters
                 that it does not hold are left out of clipping, noise and size, and are frozen from here on.
             loader: a DataLoader. Its order must be one that the plan covers. With `unit`, any iterable of batches.
-                Where the plan's order is drawn by secret coins, it names the examples, and the batches are drawn here.
+                Where the plan's order is made by secret draws, it names the examples, and the batches are drawn here.
             unit: None for examples: the plan's unit must be "example". For user-level privacy the key of each example's
                 unit: a field name of dict batches, a position in tuple batches, or a function from the batch to a
                 sequence of keys; the plan's unit says whom it names.
@@ -1281,6 +1310,11 @@ class PrivacyEngine:
             pad_value: what integers are filled up with, or a dict by field. Else the id of the collator's tokenizer or
                 0, 0 for masks and floats, -100 for labels.
             pad_side: "right" or "left"; else that of the collator's tokenizer, or right.
+            like: a made-up example, as the data set gives them, such as (torch.zeros(8), 0): it states publicly which
+                fields, types and sizes examples have. One that cannot be joined to it (of another dtype, with more
+                dimensions, of a size that `pad_to` does not pad, or that `collate_fn` fails on) is replaced by it, and
+                adds exactly zero; nothing tells of it. None: it is refused, which shows that there is one. For units
+                that are examples, from a loader that collates them. Cost: some 50 microseconds for each example.
             released: metrics of training, such as the loss, that are released with each gradient: `ao.Metrics`. Then
                 `measure` is called in each batch, and `metrics` has what came out.
         Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
@@ -1301,7 +1335,11 @@ class PrivacyEngine:
         shapes = None
         if any(given is not None for given in (pad_to, pad_value, pad_side)):
             shapes = PublicShapes.of(pad_to, pad_value, pad_side, getattr(loader, "collate_fn", None))
-        options = Options(unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes, released)
+        if like is not None and (unit is not None or getattr(loader, "batch_sampler", None) is None):
+            raise ArgumentError("like is for units that are examples, from a DataLoader that makes batches of them")
+        options = Options(
+            unit, loss_reduction, accumulate, chunk_size, rule, non_finite, micro_batch, shapes, released, like
+        )
         warn_of_unfitted(self.plan, optimizer, stacklevel=3)  # as it is given: a checkpoint may be of another stage
         self._training = Training(self.plan, self._path, self._given_key, model, optimizer, loader, options)
         warn_of_frozen(self._training.left_out, stacklevel=3)

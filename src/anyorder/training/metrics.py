@@ -53,8 +53,14 @@ class Metrics:
     mechanism gives the same mu as to gradients [Denisov et al. 2022, Theorem 2.1]. What is read is post-processing:
     public, as the gradients are. A unit may be zeroed out, removed or replaced in all coordinates together.
 
+    Under a clip norm that moves (`Adaptive`, whose norm is c and whose own count has the share b), the vector of norm
+    at most sqrt(1 - a^2) c that this rule makes of g_u takes the place of the gradient's part, and the metrics' part is
+    a c s_uj / sqrt(m). Both together have norm at most c, which is all that `Adaptive` asks of a unit; c stays public.
+
     Rounding: a C s_uj / sqrt(m) is a multiple of a power of two, such that sums are exact in float32 for as many units
-    as twice the batch size, up to 2^15, with at least 8 bits for a value.
+    as twice the batch size, up to 2^15, with at least 8 bits for a value. Where the norm moves, sums of 2 B units are
+    rounded three times on the way to the plan's norm and back, each by 2^-24 of the sum at most. Two neighbours then
+    differ by 12 B 2^-24 of one unit's part more, for which that part is lowered by B 2^-20.
 
     To measure costs norm: gradients are clipped at sqrt(1 - a^2) C, under the noise of C: 0.995 C for a = 0.1. A metric
     of one step has the noise M sqrt(m) sigma' / (a B) for batches of B and noise of sigma' C: `engine.metrics.std`.
@@ -97,10 +103,10 @@ class Metrics:
 class ReleasedMetrics:
     """What was released of the metrics of a run, so far. All of it is public, as the gradients are."""
 
-    def __init__(self, rule: Metrics, plan: Plan) -> None:
+    def __init__(self, rule: Metrics, plan: Plan, one: float) -> None:
         self._plan, self._bounds = plan, dict(rule.bounds)
         self._released: list[list[float]] = []  # for each step, the coordinates as they came
-        self._one = _Multiples.of(rule, plan).one
+        self._one = one
         self._stds: dict[tuple[int, int], float] = {}
 
     @property
@@ -174,9 +180,10 @@ class _Multiples:
     top: int
 
     @classmethod
-    def of(cls, rule: Metrics, plan: Plan) -> "_Multiples":
+    def of(cls, rule: Metrics, plan: Plan, *, norm_moves: bool = False) -> "_Multiples":
         # Less than the share by what clip norms are lowered by, so that roundings of roots cannot carry a unit over.
-        largest = rule.share * plan.clip_norm / math.sqrt(len(rule.bounds)) * (1 - 2.0**-21)
+        rounding = 2.0**-21 + (min(plan.batch_size * 2.0**-20, 0.5) if norm_moves else 0.0)
+        largest = rule.share * plan.clip_norm / math.sqrt(len(rule.bounds)) * (1 - rounding)
         _, exponent = math.frexp(largest)
         bits = min(_MOST, max(_LEAST, 23 - math.ceil(math.log2(plan.batch_size))))
         step = math.ldexp(1.0, exponent - bits)
@@ -193,16 +200,17 @@ class Measuring:
 
     Attributes:
         parameter: stands for the coordinates among the parameters; it is never trained.
-        clip_norm: of gradients, beside those.
         released: what has come out.
+
+    Args:
+        norm_moves: whether the clip norm follows what was released, under `Adaptive`.
     """
 
-    def __init__(self, rule: Metrics, plan: Plan) -> None:
+    def __init__(self, rule: Metrics, plan: Plan, *, norm_moves: bool = False) -> None:
         self.rule = rule
         self.parameter = nn.Parameter(torch.zeros(len(rule.bounds), dtype=torch.float64), requires_grad=False)
-        self.clip_norm = plan.clip_norm * rule.gradient_share
-        self.released = ReleasedMetrics(rule, plan)
-        self._bounds, self._multiples = dict(rule.bounds), _Multiples.of(rule, plan)
+        self._bounds, self._multiples = dict(rule.bounds), _Multiples.of(rule, plan, norm_moves=norm_moves)
+        self.released = ReleasedMetrics(rule, plan, self._multiples.one)
         self._called: tuple[Batch, Callable[[], Any]] | None = None
         self._sums: WeakKeyDictionary[Batch, Tensor] = WeakKeyDictionary()
 
@@ -232,15 +240,19 @@ class Measuring:
         each = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, units, kept) / counts
         return (each.clamp(max=1.0) * self._multiples.top).round().sum() * self._multiples.step
 
-    def joined(self, batch: Batch, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The clipped sums of a batch, and those of its metrics."""
+    def joined(self, batch: Batch, sums: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+        """The clipped sums of a batch, and those of its metrics.
+
+        Args:
+            scale: the norm in force over the plan's, in which the multiples are.
+        """
         if batch not in self._sums:
             raise TrainingError(
                 f"nothing was measured of this batch: this run releases {', '.join(self._bounds)}, so call "
                 "engine.measure(..) after model(x), and before the backward pass of its loss"
             )
         dense = next((x for x in sums.values() if x.is_floating_point()), self.parameter)
-        return {**sums, Metrics.SUMS: self._sums.pop(batch).to(dense.device, dense.dtype)}
+        return {**sums, Metrics.SUMS: (self._sums.pop(batch) * scale).to(dense.device, dense.dtype)}
 
     def record(self, step: int, released: list[float]) -> None:
         """Take what was released of a step."""

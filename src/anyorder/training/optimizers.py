@@ -5,6 +5,7 @@ import functools
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection
+from types import FrameType
 from typing import Any, NoReturn
 from weakref import WeakSet
 
@@ -150,6 +151,22 @@ def check_arguments(
     except Exception:  # it cannot be copied, or wants more than there is; its closure returns None
         pass
     _TRIED.add(optimizer)
+
+
+def steps_already(optimizer: torch.optim.Optimizer, step: FrameType | None) -> bool:
+    """Whether a step is of another step of this optimizer: of one whose own calls its parent's, which torch hooks too.
+
+    Asked of the stack, which an error in the midst of a step leaves in order.
+
+    Args:
+        step: the frame that calls hooks before a step.
+    """
+    code, frame = step and step.f_code, step and step.f_back
+    while frame is not None:
+        if frame.f_code is code and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _LossIsReadError(Exception):

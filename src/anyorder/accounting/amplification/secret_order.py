@@ -8,6 +8,7 @@ The orders are in `anyorder.participation`, one file each. Each of them is one o
 
 from abc import abstractmethod
 from collections.abc import Callable
+from enum import Enum
 from math import ceil, inf
 from typing import Any, ClassVar
 
@@ -34,6 +35,16 @@ UnitsOf = Callable[[int], Integers]
 """(t) -> the units of step t, ascending, perhaps none; a fresh array."""
 
 
+class DrawLaw(Enum):
+    """How a unit's steps are drawn, for tests of batches against the law that they should have."""
+
+    ONE_BIN = "one of b bins, the same in all epochs"
+    BIN_EACH_EPOCH = "one of b bins, drawn again in each epoch"
+    EACH_STEP = "a draw in each step, or in each step of the unit's group"
+    CUT_BATCHES = "a draw in each step of the unit's group, and batches cut to a size"
+    SEPARATED = "a draw in each step that is far enough from the unit's last"
+
+
 class SecretOrder(Rule):
     """An order whose steps are drawn in secret, from which its privacy comes.
 
@@ -41,12 +52,14 @@ class SecretOrder(Rule):
     draws became known: what is left of the claim then.
 
     Attributes:
+        draw_law: how its draws are made.
         draws_last: whether draws decide more than one step, so that a copy of a run shares them with the run.
         takes_selection: whether it is accounted for with a selection of rows of tables.
         reads_columns: whether its claim reads the columns of C, which takes time.
         fitted_kinds: the kinds of strategy that are fitted to its own claim, beside independent noise.
     """
 
+    draw_law: ClassVar[DrawLaw]
     draws_last: ClassVar[bool] = False
     takes_selection: ClassVar[bool] = False
     reads_columns: ClassVar[bool] = True

@@ -2,10 +2,6 @@
 
 import json
 import math
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +13,7 @@ from anyorder.app.cards import facts_panel
 from anyorder.app.cli.output import BudgetFile, Delta, Json, fail, one_line_errors, print_json
 from anyorder.app.text import load_function
 from anyorder.budget.file import Budget
-from anyorder.budget.search import CERTIFICATE, PRINTED, REPORT, PrivateScore, Search, Trial
+from anyorder.budget.search import CERTIFICATE, REPORT, PrivateScore, Search, Trial
 from anyorder.budget.search import tune as search
 from anyorder.errors import ArgumentError, CertificateError
 from anyorder.formats import read_json
@@ -45,6 +41,12 @@ def tune(
             "[bold]fixed[/bold], which shows all runs and pays for that."
         ),
     ] = "geometric",
+    public_score: Annotated[
+        bool,
+        typer.Option(
+            "--public-score", help="You state that scores are made of the released model and public data alone."
+        ),
+    ] = False,
     sensitivity: Annotated[
         float | None,
         typer.Option(help="Scores are of private data, and move so far between neighbours: noise is added to them."),
@@ -56,7 +58,8 @@ def tune(
     """Search for settings of a private training; the whole search keeps epsilon.
 
     $ anyorder tune --function mine:trial --space space.json --runs 50
-    --law geometric --epsilon 8 --delta 1e-5 --output searches/mine
+    --law geometric --epsilon 8 --delta 1e-5 --public-score
+    --output searches/mine
 
     Shown are the best run and the claim of the search. How many runs there were,
     what they gave and how long each took is as secret as the data: what the
@@ -66,11 +69,15 @@ def tune(
     Exit code 0 for a search that ended, also where the law gave no run, 1 for one
     that failed or was stopped, 2 for a wrong command.
     """
+    if public_score == (sensitivity is not None):
+        raise ArgumentError(
+            "a search needs --public-score, which states that scores are made without private data, or --sensitivity, "
+            f"how far one person moves a score of private data; got {'both' if public_score else 'neither'}"
+        )
     asked = _asked(space)
     made = load_function(function, "--function")
     console = Console(stderr=as_json)
     if law != "fixed":
-        made = _quiet(made)
         told = "how many runs there are, and how many are done, is not told"
         console.print(f"Searching in {output}; {told}.", highlight=False, markup=False, soft_wrap=True)
     try:
@@ -125,35 +132,3 @@ def _as_dict(found: Search, output: Path) -> dict[str, Any]:
         "trials": None if found.trials is None else [run(trial) for trial in found.trials],
         "certificate": str(output / CERTIFICATE),
     }
-
-
-def _quiet(made: Callable[..., Trial]) -> Callable[..., Trial]:
-    """The function, with whatever it and what it starts print going to a secret file: it would tell how many runs."""
-
-    def inner(settings: dict[str, Any], plan: Any, folder: Path) -> Trial:
-        with _printing_to(folder.parent.parent / PRINTED):
-            return made(settings, plan, folder)
-
-    return inner
-
-
-@contextmanager
-def _printing_to(path: Path) -> Iterator[None]:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    kept = [(number, os.dup(number)) for number in (1, 2)]
-    _flush()
-    for number, _ in kept:
-        os.dup2(file, number)
-    os.close(file)
-    try:
-        yield
-    finally:
-        _flush()
-        for number, own in kept:
-            os.dup2(own, number)
-            os.close(own)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()

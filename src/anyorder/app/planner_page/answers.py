@@ -10,7 +10,6 @@ from anyorder.app.planning import poisson_claim
 from anyorder.errors import AnyorderError, ArgumentError, MissingDependencyError
 from anyorder.optimize import choose
 from anyorder.optimize.candidates import Candidate, kind_in, rows_touched
-from anyorder.participation import PoissonSampling
 from anyorder.participation.registry import WORDS, order_word
 from anyorder.plan.options import SGD, Limits
 from anyorder.plan.plan import Plan
@@ -333,7 +332,7 @@ def _secret(asked: PlanQuestion) -> Iterator[Piece]:
 
 
 def _row(name: str, chosen: Plan, *, best: bool, reference: bool = False) -> Piece:
-    own = chosen.epsilon if type(chosen.participation) is PoissonSampling else None
+    own = chosen.epsilon if chosen.participation.draw_probability is not None else None
     return {
         "name": name, "mechanism": chosen.strategy.describe(), "best": best, "reference": reference,
         "error": chosen.noise_error(), "last": float(chosen.noise_profile()[-1]), "ratio": None,

@@ -20,6 +20,7 @@ from anyorder.sampling import UnitOrderSampler
 from anyorder.sampling.loader import PrivateLoader
 from anyorder.sampling.shapes import PadTo
 from anyorder.training.engine import PrivacyEngine, PrivateModule, check_unit, random_state, set_random_state
+from anyorder.training.metrics import Metrics
 from anyorder.training.optimizers import Public
 
 __all__ = ["PrivateTrainer", "PrivateTrainerMixin", "example_losses"]
@@ -140,6 +141,7 @@ class PrivateTrainerMixin:
         pad_value: float | Mapping[Any, float] | None = None,
         pad_side: str | None = None,
         public_evaluation: bool = False,
+        released: Metrics | None = None,
         **kwargs: Any,
     ) -> None:
         self.plan = plan
@@ -154,6 +156,7 @@ class PrivateTrainerMixin:
         self._engine_key = key
         self._evaluates, self._evaluating = public_evaluation, False
         self._options: dict[str, Any] = {"chunk_size": chunk_size, "micro_batch": micro_batch, "rule": rule}
+        self._released, self._logged = released, 0
         self._padding: dict[str, Any] = {"pad_to": pad_to, "pad_value": pad_value, "pad_side": pad_side}
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
         if given is not None and given.push_to_hub:  # before a repository is made
@@ -229,8 +232,9 @@ class PrivateTrainerMixin:
         self.engine = PrivacyEngine(self.plan, checkpoint=path, key=self._engine_key)
         self.engine.make_private(
             trainer.model, trainer.optimizer, loader, unit=self._unit, loss_reduction="sum",
-            accumulate=args.gradient_accumulation_steps, **self._options, **self._lengths(),
+            accumulate=args.gradient_accumulation_steps, released=self._released, **self._options, **self._lengths(),
         )  # fmt: skip
+        self._logged = self.engine.step
         self._random = random_state()  # of the checkpoint, where there is one; the Trainer draws before its first step
         self._private = self.engine.model
         self._private.training = True  # the Trainer sets modes on its own model; eval() ones come from from_pretrained
@@ -274,7 +278,8 @@ class PrivateTrainerMixin:
         self._resumes = bool(resume_from_checkpoint)
         self._check_choices()  # callbacks may have come since
         found = super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
-        return found._replace(metrics=self._shown(found.metrics))
+        means = {f"train_{name}": value for name, value in self._means(since=0).items()}
+        return found._replace(metrics=self._shown(found.metrics | means))
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._init_training_state(*args, **kwargs)  # type: ignore[misc]
@@ -298,7 +303,10 @@ class PrivateTrainerMixin:
         labels = inputs["labels"]
         given = {name: value for name, value in inputs.items() if name != "labels"}
         outputs = self._private(**given, **self._decoder_inputs(given, labels))
-        loss = self.example_losses(outputs, labels).sum()
+        losses = self.example_losses(outputs, labels)
+        if self._released is not None:
+            self._bound().measure(**self.example_metrics(outputs, labels, losses))
+        loss = losses.sum()
         return (loss, outputs) if return_outputs else loss
 
     def _decoder_inputs(self, given: dict[str, Any], labels: Tensor) -> dict[str, Any]:
@@ -326,6 +334,18 @@ class PrivateTrainerMixin:
             outputs, labels = {"logits": logits[:, :-1]}, labels[:, 1:]
         return example_losses(outputs, labels)
 
+    def example_metrics(self, outputs: Any, labels: Tensor, losses: Tensor) -> dict[str, Tensor]:
+        """{name: (B,) values} of the metrics that `released=` names; the loss. Override it for others beside it."""
+        del outputs, labels
+        return {"loss": losses}
+
+    def _means(self, since: int) -> dict[str, Public]:
+        """The released metrics, each a mean over the steps after this one; none where there is no step."""
+        if self._released is None or self._bound().step == since:
+            return {}
+        metrics = self._bound().metrics
+        return {name: metrics.mean(name, metrics.steps - since) for name in self._released.bounds}
+
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, *args: Any) -> Any:
         """The micro-batches of a step; where the loader ends within it, empty ones follow, so that it is made."""
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, *args)  # type: ignore[misc]
@@ -349,7 +369,13 @@ class PrivateTrainerMixin:
         return super()._prepare_inputs(inputs)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """The Trainer's log, of what `_SHOWN` has, what is `ao.Public`, and metrics of a public evaluation."""
+        """The Trainer's log, of what `_SHOWN` has, what is `ao.Public`, and metrics of a public evaluation.
+
+        Where the Trainer logs its exact loss, released metrics take its place: means over the steps since the last log.
+        """
+        if "loss" in logs and not self._evaluating:
+            logs = logs | self._means(self._logged)
+            self._logged = self._bound().step
         super().log(self._shown(logs), *args, **kwargs)  # type: ignore[misc]
 
     def _shown(self, found: dict[str, Any]) -> dict[str, Any]:
@@ -447,6 +473,9 @@ class PrivateTrainer(PrivateTrainerMixin, _transformers.Trainer):  # type: ignor
             `train_sampling_strategy="sequential"`), which the ledger holds to the plan.
         key: see `PrivacyEngine`; leave it out.
         public_evaluation: whether what is evaluated is public, and what goes by its metrics is allowed.
+        released: metrics that are released with each gradient, `ao.Metrics({"loss": 4.0})`: they are logged in the
+            place of the exact loss, and are in what `train()` returns as `train_loss`; callbacks may stop by them. For
+            others than the loss override `example_metrics`. `engine.metrics` has their noise.
         chunk_size, micro_batch, rule: see `PrivacyEngine.make_private`.
         pad_to, pad_value, pad_side: see there; the collator is called on each example alone. Without pad_to, texts that
             DataCollatorWithPadding or DataCollatorForTokenClassification pads have the lengths 16, 32, .. up to the

@@ -14,6 +14,7 @@ from anyorder.errors import ArgumentError, CheckpointError, OptimizerWarning, Tr
 from anyorder.plan.plan import Plan
 from anyorder.sampling.loader import PrivateLoader, Unit
 from anyorder.training.engine import PrivacyEngine, check_unit
+from anyorder.training.metrics import Metrics
 from anyorder.training.optimizers import Public
 
 __all__ = ["PrivacyCallback"]
@@ -43,6 +44,9 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
             `PrivacyEngine.make_private`, which also says what `loss_reduction`, `chunk_size` and `rule` are.
         accumulate: micro-batches in a step: the same number as the Trainer's `accumulate_grad_batches`.
         key: see `PrivacyEngine`; leave it out.
+        released: metrics that are released with each gradient, `ao.Metrics({"loss": 4.0})`: `training_step` calls
+            `privacy.engine.measure(loss=losses)` with one value for each example, and each epoch's mean of what was
+            released is logged under these names. Callbacks and schedulers may monitor them.
         public_metrics: names that are logged, and that callbacks and schedulers may monitor: of data that need no
             protection, as validation rows of people who are not in the training data, or of settings.
 
@@ -61,6 +65,7 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         loss_reduction: str = "mean",
         key: bytes | None = None,
         public_metrics: Collection[str] = (),
+        released: Metrics | None = None,
         **options: Any,
     ) -> None:
         self.engine = PrivacyEngine(plan, checkpoint=checkpoint, key=key)
@@ -69,7 +74,10 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         if isinstance(public_metrics, str):
             raise ArgumentError(f"public_metrics must be a list of names, got the string {public_metrics!r}")
         self._public, self._left_out = frozenset(public_metrics), set[str]()
-        self._options = {"unit": unit, "accumulate": accumulate, "loss_reduction": loss_reduction, **options}
+        self._released, self._logged = released, 0
+        self._options = {
+            "unit": unit, "accumulate": accumulate, "loss_reduction": loss_reduction, "released": released, **options,
+        }  # fmt: skip
 
     def make_private(self, module: Any, loader: Any) -> tuple[Any, PrivateLoader]:
         """Bind the module's network and optimizer and the loader to the plan, before `fit`.
@@ -93,6 +101,7 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
         net.train()  # fit keeps the modes that it finds, and in evaluation no gradient is made
         configured = module.configure_optimizers()
         net, _, private_loader = self.engine.make_private(net, _optimizer(configured), loader, **self._options)
+        self._logged = self.engine.step
         setattr(module, self._network, net)
         module.configure_optimizers = lambda: configured
         module.log = self._logging(module.log)
@@ -129,12 +138,26 @@ class PrivacyCallback(_lightning.pytorch.Callback):  # type: ignore[misc, name-d
             )
         plateaus = [(each.scheduler, each.monitor) for each in trainer.lr_scheduler_configs if each.reduce_on_plateau]
         for one, monitor in [*plateaus, *((one, getattr(one, "monitor", None)) for one in trainer.callbacks)]:
-            if isinstance(monitor, str) and not self._is_public(monitor):
+            if isinstance(monitor, str) and not self._is_public(monitor) and monitor not in self._names:
                 raise ArgumentError(
                     f"{type(one).__name__} goes by {monitor!r}, and nobody said that it is public: a metric of the "
                     "training data, or of other data of the same people, would decide without noise. If it is measured "
                     f"on data that need no protection: PrivacyCallback(.., public_metrics=[{monitor!r}])"
                 )
+
+    @property
+    def _names(self) -> Collection[str]:
+        """Of the released metrics. What the module itself logs under them is left out, but for `ao.Public` numbers."""
+        return () if self._released is None else self._released.bounds.keys()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+        """Log what was released of the metrics of a step, for its epoch's mean."""
+        del trainer, args, kwargs
+        if self.engine.step > self._logged:
+            self._logged = self.engine.step
+            for name in self._names:
+                value = self.engine.metrics.mean(name, steps=1)
+                pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1)
 
     def _is_public(self, name: str) -> bool:
         """Whether a name is one of `public_metrics`, as Lightning writes it for steps, epochs and loaders."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from anyorder.clipping.norms import accumulator_dtype, count_of
 from anyorder.errors import ArgumentError, ModelError, PlanError, TrainingError
 from anyorder.plan.plan import Plan
+from anyorder.release.attached_tables import coalesced
 from anyorder.release.release import Release
-from anyorder.release.tables import coalesced
 from anyorder.sparse.lazy_table import LazyTable, stand_ins_allowed
 from anyorder.sparse.select import SelectedTables, warn_of_chances
 from anyorder.training.distributed import is_sharded
@@ -256,7 +256,9 @@ def _check_setting(plan: Plan, ranks: int, named: Mapping[str, nn.Parameter]) ->
     if ranks > 1 or any(is_sharded(p) for p in named.values()):
         raise PlanError(f"{tables} are trained by one process, and here are {ranks}; {_DENSE}")
     if plan.grid is not None:
-        raise PlanError(f"{tables} have no exact integers: plan without secure=, or take sparse=False; {_DENSE}")
+        raise PlanError(
+            f"{tables} have no exact integers: plan without ao.mechanism(secure=True), or take sparse=False; {_DENSE}"
+        )
 
 
 def _group_of(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> dict[str, Any]:

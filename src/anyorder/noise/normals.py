@@ -98,10 +98,10 @@ def normal_blocks(key: Words, counters: NDArray[np.uint64], nonce: int | NDArray
         rows = nonce[columns] if isinstance(nonce, np.ndarray) else nonce
         return blocks(key, counters[columns] | EXTENSION, rows, rounds)
 
-    return normals(blocks(key, counters, nonce, rounds), further)
+    return box_muller(blocks(key, counters, nonce, rounds), further)
 
 
-def normals(words: Words, further: Callable[[NDArray[np.intp]], Words]) -> Floats:
+def box_muller(words: Words, further: Callable[[NDArray[np.intp]], Words]) -> Floats:
     """(16, B) normals from (16, B) words, a block to a column.
 
     Args:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anyorder.noise import transform
+from anyorder.noise import normals
 
 TOP = 2**32
 RANDOM = np.random.default_rng(0)  # inputs of a scan, no noise
@@ -27,7 +27,7 @@ def _transform(radius_words, angle_words, more=None):
         return extension[:, columns]
 
     before = words.copy()
-    result = transform.normals(words, _unused if more is None else further)
+    result = normals.box_muller(words, _unused if more is None else further)
     assert (words == before).all()
     assert result.dtype == np.float32
     return result[:8].T.reshape(-1)[:size], result[8:].T.reshape(-1)[:size]
@@ -123,14 +123,14 @@ def test_normals_of_random_words_are_within_2e_6():
     words = RANDOM.integers(0, TOP, (16, 20_000), dtype=np.uint32)
     words[:8, ::7] >>= RANDOM.integers(0, 33, words[:8, ::7].shape, dtype=np.uint32).clip(max=31)
     more = RANDOM.integers(0, TOP, words.shape, dtype=np.uint32)
-    made = transform.normals(words, lambda columns: more[:, columns])
+    made = normals.box_muller(words, lambda columns: more[:, columns])
     radius = _exact_radius(words[:8], (more[0::2], more[1::2]))
     angle = _exact_angle(words[8:])
     exact = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
     assert np.abs(made - exact).max() < 2e-6
     assert np.abs(exact).max() > 7  # beyond what 32 bits reach
     asked = []
-    transform.normals(words, lambda columns: (asked.append(columns), more[:, columns])[1])
+    normals.box_muller(words, lambda columns: (asked.append(columns), more[:, columns])[1])
     assert set(np.concatenate(asked)) == set(np.flatnonzero((words[:8] < 2**16).any(axis=0)))
 
 
@@ -139,7 +139,7 @@ def test_golden_bits():
     words = np.array([[0x9E3779B9 * (i + 1) * (column + 1) % TOP for column in range(2)] for i in range(16)], np.uint32)
     words[0] = 0x00000003, 0xFFFFFFFF
     extension = np.array([0x12345678 * (i + 3) % TOP for i in range(16)], np.uint32)[:, None]
-    made = transform.normals(words, lambda columns: extension[:, : len(columns)])
+    made = normals.box_muller(words, lambda columns: extension[:, : len(columns)])
     assert [" ".join(f"{bits:08x}" for bits in column) for column in made.view(np.uint32).T] == [
         "c0bfc15f 3fc4fea4 3e2c1da1 3f1d4285 40091e8a bf2df76a be44f6ed be5f7a70 "
         "c01e4ec2 bf385ee4 bf092edb 3f87ae55 3ef1298e 3ef49c3b 3fbdfec9 be8494a6",

@@ -1,0 +1,153 @@
+"""Each run of a search has a process of its own: nothing of one reaches another, or the program that searches."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import anyorder as ao
+from anyorder.budget.search import Trial, tune
+from anyorder.errors import ArgumentError, TrainingError
+
+GIVEN = {"epsilon": 8.0, "delta": 1e-6, "plan": {"dataset_size": 12}, "runs": 6, "score": "public"}
+SPACE = {"rate": [1.0, 2.0, 3.0], "batch_size": [4], "epochs": [1]}
+KEYS = [bytes([i]) * 32 for i in range(4)]
+CALLS = []  # what a run leaves in a module, the next run would find
+
+
+def certificate(plan):
+    return ao.Certificate(plan, plan.n, os.urandom(16).hex(), "0" * 64, "0" * 64)
+
+
+def drawing(settings, plan, folder):
+    """A model as people write it: its first weights are of the global generator."""
+    CALLS.append(len(CALLS))
+    weights = torch.nn.Linear(3, 1).weight.detach().flatten().tolist()
+    drawn = {"torch": weights, "numpy": float(np.random.random()), "python": random.random()}  # noqa: NPY002
+    print("a line of a run")
+    return Trial(float(len(CALLS)), certificate(plan), {**drawn, "calls": len(CALLS)})
+
+
+def sequence(count):
+    """What the weights of runs would be that draw from one generator, one after another."""
+    return [torch.nn.Linear(3, 1).weight.detach().flatten().tolist() for _ in range(count)]
+
+
+def test_nothing_of_the_best_run_tells_how_many_came_before(capfd):
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    found = [tune(drawing, SPACE, **GIVEN, key=key) for key in KEYS[:2]]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert CALLS == []
+    seen = sequence(100)
+    for one in found:
+        assert one.best.result["calls"] == 1
+        assert one.best.result["torch"] not in seen
+    assert found[0].best.result["numpy"] != found[1].best.result["numpy"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_generators_of_a_run_follow_from_the_key_and_differ_from_run_to_run():
+    given = {**GIVEN, "runs": 3, "law": "fixed"}
+    first, again, other = (tune(drawing, SPACE, **given, key=key) for key in (KEYS[0], KEYS[0], KEYS[1]))
+    assert [one.result for one in first.trials] == [one.result for one in again.trials]
+    drawn = [one.result[name] for found in (first, other) for one in found.trials for name in ("numpy", "python")]
+    assert len(set(drawn)) == len(drawn) == 12
+    assert len({tuple(one.result["torch"]) for one in (*first.trials, *other.trials)}) == 6
+
+
+def test_functions_with_data_of_their_own_are_sent_and_results_come_back():
+    data = torch.arange(1_000_000.0)  # larger than a pipe holds
+
+    def trial(settings, plan, folder):
+        return Trial(settings["rate"], certificate(plan), {"whole": data, "sum": float(data.sum())})
+
+    found = tune(trial, SPACE, **{**GIVEN, "runs": 2, "law": "fixed"}, key=KEYS[0])
+    assert torch.equal(found.best.result["whole"], data)
+
+
+@pytest.mark.parametrize(
+    ("end", "phrase"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "ended before the run did"),
+        (lambda: os._exit(0), "ended before the run did"),
+        (lambda: sys.exit(3), "SystemExit"),
+        (lambda: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_run_whose_process_dies_fails_as_all_others_do(end, phrase, tmp_path, capfd):
+    def trial(settings, plan, folder):
+        print("of one person", file=sys.stderr)
+        return end()
+
+    with pytest.raises(TrainingError, match="nothing of the search is shown") as caught:
+        tune(trial, SPACE, **GIVEN, key=KEYS[0], folder=tmp_path)
+    assert caught.value.__context__ is None
+    assert phrase in (tmp_path / ".failure.txt").read_text()
+    assert "of one person" in (tmp_path / ".printed.txt").read_text()
+    assert capfd.readouterr() == ("", "")
+    assert tune(drawing, SPACE, **GIVEN, key=KEYS[0], folder=tmp_path).best.result["calls"] == 1
+
+
+def test_a_key_in_the_hand_of_a_run_stops_the_search():
+    def trial(settings, plan, folder):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        tune(trial, SPACE, **GIVEN, key=KEYS[0])
+    assert caught.value.__context__ is None
+
+
+def test_what_cannot_be_sent_is_refused_before_the_budget_is_charged(tmp_path):
+    left, lock = ao.Budget(tmp_path / "people.budget", epsilon=20.0, delta=1e-5), threading.Lock()
+
+    with pytest.raises(ArgumentError, match="sent to another process"):
+        tune(lambda s, p, f: lock.acquire(), SPACE, **GIVEN, budget=left)
+
+    class Absent:
+        def __reduce__(self):
+            return (__import__, ("no_such_module",))
+
+    absent = Absent()
+    with pytest.raises(ArgumentError, match="must load in another process.*no_such_module"):
+        tune(lambda s, p, f: absent, SPACE, **GIVEN, budget=left)
+    assert left.entries() == []
+
+
+SEARCH = """
+import os, sys, time
+import anyorder as ao
+
+def trial(settings, plan, folder):
+    (folder / "begun").write_text(str(os.getpid()))
+    time.sleep(60)
+
+ao.tune(trial, {"batch_size": [4]}, epsilon=8.0, delta=1e-6, plan={"dataset_size": 12, "epochs": 1}, score="public",
+        folder=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_ends_with_its_search(how, tmp_path):
+    """A function of a script, sent by value; killed in a run, the search leaves no run that goes on."""
+    (tmp_path / "mine.py").write_text(SEARCH)
+    search = subprocess.Popen([sys.executable, tmp_path / "mine.py", tmp_path / "found"], stderr=subprocess.PIPE)
+    end = time.monotonic() + 60
+    while not (begun := list((tmp_path / "found").glob(".runs/*/begun"))) or not begun[0].read_text():
+        assert time.monotonic() < end
+        assert search.poll() is None, search.stderr.read()
+        time.sleep(0.02)
+    search.send_signal(how)
+    search.communicate(timeout=60)
+    pid = int(begun[0].read_text())
+    while (status := Path(f"/proc/{pid}/status")).exists() and "State:\tZ" not in status.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.02)
