@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import processes
 from anyorder.app.cli import app
 from anyorder.app.fit import Bounds, CsvTable, FitSettings, _Work, fit, load_model, resume_fit
+from anyorder.app.job import Observer
 from anyorder.errors import ArgumentError, CheckpointError
 from anyorder.plan.certificate import verify
 
@@ -535,8 +536,6 @@ def test_a_process_that_is_killed_is_resumed_by_the_command(tmp_path):
 
 
 def test_a_fit_that_is_going_on_is_not_resumed_beside_it(tmp_path):
-    from anyorder.app.job import Observer
-
     class Second(Observer):
         def stepped(self, step):
             with pytest.raises(ArgumentError, match="a run is going on"):
@@ -550,6 +549,53 @@ def test_a_fit_whose_checkpoint_was_lost_is_not_begun_anew(tmp_path):
     fit(settings(write(tmp_path / "t.csv")), tmp_path / "run")
     (tmp_path / "run" / "secret" / "checkpoint.pt").unlink()
     with pytest.raises(CheckpointError, match="and the run took steps"):
+        resume_fit(tmp_path / "run")
+
+
+class _StopsAt(Observer):
+    def __init__(self, step, then=lambda: None):
+        self.step, self.then = step, then
+
+    def stepped(self, step):
+        if step == self.step:
+            self.then()
+            raise KeyboardInterrupt
+
+
+def _swapped(rows):
+    return [*rows[100:], *rows[:100]]
+
+
+@pytest.mark.parametrize(
+    ("altered", "changed"), [(_swapped, 80), (lambda rows: [rows[64], *rows[1:64], rows[0], *rows[65:]], 2)]
+)
+def test_a_fit_is_not_resumed_over_lines_in_other_places(tmp_path, altered, changed):
+    """Five of thirteen steps were taken; people of the second half would come once more, and others never."""
+    write(tmp_path / "t.csv")
+    with pytest.raises(KeyboardInterrupt):
+        fit(settings(tmp_path / "t.csv"), tmp_path / "run", observer=_StopsAt(5))
+    write(tmp_path / "t.csv", altered(ROWS))
+    taken = []
+    with pytest.raises(CheckpointError, match="a line that was read is another one now") as caught:
+        resume_fit(tmp_path / "run", observer=_Counts(taken))
+    assert not taken
+    assert caught.value.changed == (changed, 80)
+    assert str(changed) not in str(caught.value).replace(str(tmp_path), "")
+    write(tmp_path / "t.csv")
+    assert resume_fit(tmp_path / "run").model is not None
+
+
+class _Counts(Observer):
+    def __init__(self, taken):
+        self.stepped = taken.append
+
+
+def test_a_line_is_the_same_in_every_epoch(tmp_path):
+    write(tmp_path / "t.csv")
+    meanwhile = _StopsAt(13, then=lambda: write(tmp_path / "t.csv", _swapped(ROWS)))
+    with pytest.raises(KeyboardInterrupt):
+        fit(settings(tmp_path / "t.csv", epochs=2), tmp_path / "run", observer=meanwhile)
+    with pytest.raises(CheckpointError, match="a line that was read is another one now"):
         resume_fit(tmp_path / "run")
 
 

@@ -63,6 +63,7 @@ from anyorder.release.schedules import Adaptive
 from anyorder.release.weights import digests
 from anyorder.sampling.draws import ModelDraws, Seeds
 from anyorder.sampling.found import find_participation, planned_order
+from anyorder.sampling.identity import check_same_rows
 from anyorder.sampling.loader import Batch, PrivateLoader, Unit
 from anyorder.sampling.read_loader import check_loader, is_plain, read_order
 from anyorder.sampling.secret import secret_loader
@@ -202,6 +203,7 @@ class Training:
                 self._on_each(lambda: self._set_up(loader))
                 if self._group is not None:
                     self._group.copy_from_first(t for t in (*model.parameters(), *model.buffers()) if not is_sharded(t))
+                    self._check_rows(self._group)
                 self._restore()
             except BaseException:
                 self.release.close()
@@ -514,10 +516,21 @@ class Training:
 
     def _check_ranks(self, group: Group, checkpoint: Path | None) -> None:
         shapes = [(name, tuple(p.shape)) for name, p in self._bound.named.items()]
-        kept = checkpoint is not None
-        claims = group.together("make_private", lambda: f"{self.plan.digest} {self._options.rule} {shapes} {kept}")
-        if claims.count(claims[0]) < len(claims):
-            raise PlanError("the ranks were given different plans or models; all must run one program")
+        options = self._options
+        how = options.loss_reduction, options.accumulate, options.micro_batch, options.rule, options.non_finite
+        told = {"plans": self.plan.digest, "models": shapes, "checkpoints": checkpoint is not None, "options": how}
+        claims = group.together("make_private", lambda: {name: repr(value) for name, value in told.items()})
+        differ = [name for name in told if any(claim[name] != claims[0][name] for claim in claims)]
+        if differ:
+            raise PlanError(
+                f"the ranks were given different {' and '.join(differ)}; all must run one program, with the same "
+                "loss_reduction, accumulate, micro_batch, rule and non_finite"
+            )
+
+    def _check_rows(self, group: Group) -> None:
+        """Where units are indices, an index must be one example on all ranks."""
+        told = group.together("make_private", lambda: None if self.loader.rows is None else self.loader.rows.sample())
+        check_same_rows([rows for rows in told if rows is not None])
 
     def _set_up(self, loader: Any) -> None:
         options, tables = self._options, self._tables
@@ -639,10 +652,14 @@ class Training:
         state, self.release.resumed = self.release.resumed, None
         if state is None:
             if self.release.needs_save:
+                rows = self.loader.rows
+                if rows is not None:  # the first rank writes them; all compare them
+                    self._on_each(lambda: rows.note() if self._group is None or self._group.is_first else None)
                 self.save(None)  # before any noise is used: a restart finds the key
             return
         if "model" not in state:
             raise CheckpointError("the checkpoint is of another front end, and no model is in it; choose another file")
+        self._on_each(lambda: self.loader.load_state_dict(state["loader"]))
         if self._tables is None:
             self._load(state["model"], state["optimizer"])
         else:
@@ -652,7 +669,6 @@ class Training:
             self._measuring.load_state_dict(state["metrics"])
         rank = 0 if self._group is None else self._group.rank
         self._clipping.load_state_dict(state["clipping"][rank % len(state["clipping"])])
-        self.loader.load_state_dict(state["loader"])
         self._next_draws = self.loader.position
         if self.release.steps_taken:
             kept = state.get("isolation")  # which checkpoints of earlier versions lack
