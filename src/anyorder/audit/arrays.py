@@ -1,4 +1,4 @@
-"""Audits of any program: what it released as arrays, the canaries that it may have used, the coins, and its claim.
+"""Audits of any program: what it released as arrays, the canaries that it may have used, the draws, and its claim.
 
 Two kinds. *White box*: the rows that were released, step by step, and where each canary was, or could have been
 (`from_rows`). *Models only*: one score for each canary, made by whoever attacks in whatever way (`from_scores`). Both
@@ -38,7 +38,7 @@ def from_rows(
     noise_std: float,
     clip_norm: float = 1.0,
     delta: float | None = None,
-    steps: Any = None,
+    steps: Any,
     strategy: Strategy | ArrayLike | None = None,
     sampling_probability: float | None = None,
     neighbours: str = "zero-out",
@@ -46,7 +46,7 @@ def from_rows(
 ) -> Audited:
     """The white box: scores of canaries from released rows, whitened by the C that the program says it has.
 
-    Of rows Ghat = G + noise_std C^-1 Z, and of a canary that adds clip_norm g_c at the steps pi where its coin came up,
+    Of rows Ghat = G + noise_std C^-1 Z, and of a canary that adds clip_norm g_c at the steps pi that its draw gave it,
 
         s_c = (C pi)^T (C Ghat) g_c / ||C pi|| ~ N(included clip_norm ||C pi||, noise_std^2)
 
@@ -63,17 +63,18 @@ def from_rows(
         released: (n, d) array, memory map, or any iterable of n rows of d numbers; each is looked at once, in order.
             What models tell is enough: for SGD with learning rate 1 a row is the model before less the model after.
         canaries: `Canaries`; or (count, d) unit vectors; or (count,) integers: canary c is 1 in that coordinate.
-        included: (count,) bools or 0/1, the coins.
+        included: (count,) bools or 0/1, the draws.
         claim: what the program says: (epsilon, delta), or a curve of `anyorder.accounting`.
         noise_std: the standard deviation s, in the units of the rows.
         clip_norm: what an included canary adds to a row, in the units of the rows: of means over B examples that were
             clipped to 1, this is 1 / B, and so is noise_std over the noise multiplier.
         delta: where epsilon is read off the claim; None for that of a pair.
-        steps: the steps of each canary, counted from 0, or one list for all; ends may be filled with -1. None: all n.
+        steps: the steps of each canary, counted from 0, or one list for all; ends may be filled with -1. "all": each is
+            in every step, or may be drawn for it. A score over steps where a canary never was sees it in none.
         strategy: C: a `Strategy`; (n, n) numbers; (m,) numbers, the first column of a Toeplitz matrix; None for
             independent noise.
         sampling_probability: q, for a secret sample of the steps; None where steps are what they are.
-        neighbours: of the claim, and so what a coin decides: "replace-one" where one that does not come up puts -g_c in
+        neighbours: of the claim, and so what a draw decides: "replace-one" where one that does not come up puts -g_c in
             the place of g_c; "zero-out" and "add-or-remove" where it leaves nothing. A claim for the latter says
             nothing of the former.
         independent: whether scores are independent of each other, as those of orthogonal canaries are if the noise is
@@ -85,7 +86,7 @@ def from_rows(
 
     Example:
         >>> rows = [[5.0, 0.1], [4.0, -0.2]]
-        >>> audited = from_rows(rows, canaries=[0, 1], included=[1, 0], claim=(1.0, 1e-5), noise_std=1.0)
+        >>> audited = from_rows(rows, canaries=[0, 1], included=[1, 0], claim=(1.0, 1e-5), noise_std=1.0, steps="all")
         >>> audited.scores.round(3).tolist(), audited.mus.round(3).tolist()
         ([6.364, -0.071], [1.414, 1.414])
     """
@@ -132,11 +133,11 @@ def from_scores(
     """Models only, or any attack: one score for each canary, the higher, the more it looks as if it was included.
 
     For models the loss at the start less the loss at the end, or minus the loss, of each canary; of many runs with one
-    canary each, a score for each run. Nothing is asked of how scores were made, but that no coin had a hand in it.
+    canary each, a score for each run. Nothing is asked of how scores were made, but that no draw had a hand in it.
 
     Args:
         scores: (count,) finite.
-        included: (count,) bools or 0/1, the coins.
+        included: (count,) bools or 0/1, the draws.
         claim: what the program says: (epsilon, delta), or a curve of `anyorder.accounting`.
         delta: where epsilon is read off the claim; None for that of a pair.
         noise_std: the standard deviation of a score under the claim, where it is a Gaussian.
@@ -187,7 +188,7 @@ def from_file(file: str | Path, *, released: str | Path | None = None) -> Audite
         raise ArgumentError(
             f"fields of {Path(file).name} must be of {', '.join(sorted(known))}; got {', '.join(unknown)}"
         )
-    needed = {"scores", "included"} if "scores" in given else {"released", "canaries", "included", "noise_std"}
+    needed = {"scores", "included"} if "scores" in given else {"released", "canaries", "included", "noise_std", "steps"}
     if missing := sorted((needed | {"delta"}) - given.keys()):
         raise ArgumentError(f"{Path(file).name} must have the fields {', '.join(missing)}")
     if ("epsilon" in given) == ("mu" in given):
@@ -195,6 +196,8 @@ def from_file(file: str | Path, *, released: str | Path | None = None) -> Audite
     numbers = {name: given.pop(name).item() for name in [*given] if np.ndim(given[name]) == 0}
     if several := sorted(given.keys() & (_CLAIM | _NUMBERS)):
         raise ArgumentError(f"{', '.join(several)} must be one value each, got more")
+    if numbers.get("steps") == "all":
+        given["steps"] = numbers.pop("steps")
     if lone := sorted(numbers.keys() - (_CLAIM | _NUMBERS)):
         raise ArgumentError(f"{', '.join(lone)} must be arrays, got one value each")
     delta = numbers.pop("delta")
@@ -243,7 +246,7 @@ def _memory_map(file: Path) -> Any:
 
 
 def _claimed(claim: Claim, delta: float | None, neighbours: str | None) -> tuple[Curve | Stated, float, float]:
-    """The claim, and a point on it; `neighbours` is what coins decide, None where nobody knows."""
+    """The claim, and a point on it; `neighbours` is what draws decide, None where nobody knows."""
     if isinstance(claim, (tuple, list)):
         if len(claim) != 2:
             raise ArgumentError(f"claim must be a curve or a pair (epsilon, delta), got {len(claim)} numbers")
@@ -255,7 +258,7 @@ def _claimed(claim: Claim, delta: float | None, neighbours: str | None) -> tuple
         raise ArgumentError(f"claim must be a curve or a pair (epsilon, delta), got {type(claim).__name__}")
     if neighbours is not None and NEIGHBOURS[claim.neighbours] != NEIGHBOURS[neighbours]:
         raise ArgumentError(
-            f"neighbours must be those of the claim, {claim.neighbours!r}, got {neighbours!r}: what coins decide would "
+            f"neighbours must be those of the claim, {claim.neighbours!r}, got {neighbours!r}: what draws decide would "
             "be more, or less, than what the claim is about"
         )
     if delta is None:
@@ -277,7 +280,7 @@ def _products(released: Iterable[Any], canaries: Canaries | ArrayLike, count: in
     """(n, count) inner products of every row with every canary."""
     dot, size, found = _dot(canaries)
     if found != count:
-        raise ArgumentError(f"canaries must be one for each of {count} coins in included, got {found}")
+        raise ArgumentError(f"canaries must be one for each of {count} draws in included, got {found}")
     products = []
     for row in released:
         flat = checks.array("a row of released", np.asarray(checks.plain(row)).reshape(-1), ndim=1)
@@ -316,8 +319,10 @@ def _dot(canaries: Canaries | ArrayLike) -> tuple[Any, int | None, int]:
 
 def _steps(steps: Any, n: int) -> Any:
     """Lists of steps, without what fills their ends."""
-    if steps is None:
+    if isinstance(steps, str) and steps == "all":
         return range(n)
+    if steps is None or isinstance(steps, str):
+        raise ArgumentError(f"steps must be the steps of each canary, one list for all, or 'all', got {steps!r}")
     given = np.asarray(steps) if not isinstance(steps, list) else steps
     if isinstance(given, np.ndarray) and given.ndim == 2 and given.dtype.kind == "i":
         return [row[row >= 0] for row in given]

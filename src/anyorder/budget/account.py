@@ -71,7 +71,8 @@ class Totals:
                 spent = _float_up(self.order * squared / 2 + self.rest_renyi)
                 found = rdp_epsilon(([float(self.order)], [spent]), delta) if math.isfinite(spent) else inf
                 # The first plan is chosen before anything was released. Where it alone is beyond the filter, nothing
-                # follows it; so that it has its own curve.
+                # follows it, and all is one release of a fixed curve; where it is not, the filter bounds all. Which of
+                # the two it is follows from the plan and not from outputs: no delta is paid twice.
                 return found if self.alone is None or extra else min(found, self.alone.epsilon(delta))
             case _:
                 return self._planned(squared, delta)
@@ -367,7 +368,7 @@ def _float_up(value: Fraction) -> float:
 #     zero-out      add-or-remove    a unit that adds zero to the sums leaves them as one that is not there: the same
 #     mu,
 #                                    and under secret draws the same law of the output
-#     replace-one   add-or-remove    as from zero-out, where no coin is secret; else no bound is stated here
+#     replace-one   add-or-remove    as from zero-out, where no draw is secret; else no bound is stated here
 #
 # A plan for zero-out or replace-one says nothing of add-or-remove: what its run shows (how often units came, which
 # steps were full) may tell whether a unit was there at all. A curve without a plan is for its own relation alone: what
