@@ -675,6 +675,17 @@ def test_tensors_of_a_replayed_pass_die_when_nobody_needs_them():
     assert math.isfinite(float(step(clipping, torch.randn(B, 4))[0].detach().sum()))
 
 
+def test_a_global_of_the_name_of_an_attribute_is_another_thing(monkeypatch):
+    """The snapshot held what a loop kept under that name, outputs perhaps, and took each batch for a change."""
+    clipping = captured(module := TABLE["own"][0](), TABLE["own"][1])
+    monkeypatch.setitem(globals(), "table", held := torch.randn(3))  # where forward reads self.table
+    for _ in range(3):
+        step(clipping, TABLE["own"][1]())
+    assert clipping.programs._changes == 0
+    clipping = captured(module, TABLE["own"][1])
+    assert not any(value is held for value in clipping.programs._snapshot._seen.values())
+
+
 # -- forward and backward ----------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ A program is used from the third batch of its kind on, if the first two gave the
 the model runs as without programs. Which way a batch goes depends on code and shapes, never on values of the data.
 """
 
+import dis
 import functools
 import random
 import sys
@@ -1129,7 +1130,7 @@ class _Guard:
             for name in code.co_freevars:
                 if name != "__class__":
                     raise NotRecorded(f"{code.co_qualname} reads {name} of the function around it")
-        for name in code.co_names:
+        for name in _global_names(code):
             if name in frame.f_globals:
                 self._snapshot.name(frame.f_globals, name)
                 self._of_module(frame.f_globals[name], code)
@@ -1160,6 +1161,12 @@ class _Guard:
         if module.startswith("torch") and not name.startswith(("set", "_set", "get_rng", "seed", "manual", "initial")):
             return
         raise NotRecorded(f"the function {module}.{name}")
+
+
+@functools.lru_cache(1024)
+def _global_names(code: types.CodeType) -> frozenset[str]:
+    """The global names that a function reads: an attribute of the same name is another thing."""
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
 def _is_standard(code: types.CodeType) -> bool:
