@@ -10,7 +10,7 @@ from math import inf, nextafter, sqrt
 from pathlib import Path
 from typing import Any
 
-from anyorder.accounting.curves import Gaussian
+from anyorder.accounting.curves import Curve, Gaussian
 from anyorder.accounting.gaussian import NEIGHBOURS, compose_mus
 from anyorder.accounting.selection import step_mu
 from anyorder.checks import final
@@ -242,6 +242,11 @@ class Certificate:
     stated: tuple[str, ...] = field(default=(), compare=False)
     isolation: Isolation | None = field(default=None, compare=False)
     weights: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def curve(self) -> Curve:
+        """Of the plan, for `anyorder.compose` with those of other runs on the same people."""
+        return self.plan.curve
 
     @property
     def epsilon(self) -> float:
