@@ -148,13 +148,13 @@ def one_run(order: str, released: np.ndarray, known: dict[str, np.ndarray], coin
     """Independent noise; steps as the loader had them, or secret ones."""
     secret = order in ("poisson", "plan")
     q = 1 / SHARE if secret else None
-    steps = None if secret else known["steps"]
+    steps = "all" if secret else known["steps"]
     claim = (1.0, DELTAS[0])  # scores do not depend on it
     common = {"noise_std": known.get("noise_std", 1.0), "claim": claim, "sampling_probability": q}
     peer = from_rows(released, canaries=np.arange(len(coins)), included=coins, steps=steps, **common)
     own = from_rows(
         ours.released, canaries=np.arange(ours.count), included=ours.coins, claim=claim,
-        steps=None if secret else ours.steps, noise_std=ours.plan.noise_std, sampling_probability=q,
+        steps="all" if secret else ours.steps, noise_std=ours.plan.noise_std, sampling_probability=q,
     )  # fmt: skip
     name = "one run" if secret else "one run, order known"
     methods = ("one_run", "clopper_pearson") if secret else ("f_dp", "one_run", "clopper_pearson")
@@ -235,7 +235,7 @@ def correlated(
             return Gaussian(float(found.mus.max())).epsilon(DELTAS[0]), found.scores / sigma
         case "poisson" | "plan":
             return Sampled(sigma, 1 / SHARE, n).epsilon(DELTAS[0]), from_rows(
-                released, sampling_probability=1 / SHARE, **common
+                released, steps="all", sampling_probability=1 / SHARE, **common
             ).scores
         case "cyclic":
             bands = said["bands"]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar
-from unicodedata import bidirectional
+from unicodedata import bidirectional, normalize
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,17 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
         rule = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
         raise ArgumentError(f"{name} must be {rule}, got {value!r}")
     return result
+
+
+def name_of_unit(value: str) -> str:
+    """A unit's name in one form: Unicode's composed one (NFC), without white space around it.
+
+    So "ann " and "ann", and an accent that is typed in two ways, are one person. To take two for one is safe, as their
+    parts are added up and cut together; to take one for two is not. Of a subclass the characters count, whatever it
+    says that it is.
+    """
+    value = str.__str__(value).strip()
+    return value if value.isascii() else normalize("NFC", value).strip()
 
 
 def real(name: str, value: SupportsFloat, *, low: float = -math.inf, high: float = math.inf) -> float:

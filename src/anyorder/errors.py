@@ -70,7 +70,14 @@ class IsolationError(AnyorderError, AssertionError):
 
 
 class CheckpointError(AnyorderError, RuntimeError):
-    """A checkpoint cannot be written, read, or resumed without harm to privacy."""
+    """A checkpoint cannot be written, read, or resumed without harm to privacy.
+
+    Attributes:
+        changed: where rows are not those of the run: how many, of how many that were compared. For the owner of the
+            data: no message has it.
+    """
+
+    changed: tuple[int, int] | None = None
 
 
 class CertificateError(AnyorderError, ValueError):

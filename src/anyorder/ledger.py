@@ -30,6 +30,8 @@ _LENGTHS = [i.to_bytes(8, "little") for i in range(1 << 8)]
 def as_units(units: Iterable[Any]) -> Units:
     """Ids in the order given: an int64 array, or a list of strings; an empty int64 array if there are none.
 
+    Strings that read alike are one unit: see `checks.name_of_unit`.
+
     Raises: ArgumentError for anything but a sequence (or set, iterator, array) of integers in int64 or of strings.
     """
     if isinstance(units, (str, bytes)):
@@ -43,11 +45,9 @@ def as_units(units: Iterable[Any]) -> Units:
         units = array.tolist()
     values = list(units)
     kinds = set(map(type, values))
-    if kinds == {str}:
-        return values
     if kinds != {int}:  # the characters or the number itself, whatever a subclass says that it is
         if values and all(issubclass(kind, str) for kind in kinds):
-            return [str.__str__(value) for value in values]
+            return list(map(checks.name_of_unit, values))
         if not all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
             raise ArgumentError(f"units must be all integers or all strings, got {names}")

@@ -24,7 +24,7 @@ CLAIM = (1.0, 1e-5)
 
 
 def rows(released=ROWS, **options) -> Audited:
-    given = {"canaries": [0, 2], "included": [1, 0], "claim": CLAIM, "noise_std": 2.0} | options
+    given = {"canaries": [0, 2], "included": [1, 0], "claim": CLAIM, "noise_std": 2.0, "steps": "all"} | options
     return ao.audit.from_rows(released, **given)
 
 
@@ -210,7 +210,10 @@ def written(folder: Path, **fields) -> Path:
     return folder / "audit.npz"
 
 
-FIELDS = {"released": ROWS, "canaries": [0, 2], "included": [1, 0], "noise_std": 2.0, "epsilon": 1.0, "delta": 1e-5}
+FIELDS = {
+    "released": ROWS, "canaries": [0, 2], "included": [1, 0], "noise_std": 2.0, "epsilon": 1.0, "delta": 1e-5,
+    "steps": "all",
+}  # fmt: skip
 
 
 def test_files(tmp_path: Path) -> None:
@@ -237,11 +240,28 @@ def test_files(tmp_path: Path) -> None:
 
 def test_independent_scores_that_are_not_normal_are_not_judged_as_if_they_were():
     rows = {"canaries": [0, 1], "included": [1, 0], "claim": Gaussian(2.0), "delta": 1e-5, "noise_std": 1.0}
+    rows["steps"] = "all"
     given = ao.audit.from_rows([[5.0, 0.1]], **rows, sampling_probability=0.5, independent=True)
     assert given.methods == ("clopper_pearson", "f_dp")  # log likelihood ratios
     losses = ao.audit.from_scores([1.0, 2.0], included=[1, 0], claim=Gaussian(2.0), delta=1e-5, independent=True)
     assert losses.methods == ("clopper_pearson", "f_dp")
     assert ao.audit.from_rows([[5.0, 0.1]], **rows, independent=True).methods == ("gaussian",)
+
+
+def test_forgotten_steps_are_refused_and_do_not_hide_a_fault(tmp_path: Path) -> None:
+    """Each canary in one step of 200, half the noise of the claim. A score over all steps sees none of it."""
+    rng, count = np.random.default_rng(0), 400
+    coins, own = rng.random(count) < 0.5, rng.integers(200, size=count)
+    released = 0.25 * rng.standard_normal((200, count))
+    released[own, np.arange(count)] += coins
+    fields = {"canaries": np.arange(count), "included": coins, "noise_std": 0.5, "mu": 2.0, "delta": 1e-5}
+    fields |= {"released": released, "independent": True}
+    assert ao.audit.from_file(written(tmp_path, **fields, steps=own[:, None])).refuted()
+    assert not ao.audit.from_file(written(tmp_path, **fields, steps="all")).refuted()
+    with pytest.raises(ArgumentError, match="must have the fields steps"):
+        ao.audit.from_file(written(tmp_path, **fields))
+    with pytest.raises(ArgumentError, match="steps must be the steps of each canary"):
+        rows(steps=None)
 
 
 def command(file: Path, *options: str) -> tuple[int, str, str]:
@@ -254,7 +274,7 @@ def test_command(tmp_path: Path, epsilon: float) -> None:
     included = RNG.random(4000) < 0.5
     fields = {
         "released": RNG.standard_normal((3, 4000)) + included, "canaries": np.arange(4000), "included": included,
-        "noise_std": 1.0, "epsilon": epsilon, "delta": 0.01, "independent": True,
+        "noise_std": 1.0, "epsilon": epsilon, "delta": 0.01, "independent": True, "steps": "all",
     }  # fmt: skip
     code, shown, _ = command(written(tmp_path, **fields))
     assert code == (epsilon < 4)
@@ -278,7 +298,7 @@ def test_a_program_that_forgot_its_noise_is_refuted_and_no_error(tmp_path: Path)
     included = np.arange(40) % 3 == 1
     fields = {
         "released": np.ones((3, 1)) * included, "canaries": np.arange(40), "included": included, "noise_std": 1.0,
-        "mu": 2.0, "delta": 1e-5, "independent": True,
+        "mu": 2.0, "delta": 1e-5, "independent": True, "steps": "all",
     }  # fmt: skip
     code, shown, problem = command(written(tmp_path, **fields), "--json")
     assert (code, problem) == (1, "")

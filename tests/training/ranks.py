@@ -311,10 +311,11 @@ def save_that_fails(folder):
 def refused_set_ups(folder):
     rank = dist.get_rank()
 
-    def set_up(loader, model=None, plan=None):
+    def set_up(loader, model=None, plan=None, **options):
         plan = plan or ao.plan(dataset_size=N, batch_size=4, epochs=2, epsilon=8, delta=1e-5, mechanism="tree")
         model = model or nn.Linear(3, 2)
-        return ao.PrivacyEngine(plan).make_private(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return ao.PrivacyEngine(plan).make_private(model, optimizer, loader, **options)
 
     data = dataset()
     dealt = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=True))
@@ -336,6 +337,12 @@ def refused_set_ups(folder):
     own = ao.plan(dataset_size=N, batch_size=4, epochs=2, epsilon=8 + rank, delta=1e-5, mechanism="tree")
     with pytest.raises(PlanError, match="different plans"):
         set_up(dealt, plan=own)
+    with pytest.raises(PlanError, match="different options"):
+        set_up(dealt, loss_reduction=("mean", "sum")[rank])
+    mine = torch.randperm(N, generator=torch.Generator().manual_seed(rank))
+    shuffled = TensorDataset(*(tensor[mine] for tensor in data.tensors))  # on each rank by itself
+    with pytest.raises(LoaderError, match="the ranks' data sets are not the same"):
+        set_up(DataLoader(shuffled, batch_size=2, sampler=DistributedSampler(shuffled)))
     engines = [set_up(dealt)[0]._private_forward.__self__ for _ in range(2)]
     keys = [None, None]
     dist.all_gather_object(keys, [engine.release._key for engine in engines])

@@ -407,8 +407,8 @@ def federate(
 
     The folder holds model.pt, metrics.json (test accuracy by round, claims, settings), plan.json, run.privacy.json (the
     certificate, with what was realised), report.html, accuracy.png and noise.png, which may be shown; and the
-    checkpoint with what lies beside it and run.evidence.json, which are as secret as the data, and which its .gitignore
-    names.
+    folder secret (checkpoint.pt with its journal, run.evidence.json), which is as secret as the data and in its
+    .gitignore.
 
     Args:
         settings: see `FederatedSettings.of`.
@@ -553,10 +553,13 @@ def _assist(settings: FederatedSettings) -> None:
 
 def _write(server: Server, result: FederatedResult) -> None:
     path, plan = result.path, result.plan
+    from anyorder.release.weights import digests
+
     state = {name: value.cpu() for name, value in server.model.state_dict().items()}
     folder.replace(path / folder.MODEL, lambda beside: torch.save(state, beside))
     server.evidence().save(path / folder.EVIDENCE)
-    folder.replace(path / folder.CERTIFICATE, server.certificate().save)
+    shown = replace(server.certificate(), weights=digests(state))
+    folder.replace(path / folder.CERTIFICATE, shown.save)
     promise = f"epsilon {rounded_up(plan.epsilon, 3)} for one user, delta {plan.delta:g}"
     rounds, right = zip(*result.accuracy, strict=True)
     title = f"{result.settings.dataset}, {promise}"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from hashlib import blake2b, sha256
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -198,12 +199,14 @@ class RowBatch:
             spoiled row.
         y: (m,) the class's place or the number, cut to its bounds; 0 in a spoiled row.
         users: (m,) whose each row is, None where it cannot be read; None without a column of users.
+        lines: (m,) as they stand in the file, None for one that is too long.
     """
 
     first: int
     X: NDArray[np.float64]
     y: NDArray[np.float64]
     users: list[str | None] | None
+    lines: list[bytes | None]
 
 
 class CsvTable:
@@ -299,7 +302,7 @@ class CsvTable:
             labels.append(label)
         if good:
             X[good], y[good] = self._encoder.finish(np.array(made, dtype=np.float64), np.array(labels))
-        return RowBatch(first, X, y, users)
+        return RowBatch(first, X, y, users, texts)
 
 
 class _Encoder:
@@ -623,8 +626,8 @@ def fit(
     """Fit a model to a table, one pass for each epoch, and write the folder of the run.
 
     The folder holds model.json, run.privacy.json (the certificate), plan.json, metrics.json and report.html, which may
-    be shown; and checkpoint.pt with what lies beside it and run.evidence.json, which are as secret as the data, and
-    which its .gitignore names.
+    be shown; and the folder secret (checkpoint.pt with its journal, run.evidence.json), which is as secret as the data
+    and in its .gitignore.
 
     Guarantee: everything that is printed and written to be shown is a function of the released sums, the settings, the
     header, the number of lines, and with user_key of which lines name which user. Unit: the row, or the user;
@@ -648,7 +651,8 @@ def fit(
 def resume_fit(path: str | Path, *, observer: Observer | None = None) -> FitResult:
     """Go on with the fit in a folder, bit for bit as if never interrupted; the table must be as it was.
 
-    Raises: CheckpointError if the folder holds no fit that can be resumed. ArgumentError if it is going on.
+    Raises: CheckpointError if the folder holds no fit that can be resumed, or a line that was read is another one now.
+        ArgumentError if it is going on.
     """
     path = Path(path)
 
@@ -772,10 +776,11 @@ def _run(work: _Work, begun: FitResult, observer: Observer, key: bytes | None) -
     with Learner(
         plan, shape, loss=work.loss, regularization=begun.regularization, checkpoint=path / folder.CHECKPOINT, key=key
     ) as learner:
-        done = learner.steps_taken
+        done, lines = learner.steps_taken, _LinesSeen(learner, work)
         session.enter(path, plan, learner.save, learner.certificate)
         observer.started(plan, path, done)
         for step, rows in enumerate(work.batches()):
+            lines.meet(rows)  # of steps that were taken before too: a changed table is refused before a gradient
             units, kept = _units(rows, came, work.settings.max_participations)
             if step < done:
                 continue
@@ -793,13 +798,54 @@ def _run(work: _Work, begun: FitResult, observer: Observer, key: bytes | None) -
         made = FitResult(path, work.settings, plan, begun.regularization, model, None)
         folder.write_json(path / MODEL, model.to_dict())
         learner.evidence().save(path / folder.EVIDENCE)
-        folder.replace(path / folder.CERTIFICATE, learner.certificate().save)
+        shown = replace(learner.certificate(), weights=(sha256((path / MODEL).read_bytes()).hexdigest(),))
+        folder.replace(path / folder.CERTIFICATE, shown.save)
     if (test := work.settings.test_csv) is not None:
         found = model.test(test)
         made = replace(made, score=found.score, test_rows=found.rows, test_unreadable=found.unreadable)
     folder.write_metrics(path, made.to_dict())
     report_file.write(path)
     return made
+
+
+class _LinesSeen:
+    """Keyed digests of the lines that were read, kept in the checkpoint: a row is known by its number in the file.
+
+    Where a line was read before, in an earlier epoch or before a resume, it must be the same. What was not read yet is
+    noted when it first is, so that nothing is read twice for this.
+    """
+
+    def __init__(self, learner: Learner, work: _Work) -> None:
+        self._kept, self._work = learner.extra, work
+        self._key = learner.release.derived(b"lines").key
+        self._kept["lines"] = np.asarray(self._kept.get("lines", np.zeros(work.settings.rows or 0, np.int64))).copy()
+        self._kept.setdefault("lines seen", 0)
+
+    def meet(self, rows: RowBatch) -> None:
+        """Compare or note these. Raises: CheckpointError, whose `changed` says how many of the lines seen differ."""
+        if self._changed(rows):
+            problem = CheckpointError(
+                f"the table {self._work.settings.csv} is not the one with which this run began: a line that was read "
+                "is another one now. A row is known by its line, and the claim counts how often it takes part. Put "
+                "the table back as it was, or begin a new run, whose epsilon adds to this one's (--budget keeps the "
+                "sum)"
+            )
+            everything = self._work.table.batches(_ROWS, self._work.settings.rows or 0)
+            problem.changed = sum(map(self._changed, everything)), self._kept["lines seen"]
+            raise problem
+        end = rows.first + len(rows.lines)
+        if end > self._kept["lines seen"]:
+            self._kept["lines"][rows.first : end] = self._digests(rows)
+            self._kept["lines seen"] = end
+
+    def _changed(self, rows: RowBatch) -> int:
+        before = self._kept["lines"][rows.first : self._kept["lines seen"]]
+        now = self._digests(rows)[: len(before)]
+        return int(np.count_nonzero(before[: len(now)] != now))
+
+    def _digests(self, rows: RowBatch) -> NDArray[np.int64]:
+        digests = (blake2b(line or b"", digest_size=8, key=self._key).digest() for line in rows.lines)
+        return np.frombuffer(b"".join(digests), "<i8").astype(np.int64)
 
 
 def _units(rows: RowBatch, came: Counter[str], most: int) -> tuple[Any, NDArray[np.intp]]:

@@ -38,7 +38,7 @@ def from_rows(
     noise_std: float,
     clip_norm: float = 1.0,
     delta: float | None = None,
-    steps: Any = None,
+    steps: Any,
     strategy: Strategy | ArrayLike | None = None,
     sampling_probability: float | None = None,
     neighbours: str = "zero-out",
@@ -69,7 +69,8 @@ def from_rows(
         clip_norm: what an included canary adds to a row, in the units of the rows: of means over B examples that were
             clipped to 1, this is 1 / B, and so is noise_std over the noise multiplier.
         delta: where epsilon is read off the claim; None for that of a pair.
-        steps: the steps of each canary, counted from 0, or one list for all; ends may be filled with -1. None: all n.
+        steps: the steps of each canary, counted from 0, or one list for all; ends may be filled with -1. "all": each is
+            in every step, or may be drawn for it. A score over steps where a canary never was sees it in none.
         strategy: C: a `Strategy`; (n, n) numbers; (m,) numbers, the first column of a Toeplitz matrix; None for
             independent noise.
         sampling_probability: q, for a secret sample of the steps; None where steps are what they are.
@@ -85,7 +86,7 @@ def from_rows(
 
     Example:
         >>> rows = [[5.0, 0.1], [4.0, -0.2]]
-        >>> audited = from_rows(rows, canaries=[0, 1], included=[1, 0], claim=(1.0, 1e-5), noise_std=1.0)
+        >>> audited = from_rows(rows, canaries=[0, 1], included=[1, 0], claim=(1.0, 1e-5), noise_std=1.0, steps="all")
         >>> audited.scores.round(3).tolist(), audited.mus.round(3).tolist()
         ([6.364, -0.071], [1.414, 1.414])
     """
@@ -187,7 +188,7 @@ def from_file(file: str | Path, *, released: str | Path | None = None) -> Audite
         raise ArgumentError(
             f"fields of {Path(file).name} must be of {', '.join(sorted(known))}; got {', '.join(unknown)}"
         )
-    needed = {"scores", "included"} if "scores" in given else {"released", "canaries", "included", "noise_std"}
+    needed = {"scores", "included"} if "scores" in given else {"released", "canaries", "included", "noise_std", "steps"}
     if missing := sorted((needed | {"delta"}) - given.keys()):
         raise ArgumentError(f"{Path(file).name} must have the fields {', '.join(missing)}")
     if ("epsilon" in given) == ("mu" in given):
@@ -195,6 +196,8 @@ def from_file(file: str | Path, *, released: str | Path | None = None) -> Audite
     numbers = {name: given.pop(name).item() for name in [*given] if np.ndim(given[name]) == 0}
     if several := sorted(given.keys() & (_CLAIM | _NUMBERS)):
         raise ArgumentError(f"{', '.join(several)} must be one value each, got more")
+    if numbers.get("steps") == "all":
+        given["steps"] = numbers.pop("steps")
     if lone := sorted(numbers.keys() - (_CLAIM | _NUMBERS)):
         raise ArgumentError(f"{', '.join(lone)} must be arrays, got one value each")
     delta = numbers.pop("delta")
@@ -316,8 +319,10 @@ def _dot(canaries: Canaries | ArrayLike) -> tuple[Any, int | None, int]:
 
 def _steps(steps: Any, n: int) -> Any:
     """Lists of steps, without what fills their ends."""
-    if steps is None:
+    if isinstance(steps, str) and steps == "all":
         return range(n)
+    if steps is None or isinstance(steps, str):
+        raise ArgumentError(f"steps must be the steps of each canary, one list for all, or 'all', got {steps!r}")
     given = np.asarray(steps) if not isinstance(steps, list) else steps
     if isinstance(given, np.ndarray) and given.ndim == 2 and given.dtype.kind == "i":
         return [row[row >= 0] for row in given]

@@ -71,7 +71,8 @@ class Totals:
                 spent = _float_up(self.order * squared / 2 + self.rest_renyi)
                 found = rdp_epsilon(([float(self.order)], [spent]), delta) if math.isfinite(spent) else inf
                 # The first plan is chosen before anything was released. Where it alone is beyond the filter, nothing
-                # follows it; so that it has its own curve.
+                # follows it, and all is one release of a fixed curve; where it is not, the filter bounds all. Which of
+                # the two it is follows from the plan and not from outputs: no delta is paid twice.
                 return found if self.alone is None or extra else min(found, self.alone.epsilon(delta))
             case _:
                 return self._planned(squared, delta)

@@ -186,7 +186,7 @@ def _ids(step: Any) -> NDArray[Any]:
         step = [step]
     if isinstance(step, np.ndarray) and step.ndim == 1 and step.dtype.kind == "i":
         return step.astype(np.int64)
-    ids = [int(u) if isinstance(u, np.integer) else str(u) if isinstance(u, np.str_) else u for u in step]
+    ids = [int(u) if isinstance(u, np.integer) else checks.name_of_unit(u) if isinstance(u, str) else u for u in step]
     kinds = set(map(type, ids))
     if not kinds <= {int} and kinds != {str}:
         raise ArgumentError(f"units in order must be all integers or all strings, got {sorted(map(str, kinds))}")

@@ -4,6 +4,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from anyorder.sampling.draws import (
     seeded_parts,
     user_dataset,
 )
+from anyorder.sampling.identity import ExampleDigests
 from anyorder.sampling.read_loader import Order, check_loader, is_plain, take_order
 from anyorder.sampling.samplers import PaddedBatch, SecretBatchSampler, key_of
 from anyorder.sampling.shapes import (
@@ -206,7 +208,11 @@ class BatchIdentity:
             raise TrainingError("the model was given tensors of two batches at once; call it on one batch at a time")
         unused = [batch for batch in common if not batch.used]
         if not unused:
-            raise TrainingError("this batch was already used by a backward pass: each unit is clipped once a step")
+            raise TrainingError(
+                "this batch was already used by a backward pass: each unit is clipped once a step. Iterate over the "
+                "loader again for each epoch (itertools.cycle and list(loader) give the first one's batches again); a "
+                "loss of several passes over a batch needs one module whose forward makes them all"
+            )
         return unused[0] if len(unused) == 1 else None
 
     def _shuffled(self, given: list[Tensor], batch: Batch) -> bool:
@@ -239,8 +245,9 @@ class BatchIdentity:
         if self._called.used:
             raise TrainingError(
                 "the batch that was handed out last was already used by a backward pass: each unit is clipped once a "
-                "step; fetch the next batch from the loader, or use model.eval() or torch.no_grad() for inputs that "
-                "are not trained on"
+                "step; fetch the next batch from the loader. For inputs that are not of the batch (generated ones, the "
+                "generator's turn of a GAN) call model.eval() before and model.train() after, or put several passes "
+                "over a batch into one module's forward"
             )
         return self._called
 
@@ -251,7 +258,10 @@ def _check_rows(tensors: list[Tensor], rows: int) -> None:
     # Tensors that disagree are the clipping engine's to refuse.
     if size is not None and size != rows:
         # Without numbers: under secret sampling, how many examples a batch has is secret.
-        raise ArgumentError("the model must be called on the whole batch, one row for each of its examples")
+        raise ArgumentError(
+            "the model must be called on the whole batch, one row for each of its examples, in dimension 0: leave no "
+            "example out, and transpose to (time, batch, ..) inside of forward, or take batch_first=True"
+        )
 
 
 def _tensors_in(value: Any, depth: int = _DEEP) -> Iterator[Tensor]:
@@ -443,6 +453,13 @@ class PrivateLoader:
         own = collate.collate if isinstance(collate, CollateAny) else collate
         return self._shapes is None and any(own is known for known in ROWWISE)
 
+    @cached_property
+    def rows(self) -> ExampleDigests | None:
+        """What tells whether the data set's rows are those of before; None where units have keys of their own."""
+        if self._origins is None or self._batches is None:
+            return None
+        return ExampleDigests(self._user_loader, self._batches.order.members, self._origins.names, key_of(self._seed))
+
     @property
     def dataset(self) -> Any:
         """The user's data set; None for an iterable that has none."""
@@ -517,6 +534,8 @@ class PrivateLoader:
         if batches is not None:
             self._position = self._used = batches.position
         position = self._position
+        if self.rows is not None and position % (self.batches_per_epoch or 1) == 0:
+            self.rows.begin_epoch(position == 0)
         if isinstance(self._loader, DataLoader) and self._loader.generator is not None:
             # What a DataLoader draws for its workers must not come from torch's global generator: a resumed run begins
             # an epoch in the middle, and dropout would see other numbers.
@@ -650,12 +669,14 @@ class PrivateLoader:
             order = self._batches.order
             state |= {"order": order.phrase, "steps_per_epoch": order.steps, "dataset_size": order.dataset_size}
             state["key"] = None if order.keyed is None else order.keyed.key
+        if self.rows is not None:
+            state["rows"] = self.rows.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the saved loader was, in its order. A stream must have been positioned by the user.
 
-        Raises: LoaderError if this loader's order or length is not the saved one.
+        Raises: LoaderError if this loader's order or length is not the saved one; CheckpointError for other rows.
         """
         found = self.state_dict()
         for name in ("order", "steps_per_epoch", "dataset_size"):
@@ -670,6 +691,8 @@ class PrivateLoader:
         keyed = self._batches.order.keyed
         if keyed is not None:
             keyed.key = state["key"]
+        if self.rows is not None and state.get("rows") is not None:
+            self.rows.check_resumed(state["rows"])
         self.seek(state["position"])
 
 

@@ -39,7 +39,7 @@ from anyorder.clipping.loss import LossWatch, unwatched
 from anyorder.clipping.mapping import reparametrized
 from anyorder.clipping.norms import accumulator_dtype
 from anyorder.clipping.torch_private import never_compiled
-from anyorder.clipping.validate import refuse_unfit
+from anyorder.clipping.validate import iterate_before_passes, refuse_unfit
 from anyorder.errors import ArgumentError, CheckpointError, LoaderError, PlanError, TrainingError
 from anyorder.ledger import Ledger, Units, numbered
 from anyorder.noise import NoiseSource
@@ -60,8 +60,10 @@ from anyorder.plan.plan import Plan
 from anyorder.release.ranks import OneProcess
 from anyorder.release.release import Release
 from anyorder.release.schedules import Adaptive
+from anyorder.release.weights import digests
 from anyorder.sampling.draws import ModelDraws, Seeds
 from anyorder.sampling.found import find_participation, planned_order
+from anyorder.sampling.identity import check_same_rows
 from anyorder.sampling.loader import Batch, PrivateLoader, Unit
 from anyorder.sampling.read_loader import check_loader, is_plain, read_order
 from anyorder.sampling.secret import secret_loader
@@ -201,6 +203,7 @@ class Training:
                 self._on_each(lambda: self._set_up(loader))
                 if self._group is not None:
                     self._group.copy_from_first(t for t in (*model.parameters(), *model.buffers()) if not is_sharded(t))
+                    self._check_rows(self._group)
                 self._restore()
             except BaseException:
                 self.release.close()
@@ -213,6 +216,7 @@ class Training:
         self._hook_optimizer()
         check_shown = self._tables.check_shown if self._tables is not None and self._tables.are_lazy else None
         self.model = PrivateModule(model, self._forward, self._discard, self._whole, check_shown, self._watch.looked)
+        iterate_before_passes(self.model, model)
 
     # -- one step: units, bound --------------------------------------------------------------------------------------
 
@@ -393,8 +397,9 @@ class Training:
         self.release.check(waiting.units if waiting.batches else None)
         if not waiting.batches:
             raise TrainingError(
-                "optimizer.step() without a backward pass through the private model since the last step; to leave a "
-                "batch out, call engine.skip() first"
+                "optimizer.step() without a backward pass through the private model since the last step: call "
+                "model(..) itself, no part of it (model.encoder(..)) and not the module that make_private was given, "
+                "and loss.backward() before each step; to leave a batch out, call engine.skip() first"
             )
         self._bound.check_step()
         if self._tables is not None:
@@ -485,6 +490,12 @@ class Training:
         if self._group is not None:
             check_sharding(self._model, self._group)
 
+    def weights(self) -> tuple[str, ...]:
+        """Digests of the trained parameters as they are; none where this process does not hold them whole."""
+        if self._whole is not None or (self._tables is not None and self._tables.are_lazy):
+            return ()
+        return digests(parameter for parameter in self.model.parameters() if parameter.requires_grad)
+
     def _find_tables(self) -> TrainedTables | None:
         found = tables_in(self._model, self._bound.named)
         if found and self._options.released is not None:
@@ -505,10 +516,21 @@ class Training:
 
     def _check_ranks(self, group: Group, checkpoint: Path | None) -> None:
         shapes = [(name, tuple(p.shape)) for name, p in self._bound.named.items()]
-        kept = checkpoint is not None
-        claims = group.together("make_private", lambda: f"{self.plan.digest} {self._options.rule} {shapes} {kept}")
-        if claims.count(claims[0]) < len(claims):
-            raise PlanError("the ranks were given different plans or models; all must run one program")
+        options = self._options
+        how = options.loss_reduction, options.accumulate, options.micro_batch, options.rule, options.non_finite
+        told = {"plans": self.plan.digest, "models": shapes, "checkpoints": checkpoint is not None, "options": how}
+        claims = group.together("make_private", lambda: {name: repr(value) for name, value in told.items()})
+        differ = [name for name in told if any(claim[name] != claims[0][name] for claim in claims)]
+        if differ:
+            raise PlanError(
+                f"the ranks were given different {' and '.join(differ)}; all must run one program, with the same "
+                "loss_reduction, accumulate, micro_batch, rule and non_finite"
+            )
+
+    def _check_rows(self, group: Group) -> None:
+        """Where units are indices, an index must be one example on all ranks."""
+        told = group.together("make_private", lambda: None if self.loader.rows is None else self.loader.rows.sample())
+        check_same_rows([rows for rows in told if rows is not None])
 
     def _set_up(self, loader: Any) -> None:
         options, tables = self._options, self._tables
@@ -630,10 +652,14 @@ class Training:
         state, self.release.resumed = self.release.resumed, None
         if state is None:
             if self.release.needs_save:
+                rows = self.loader.rows
+                if rows is not None:  # the first rank writes them; all compare them
+                    self._on_each(lambda: rows.note() if self._group is None or self._group.is_first else None)
                 self.save(None)  # before any noise is used: a restart finds the key
             return
         if "model" not in state:
             raise CheckpointError("the checkpoint is of another front end, and no model is in it; choose another file")
+        self._on_each(lambda: self.loader.load_state_dict(state["loader"]))
         if self._tables is None:
             self._load(state["model"], state["optimizer"])
         else:
@@ -643,7 +669,6 @@ class Training:
             self._measuring.load_state_dict(state["metrics"])
         rank = 0 if self._group is None else self._group.rank
         self._clipping.load_state_dict(state["clipping"][rank % len(state["clipping"])])
-        self.loader.load_state_dict(state["loader"])
         self._next_draws = self.loader.position
         if self.release.steps_taken:
             kept = state.get("isolation")  # which checkpoints of earlier versions lack
@@ -964,7 +989,8 @@ class BoundParameters:
                 continue
             raise TrainingError(
                 f"parameter {name} has a gradient that did not come through the private model, from a penalty on "
-                "weights or another loss perhaps; use the optimizer's weight_decay, and zero_grad() before each step"
+                "weights, another loss or a part of the model that was called alone (model.encoder(..)) perhaps; use "
+                "the optimizer's weight_decay, call model(..) as a whole, and zero_grad() before each step"
             )
         for name, p in self.left_out.items():
             if p.grad is not None and _has_numbers(p.grad):
@@ -1298,7 +1324,7 @@ class PrivacyEngine:
                 fields, types and sizes examples have. One that cannot be joined to it (of another dtype, with more
                 dimensions, of a size that `pad_to` does not pad, or that `collate_fn` fails on) is replaced by it, and
                 adds exactly zero; nothing tells of it. None: it is refused, which shows that there is one. For units
-                that are examples, from a loader that collates them. Cost: some 50 microseconds for each example.
+                that are examples, from a loader that collates them. Cost: some 20 microseconds for each example.
             released: metrics of training, such as the loss, that are released with each gradient: `ao.Metrics`. Then
                 `measure` is called in each batch, and `metrics` has what came out.
         Returns: the private model, the optimizer, and a loader that hands out the same batches. For type checkers they
@@ -1466,14 +1492,16 @@ class PrivacyEngine:
     def certificate(self, *, public_stop: bool = False) -> Certificate:
         """The claim of this run, for everybody: `save` it, and check it with `anyorder verify`. It names nobody.
 
-        It says how units were kept apart in data set, collation, model and loss (`certificate.isolation`).
+        It says how units were kept apart in data set, collation, model and loss (`certificate.isolation`), and which
+        weights it is of: those that the model's trained parameters have now (`certificate.weights`; not of a model of
+        which each process holds a part, nor with lazy tables). `anyorder verify --model FILE` finds them in a file.
         `public_stop` is for runs that ended early: see `Release.certificate`.
         """
-        return replace(self.release.certificate(public_stop=public_stop), isolation=self.training.isolation)
+        return replace(self.evidence().shown(public_stop=public_stop), weights=self.training.weights())
 
     def evidence(self) -> Evidence:
         """Who took part in which step: what backs the certificate. As secret as the data."""
-        return self.release.evidence()
+        return self.release.evidence().with_isolation(self.training.isolation)
 
     def save(self, extra: dict[str, Any] | None = None) -> None:
         """Write the checkpoint: one file, replaced atomically. All ranks call it, and the first one writes.
