@@ -8,10 +8,11 @@ import stat
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import anyorder as ao
-from anyorder.errors import CertificateError
+from anyorder.errors import CertificateError, ParticipationError
 from anyorder.formats import save_json
 from anyorder.ledger import replay
 from anyorder.participation import FixedOrder, KnownOrder, MinSeparation, PoissonSampling
@@ -322,3 +323,16 @@ def test_the_tree_of_receipts_is_made_once_for_a_record(tmp_path, monkeypatch):
     evidence.ledger.record(evidence.ledger.step, [])
     assert evidence.certificate.steps == evidence.ledger.step
     assert len(roots) == 2
+
+
+def test_a_plan_read_from_a_file_says_why_its_units_are_not_known(tmp_path):
+    """Names are left out of a file that may be shown; the refusal said that the loader had another order."""
+    plan = ao.plan(order=KnownOrder([["ann", "bob"], ["cid"]]), batch_size=2, epsilon=4, delta=1e-5, unit="user")
+    plan.save(tmp_path / "plan.json")
+    for made, phrase in ((plan, None), (ao.Plan.load(tmp_path / "plan.json"), "make it anew from the loader")):
+        with ao.Release(made, size=1) as release:
+            if phrase is None:
+                release.step(["ann", "bob"], np.zeros(1, np.float32))
+            else:
+                with pytest.raises(ParticipationError, match=phrase):
+                    release.step(["ann", "bob"], np.zeros(1, np.float32))
