@@ -279,4 +279,4 @@ def test_who_withdrew_leaves_a_row_of_nothing_which_nobody_else_takes(tmp_path):
     for other in (People(gone={5}, other=3), People(gone={3}, other=4)):
         with pytest.raises(CheckpointError, match="rows of the data set are not those"):
             session(other)
-    assert session(People(gone={3, 5})) == 4 * N // B
+    assert session(People(gone={5})) == 4 * N // B  # the very person may come back

@@ -62,7 +62,7 @@ class Noted(NamedTuple):
     digests: Integers
 
     def changed(self, now: "Noted", nothing: int | None = None) -> tuple[int, int]:
-        """How many of the rows that both have differ, and how many both have; a row of `nothing` now does not differ."""
+        """How many of the rows that both have differ, and how many both have; a row of `nothing` now does not."""
         _, here, there = np.intersect1d(self.names, now.names, assume_unique=True, return_indices=True)
         before, after = self.digests[here], now.digests[there]
         return int(np.count_nonzero((before != after) & (after != nothing))), len(here)
