@@ -127,6 +127,14 @@ class PerUnitClipping(ABC):
                 parameter or an input was changed in place.
         """
 
+    def draws_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether `forward` and backward of these arguments, asked for next, are known to draw no random numbers.
+
+        Where that turns out otherwise, forward raises MayDraw, and nothing was done.
+        """
+        del args, kwargs
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """What was found out on the way and decides in which order sums are added: for a run that goes on as it was."""
         return {}
@@ -200,6 +208,10 @@ class TooLarge(Exception):
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.size = size
+
+
+class MayDraw(Exception):
+    """The code of the model has to run after all, and may draw."""
 
 
 class Unmapped(ModelError):
@@ -677,6 +689,7 @@ class GhostClipping(PerUnitClipping):
         self._unmapped = self._mapped = False
         self._made: Made = []
         self.programs = Programs(module)
+        self._found: tuple[Any, Arguments, Any, PassProgram | None] | None = None  # of the next batch
 
     def forward(
         self,
@@ -689,17 +702,18 @@ class GhostClipping(PerUnitClipping):
         receive: Receive,
     ) -> Any:
         """The module's outputs on each example alone; see `PerUnitClipping.forward`."""
-        arguments, program = Arguments(args, kwargs), None
+        found, self._found = self._found, None
+        is_still = found is not None and found[0] is args
+        _, arguments, key, program = found if found is not None and is_still else self._look(args, kwargs)
         nothing = not arguments.size or not torch.is_grad_enabled()
-        key = None if nothing or self._mapped or self._unmapped or self._chunk_size is not None else key_of(arguments)
-        if key is not None:
-            program = self.programs.find(key, arguments.size)
-            if program is not None and program.tape is not None:
-                _check_groups(groups, arguments.size)
-                clip_norm, scale = checks.positive("clip_norm", clip_norm), checks.positive("scale", scale)
-                job = self._job(program.tape.parameters, Replay(program, arguments), groups, clip_norm, scale, receive)
-                if (taped := job.taped(program.tape)) is not None:
-                    return taped
+        if program is not None and program.tape is not None:
+            _check_groups(groups, arguments.size)
+            clip_norm, scale = checks.positive("clip_norm", clip_norm), checks.positive("scale", scale)
+            job = self._job(program.tape.parameters, Replay(program, arguments), groups, clip_norm, scale, receive)
+            if (taped := job.taped(program.tape)) is not None:
+                return taped
+            if is_still:
+                raise MayDraw
         parameters = {name: p.detach() for name, p in self._module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError("the model has no trainable parameters; at least one must have requires_grad=True")
@@ -762,6 +776,22 @@ class GhostClipping(PerUnitClipping):
                     job.call = ExampleCall(self._module, arguments, self._made)
                 half = max(1, (self._chunk_size or arguments.size) // 2)
                 self._chunk_size = error.size if isinstance(error, TooLarge) else half
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Arguments, Any, PassProgram | None]:
+        """(args, the same split, the key of such batches, their program)."""
+        arguments, key, program = Arguments(args, kwargs), None, None
+        by_program = not self._mapped and not self._unmapped and self._chunk_size is None
+        if arguments.size and by_program and torch.is_grad_enabled():
+            key = key_of(arguments)
+            program = self.programs.find(key, arguments.size)
+        return args, arguments, key, program
+
+    def draws_nothing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        found = self._look(args, kwargs)
+        program = found[3]
+        still = program is not None and program.tape is not None and not program.tape.draws
+        self._found = found if still else None
+        return still
 
     def _job(
         self, parameters: dict[str, Tensor], call: ExampleCall | Replay, groups: Tensor, clip_norm: float, scale: float,
