@@ -289,7 +289,7 @@ class CsvTable:
             if cells is None or len(cells) != width:
                 continue
             if users is not None and user is not None:
-                if not (name := cells[user].strip()):
+                if not (name := checks.name_of_unit(cells[user])):
                     continue
                 users[i] = name  # it took part, whatever stands in the other cells
             try:
